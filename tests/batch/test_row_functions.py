@@ -1,5 +1,6 @@
 """What each function of rows does besides: columns of every kind, memory, gradients, refusals."""
 
+import functools
 import pickle
 import subprocess
 import sys
@@ -479,6 +480,17 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((TD, True), ArgumentTypeError, r"repeat_rows\(times\)"),
         ((TD, "2"), ArgumentTypeError, r"repeat_rows\(times\)"),
     ],
+    functools.partial(repeat_rows, interleave=False): [
+        ((TD, [1, 1, 1]), ArgumentTypeError, r"repeat_rows\(times\): expected an integer"),
+    ],
+    functools.partial(split_rows, max_tokens=9): [
+        ((TWO,), ArgumentError, "'ids' and 'other' differ"),
+        (({"x": [1]},), ArgumentError, "found neither"),
+    ],
+    balance_rows: [
+        (([1, 2],), ArgumentError, "found neither"),
+        (([-1], 1), ArgumentError, "row 0.*0 or more.*found -1"),
+    ],
     concat_rows: [
         (([],), ArgumentError, "found none"),
         ((TD,), ArgumentTypeError, "expected a list of batches, found one"),
@@ -549,19 +561,6 @@ def test_split_refuses(options, text):
     if options.keys() & {"max_tokens"} and not options.keys() & {"sizes", "lengths"}:
         with pytest.raises(ArgumentError, match=rf"balance_rows.*{text}"):
             balance_rows([1, 4, 1], **options)
-
-
-def test_times_and_lengths_that_do_not_say_what_counts_are_refused():
-    with pytest.raises(ArgumentTypeError, match=r"repeat_rows\(times\): expected an integer"):
-        repeat_rows(TD, [1, 1, 1], interleave=False)
-    with pytest.raises(ArgumentError, match="'ids' and 'other' differ"):
-        split_rows(TWO, max_tokens=9)
-    with pytest.raises(ArgumentError, match="found neither"):
-        split_rows({"x": [1]}, max_tokens=9)
-    with pytest.raises(ArgumentError, match="found neither"):
-        balance_rows([1, 2])
-    with pytest.raises(ArgumentError, match=r"row 0.*0 or more.*found -1"):
-        balance_rows([-1], 1)
 
 
 CALLS: dict[str, Any] = {
@@ -643,7 +642,7 @@ def test_every_column_has_n_rows():
     assert type(batch | {}) is BatchedDataDict
 
 
-def test_select_and_union():
+def test_select_and_union_which_agrees_with_diff_on_what_is_equal():
     batch = trainer_batch()
     left, right = batch.select(["ids", "reward"]), batch.select(["reward", "message"])
     assert left["ids"] is batch["ids"]
@@ -656,9 +655,6 @@ def test_select_and_union():
         batch.union(BatchedDataDict(y=[1, 2, 3], meta_info={"step": 8}))
     with pytest.raises(ArgumentError, match="rows"):
         batch.union({"y": [1]})
-
-
-def test_union_and_diff_agree_on_what_is_equal():
     nan = torch.tensor([0.5, float("nan")])
     batch = BatchedDataDict(w=torch.nn.Parameter(nan.clone()), n=[1, 2])
     for name, column in (("w", nan), ("n", [1, 2])):

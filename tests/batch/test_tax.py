@@ -82,6 +82,13 @@ def test_cells_that_columns_share_count_for_the_first():
     assert columns["input_ids"].elide_bytes < columns["input_ids"].wire_bytes / 10
     assert columns["prompts"].elide_bytes * 3 < columns["prompts"].wire_bytes
     assert columns["attention_mask"].narrow_bytes == -(-columns["attention_mask"].wire_bytes // 64)
+    meta = {"step": list(range(5000))}
+    with_meta = measured(encode(td, meta=meta))
+    check_sums(with_meta, td, meta=meta)
+    assert with_meta.columns == tax.columns
+    # One column was booked with the ragged group that it shares with none.
+    td = TensorDict({"text": np.array(["a", "b"], dtype=object)}, [2])
+    assert padding_tax(td).columns[0].wire_bytes == 4
 
 
 def test_every_form_of_a_batch_weighs_the_same():
@@ -106,20 +113,6 @@ def test_every_form_of_a_batch_weighs_the_same():
     data = BatchedDataDict({"ids": torch.arange(12).view(3, 4)}, meta_info={"step": 1})
     (column,) = padding_tax(data, options=True).columns
     assert (column.name, column.wire_bytes, column.narrow_bytes) == ("ids", 96, 12)
-
-
-def test_meta_of_a_message_is_overhead():
-    td = rollouts()
-    frames = encode(td, meta={"step": list(range(5000))})
-    tax = padding_tax(frames, options=True)
-    check_sums(tax, td, meta={"step": list(range(5000))})
-    assert tax.columns == padding_tax(td, options=True).columns
-
-
-def test_strings_of_two_rows_are_their_bytes():
-    """One column was booked with the ragged group that it shares with none."""
-    td = TensorDict({"text": np.array(["a", "b"], dtype=object)}, [2])
-    assert padding_tax(td).columns[0].wire_bytes == 4
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(50, 60))
