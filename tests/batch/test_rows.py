@@ -1,34 +1,159 @@
-"""A batch is a list of rows, whatever form it has and whatever was done to it."""
+"""A batch is a list of rows, whatever form it has and whatever was done to it.
 
+First every function of rows at once, in a state machine; then what each of them does besides:
+columns of every kind, memory, gradients, refusals.
+"""
+
+import functools
+import itertools
 import pickle
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
-from tensordict import TensorDict
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    UnbatchedTensor,
+    tensorclass,
+)
 
 from jagcodec import (
     BatchedDataDict,
+    JagcodecError,
     WireBatch,
+    balance_rows,
     concat_rows,
     decode,
     encode,
     join_columns,
     materialize,
     open_wire,
+    pack_jagged_fields,
     padding_tax,
     repeat_rows,
     select_rows,
     split_rows,
+    stack_or_nest,
     to_blob,
     to_rows,
 )
-from tests.batch.plain import indices, rollout_of, table
-from tests.helpers import Store
-from tests.oracle import bits, pad_rows
+from jagcodec.batch.compare import first_difference
+from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.schema import check_schema
+from jagcodec.testing import jagged_tensors
+from jagcodec.types import PackedColumn
+from tests.helpers import Store, message, rollout
+from tests.oracle import assert_same, bits, pad_rows, rows_of
+from tests.strategies import tensordicts
+
+# --- a batch as a list of rows -----------------------------------------------------------------
+
+
+def table(batch, count=None):
+    """The rows of a batch, each a dict of names to the bits, or the text, of its cells."""
+    if isinstance(batch, WireBatch):
+        batch = batch.to_tensordict()
+    if isinstance(batch, TensorDictBase):
+        assert count in (None, batch.batch_size[0])
+        count = batch.batch_size[0]
+    elif count is None:
+        count = len(batch)
+    columns = {name: _entries(leaf, count) for name, leaf in batch.items()}
+    assert all(len(column) == count for column in columns.values())
+    return [{name: column[i] for name, column in columns.items()} for i in range(count)]
+
+
+def _entries(leaf, count):
+    if isinstance(leaf, NonTensorStack):
+        return [repr(item) for item in leaf.tolist()]
+    if isinstance(leaf, NonTensorData):
+        held = leaf.data
+        by_row = isinstance(held, np.ndarray) and held.dtype == object
+        return [repr(item) for item in held] if by_row else [repr(held)] * count
+    if isinstance(leaf, PackedColumn):
+        cuts = leaf.cu_seqlens.tolist()
+        assert leaf.max_seqlen == max(np.diff(cuts), default=0)
+        steps = [i for a, b in itertools.pairwise(cuts) for i in range(b - a)]
+        assert leaf.position_ids.tolist() == steps
+        dim = leaf.values.shape.index(cuts[-1])
+        rows = [leaf.values.narrow(dim, a, b - a) for a, b in itertools.pairwise(cuts)]
+        return [(leaf.values.dtype, bits(row)) for row in rows]
+    if isinstance(leaf, torch.Tensor):
+        return [(leaf.dtype, row) for row in (rows_of(leaf) if leaf.is_nested else bits(leaf))]
+    if isinstance(leaf, (np.ndarray, list)):
+        return [repr(item) for item in leaf]
+    return table(leaf, count)
+
+
+def offsets_of(lengths):
+    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
+
+
+def jagged(rows, offsets=None):
+    """A jagged column of rows (n, ...) of one dtype."""
+    lengths = [len(row) for row in rows]
+    offsets = offsets_of(lengths) if offsets is None else offsets
+    return torch.nested.nested_tensor_from_jagged(
+        torch.cat(rows), offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
+    )
+
+
+def rollout_of(rows, tag="gsm8k"):
+    """A batch of (number, tokens) for each row, whose cells say where they are from.
+
+    Numbers from 2 on do not fit in a byte, and from 4 on not in two.
+    """
+    offsets = offsets_of([tokens for _, tokens in rows])
+    ids = [torch.arange(tokens) + (number << 7 * number) for number, tokens in rows]
+    views = torch.cat([torch.stack([row, -row]).int() for row in ids], 1)
+    numbers = torch.tensor([float(number) for number, _ in rows])
+    inner = {"ids": jagged([row[:1].short() for row in ids]), "reward": numbers.double()}
+    return TensorDict(
+        {
+            "ids": jagged(ids, offsets),
+            "pairs": jagged([torch.stack([row, -row], 1).float() for row in ids], offsets),
+            "done": jagged([row % 3 == 0 for row in ids], offsets),
+            "views": torch.nested.nested_tensor_from_jagged(views, offsets, jagged_dim=2),
+            "reward": numbers,
+            "grid": (numbers.view(-1, 1, 1) * torch.ones(2, 3)).short(),
+            "text": NonTensorStack(*[NonTensorData({"row": number}) for number, _ in rows]),
+            "tag": NonTensorData(tag, batch_size=[len(rows)]),
+            "inner": TensorDict(inner, [len(rows)]),
+        },
+        [len(rows)],
+    )
+
+
+@st.composite
+def indices(draw, rows):
+    """An index, and the rows that it stands for."""
+    kinds = ["slice", "booleans", "empty", *(["integers", "one"] if rows else [])]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "slice":
+        index = draw(st.slices(rows))
+        return index, list(range(rows))[index]
+    if kind == "empty":
+        return [], []
+    if kind == "one":
+        i = draw(st.integers(-rows, rows - 1))
+        return i, [i % rows]
+    form = draw(st.sampled_from([np.array, torch.tensor]))
+    if kind == "booleans":
+        chosen = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+        dtype = bool if form is np.array else torch.bool
+        return form(chosen, dtype=dtype), [i for i, wanted in enumerate(chosen) if wanted]
+    chosen = draw(st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=6))
+    return (list if draw(st.booleans()) else form)(chosen), [i % rows for i in chosen]
 
 
 class Batch(NamedTuple):
@@ -287,3 +412,654 @@ def assert_row(row, expected, form):
 
 TestRows = Rows.TestCase
 TestRows.settings = settings(max_examples=120, stateful_step_count=16)
+
+
+# --- what each function does besides ------------------------------------------------------------
+
+
+def batch_of(*rows, **more):
+    ids = stack_or_nest([torch.tensor(row) for row in rows], always_nest=True)
+    return TensorDict({"ids": ids, **more}, [len(rows)])
+
+
+def nest(*lengths, fill=1.0):
+    return stack_or_nest([torch.full((n,), fill) for n in lengths], always_nest=True)
+
+
+@given(st.data())
+def test_columns_of_every_kind_are_lists_of_rows(data):
+    td = data.draw(tensordicts(lazy=False))
+    rows = td.batch_size[0]
+    index, chosen = data.draw(indices(rows))
+    before = table(td)
+    expected = [before[i] for i in chosen]
+    for batch in (td, open_wire(encode(td)), open_wire(Store(encode(td)))):
+        found = select_rows(batch, index)
+        assert type(found) is type(batch)
+        assert table(found) == expected
+        again = decode(encode(found))
+        assert (again.names, list(again.keys())) == (td.names, list(td.keys()))
+        assert table(again) == expected
+        parts = split_rows(batch, data.draw(st.integers(1, rows + 1)))
+        assert table(concat_rows(parts)) == before
+        assert table(concat_rows([found, batch, found])) == expected + before + expected
+    part = data.draw(st.slices(rows).filter(lambda part: part.step in (None, 1)))
+    sent = open_wire(encode(td)).rows(part).to_frames()
+    assert message(sent) == message(encode(select_rows(decode(encode(td)), part)))
+    assert table(concat_rows([encode(td), encode(td, narrow=True)])) == before * 2
+    assert table(td) == before
+
+
+ARRAYS = {f"{kind}int{size}" for kind in ("", "u") for size in (8, 16, 32, 64)}
+ARRAYS |= {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+LISTS = ARRAYS | {"bfloat16", "complex32"}
+
+
+@given(jagged_tensors(), st.data(), st.sampled_from(["numpy", "list"]))
+def test_a_jagged_column_of_any_kind(column, data, form):
+    """Of ragged dim 1 or 2, with or without holes, of every dtype."""
+    index, chosen = data.draw(indices(column.shape[0]))
+    found = select_rows({"x": column}, index)["x"]
+    assert rows_of(found) == [rows_of(column)[i] for i in chosen]
+    assert found.dim() == column.dim()
+    assert found.values().is_contiguous()
+    assert found.offsets().dtype == torch.int64
+    lengths = found.offsets().diff().tolist()
+    bounds = (min(lengths, default=0), max(lengths, default=0))
+    assert (found._min_seqlen, found._max_seqlen) == bounds
+    tensors = column_of({"x": column}, "x")
+    assert list(map(bits, tensors)) == rows_of(column)
+    name = str(column.dtype).removeprefix("torch.")
+    if not (name in (ARRAYS if form == "numpy" else LISTS) or form + name[:7] == "listfloat8_"):
+        if tensors:
+            with pytest.raises(ArgumentTypeError, match=rf"to_rows\['x'\].*{column.dtype}"):
+                column_of({"x": column}, "x", form)
+        return
+    for row, tensor in zip(column_of({"x": column}, "x", form), tensors, strict=True):
+        if form == "numpy":
+            assert_same(torch.from_numpy(row.copy()), tensor.contiguous())
+            continue
+        again = torch.tensor(row, dtype=torch.complex128)
+        same = tensor.to(torch.complex128).reshape(again.shape)
+        assert torch.equal(again.nan_to_num(7), same.nan_to_num(7))
+
+
+def test_batches_of_more_batch_dims():
+    whole = NonTensorData("w", batch_size=[2, 2])
+    td = TensorDict(
+        {"x": torch.arange(4).view(2, 2), "n": {"y": torch.ones(2, 2, 3)}, "w": whole}, [2, 2]
+    )
+    back = select_rows(td, [1])
+    assert (back.batch_size, back.get("w").batch_size) == ((1, 2), (1, 2))
+    assert concat_rows([back, td])["x"].tolist() == [[2, 3], [0, 1], [2, 3]]
+    assert to_rows(td, as_="list")[1] == {"x": [2, 3], "n": {"y": [[1.0] * 3] * 2}, "w": "w"}
+
+
+def test_strided_nested_columns():
+    cells = torch.arange(5.0, requires_grad=True)
+    rows = [cells[:2].view(2, 1), cells[2:].view(1, 3)]
+    shapes = torch.nested.as_nested_tensor(rows, layout=torch.strided)
+    none = torch.nested.as_nested_tensor([], layout=torch.strided)
+    back = concat_rows([select_rows({"x": shapes}, [1]), {"x": none}, {"x": shapes}])["x"]
+    assert [row.shape for row in back.unbind()] == [(1, 3), (2, 1), (1, 3)]
+    back.unbind()[0].sum().backward()
+    assert cells.grad.tolist() == [0, 0, 1, 1, 1]
+    sent: Any = encode(TensorDict({"x": shapes.detach()}, [2]))
+    assert_same(concat_rows([sent, open_wire(sent)])["x"].unbind(), shapes.detach().unbind() * 2)
+    turned = concat_rows([{"x": shapes.detach().transpose(1, 2)}, {"x": shapes.detach()}])["x"]
+    assert [row.tolist() for row in turned.unbind()[:2]] == [[[0, 1]], [[2], [3], [4]]]
+    td = TensorDict({"coo": torch.eye(2).to_sparse(), "shapes": shapes.detach()}, [2])
+    assert [row.to_dense().tolist() for row in column_of(td, "coo")] == [[1, 0], [0, 1]]
+    assert column_of(td, "shapes", "list") == [[[0.0], [1.0]], [[2.0, 3.0, 4.0]]]
+    assert [row.shape for row in column_of(td, "shapes", "numpy")] == [(2, 1), (1, 3)]
+
+
+# --- payloads ----------------------------------------------------------------------------------
+
+
+def test_payloads_of_the_whole_batch_stay_that_until_they_differ():
+    def whole(value, rows=1):
+        return TensorDict({"x": NonTensorData(value, batch_size=[rows])}, [rows])
+
+    same = concat_rows([whole({"n": 1}, 2), whole({"n": 1})])
+    assert_same(same.get("x"), NonTensorData({"n": 1}, batch_size=[3]))
+    differ = concat_rows([whole({"n": 1}, 2), whole({"n": 2})]).get("x")
+    assert isinstance(differ, NonTensorStack)
+    assert differ.tolist() == [{"n": 1}, {"n": 1}, {"n": 2}]
+    # 1 and True and 1.0 are equal and are not the same.
+    kinds = concat_rows([whole(x) for x in (1, True, 1.0)]).get("x").tolist()
+    assert [type(x) for x in kinds] == [int, bool, float]
+    lock = object()  # which cannot be encoded
+    assert concat_rows([whole(lock), whole(lock)]).get("x").data is lock
+    assert concat_rows([whole(lock), whole(object())]).get("x").tolist()[0] is lock
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_a_range_is_a_slice_and_a_pickled_batch_of_slices_holds_only_its_rows():
+    cells = torch.arange(40_000).view(4, 10_000)
+    td = pack_jagged_fields(
+        {"ids": cells, "grid": cells.clone()}, lengths=[10_000] * 4, token_aligned_fields=["ids"]
+    )
+    part, chosen = select_rows(td, slice(1, 2)), select_rows(td, [1])
+    for whole, view in ((td["ids"].values(), part["ids"].values()), (td["grid"], part["grid"])):
+        assert view.data_ptr() == whole.data_ptr() + 80_000
+        assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert chosen["grid"].data_ptr() != part["grid"].data_ptr()
+    assert_same(chosen, part)
+    columns = BatchedDataDict(td.items()).rows(slice(1, 2))
+    columns["again"] = columns["grid"]
+    packed = pickle.dumps(columns)
+    assert len(packed) < 180_000  # a column of two names once
+    back = pickle.loads(packed)
+    assert back["again"] is back["grid"]
+    assert_same(dict(back), dict(columns))
+    for name in ("ids", "grid"):
+        assert len(pickle.dumps(BatchedDataDict({"x": part[name]}))) < 90_000
+        assert sum(map(len, encode(part.select(name)))) < 90_000
+
+
+MOVED = """
+import torch
+from jagcodec import BatchedDataDict, stack_or_nest
+
+size = 1 << 20  # large enough for the system to take its memory back at once
+batch = BatchedDataDict(
+    x=torch.arange(4 * size).view(4, size),
+    jagged=stack_or_nest([torch.full((size + i,), i) for i in range(4)]),
+)
+parts = batch.rows(slice(1, 3)), batch.split(sizes=[1, 2, 1])[1]
+expected = [([row.clone() for row in p["x"]], p["jagged"].values().clone()) for p in parts]
+batch["x"].share_memory_()  # what putting it on a queue of torch.multiprocessing does
+batch["jagged"].values().share_memory_()
+others = [torch.full((4, size), 9) for _ in range(4)]  # where the memory was
+for part, (rows, values) in zip(parts, expected):
+    assert torch.equal(part["x"], torch.stack(rows))
+    assert torch.equal(part["jagged"].values(), values)
+"""
+
+
+def test_chosen_rows_stay_right_when_their_source_moves_to_shared_memory():
+    # In a process of its own: one that is wrong may end.
+    done = subprocess.run([sys.executable, "-c", MOVED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rows_alias_the_batch():
+    td = rollout()
+    td["wide"] = torch.zeros(3, 2)
+    for form in ("tensor", "numpy"):
+        row = to_rows(td, as_=form)[1]
+        row["ids"][0], row["wide"][0] = 70, 7
+        assert td["ids"].values().tolist() == [0, 1, 70, 5, 6, 7]
+        assert td["wide"].tolist() == [[0, 0], [7, 0], [0, 0]]
+        row["ids"][0], row["wide"][0] = 4, 0
+    assert to_rows(td)[1]["message"] is column_of(td, "message")[1]
+    blob = bytearray(to_blob(encode(td)))
+    writable, read_only = to_rows(open_wire(blob)), to_rows(open_wire(bytes(blob)))
+    before = writable[1]["ids"].tolist()
+    writable[1]["ids"][0] = 99
+    assert column_of(open_wire(blob), "ids", "list")[1][0] == 99
+    assert read_only[1]["ids"].tolist() == before
+    read_only[1]["ids"][0] = 5  # a copy, which may be written to
+
+
+def test_gradients_flow():
+    values = torch.arange(6.0, requires_grad=True)
+    weight = torch.ones(3, 2, requires_grad=True)
+    column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 3, 6]))
+    td = TensorDict({"w": weight}, [3])
+    both = join_columns([td, {"x": column}])
+    result = concat_rows([select_rows(both, [2, 0, 2]), select_rows(both, slice(0, 1))])
+    rows = column_of(both, "x")
+    (result["x"].values().sum() + result["w"].sum() + 4 * rows[1].sum()).backward()
+    assert values.grad.tolist() == [2, 2, 4, 2, 2, 2]
+    assert weight.grad.tolist() == [[2, 2], [0, 0], [2, 2]]
+    assert column_of({"x": values}, "x", "numpy") == [0, 1, 2, 3, 4, 5]
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def test_small_batches():
+    for batch, rows in (
+        ({}, []),
+        (TensorDict({}, [2]), [{}, {}]),
+        ({"a": {}, "x": [1, 2]}, [{"a": {}, "x": 1}, {"a": {}, "x": 2}]),
+    ):
+        assert to_rows(batch) == rows
+    parts = split_rows({"x": [1, 2, 3, 4]}, sizes=[1, 0, 3])
+    assert [part["x"] for part in parts] == [[1], [], [2, 3, 4]]
+    for unsigned in (np.uint64, np.uint8):
+        assert select_rows({"x": [5, 6]}, np.array([1, 0], unsigned))["x"] == [6, 5]
+    conjugated = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
+    assert select_rows({"x": conjugated}, [1])["x"].tolist() == [[3 + 1j]]
+    array = np.array(["a", ["b"], None], dtype=object)
+    td = TensorDict({"x": array, "y": NonTensorStack("a", "b", "c")}, [3])
+    both, none = concat_rows([td, select_rows(td, [1])]), select_rows(td, [])
+    assert both.get("x").data.tolist() == ["a", ["b"], None, ["b"]]
+    assert both.get("y").tolist() == ["a", "b", "c", "b"]
+    assert materialize(none)["y"].shape == (0,)
+    assert concat_rows([none, td]).get("y").tolist() == ["a", "b", "c"]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(50, 120), st.data())
+def test_parts_are_balanced_and_lose_no_row(lengths, budget, data):
+    count = data.draw(st.integers(1, len(lengths)))
+    for options in ({"max_tokens": budget}, {"parts": count}):
+        parts = balance_rows(lengths, **options)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
+        assert all(len(part) and part.tolist() == sorted(part.tolist()) for part in parts)
+        sums = [sum(lengths[i] for i in part) for part in parts]
+        if "parts" in options:
+            assert len(parts) == count
+            assert max(sums) - min(sums) <= max(lengths)
+        else:
+            assert max(sums) <= budget
+            # LPT fills every part but one to half of the budget.
+            assert len(parts) <= 2 * (sum(lengths) // budget) + 2
+        same = balance_rows(torch.tensor(lengths), **options)
+        assert [part.tolist() for part in same] == [part.tolist() for part in parts]
+
+
+def test_split_by_tokens_and_back():
+    td = batch_of([1] * 5, [2], [3] * 4, [4] * 2, [5] * 3, step=NonTensorData(1, batch_size=[5]))
+    parts = split_rows(td, max_tokens=8)
+    first = [[row[0].item() for row in part["ids"].unbind()] for part in parts]
+    assert first == [[1, 2, 4], [3, 5]]
+    order = np.concatenate(balance_rows([5, 1, 4, 2, 3], max_tokens=8))
+    assert_same(select_rows(concat_rows(parts), np.argsort(order)), td)
+    assert len(split_rows(td, 4, max_tokens=8)) == 4
+    assert [len(part) for part in materialize(td, "packed").split(max_tokens=8)] == [3, 2]
+    assert [len(part) for part in split_rows(encode(td), max_tokens=8)] == [3, 2]
+    td["other"] = nest(1, 1, 1, 1, 9)
+    assert len(split_rows(td, max_tokens=9, lengths=torch.tensor([1, 1, 1, 1, 9]))) == 2
+    none = torch.tensor([], dtype=torch.int64)
+    assert split_rows({"x": []}, max_tokens=9, lengths=none) == []
+
+
+# --- columns side by side ----------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
+def test_rows_of_other_lengths_are_refused_at_the_first_that_differs(both):
+    lengths, found = zip(*both, strict=True)
+    td, column = TensorDict({"ids": nest(*lengths)}, [len(both)]), nest(*found, fill=2.0)
+    if lengths == found:
+        joined = join_columns([td, {"new": column}])
+        assert (td["ids"] * joined["new"]).values().tolist() == [2.0] * sum(lengths)
+        return
+    row = next(i for i, (a, b) in enumerate(both) if a != b)
+    written = TensorDict({"new": column}, [len(both)])
+    batches: Any
+    for batches in ([td, {"new": column}], [encode(td), encode(written)]):
+        with pytest.raises(ArgumentError) as caught:
+            join_columns(batches)
+        assert caught.value.reason == "bad_length"
+        assert caught.value.path == f"join_columns(batches[1])['new'], row {row}"
+        assert caught.value.detail == (
+            f"expected {lengths[row]} tokens like 'ids' of the first batch, found {found[row]}"
+        )
+
+
+def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
+    td = TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, [2], names=["rows"]).lock_()
+    holes = torch.nested.nested_tensor_from_jagged(
+        torch.arange(6.0), torch.tensor([0, 2, 6]), lengths=torch.tensor([1, 2])
+    )
+    reply = encode(TensorDict({"b": nest(3, 2), "m": NonTensorStack("x", {"y": 1})}, [2]))
+    joined = join_columns([td, {"a": nest(1, 2), "holes": holes}, reply])
+    assert joined.get("ids") is td.get("ids")
+    assert (joined.names, joined.is_locked) == (["rows"], False)
+    for name, like in (("a", "mask"), ("holes", "mask"), ("b", "ids")):
+        assert joined[name].offsets() is td[like].offsets()
+    assert (td["mask"] * joined["holes"]).values().tolist() == [0.0, 2.0, 3.0]
+    assert joined.get("m").tolist() == ["x", {"y": 1}]
+    assert list(td.keys()) == ["ids", "mask"]
+    plain = TensorDict({"reward": torch.ones(2)}, [2], device="cpu")
+    joined = join_columns([plain, {"a": nest(3, 1), "b": nest(3, 1), "c": nest(1, 1)}])
+    assert joined["a"].offsets() is joined["b"].offsets()
+    assert rows_of(joined["c"]) == rows_of(nest(1, 1))
+    assert joined.device == torch.device("cpu")
+
+
+def test_a_column_is_replaced_only_on_request_and_in_its_place():
+    td = TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, [2])
+    with pytest.raises(ArgumentError, match="replace=True") as caught:
+        join_columns([td, {"ids": nest(3, 2)}])
+    assert (caught.value.reason, caught.value.path) == (
+        "conflict",
+        "join_columns(batches[1])['ids']",
+    )
+    joined = join_columns([td, {"ids": nest(3, 2, fill=5.0)}], replace=True)
+    assert list(joined.keys()) == ["ids", "mask"]
+    assert joined["ids"].values().tolist() == [5.0] * 5
+    assert td["ids"].values().tolist() == [1.0] * 5
+    frames = [encode(td), encode(td)]
+    assert join_columns(frames, replace=True).fields == ("ids", "mask")
+
+
+def test_columns_of_a_dict_become_leaves_of_a_tensordict():
+    columns = materialize(rollout(), "packed")
+    columns["inner"] = {"n": np.arange(3), "text": ["a", "b", None]}
+    joined = join_columns([TensorDict({"first": torch.ones(3)}, [3]), columns])
+    assert type(joined) is TensorDict
+    expected = [{"first": 1.0, **row} for row in to_rows(columns, as_="list")]
+    assert to_rows(joined, as_="list") == to_rows(decode(encode(joined)), as_="list") == expected
+
+
+# --- rows out ----------------------------------------------------------------------------------
+
+
+def column_of(batch, name, form="tensor"):
+    """The rows of one column."""
+    return [row[name] for row in to_rows(batch, [name], form)]
+
+
+ARRAYS = {f"{kind}int{size}" for kind in ("", "u") for size in (8, 16, 32, 64)}
+ARRAYS |= {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+LISTS = ARRAYS | {"bfloat16", "complex32"}
+
+
+@tensorclass
+class Turn:
+    ids: torch.Tensor
+    who: str = ""
+
+
+@pytest.mark.parametrize("form", ["tensor", "numpy", "list"])
+def test_rows_of_tensorclasses_and_of_what_belongs_to_the_whole_batch(form):
+    turn = Turn(ids=torch.arange(2), who="user", batch_size=[2])  # type: ignore[call-arg]
+    array = NonTensorData(np.array(["a", None], dtype=object), batch_size=[2])
+    td = TensorDict({"turn": turn, "array": array, "one": UnbatchedTensor(torch.arange(3))}, [2])
+    rows = to_rows(td, as_=form)
+    assert [(int(row["turn"]["ids"]), row["turn"]["who"]) for row in rows] == [
+        (0, "user"),
+        (1, "user"),
+    ]
+    assert [row["array"] for row in rows] == ["a", None]
+    assert [[*row["one"]] for row in rows] == [[0, 1, 2]] * 2
+
+
+def test_numpy_columns():
+    columns = {
+        "i": np.array([1, 2], dtype=">i4"),
+        "f": np.ones((2, 2), dtype=np.float32),
+        "s": np.array(["a", "b"]),
+        "back": np.arange(2)[::-1],
+    }
+    columns["f"].flags.writeable = False
+    tensors, arrays, lists = (to_rows(columns, as_=form)[1] for form in ("tensor", "numpy", "list"))
+    assert (tensors["i"].dtype, tensors["i"].shape, tensors["s"]) == (torch.int32, (), "b")
+    assert (arrays["i"], type(arrays["back"]), arrays["f"].shape) == (2, np.int64, (2,))
+    assert lists == {"i": 2, "f": [1, 1], "s": "b", "back": 0}
+    assert type(lists["i"]) is int
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+TD = batch_of([1], [1] * 4, [1])
+TWO = TensorDict({"ids": nest(1, 2), "other": nest(4, 2)}, [2])
+LAZY = LazyStackedTensorDict(*[TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
+STACK = NonTensorStack(*(NonTensorStack(NonTensorData(i), NonTensorData(-i)) for i in range(3)))
+CSR = {"x": torch.eye(2).to_sparse_csr()}
+COO = {"x": torch.eye(2).to_sparse()}
+LOW = {"x": torch.ones(2, dtype=torch.bfloat16)}
+GRID = {"x": torch.ones(1, 2)}
+INT = torch.int64
+
+
+def of_ragged_dim(dim):
+    return {"x": stack_or_nest([torch.ones(2, 2)], always_nest=True, ragged_dim=dim)}
+
+
+def packed(*cuts):
+    return {"a": PackedColumn(torch.arange(3), torch.tensor(cuts), 2, torch.arange(3))}
+
+
+def ids(column):
+    return [batch_of([1, 2]), TensorDict({"ids": column}, [1])]
+
+
+REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
+    select_rows: [
+        ((TD, [3]), ArgumentIndexError, r"select_rows\(index\).*rows of 0 to 2"),
+        ((TD, [-4]), ArgumentIndexError, r"select_rows\(index\)"),
+        ((TD, np.array([2**64 - 1], np.uint64)), ArgumentIndexError, "rows of 0 to 2"),
+        ((TD, [True]), ArgumentTypeError, r"select_rows\(index\)"),
+        ((TD, "x"), ArgumentTypeError, r"select_rows\(index\)"),
+        (([1, 2], [0]), ArgumentTypeError, r"select_rows\(batch\)"),
+        ((CSR, [0]), ArgumentError, r"csr; call \.to_dense"),
+        ((COO, [0]), ArgumentError, r"coo; call \.to_dense"),
+        ((packed([0, 1], [1, 3]), [0]), ArgumentError, "that never fall"),
+        ((packed(0, 3, 1), [0]), ArgumentError, r"expected \(N \+ 1,\) cu_seqlens"),
+        ((packed(1, 2, 3), [0]), ArgumentError, "cu_seqlens"),
+        ((packed(0, -1, 3), [0]), ArgumentError, "cu_seqlens"),
+        (({"x": LAZY}, [0]), ArgumentError, r"\['x'\].*lazy stack.*contiguous"),
+        ((TensorDict({"x": STACK}, [3]), [0]), ArgumentError, r"\['x'\].*flatten the batch"),
+    ],
+    repeat_rows: [
+        ((TD, -1), ArgumentError, r"repeat_rows\(times\).*0 or more, found -1"),
+        ((TD, [1, 2]), ArgumentError, r"repeat_rows\(times\).*3 numbers.*found 2"),
+        ((TD, 1.5), ArgumentTypeError, r"repeat_rows\(times\)"),
+        ((TD, True), ArgumentTypeError, r"repeat_rows\(times\)"),
+        ((TD, "2"), ArgumentTypeError, r"repeat_rows\(times\)"),
+    ],
+    functools.partial(repeat_rows, interleave=False): [
+        ((TD, [1, 1, 1]), ArgumentTypeError, r"repeat_rows\(times\): expected an integer"),
+    ],
+    functools.partial(split_rows, max_tokens=9): [
+        ((TWO,), ArgumentError, "'ids' and 'other' differ"),
+        (({"x": [1]},), ArgumentError, "found neither"),
+    ],
+    balance_rows: [
+        (([1, 2],), ArgumentError, "found neither"),
+        (([-1], 1), ArgumentError, "row 0.*0 or more.*found -1"),
+    ],
+    concat_rows: [
+        (([],), ArgumentError, "found none"),
+        ((TD,), ArgumentTypeError, "expected a list of batches, found one"),
+        ((encode(TD),), ArgumentTypeError, "found one"),
+        (([TD, [1]],), ArgumentTypeError, r"batches\[1\].*expected a batch"),
+        (([TD, {"ids": [1]}],), ArgumentTypeError, "kind of column"),
+        (([TD, TensorDict({}, [1])],), ArgumentKeyError, "'ids' missing"),
+        (([TD, TWO],), ArgumentKeyError, r"batch 1.*'other' in addition"),
+        ((ids(torch.ones(1, 2, dtype=INT)),), ArgumentError, "jagged.*strided"),
+        ((ids(nest(1)),), ArgumentError, "dtype"),
+        ((ids(jagged([torch.ones(1, 2).long()])),), ArgumentError, "row shape"),
+        ((ids(NonTensorData("x", batch_size=[1])),), ArgumentTypeError, "one kind"),
+        (([CSR, CSR],), ArgumentError, "csr"),
+        (([GRID, {"x": torch.ones(1, 3)}],), ArgumentError, r"\['x'\] of batch 1.*row shape"),
+        ((list(map(of_ragged_dim, (1, 2))),), ArgumentError, "ragged dim"),
+    ],
+    join_columns: [
+        (([],), ArgumentError, "found none"),
+        ((encode(TD),), ArgumentTypeError, "found one batch"),
+        ((to_blob(encode(TD)),), ArgumentTypeError, "found one batch"),
+        (([TD, {"a": torch.ones(2)}],), ArgumentError, "3 rows, like the first.*found 2"),
+        (([encode(TD), encode(TWO)],), ArgumentError, "expected 3 rows.*found 2"),
+        (([TD, {"a": torch.tensor(1.0)}],), ArgumentTypeError, "'a'.*expected a column"),
+        (([encode(TD), [b"no message"]],), JagcodecError, "message 1: "),
+    ],
+    to_rows: [
+        (({"a": [1]}, "a"), ArgumentTypeError, "found str; put one name in a list"),
+        (({"a": [1]}, ["a", "b"]), ArgumentKeyError, "expected one of 'a'"),
+        (({"a": [1]}, 5), ArgumentTypeError, "list of names"),
+        (({"a": [1]}, None, "pandas"), ArgumentError, "'numpy'"),
+        (({"a": torch.ones(2, device="meta")}, ["a"], "list"), ArgumentTypeError, "meta"),
+        ((COO, None, "numpy"), ArgumentTypeError, "sparse_coo; use as_='tensor'"),
+        ((CSR,), ArgumentTypeError, "sparse_csr; leave it out"),
+        ((LOW, None, "numpy"), ArgumentTypeError, r"to_rows\['x'\].*bfloat16.*'tensor'"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "text"), [(f, *case) for f in REFUSED for case in REFUSED[f]]
+)
+def test_refused(call, arguments, error, text):
+    with pytest.raises(error, match=text):
+        call(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "one of parts, sizes and max_tokens"),
+        ({"parts": 2, "sizes": [1, 2]}, "one of parts, sizes and max_tokens"),
+        ({"sizes": [3], "max_tokens": 9}, "one of parts, sizes and max_tokens"),
+        ({"parts": 2, "lengths": torch.ones(3)}, "lengths only with max_tokens"),
+        ({"parts": 0}, r"\(parts\): expected 1 or more, found 0"),
+        ({"parts": 1.5}, "expected 1 or more, found 1.5"),
+        ({"sizes": [1, 1]}, "add up to 3"),
+        ({"sizes": [4, -1]}, "add up to 3"),
+        ({"sizes": [1.5, 1.5]}, "add up to 3"),
+        ({"max_tokens": 3}, r"\(lengths\), row 1: .*max_tokens=3 tokens, found 4"),
+        ({"max_tokens": 0}, r"\(max_tokens\): expected 1 or more"),
+        ({"max_tokens": 9, "parts": 4}, r"\(parts\): expected at most 3 parts.*found 4"),
+        ({"max_tokens": 9, "lengths": torch.ones(2, dtype=INT)}, "lengths shape"),
+    ],
+)
+def test_split_refuses(options, text):
+    with pytest.raises(ArgumentError, match=rf"split_rows.*{text}"):
+        split_rows(TD, **options)
+    if options.keys() & {"max_tokens"} and not options.keys() & {"sizes", "lengths"}:
+        with pytest.raises(ArgumentError, match=rf"balance_rows.*{text}"):
+            balance_rows([1, 4, 1], **options)
+
+
+CALLS: dict[str, Any] = {
+    "materialize": materialize,
+    "to_rows": to_rows,
+    "padding_tax": padding_tax,
+    "check_schema": lambda batch: check_schema(batch, {}),
+    "select_rows": lambda batch: select_rows(batch, 0),
+    "repeat_rows": lambda batch: repeat_rows(batch, 2),
+    "split_rows": lambda batch: split_rows(batch, 2),
+    "concat_rows": lambda batch: concat_rows([batch]),
+    "join_columns": lambda batch: join_columns([batch]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_not_a_batch_is_refused(name):
+    call = CALLS[name]
+    for value in (None, object(), "batch.jag"):
+        with pytest.raises(ArgumentTypeError, match=f"{name}.*expected a batch"):
+            call(value)
+    for value, error, text in (
+        (TensorDict({}, []), ArgumentError, "no batch dim"),
+        ({"a": [1], "b": [1, 2]}, ArgumentError, "expected 1 rows.*found 2"),
+        ({"a": 5}, ArgumentTypeError, "'a'.*expected a column"),
+        (LAZY, ArgumentTypeError, "lazy stack.*contiguous"),
+    ):
+        with pytest.raises(error, match=text):
+            call(value)
+
+
+def test_a_list_of_blobs_is_known_by_their_first_bytes():
+    frames = encode(rollout())
+    blobs: list[Any] = [bytes(to_blob(frames)), to_blob(frames)]
+    assert type(concat_rows(blobs)) is WireBatch
+    assert len(materialize(blobs)) == len(materialize(tuple(blobs))) == 6
+    assert len(materialize([*blobs, frames, open_wire(blobs[0])])) == 12
+    assert len(materialize(frames)) == len(materialize(tuple(frames))) == 3
+    for call in (select_rows, split_rows):
+        with pytest.raises(ArgumentTypeError, match="expected a batch"):
+            call(blobs, 1)
+
+
+# --- BatchedDataDict: a dict whose columns have one entry per row ------------------------------
+
+
+def trainer_batch(layout="padded", container=BatchedDataDict):
+    fields = {
+        "ids": torch.arange(12).view(3, 4),
+        "reward": torch.arange(3.0),
+        "message": np.array(["a", {"b": 1}, None], dtype=object),
+    }
+    td = pack_jagged_fields(fields, lengths=[2, 4, 3], token_aligned_fields=["ids"])
+    batch = materialize(td, layout, container=container)
+    batch.meta_info["step"] = 7
+    return batch
+
+
+def test_every_column_has_n_rows():
+    with pytest.raises(ArgumentError, match=r"\['b'\]: expected 2 rows.*found 1"):
+        BatchedDataDict(a=[1, 2], b=torch.ones(1))
+    batch = BatchedDataDict(a=[1, 2])
+    for put in (
+        lambda: batch.__setitem__("b", [1]),
+        lambda: batch.update(b=[1]),
+        lambda: batch.setdefault("b", [1]),
+        lambda: batch | {"b": [1]},
+        lambda: batch.__ior__({"b": [1]}),
+    ):
+        with pytest.raises(ArgumentError, match="expected 2 rows"):
+            put()
+    with pytest.raises(ArgumentTypeError, match="meta_info"):
+        batch["step"] = 7
+    assert list(batch) == ["a"]
+    batch["a"] = [1, 2, 3]  # the only column may change its rows
+    batch.update({"b": np.zeros(3)}, c=[0, 0, 0])
+    assert batch.setdefault("c", None) == [0, 0, 0]
+    assert list(batch | {"d": [1, 1, 1]}) == ["a", "b", "c", "d"]
+    assert type(batch | {}) is BatchedDataDict
+
+
+def test_select_and_union_which_agrees_with_diff_on_what_is_equal():
+    batch = trainer_batch()
+    left, right = batch.select(["ids", "reward"]), batch.select(["reward", "message"])
+    assert left["ids"] is batch["ids"]
+    both = left.union(right)
+    assert (list(both), both.meta_info) == (["ids", "reward", "message"], {"step": 7})
+    assert list(left) == ["ids", "reward"]
+    with pytest.raises(ArgumentKeyError, match="'nope'"):
+        batch.select(["nope"])
+    with pytest.raises(ArgumentError, match=r"meta_info\['step'\]"):
+        batch.union(BatchedDataDict(y=[1, 2, 3], meta_info={"step": 8}))
+    with pytest.raises(ArgumentError, match="rows"):
+        batch.union({"y": [1]})
+    nan = torch.tensor([0.5, float("nan")])
+    batch = BatchedDataDict(w=torch.nn.Parameter(nan.clone()), n=[1, 2])
+    for name, column in (("w", nan), ("n", [1, 2])):
+        assert first_difference({name: column}, {name: batch[name]}) is None
+        assert list(batch.union({name: column})) == ["w", "n"]
+    for name, column in (("w", -nan), ("w", nan.double()), ("w", nan.tolist()), ("n", [1, True])):
+        assert first_difference({name: column}, {name: batch[name]}) is not None
+        with pytest.raises(ArgumentError, match=rf"union\(other\)\['{name}'\]"):
+            batch.union({name: column})
+
+
+class Subclass(BatchedDataDict):
+    pass
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
+def test_what_is_made_of_it_keeps_its_type_and_meta_info(layout):
+    batch = trainer_batch(layout, Subclass)
+    assert (len(BatchedDataDict()), bool(BatchedDataDict())) == (0, False)
+    assert (len(batch.rows([])), bool(batch.rows([]))) == (0, True)
+    assert "rows=3" in repr(batch)
+    for found in (
+        *(pickle.loads(pickle.dumps(batch)), batch.copy(), batch.rows([0, 1, 2])),
+        *(batch.split(1)[0], batch.repeat(1, False), Subclass.concat([batch])),
+    ):
+        assert type(found) is Subclass
+        assert table(found) == table(batch)
+        assert found.meta_info == {"step": 7}
+    other = batch.copy()
+    other.meta_info["step"] = 7.0
+    assert BatchedDataDict.concat([batch, other]).meta_info == {}
+
+
+def test_move():
+    batch = trainer_batch("jagged")
+    batch["more"] = batch["ids"] + 1
+    moved = batch.to("meta")
+    assert moved["ids"].device.type == "meta"
+    assert moved["message"] is batch["message"]
+    assert moved.meta_info == batch.meta_info
+    assert batch.to("cpu")["ids"] is batch["ids"]
+    assert moved["ids"].offsets() is moved["more"].offsets()
