@@ -422,6 +422,11 @@ def batch_of(*rows, **more):
     return TensorDict({"ids": ids, **more}, [len(rows)])
 
 
+def column_of(batch, name, form="tensor"):
+    """The rows of one column."""
+    return [row[name] for row in to_rows(batch, [name], form)]
+
+
 def nest(*lengths, fill=1.0):
     return stack_or_nest([torch.full((n,), fill) for n in lengths], always_nest=True)
 
@@ -726,12 +731,9 @@ def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
 
 def test_a_column_is_replaced_only_on_request_and_in_its_place():
     td = TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, [2])
-    with pytest.raises(ArgumentError, match="replace=True") as caught:
+    with pytest.raises(ArgumentError, match=r"batches\[1\]\)\['ids'\].*replace=True") as caught:
         join_columns([td, {"ids": nest(3, 2)}])
-    assert (caught.value.reason, caught.value.path) == (
-        "conflict",
-        "join_columns(batches[1])['ids']",
-    )
+    assert caught.value.reason == "conflict"
     joined = join_columns([td, {"ids": nest(3, 2, fill=5.0)}], replace=True)
     assert list(joined.keys()) == ["ids", "mask"]
     assert joined["ids"].values().tolist() == [5.0] * 5
@@ -750,16 +752,6 @@ def test_columns_of_a_dict_become_leaves_of_a_tensordict():
 
 
 # --- rows out ----------------------------------------------------------------------------------
-
-
-def column_of(batch, name, form="tensor"):
-    """The rows of one column."""
-    return [row[name] for row in to_rows(batch, [name], form)]
-
-
-ARRAYS = {f"{kind}int{size}" for kind in ("", "u") for size in (8, 16, 32, 64)}
-ARRAYS |= {"bool", "float16", "float32", "float64", "complex64", "complex128"}
-LISTS = ARRAYS | {"bfloat16", "complex32"}
 
 
 @tensorclass
@@ -974,13 +966,7 @@ def test_a_list_of_blobs_is_known_by_their_first_bytes():
 
 
 def trainer_batch(layout="padded", container=BatchedDataDict):
-    fields = {
-        "ids": torch.arange(12).view(3, 4),
-        "reward": torch.arange(3.0),
-        "message": np.array(["a", {"b": 1}, None], dtype=object),
-    }
-    td = pack_jagged_fields(fields, lengths=[2, 4, 3], token_aligned_fields=["ids"])
-    batch = materialize(td, layout, container=container)
+    batch = materialize(rollout(), layout, container=container)
     batch.meta_info["step"] = 7
     return batch
 
