@@ -28,12 +28,12 @@ from tests.wire.forge import (
 from tests.wire.readers import opened, peak_of, refused
 
 
-def test_rows_that_torch_cannot_choose_are_refused():
-    """torch makes sparse tensors of these cells, and then has no kernel that picks from them."""
+def test_rows_of_sparse_tensors_are_refused():
+    """torch makes them of cells from which it has no kernel that picks."""
     column = sparse_coo(tensor("int64", (1, 2)), tensor("bits4x2", (2,), offset=16), 1, shape=[2])
     frames = message(tensordict([2], {"a": column}), int64s(0, 1) + b"\5\6")
     assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
-    with pytest.raises(ArgumentError, match=r"found torch\.bits4x2; call"):
+    with pytest.raises(ArgumentError, match=r"found a torch\.sparse_coo; call"):
         open_wire(frames).rows([1]).to_tensordict()
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
+    ArgumentError,
     MsgpackDecoder,
     UnsupportedTypeError,
     decode,
@@ -115,6 +116,13 @@ def test_every_value_by_every_way_with_all_options(values, eager):
         assert_arrives(value, as_it_arrives(value), WAYS)
 
 
+# With sparse tensors, lazy stacks or grids of objects in them.
+WITHOUT_CHOICE = {
+    *("column_of_ragged_tensorclasses", "column_of_grids"),
+    *("leaves_of_every_kind", "sparse_columns"),
+}
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_every_batch_that_is_opened(name):
     value = KINDS[name]()
@@ -122,7 +130,15 @@ def test_every_batch_that_is_opened(name):
     if type(expected) is not TensorDict or not expected.batch_dims:
         return
     assert_arrives(value, expected, READS)
-    if value.batch_size[0] > 1:
+    if name in WITHOUT_CHOICE:
+        for choose in (
+            lambda: open_wire(encode(value)).rows([1, 0]).to_tensordict(),
+            lambda: select_rows(decode(encode(value)), [1, 0]),
+        ):
+            with pytest.raises(ArgumentError) as refused:
+                choose()
+            assert refused.value.reason == "bad_option"
+    elif value.batch_size[0] > 1:
         chosen = open_wire(encode(value)).rows([1, 0])
         assert_same(chosen.to_tensordict(), select_rows(decode(encode(value)), [1, 0]))
         rows = chosen.to_tensordict().unbind(0)
