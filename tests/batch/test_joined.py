@@ -112,7 +112,8 @@ def test_parts_of_all_sizes_are_cut_out():
 def test_joins_are_those_of_memory_without_the_extension(monkeypatch):
     monkeypatch.setattr(rowcopy, "_active", rowcopy.numpy_kernel)
     assert_same(joined(ROWS).to_tensordict(), WHOLE)
-    assert_same(dict(materialize(FRAMES)), dict(materialize(WHOLE)))
+    options: Any = {"pad_value_dict": {"ids": -1, "pairs": 0.5}, "padding_side": "left"}
+    assert_same(dict(materialize(FRAMES, **options)), dict(materialize(WHOLE, **options)))
 
 
 def test_messages_of_as_many_rows_in_all_as_messages():

@@ -427,6 +427,16 @@ def test_non_tensors_become_rows():
             assert_same(found.tolist(), [*expected.get(name, [{"epoch": 1}] * 3)])
 
 
+def test_masks_of_several_columns():
+    td = ids(2, 0)
+    td["x"] = stack_or_nest([torch.ones(3, 1), torch.ones(3, 2)])
+    names = {"x": "mask", "ids": "other"}
+    found = materialize(td, attention_mask_of=names, padding_side={"ids": "left"})
+    assert list(found) == ["ids", "x", "mask", "other"]
+    assert found["mask"].tolist() == [[True, False], [True, True]]
+    assert found["other"].tolist() == [[True, True], [False, False]]
+
+
 def test_columns_within_batches_follow_the_same_rule():
     inner = TensorDict({"ids": torch.ones(2, 3), "row": torch.ones(2)}, [2])
     td = TensorDict({"inner": inner, "ids": ids(1, 2)["ids"]}, [2])
@@ -476,16 +486,6 @@ def test_what_is_not_widened_is_the_column_itself():
         assert_same(kept, jagged["ids"])
     width: Any = np.int64(2)
     assert materialize(jagged, "jagged", pad_to_seqlen=width)["ids"] is jagged["ids"]
-
-
-def test_masks_of_several_columns():
-    rows = [torch.ones(3, 1), torch.ones(3, 2)]
-    td = TensorDict({"x": stack_or_nest(rows), "ids": ids(2, 0)["ids"]}, [2])
-    names = {"x": "mask", "ids": "other"}
-    found = materialize(td, attention_mask_of=names, padding_side={"ids": "left"})
-    assert list(found) == ["x", "ids", "mask", "other"]
-    assert found["mask"].tolist() == [[True, False], [True, True]]
-    assert found["other"].tolist() == [[True, True], [False, False]]
 
 
 @pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
@@ -654,13 +654,10 @@ def test_what_autograd_follows_is_not_written_over_other_memory(kind):
         with torch.no_grad():
             materialize(td, pad_to_seqlen=4, out=out)
     assert materialize(td, pad_to_seqlen=4, out={})["x"].requires_grad
-
-
-def test_gradients_that_torch_cannot_pad_are_an_error():
-    values = torch.ones(3).to(torch.float8_e5m2).requires_grad_()
+    values = torch.ones(3).to(torch.float8_e5m2).requires_grad_()  # which torch cannot pad
     column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
     with pytest.raises(ArgumentError, match=r"'x'\).*float8_e5m2.*detach"):
-        materialize(TensorDict({"x": column}, [2]))
+        materialize({"x": column})
 
 
 # --- what is refused ---------------------------------------------------------------------------
