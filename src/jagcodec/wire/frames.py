@@ -181,9 +181,9 @@ class PendingMessage:
     __slots__ = ("buffers", "documents", "header")
 
     def __init__(self, header: bytes, buffers: list[Any]) -> None:
-        self.header = header
-        self.buffers = buffers  # bytes, or the size of a buffer that is not written yet
-        self.documents = 0  # bytes of indirect documents that become objects
+        self.header: bytes = header
+        self.buffers: list[Any] = buffers  # bytes, or the size of one that is not written yet
+        self.documents: int = 0  # bytes of indirect documents that become objects
 
     def write(self, targets: list[ByteArray]) -> None:
         """Write the buffers that are not written yet to those of all `targets` in their places."""

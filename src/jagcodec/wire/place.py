@@ -57,8 +57,7 @@ class Placing(PendingMessage):
     __slots__ = ("_group_of", "_groups", "_rows", "_size", "_small")
 
     def __init__(self) -> None:
-        self.buffers = [0]
-        self.documents = 0
+        super().__init__(b"", [0])  # a header when it is finished
         self._size = 0  # of frame 1
         # The contents of frame 1 in turn: gaps, and memory or the size of rows to be copied.
         self._small: list[Any] = []
@@ -140,7 +139,7 @@ class Placing(PendingMessage):
                 expected = f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}"
                 raise UnsupportedTypeError("too_large", path, expected)
         try:
-            self.header = write_header(tree, numbers, values, self._groups, sizes)
+            self.header: bytes = write_header(tree, numbers, values, self._groups, sizes)
         except ValueError as error:
             raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
         return self
@@ -251,7 +250,8 @@ class PlacingAll(Placing):
         data, starts, row_splits = _laid_out(rows, like)
         stored = PLAIN
         if like is not None:
-            self.documents += len(data) if one_object else row_splits.total
+            more = len(data) if one_object else row_splits.total
+            self.documents: int = self.documents + more
             stored = ONE_OBJECT if one_object else INDIRECT + 1
             data = self._table([Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True)
         if rows and isinstance(documents.rows[0], Lowered):
