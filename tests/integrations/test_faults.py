@@ -83,23 +83,31 @@ def context():
 
 
 class Relay:
-    """Between a process that connects and one that listens: forwards so many bytes, then holds."""
+    """Between a process that connects and one that listens: forwards so many bytes, then holds.
 
-    def __init__(self, port, limit):
+    Args:
+        port: Of the one that listens.
+        limit: Bytes of the one that connects; with `of_answers`, of the one that listens. What
+            the other says is forwarded without limit.
+    """
+
+    def __init__(self, port, limit, of_answers=False):
         self.reached = threading.Event()
         self._listener = socket.create_server((HOST, 0))
         self.port = self._listener.getsockname()[1]
         self._ends = [self._listener]
-        self._thread = threading.Thread(target=self._run, args=(port, limit), daemon=True)
+        arguments = (port, limit, of_answers)
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
 
-    def _run(self, port, limit):
+    def _run(self, port, limit, of_answers):
         near, _ = self._listener.accept()
         far = socket.create_connection((HOST, port))
         self._ends += [near, far]
-        answering = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+        source, target = (far, near) if of_answers else (near, far)
+        answering = threading.Thread(target=self._pump, args=(target, source), daemon=True)
         answering.start()
-        self._pump(near, far, limit)
+        self._pump(source, target, limit)
         self.reached.set()
         answering.join()
 
@@ -147,6 +155,40 @@ def test_of_a_producer_killed_in_mid_message_nothing_arrives(context, limit):
             assert_whole(recv(pull, timeout=LONG), 2)
         with pytest.raises(TransportTimeoutError):
             recv(pull, timeout=SHORT)
+
+
+def acknowledge(pipe, port):
+    """A consumer that says which batches it has, once it has them."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.connect(f"tcp://{HOST}:{port}")
+        while True:
+            message = recv(dealer)
+            assert_whole(message, message["number"])
+            pipe.send(message["number"])
+            send(dealer, {"have": message["number"]})
+
+
+@pytest.mark.parametrize("limit", [limit for _, limit in INSIDE[1:]])
+def test_a_batch_that_a_killed_consumer_did_not_acknowledge_is_sent_again(context, limit):
+    with context.socket(zmq.DEALER) as dealer:
+        port = dealer.bind_to_random_port(f"tcp://{HOST}")
+        relay = Relay(port, limit, of_answers=True)
+        with process(acknowledge, relay.port) as (running, pipe):
+            tracker = send(dealer, message_of(1), timeout=LONG)
+            assert relay.reached.wait(LONG)
+            killed(running)
+            with pytest.raises(EOFError):
+                pipe.recv()
+        relay.cut()
+        # Memory may be written to again; that does not say that anyone has the batch.
+        tracker.wait(LONG)
+        with pytest.raises(TransportTimeoutError):
+            recv(dealer, timeout=SHORT)
+        with process(acknowledge, port) as (_, pipe):
+            for number in (1, 2):
+                send(dealer, message_of(number), timeout=LONG)
+                assert recv(dealer, timeout=LONG) == {"have": number}
+                assert told(pipe) == number
 
 
 # --- files -------------------------------------------------------------------------------------

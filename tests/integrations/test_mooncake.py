@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from jagcodec import decode, encode, to_blob
+from jagcodec import WireFormatError, decode, encode, to_blob
 from tests.helpers import PAYLOADS, make_batch
 from tests.oracle import assert_same, rows_of
 
@@ -71,3 +72,19 @@ def test_keys_that_are_missing_or_taken(client):
     with pytest.raises(ValueError, match="taken"):
         example.put(client, "a", [2])
     assert decode(example.get(client, "a")) == [1]
+
+
+def test_what_does_not_fit_leaves_nothing(client):
+    with pytest.raises(ConnectionError, match="code -"):
+        example.put(client, "a", torch.zeros(1 << 27, dtype=torch.uint8))
+    example.put(client, "a", 1)
+
+
+def test_values_that_are_foreign_cut_or_damaged(client):
+    blob = bytes(to_blob(encode(torch.arange(10_000), checksum=True)))
+    flipped = bytearray(blob)
+    flipped[-9] ^= 1
+    for key, data in (("foreign", b"hello" * 100), ("cut", blob[:-1]), ("flipped", bytes(flipped))):
+        assert client.put(key, data) == 0
+        with pytest.raises(WireFormatError):
+            decode(example.get(client, key))
