@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from jagcodec import (
     BatchedDataDict,
     WireBatch,
     encode,
     open_wire,
+    stack_or_nest,
 )
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
@@ -164,6 +166,18 @@ class TestWorkers:
         assert torch.equal(back["ids"].values(), batch["ids"].values() * 2)
         assert type(wire) is WireBatch
         assert wire["message"].tolist() == PAYLOADS
+
+    def test_one_that_is_sent_a_batch_first_sends_one_too(self, registered):
+        @ray.remote
+        def back(td):
+            td["logprobs"] = td["ids"] * 2
+            return td
+
+        rows = [torch.ones(2), torch.ones(1)]
+        td = TensorDict({"ids": stack_or_nest(rows, always_nest=True)}, batch_size=[2])
+        found = get(back.options(**new_worker("is sent")).remote(td))
+        assert shares_offsets(found)
+        assert [row.tolist() for row in found["logprobs"].unbind()] == [[2.0, 2.0], [2.0]]
 
     def test_one_that_imports_tensordict_sends_batches_in_this_wire_format(self, cluster):
         @ray.remote

@@ -1,6 +1,7 @@
 """verl's own classes on the wire and through a real Ray, worker groups of verl included."""
 
 import enum
+import pickle
 import warnings
 
 import numpy as np
@@ -234,6 +235,11 @@ def get(reference):
 
 
 class TestRay:
+    def test_it_is_this_wire(self, installed):
+        dumped = ray.cloudpickle.dumps(make_dataproto(), protocol=5, buffer_callback=lambda b: None)
+        assert b"jagcodec.integrations.verl" in dumped
+        assert b"torch" not in dumped  # no state of verl's own
+
     def test_arguments_and_results_of_workers(self, installed):
         @ray.remote
         def work(data, more):
@@ -328,6 +334,17 @@ class TestRay:
         found = group.back(td)
         assert [row.tolist() for row in found["ids"].unbind()] == [row.tolist() for row in rows]
         assert tu.get(found, "step") == 3
+
+    def test_unregister_restores(self, cluster):
+        integration.install()
+        integration.install()
+        data = make_dataproto()
+        reference = ray.put(data)
+        unregister()
+        assert_same(get(reference), data)  # it stays readable
+        assert b"jagcodec" not in ray.cloudpickle.dumps(data)
+        assert_same(get(ray.put(data)), pickle.loads(pickle.dumps(data)))
+        unregister()
 
     def test_members_of_enums_arrive_as_themselves(self, installed):
         data = make_dataproto()
