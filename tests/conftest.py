@@ -89,7 +89,7 @@ def _same_random_numbers():
 def _stdlib_types_are_asked_for():
     """No test finds the types of the standard library registered because another one, or an
     example of the documentation, asked for them."""
-    for cls, (name, _, _) in stdlib._TYPES.items():
+    for cls, name, _, _ in stdlib._TYPES:
         if registry._name_of.get(cls) == name:
             del registry._name_of[cls], registry._by_name[name]
     if "jagcodec.integrations.verl" not in sys.modules:

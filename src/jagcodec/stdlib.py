@@ -6,12 +6,12 @@ import enum
 from collections import OrderedDict, defaultdict, deque
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from jagcodec.wire.plain_types import NamedType, of_fields, of_one
-from jagcodec.wire.registry import register_type, registered_name, use_loaded
+from jagcodec.wire.registry import NamedType, of_fields, of_one, register_types, use_loaded
 
 
 def register_stdlib_types() -> None:
@@ -44,14 +44,10 @@ def register_stdlib_types() -> None:
     Nothing is ever imported on the word of a message: a class that the receiver has not imported
     is rejected, and `register_type` lets you give it a name. A sender can thereby choose among all
     enums and named tuples that the receiver has imported, but not run any code by it, except for
-    `_missing_` of a `Flag`.
-
-    Subclasses of these types are rejected, as is everything else that `register_type` was not
-    called for. You may call this again; it does not change what was registered.
+    `_missing_` of a `Flag`. Subclasses of the other types are rejected. You may call this again; it
+    does not change what was registered.
     """
-    for cls, (name, to_state, from_state) in _TYPES.items():
-        if registered_name(cls) is None:
-            register_type(cls, name, to_state=to_state, from_state=from_state)
+    register_types(_TYPES)
     use_loaded(enum.Enum, tuple)
 
 
@@ -90,23 +86,25 @@ def _datetime_text(value: datetime) -> str:
     return value.isoformat()
 
 
-_TYPES: dict[type, NamedType] = {
-    OrderedDict: ("collections.OrderedDict", dict, of_one(OrderedDict, dict)),
-    defaultdict: (
+_TYPES: tuple[NamedType, ...] = (
+    (OrderedDict, "collections.OrderedDict", dict, of_one(OrderedDict, dict)),
+    (
+        defaultdict,
         "collections.defaultdict",
         _defaultdict_state,
         of_fields(_defaultdict, str, dict),
     ),
-    deque: ("collections.deque", _deque_items, of_one(deque, list)),
-    bytearray: ("bytearray", bytes, of_one(bytearray, bytes)),
-    datetime: ("datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
-    date: ("datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
-    timedelta: (
+    (deque, "collections.deque", _deque_items, of_one(deque, list)),
+    (bytearray, "bytearray", bytes, of_one(bytearray, bytes)),
+    (datetime, "datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
+    (date, "datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
+    (
+        timedelta,
         "datetime.timedelta",
-        lambda value: (value.days, value.seconds, value.microseconds),
+        attrgetter("days", "seconds", "microseconds"),
         of_fields(timedelta, int, int, int),
     ),
-    UUID: ("uuid.UUID", lambda value: value.bytes, of_one(lambda data: UUID(bytes=data), bytes)),
-    Decimal: ("decimal.Decimal", str, of_one(Decimal, str)),
-    type(Path()): ("pathlib.Path", str, of_one(Path, str)),
-}
+    (UUID, "uuid.UUID", attrgetter("bytes"), of_one(lambda data: UUID(bytes=data), bytes)),
+    (Decimal, "decimal.Decimal", str, of_one(Decimal, str)),
+    (type(Path()), "pathlib.Path", str, of_one(Path, str)),
+)

@@ -17,8 +17,8 @@ import torch
 
 from jagcodec.errors import ArgumentError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
-from jagcodec.wire.checks import fail
-from jagcodec.wire.frames import PendingMessage, blob_end, written
+from jagcodec.wire.checks import expect, fail
+from jagcodec.wire.frames import PendingMessage, blob_size, written
 from jagcodec.wire.header import Header, is_accepted, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
@@ -27,11 +27,10 @@ T = TypeVar("T")
 Compress: TypeAlias = Literal["zstd"] | tuple[Literal["zstd"], int] | None
 """What encoders accept as `compress`."""
 
-LEVELS = range(-7, 20)
-"""Levels of zstd whose windows every reader accepts."""
-
+LEVELS = range(-7, 20)  # those whose windows every reader accepts
 _SMALLEST = 4096  # bytes of a frame that is worth compressing
 _WORTH_A_THREAD = 1 << 19  # bytes that take some ten times as long as a thread takes to start
+_SINGLE_SEGMENT = 0b100000  # a flag of a frame whose content is its window
 
 
 def usable_level(compress: Any) -> int:
@@ -39,41 +38,40 @@ def usable_level(compress: Any) -> int:
     codec, level = compress if type(compress) is tuple and len(compress) == 2 else (compress, 1)
     if isinstance(codec, str) and codec == "zstd" and type(level) is int and level in LEVELS:
         return level
-    raise ArgumentError(
-        "bad_option",
-        "compress",
-        f"expected None, 'zstd' or ('zstd', level) with a level from {LEVELS[0]} to {LEVELS[-1]}, "
-        f"found {brief(compress)}; compress='zstd' suits most messages",
-    )
+    expected = f"expected None, 'zstd' or ('zstd', {LEVELS[0]} to {LEVELS[-1]})"
+    detail = f"{expected}, found {brief(compress)}; compress='zstd' suits most messages"
+    raise ArgumentError("bad_option", "compress", detail)
 
 
-# --- writing -----------------------------------------------------------------------------------
+def zstandard() -> Any:
+    """The package zstandard."""
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        detail = "expected the package zstandard, found none; pip install 'zstandard>=0.22'"
+        raise ArgumentError("bad_option", "compress='zstd'", detail) from error
 
 
 def compressed(message: PendingMessage, level: int) -> PendingMessage:
     """A message without checksums, with its large frames compressed where that saves bytes."""
     library = zstandard()
     frames = written(message)
-    compress = lambda i: library.ZstdCompressor(level=level).compress(frames[i])  # noqa: E731
     large = {i: len(frame) for i, frame in enumerate(frames) if len(frame) >= _SMALLEST}
+    compress = lambda i: library.ZstdCompressor(level=level).compress(frames[i])  # noqa: E731
     sent = list(frames)
     for i, small in _in_threads(compress, large).items():
         if len(small) < len(frames[i]):
             sent[i] = np.frombuffer(small, dtype=np.uint8)
+    plain = PendingMessage(message.header, [*frames])
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
-    smaller = _is_smaller(header, sent, message.header, frames)
-    if not smaller or not is_accepted(header, message.documents):
-        header, sent = message.header, frames
-    return PendingMessage(header, [*sent])
+    smaller = PendingMessage(header, [*sent])
+    # Smaller as frames, and not larger as a blob.
+    pays = _bytes(smaller) + 64 <= _bytes(plain) and blob_size(smaller) <= blob_size(plain)
+    return smaller if pays and is_accepted(header, message.documents) else plain
 
 
-def _is_smaller(
-    header: bytes, sent: Sequence[ByteArray], plain: bytes, frames: Sequence[ByteArray]
-) -> bool:
-    """Whether a message is smaller than the plain one, as frames and as a blob."""
-    stored, sizes = (list(map(len, one)) for one in (sent, frames))
-    saved = len(plain) + sum(sizes) - len(header) - sum(stored)
-    return saved >= 64 and blob_end(len(header), stored) <= blob_end(len(plain), sizes)
+def _bytes(message: PendingMessage) -> int:
+    return len(message.header) + sum(map(len, message.buffers))
 
 
 def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int, T]:
@@ -97,15 +95,14 @@ def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> S
     What is decompressed is new memory; `lazily` decompresses each at its first use.
     """
     zstandard()
-    stored, sizes = header.stored, header.sizes
     apart: dict[int, Any] = {
-        i: Compressed(buffers[i], stored[i], size, i)
-        for i, size in enumerate(sizes)
-        if stored[i] < size
+        i: Compressed(buffers[i], stored, size, i)
+        for i, (stored, size) in enumerate(zip(header.stored, header.sizes, strict=True))
+        if stored < size
     }
     if not lazily:
-        found = _in_threads(lambda i: apart[i].whole(), {i: sizes[i] for i in apart})
-        # These bytes are referred to by nothing else, so they may be written to.
+        found = _in_threads(lambda i: apart[i].whole(), {i: one.size for i, one in apart.items()})
+        # Nothing else refers to these bytes, so they may be written to.
         apart = {i: borrowed(address(data), len(data), data) for i, data in found.items()}
     return [apart.get(i, buffer) for i, buffer in enumerate(buffers)]
 
@@ -130,7 +127,8 @@ class Compressed:
         if self._known is None:
             # Two threads may both come here: without a lock, none is held while a process forks.
             data = self._data(0, self._stored) if callable(self._data) else self._data
-            self._known = _decompressed(data, self.size, self._index)
+            # A copy: what was checked must not change with the message's memory.
+            self._known = _decompressed(data.tobytes(), self.size, f"frame {self._index + 1}")
         return self._known
 
 
@@ -141,43 +139,21 @@ def prepare(buffers: Iterable[Any]) -> None:
         _in_threads(lambda i: apart[i].whole(), {i: one.size for i, one in enumerate(apart)})
 
 
-def _decompressed(data: ByteArray, size: int, index: int) -> ByteArray:
-    """A frame of `size` bytes in new memory, read-only, from what is stored of it."""
-    path = f"frame {index + 1}"
+def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
+    """A frame of `size` bytes in new memory, read-only."""
     zstd = zstandard()
-    # A copy: what was checked must not change with the message's memory.
-    stored = data.tobytes()
+    expected = f"expected a zstd frame of {size} bytes"
     try:
-        parameters = zstd.get_frame_parameters(stored)
-        if stored[:4] != zstd.FRAME_HEADER or parameters.content_size != size:
-            found = f"found {stored[:4]!r} and a size of {parameters.content_size}"
-            raise fail("bad_value", f"expected a zstd frame of {size} bytes, {found}", path=path)
-        if parameters.dict_id:
-            raise fail("bad_value", "expected zstd without a dictionary, found one", path=path)
-        if not stored[4] & _SINGLE_SEGMENT and parameters.window_size > MAX_WINDOW:
-            expected = f"expected a window of at most {MAX_WINDOW}"
-            raise fail("bad_value", f"{expected}, found {parameters.window_size}", path=path)
+        head = zstd.get_frame_parameters(stored)
+        if stored[:4] != zstd.FRAME_HEADER or head.content_size != size:
+            found = f"found {stored[:4]!r} and a size of {head.content_size}"
+            raise fail("bad_value", f"{expected}, {found}", path=path)
+        expect(not head.dict_id, "bad_value", "zstd without a dictionary", head.dict_id, path)
+        near = stored[4] & _SINGLE_SEGMENT or head.window_size <= MAX_WINDOW
+        expect(near, "bad_value", f"a window of at most {MAX_WINDOW}", head.window_size, path)
         # No more memory than the size of its content, and a window.
-        frame = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(
-            stored, allow_extra_data=False
-        )
+        library = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW)
+        return np.frombuffer(library.decompress(stored, allow_extra_data=False), dtype=np.uint8)
     except zstd.ZstdError as error:
-        expected = f"expected a zstd frame of {size} bytes, found {error!s:.200}"
-        raise fail("bad_value", f"{expected}; it was cut or damaged", path=path) from error
-    return np.frombuffer(frame, dtype=np.uint8)
-
-
-_SINGLE_SEGMENT = 0b100000  # a flag of a frame whose content is its window
-
-
-def zstandard() -> Any:
-    """The package zstandard."""
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError as error:
-        raise ArgumentError(
-            "bad_option",
-            "compress='zstd'",
-            "expected the package zstandard, which both sides of a compressed message need, found "
-            "none; pip install 'zstandard>=0.22'",
-        ) from error
+        found = f"found {error!s:.200}; it was cut or damaged"
+        raise fail("bad_value", f"{expected}, {found}", path=path) from error

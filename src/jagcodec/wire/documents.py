@@ -49,19 +49,17 @@ def _packed_int(value: Any) -> list[Any]:
 
 # --- reading -----------------------------------------------------------------------------------
 
-
 _KINDS = {int(kind): kind for kind in RECORDS}
 
 
 def _tag(code: int, data: bytes) -> Kind:
-    """What a tag is read as: the kind of its record."""
-    kind = _KINDS.get(code)
-    if kind is None:
+    """The kind of a record, from its tag."""
+    if code not in _KINDS:
         found = f"found {code}; the sender may be newer than this reader"
         raise WireFormatError("unknown_kind", "$", f"expected the code of a known record, {found}")
     if data:
         raise WireFormatError("bad_record", "$", f"expected an empty tag, found {brief(data)}")
-    return kind
+    return _KINDS[code]
 
 
 # The first bytes of msgpack's extensions; they occur in other data too. Extension -1 is msgpack's

@@ -52,9 +52,9 @@ class RunNumbers(NamedTuple):
 def runs_at(source: Source, leaf: Leaf) -> list[RunNumbers]:
     """The table at the place of an indirect column."""
     size = 8 * len(RUN_NUMBERS) * leaf.runs
-    data = source.read(leaf.place.buffer, leaf.place.offset, size)
     # A copy: what was checked must not change with the message's memory.
-    numbers = np.frombuffer(bytes(data), dtype=np.int64).reshape(leaf.runs, len(RUN_NUMBERS))
+    data = source.read(leaf.place.buffer, leaf.place.offset, size).tobytes()
+    numbers = np.frombuffer(data, dtype=np.int64).reshape(leaf.runs, len(RUN_NUMBERS))
     return [RunNumbers(*run) for run in numbers.tolist()]
 
 
@@ -77,9 +77,14 @@ def view_of_runs(
         if own.rows != rows.rows or (own.lengths > left).any():
             raise _other_rows(run)
         left = left - own.lengths
-        memory, starts[:, k] = _cells(source, leaf, run, own, chosen)
-        memories.append(memory)
         lengths[:, k] = own.lengths[chosen]
+        begins = _starts(source, leaf, run, own)
+        place = _place(source, run[1:4], run.cells * leaf.inner, leaf.place.name)
+        if isinstance(chosen, slice):
+            memory, starts[:, k] = _read(source, place), begins
+        else:
+            memory, starts[:, k] = _ranges(source, place, begins[chosen], lengths[:, k], run.cells)
+        memories.append(memory)
     if left.any():
         raise _other_rows(runs[-1])
     if len(runs) == 1:
@@ -105,37 +110,23 @@ def _other_rows(run: RunNumbers) -> WireFormatError:
     return fail("bad_offsets", text)
 
 
-def _cells(
-    source: Source, leaf: Leaf, run: RunNumbers, splits: RowSplits, chosen: slice | IntArray
-) -> tuple[ByteArray, IntArray]:
-    """Cells of a run, and where the chosen ones of its rows begin among them."""
+def _starts(source: Source, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
+    """At which of its cells each row of a run begins."""
     most = splits.total
     expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
-    starts = _starts(source, leaf, run, splits)
-    place = _place(source, run[1:4], run.cells * leaf.inner, leaf.place.name)
-    if isinstance(chosen, slice):
-        return _read(source, place), starts
-    return _ranges(source, place, starts[chosen], splits.lengths[chosen], run.cells)
-
-
-def _starts(source: Source, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
-    """At which cell each row of a run begins."""
     if run.index_buffer == NO_INDEX:
         expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:
         place = _place(source, run[5:8], splits.rows, "int64")
-        data = cell_range(source, place, 0, splits.rows)
         # A copy: what was checked must not change with the message's memory.
-        starts = np.frombuffer(data.tobytes() if place.stored == PLAIN else data, dtype=np.int64)
+        data = cell_range(source, place, 0, splits.rows).tobytes()
+        starts = np.frombuffer(data, dtype=np.int64)
     inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
     if not inside.all():
         row = int(np.argmin(inside))
-        raise fail(
-            "out_of_bounds",
-            f"expected row {row} of {splits.lengths[row]} within {run.cells} cells, "
-            f"found it at {starts[row]}",
-        )
+        expected = f"expected row {row} of {splits.lengths[row]} within {run.cells} cells"
+        raise fail("out_of_bounds", f"{expected}, found it at {starts[row]}")
     return starts
 
 
@@ -146,22 +137,18 @@ def _place(source: Source, place: tuple[int, ...], cells: int, name: str) -> Cel
     size = stored_size(name, stored, cells)
     inside = 0 <= buffer < len(sizes) and 0 <= offset <= sizes[buffer] - size
     if cells and not inside:
-        raise fail(
-            "out_of_bounds",
-            f"expected {size} bytes of a run in the payload, found buffer {brief(buffer)}, "
-            f"offset {brief(offset)}",
-        )
+        found = f"found buffer {brief(buffer)}, offset {brief(offset)}"
+        expected = f"expected {size} bytes of a run in the payload"
+        raise fail("out_of_bounds", f"{expected}, {found}")
     return CellPlace(buffer, offset, stored, cells, name)
 
 
 def _read(source: Source, place: CellPlace) -> ByteArray:
     """All cells of a place, made as wide as their dtype only once."""
-    if not place.cells:
-        return np.empty(0, dtype=np.uint8)
     known = source.widened.get(place)
     if known is None:
         known = cell_range(source, place, 0, place.cells)
-        if place.stored != PLAIN:
+        if place.cells and place.stored != PLAIN:
             source.widened[place] = known
     return known
 
@@ -178,10 +165,8 @@ def _ranges(
     if len(firsts) > MOST_RANGES:
         return _read(source, place), starts
     each = place.cells // cells
-    data = [
-        cell_range(source, place, each * a, each * b)
-        for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)
-    ]
+    bounds = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    data = [cell_range(source, place, each * a, each * b) for a, b in bounds]
     moved = np.zeros_like(starts)
     moved[held] = begins + moves
     return np.concatenate(data), moved

@@ -33,22 +33,15 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
         raise WireFormatError("unknown_kind", "$", f"expected a value, found a {kind.__name__}")
     if depth > most:
         raise exceeded("depth", most, depth, "levels")
+    tag, parts = None, value
+    if kind is list and value and type(value[0]) is Kind:
+        tag, parts = value[0], value[1:]
     step: Any = None
-    depth += 1
     try:
-        if kind is dict:
-            for step, item in value.items():
+        if tag not in (Kind.SCALAR, Kind.NUMBERS):  # whose fields are plain
+            for step, item in value.items() if kind is dict else enumerate(parts):
                 if type(item) not in _NATIVE:
-                    value[step] = revived(item, depth, most, allow_pickle)
-            return value
-        tag = value[0] if value and type(value[0]) is Kind else None
-        if tag in (Kind.SCALAR, Kind.NUMBERS):
-            return _record(tag, value[1:], allow_pickle)  # whose fields are plain
-        parts = value if tag is None else value[1:]
-        for index, item in enumerate(parts):
-            step = index
-            if type(item) not in _NATIVE:
-                parts[index] = revived(item, depth, most, allow_pickle)
+                    parts[step] = revived(item, depth + 1, most, allow_pickle)
     except WireFormatError as error:
         raise inside(error, step) from error
     return parts if tag is None else _record(tag, parts, allow_pickle)
@@ -60,14 +53,14 @@ def _record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
         expected = f"expected {len(names)} fields of {kind.name}"
         raise WireFormatError("bad_record", "$", f"{expected}, found {len(fields)}")
     try:
-        return _RECORDS[kind](allow_pickle, *fields)
+        return _RECORDS[kind](*fields) if kind is not Kind.PICKLE else _pickle(*fields, allow_pickle)
     except (WireFormatError, MemoryError):
         raise
     except Exception as error:  # torch and numpy raise all kinds
         raise bad(f"a {kind.name}", error) from error
 
 
-def dict_of(keys: list[Any], items: Sequence[Any]) -> dict[Any, Any]:
+def dict_of(keys: Sequence[Any], items: Sequence[Any]) -> dict[Any, Any]:
     """A dict of keys that a stranger chose."""
     check_distinct(keys, "dict keys")
     value = dict(zip(keys, items, strict=True))
@@ -76,24 +69,25 @@ def dict_of(keys: list[Any], items: Sequence[Any]) -> dict[Any, Any]:
     return value
 
 
-def _big_int(_: bool, data: Any) -> int:
+def _set(*items: Any) -> set[Any]:
+    check_distinct(items, "set members", run=10)
+    members = set(items)
+    if len(members) != len(items):
+        raise bad("every set member once", "some twice")
+    return members
+
+
+def _dict(*items: Any) -> dict[Any, Any]:
+    expect(len(items) % 2 == 0, "bad_record", "keys and values in turn", len(items))
+    return dict_of(items[::2], items[1::2])
+
+
+def _big_int(data: Any) -> int:
     expect(type(data) is bytes and data != b"", "bad_record", "bytes", data)
     return int.from_bytes(data, "little", signed=True)
 
 
-def _members(_: bool, *items: Any) -> tuple[Any, ...]:
-    check_distinct(items, "set members", run=10)
-    if len(set(items)) != len(items):
-        raise bad("every set member once", "some twice")
-    return items
-
-
-def _dict_record(_: bool, *items: Any) -> dict[Any, Any]:
-    expect(len(items) % 2 == 0, "bad_record", "keys and values in turn", len(items))
-    return dict_of(list(items[::2]), items[1::2])
-
-
-def _numbers(_: bool, dtype: Any, data: Any) -> list[Any]:
+def _numbers(dtype: Any, data: Any) -> list[Any]:
     known = type(dtype) is str and dtype in cells.PACKED
     expect(known, "unknown_dtype", f"one of {', '.join(cells.PACKED)}", dtype)
     expect(type(data) is bytes, "bad_record", "bytes", data)
@@ -103,29 +97,28 @@ def _numbers(_: bool, dtype: Any, data: Any) -> list[Any]:
     return numbers
 
 
-def _scalar_record(_: bool, dtype: Any, data: Any) -> Any:
+def _scalar(dtype: Any, data: Any) -> Any:
     itemsize = numpy_itemsize(dtype)
     fits = type(data) is bytes and len(data) == itemsize
     expect(fits, "bad_record", f"{itemsize} bytes", data)
-    own = np.frombuffer(bytearray(data), dtype=np.uint8)
-    array: Any = np.ndarray((), dtype=numpy_dtype(dtype), buffer=own)
+    array: Any = np.ndarray((), dtype=numpy_dtype(dtype), buffer=bytearray(data))
     check_text(array)
     return array[()]
 
 
-def _user_record(_: bool, name: Any, state: Any) -> Any:
+def _user(name: Any, state: Any) -> Any:
     expect(type(name) is str, "bad_record", "a type's name", name)
     return restore(name, state)
 
 
-def _pickle(allow_pickle: bool, data: Any) -> Any:
+def _pickle(data: Any, allow_pickle: bool) -> Any:
     expect(type(data) is bytes, "bad_record", "bytes", data)
     if not allow_pickle:
         raise WireFormatError(
             "pickle_refused",
             "$",
-            "expected a message without pickle, found a pickled object; if you trust the "
-            "sender with this process, pass allow_pickle=True on both sides",
+            "expected a message without pickle, found a pickled object; if you trust the sender "
+            "with this process, pass allow_pickle=True on both sides",
         )
     try:
         return pickle.loads(data)  # noqa: S301
@@ -135,12 +128,11 @@ def _pickle(allow_pickle: bool, data: Any) -> Any:
 
 _RECORDS: dict[Kind, Callable[..., Any]] = {
     Kind.BIG_INT: _big_int,
-    Kind.TUPLE: lambda _, *items: items,
-    Kind.SET: lambda _, *items: set(_members(_, *items)),
-    Kind.FROZENSET: lambda _, *items: frozenset(_members(_, *items)),
-    Kind.DICT: _dict_record,
+    Kind.TUPLE: lambda *items: items,
+    Kind.SET: _set,
+    Kind.FROZENSET: lambda *items: frozenset(_set(*items)),
+    Kind.DICT: _dict,
     Kind.NUMBERS: _numbers,
-    Kind.SCALAR: _scalar_record,
-    Kind.USER: _user_record,
-    Kind.PICKLE: _pickle,
+    Kind.SCALAR: _scalar,
+    Kind.USER: _user,
 }

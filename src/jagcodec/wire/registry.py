@@ -1,7 +1,4 @@
-"""`register_type`: types with a name on the wire, and ways to a state and back.
-
-They are the user's, and those of tensordict's whose state is a value of another kind.
-"""
+"""`register_type`: types with a name on the wire, and ways to a state and back."""
 
 from __future__ import annotations
 
@@ -10,11 +7,12 @@ import enum
 import functools
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from tensordict import (
     MetaData,
@@ -34,20 +32,16 @@ from jagcodec.ragged.non_tensor import (
     unbatched_of,
     unbatched_parts,
 )
-from jagcodec.wire.plain_types import PLAIN_TYPES, of_type
 
 T = TypeVar("T")
 
 
-class _Registration(NamedTuple):
-    cls: type
-    to_state: Callable[[Any], Any]
-    from_state: Callable[[Any], Any]
-
+NamedType: TypeAlias = tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]]
+"""A class, its name on the wire, a way to a state, and the way back."""
 
 # The one state of this process: what its types are called. Single dict operations, so that
 # registering in one thread and encoding in another need no lock.
-_by_name: dict[str, _Registration] = {}
+_by_name: dict[str, NamedType] = {}
 _name_of: dict[type, str] = {}
 
 
@@ -61,17 +55,18 @@ def register_type(
     """Let `encode` accept values of a type in this process, and `decode` make them.
 
     Both sides register the type under one name. Exactly this class is meant, not its subclasses.
+    For `OrderedDict`, `datetime`, `Path` and others see `jagcodec.stdlib`.
 
     Args:
         cls: A class. A dataclass, a tensorclass, a `TypedTensorDict`, a named tuple or an `Enum`
             needs nothing more. The fields of the first four are encoded, and arrive as they were:
-            neither `__init__` nor `__post_init__` is run on them again. Of a tensorclass that
-            holds others, those are registered too. Members of an `Enum` are encoded by name.
+            neither `__init__` nor `__post_init__` is run on them again. If a tensorclass holds
+            others, register those too. Members of an `Enum` are encoded by name.
         name: What the type is called in messages, by default its module and qualified name. Give
             one that outlives the next refactoring.
-        to_state: A value to anything that can be encoded.
-        from_state: That, on the other side, to a value. It sees what the sender wrote, so it
-            checks what it is given.
+        to_state: Turns a value into anything that can be encoded.
+        from_state: Turns that, on the other side, into a value. It sees what the sender wrote, so
+            it must check its argument.
 
     Returns:
         `cls`, so that this can be a decorator of a class.
@@ -80,8 +75,6 @@ def register_type(
         ArgumentError: The name is taken by another class.
         ArgumentTypeError: `cls` is not a class, or is another class and one of the two
             functions is missing.
-
-    For `OrderedDict`, `datetime`, `Path` and others see `jagcodec.stdlib`.
 
     Example:
         >>> import dataclasses
@@ -94,30 +87,25 @@ def register_type(
         >>> decode(encode([Sampling(0.7, ("</s>",))]))
         [Sampling(temperature=0.7, stop=('</s>',))]
     """
-    where = "register_type"
     if not isinstance(cls, type):
-        raise ArgumentTypeError(
-            "bad_type", f"{where}(cls)", f"expected a class, found {type(cls).__name__}"
-        )
+        detail = f"expected a class, found {type(cls).__name__}"
+        raise ArgumentTypeError("bad_type", "register_type(cls)", detail)
     if to_state is None and from_state is None:
         to_state, from_state = _ways_of(cls)
     if to_state is None or from_state is None:
         raise ArgumentTypeError(
             "bad_type",
-            f"{where}({cls.__qualname__})",
+            f"register_type({cls.__qualname__})",
             "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, or "
             "both to_state and from_state, found none of these",
         )
     name = _qualified(cls) if name is None else name
-    taken = _by_name.get(name)
-    if taken is not None and taken.cls is not cls and _qualified(taken.cls) != _qualified(cls):
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(name)",
-            f"expected a separate name for {cls.__qualname__}, found {name!r}, which is "
-            f"{taken.cls.__qualname__}'s; pass another name",
-        )
-    _by_name[name] = _Registration(cls, to_state, from_state)
+    taken = _by_name[name][0] if name in _by_name else cls
+    if taken is not cls and _qualified(taken) != _qualified(cls):
+        expected = f"expected a separate name for {cls.__qualname__}"
+        detail = f"{expected}, found {name!r}, which is {taken.__qualname__}'s; pass another name"
+        raise ArgumentError("bad_option", "register_type(name)", detail)
+    _by_name[name] = cls, name, to_state, from_state
     _name_of[cls] = name
     return cls
 
@@ -133,7 +121,8 @@ def registered_name(cls: type) -> str | None:
 
 def state_of(value: Any) -> Any:
     """The state of a value of a registered type."""
-    return _by_name[_name_of[type(value)]].to_state(value)
+    _, _, to_state, _ = _by_name[_name_of[type(value)]]
+    return to_state(value)
 
 
 def restore(name: str, state: Any) -> Any:
@@ -141,23 +130,18 @@ def restore(name: str, state: Any) -> Any:
     cls = _loaded_class(name) if name not in _by_name else None
     if cls is not None:
         register_type(cls)
-    registration = _by_name.get(name)
-    if registration is None:
+    registered = _by_name.get(name)
+    if registered is None:
+        found = f"found {brief(name)}; call jagcodec.register_type for it on this side too"
         raise WireFormatError(
-            "unknown_type",
-            "$",
-            f"expected a type that is registered here, found {brief(name)}; "
-            "call jagcodec.register_type for it on this side too",
+            "unknown_type", "$", f"expected a type that is registered here, {found}"
         )
     try:
-        return registration.from_state(state)
+        return registered[-1](state)
     except Exception as error:  # whatever the user's function raises
-        raise WireFormatError(
-            "bad_value",
-            "$",
-            f"expected the state of {brief(name)}, found one that raises "
-            f"{type(error).__name__}: {error!s:.200}",
-        ) from error
+        found = f"found one that raises {type(error).__name__}: {error!s:.200}"
+        expected = f"expected the state of {brief(name)}"
+        raise WireFormatError("bad_value", "$", f"{expected}, {found}") from error
 
 
 def _qualified(cls: type) -> str:
@@ -166,16 +150,22 @@ def _qualified(cls: type) -> str:
 
 # --- types that are registered by the class alone ----------------------------------------------
 
-_Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-"""To a state, and back."""
+
+def of_type(state: Any, cls: type) -> Any:
+    """A state that is exactly of a type."""
+    if type(state) is not cls:
+        raise ValueError(f"expected {cls.__name__}, found {type(state).__name__}")
+    return state
 
 
-def _ways_of(cls: Any) -> _Ways | tuple[None, None]:
+def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
+    """To a state, and back."""
     if issubclass(cls, enum.Flag):
-        return lambda value: _known_bits(cls, int(value.value)), partial(_flag, cls)
+        to_state = lambda value: _known_bits(cls, int(value.value))  # noqa: E731
+        return to_state, lambda bits: cls(_known_bits(cls, bits))
     if issubclass(cls, enum.Enum):
         return lambda value: value.name, lambda name: cls.__members__[of_type(name, str)]
-    if is_named_tuple(cls):
+    if _is_named_tuple(cls):
         return tuple, partial(_named_tuple, cls)
     if issubclass(cls, NonTensorDataBase):
         return _non_tensor_data, partial(_non_tensor, cls)
@@ -185,24 +175,20 @@ def _ways_of(cls: Any) -> _Ways | tuple[None, None]:
         return source_of, lambda td: cls.from_tensordict(_tensordict(td), check=False)
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
-        return partial(_fields, names), partial(_dataclass, cls, names)
+        to_state = lambda value: {name: getattr(value, name) for name in names}  # noqa: E731
+        return to_state, partial(_dataclass, cls, names)
     return None, None
 
 
-def _known_bits(cls: Any, bits: int) -> int:
+def _known_bits(cls: Any, bits: Any) -> int:
     # Python keeps every combination that was ever made: of known bits there are so many.
     known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
-    if bits & ~known:
+    if of_type(bits, int) & ~known:
         raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {bits}")
-    return bits
+    return int(bits)
 
 
-def _flag(cls: Any, bits: Any) -> Any:
-    return cls(_known_bits(cls, of_type(bits, int)))
-
-
-def is_named_tuple(cls: type) -> bool:
-    """Whether a class is one of `collections.namedtuple` or `typing.NamedTuple`."""
+def _is_named_tuple(cls: type) -> bool:
     return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
 
 
@@ -210,10 +196,6 @@ def _named_tuple(cls: Any, items: Any) -> Any:
     if len(of_type(items, tuple)) != len(cls._fields):
         raise ValueError(f"expected the fields {list(cls._fields)}")
     return tuple.__new__(cls, items)
-
-
-def _fields(names: list[str], value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
 
 
 def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
@@ -225,9 +207,6 @@ def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
         # Past a frozen class's own __setattr__, as its __init__ does.
         object.__setattr__(value, name, item)
     return value
-
-
-# --- tensordict's ------------------------------------------------------------------------------
 
 
 def _parts_of_tensorclass(value: Any) -> Any:
@@ -251,8 +230,63 @@ def _non_tensor_data(value: Any) -> NonTensorData:
 
 
 def _non_tensor(cls: Any, payload: Any) -> Any:
-    of_type(payload, NonTensorData)
-    return cls(payload.data, batch_size=payload.batch_size)
+    return cls(of_type(payload, NonTensorData).data, batch_size=payload.batch_size)
+
+
+# --- types that every reader knows by name -----------------------------------------------------
+
+
+def of_one(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
+    """`make` of a state that is exactly of a type."""
+    return lambda state: make(of_type(state, cls))
+
+
+def of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
+    """`make` of the fields of a state, which is a tuple of exactly these types."""
+
+    def from_state(state: Any) -> Any:
+        if [type(part) for part in of_type(state, tuple)] != list(types):
+            raise ValueError(f"expected {[cls.__name__ for cls in types]}")
+        return make(*state)
+
+    return from_state
+
+
+def _slice(state: Any) -> slice:
+    start, stop, step = of_type(state, tuple)
+    return slice(start, stop, step)
+
+
+def _size(state: Any) -> torch.Size:
+    if not all(-(1 << 63) <= of_type(dim, int) < 1 << 63 for dim in of_type(state, list)):
+        raise ValueError("expected integers of 64 bits")
+    return torch.Size(state)
+
+
+# Of every dtype that this torch has: a dtype itself can be encoded even where its tensors cannot.
+_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+def _dtype(state: Any) -> torch.dtype:
+    if of_type(state, str) not in _DTYPES:
+        raise ValueError(f"expected a dtype of torch {torch.__version__}, found {brief(state)}")
+    return _DTYPES[state]
+
+
+def _device(state: Any) -> torch.device:
+    kind, number = state
+    # Before torch is asked, which quotes what it does not know.
+    if not (of_type(kind, str).isascii() and kind.isalnum()):
+        raise ValueError(f"expected a device type, found {brief(kind)}")
+    if number is None:
+        return torch.device(kind)
+    if not 0 <= of_type(number, int) < 128:
+        raise ValueError(f"expected a device number from 0 to 127, found {brief(number)}")
+    return torch.device(kind, number)
 
 
 def _unbatched(state: Any) -> Any:
@@ -262,22 +296,36 @@ def _unbatched(state: Any) -> Any:
     return unbatched_of(size, tensor)
 
 
-for _cls, (_name, _to_state, _from_state) in PLAIN_TYPES.items():
-    register_type(_cls, _name, to_state=_to_state, from_state=_from_state)
+def register_types(types: Iterable[NamedType]) -> None:
+    """Register types that are not registered yet."""
+    for cls, name, to_state, from_state in types:
+        if registered_name(cls) is None:
+            register_type(cls, name, to_state=to_state, from_state=from_state)
 
+
+_bounds = operator.attrgetter("start", "stop", "step")
+
+PLAIN_TYPES: tuple[NamedType, ...] = (
+    (complex, "complex", operator.attrgetter("real", "imag"), of_fields(complex, float, float)),
+    (range, "range", _bounds, of_fields(range, int, int, int)),
+    (slice, "slice", _bounds, _slice),
+    (torch.Size, "torch.Size", list, _size),
+    (torch.dtype, "torch.dtype", lambda value: str(value).removeprefix("torch."), _dtype),
+    (torch.device, "torch.device", operator.attrgetter("type", "index"), _device),
+    (np.str_, "numpy.str_", str, of_one(np.str_, str)),
+    (np.bytes_, "numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
+    (MetaData, "tensordict.MetaData", _non_tensor_data, partial(_non_tensor, MetaData)),
+    (UnbatchedTensor, "tensordict.UnbatchedTensor", unbatched_parts, _unbatched),
+)
 
 BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
 """What a `BatchedDataDict` is called."""
 
-register_type(MetaData, "tensordict.MetaData")
-_unbatched_name = "tensordict.UnbatchedTensor"
-register_type(UnbatchedTensor, _unbatched_name, to_state=unbatched_parts, from_state=_unbatched)
-
 
 # --- classes that the other side knows by their name -------------------------------------------
 
-_loaded_too: set[type] = set()
-"""Subclasses of these need no registration where they are loaded."""
+_loaded_too: set[type] = set()  # subclasses of these need no registration where they are loaded
+_LONGEST_NAME = 1024  # characters of a name that is looked up: each beginning may be a module's
 
 
 def use_loaded(*bases: type) -> None:
@@ -289,17 +337,12 @@ def use_loaded(*bases: type) -> None:
     _loaded_too.update(bases)
 
 
-_LONGEST_NAME = 1024
-"""Characters of a name that is looked up, each of whose beginnings may be that of a module."""
-
-
 def _loaded_class(name: str) -> Any:
     """The class that needs no registration under this name, or None. Runs no code of it."""
     steps = name.split(".") if _loaded_too and len(name) <= _LONGEST_NAME else []
     for i in range(len(steps) - 1, 0, -1):
-        module = sys.modules.get(".".join(steps[:i]))
-        if isinstance(module, ModuleType):
-            found: Any = module
+        found: Any = sys.modules.get(".".join(steps[:i]))
+        if isinstance(found, ModuleType):
             for step in steps[i:]:
                 # From its dict: a module may import what is asked of it.
                 found = vars(found).get(step) if isinstance(found, (ModuleType, type)) else None
@@ -311,8 +354,11 @@ def _is_found(found: Any) -> bool:
     """Whether something is a class that needs no registration."""
     if not isinstance(found, type):
         return False
-    if is_named_tuple(found):
+    if _is_named_tuple(found):
         # This library's own mean something to `encode`.
         ours = found.__module__.partition(".")[0] == __name__.partition(".")[0]
         return tuple in _loaded_too and not ours
     return enum.Enum in _loaded_too and issubclass(found, enum.Enum)
+
+
+register_types(PLAIN_TYPES)
