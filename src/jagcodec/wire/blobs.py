@@ -49,8 +49,8 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
 
     Args:
         obj: Anything that `encode` accepts.
-        path: The file; its directory must exist and hold a second copy for a moment. A file that
-            is there is replaced and its permissions are kept; a new one has those of the umask.
+        path: The file; its directory must exist and hold a second copy for a moment. An old file
+            is replaced and its permissions are kept; a new one has those of the umask.
         options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Raises:
@@ -72,21 +72,16 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
         {'step': 3}
     """
     refuse_frames(obj, "dump(obj)")
-    where = "dump(path)"
-    name = file_path(path, where, "the value comes first: dump(obj, path)")
-    write_file(name, encode(obj, **options), where)
+    name = file_path(path, "dump(path)", "the value comes first: dump(obj, path)")
+    write_file(name, encode(obj, **options), "dump(path)")
 
 
 def refuse_frames(obj: Any, where: str) -> None:
     """Refuse the frames of a message where a value is expected."""
     first = obj[0] if isinstance(obj, (list, tuple)) and obj else None
     if isinstance(first, (bytes, bytearray)) and MAGIC.encode() in first[:10]:
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            "expected a value, found the frames of a message; pass open_wire(frames), or write "
-            "to_blob(frames) to a file",
-        )
+        found = "found the frames of a message; pass open_wire(frames), or write to_blob(frames)"
+        raise ArgumentTypeError("bad_type", where, f"expected a value, {found}")
 
 
 def load(
@@ -115,12 +110,10 @@ def load(
             there is no such device.
         ArgumentTypeError: It is not a path (but for example a file descriptor, or a message).
 
-    Example:
-        See `dump`.
+    Example: see `dump`.
     """
-    where = "load(path)"
     how = reading("load", limits, None, device, allow_pickle)
-    name = file_path(path, where, "decode accepts a message in memory")
+    name = file_path(path, "load(path)", "decode accepts a message in memory")
     with noted_file(name):
-        data = read_file(name, where, how.limits, mmap=mmap)
+        data = read_file(name, "load(path)", how.limits, mmap=mmap)
         return decode(data, device=how.device, allow_pickle=allow_pickle, limits=how.limits)

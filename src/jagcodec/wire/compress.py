@@ -149,7 +149,7 @@ def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
             found = f"found {stored[:4]!r} and a size of {head.content_size}"
             raise fail("bad_value", f"{expected}, {found}", path=path)
         expect(not head.dict_id, "bad_value", "zstd without a dictionary", head.dict_id, path)
-        near = stored[4] & _SINGLE_SEGMENT or head.window_size <= MAX_WINDOW
+        near = bool(stored[4] & _SINGLE_SEGMENT) or head.window_size <= MAX_WINDOW
         expect(near, "bad_value", f"a window of at most {MAX_WINDOW}", head.window_size, path)
         # No more memory than the size of its content, and a window.
         library = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW)

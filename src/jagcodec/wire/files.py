@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
+from jagcodec.wire.checks import fail
 from jagcodec.wire.frames import PREAMBLE, blob_pieces, read_preamble
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.spec import ALIGNMENT
@@ -26,8 +27,8 @@ def file_path(path: Any, where: str, remedy: str) -> str:
         raise ArgumentTypeError("bad_type", where, f"expected a str or os.PathLike, {found}")
     name = os.fsdecode(name)
     if "\0" in name:
-        found = brief(name)
-        raise ArgumentError("bad_option", where, f"expected a path without NUL, found {found}")
+        found = f"found {brief(name)}"
+        raise ArgumentError("bad_option", where, f"expected a path without NUL, {found}")
     return str(name)
 
 
@@ -108,19 +109,14 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
         if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
             raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
         if mmap:
-            try:
+            with suppress(ValueError):  # the file has become smaller
                 return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
-            except ValueError as error:  # the file has become smaller
-                raise _shortened(size, os.fstat(file.fileno()).st_size) from error
-        data = bytearray(size)
-        data[: len(start)] = start
-        found = len(start) + file.readinto(memoryview(data)[len(start) :])
-        if found != size:
-            raise _shortened(size, found)
-        return data
-
-
-def _shortened(size: int, found: int) -> WireFormatError:
-    expected = f"expected {size} bytes, as there were when it was opened"
-    found_text = f"found {found}; it was shortened while it was read"
-    return WireFormatError("frame_size", "file", f"{expected}, {found_text}")
+            found = os.fstat(file.fileno()).st_size
+        else:
+            data = bytearray(size)
+            data[: len(start)] = start
+            found = len(start) + file.readinto(memoryview(data)[len(start) :])
+            if found == size:
+                return data
+    detail = f"expected {size} bytes, found {found}; it was shortened while it was read"
+    raise fail("frame_size", detail, path="file")

@@ -53,7 +53,8 @@ def _record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
         expected = f"expected {len(names)} fields of {kind.name}"
         raise WireFormatError("bad_record", "$", f"{expected}, found {len(fields)}")
     try:
-        return _RECORDS[kind](*fields) if kind is not Kind.PICKLE else _pickle(*fields, allow_pickle)
+        options = (allow_pickle,) if kind is Kind.PICKLE else ()
+        return _RECORDS[kind](*fields, *options)
     except (WireFormatError, MemoryError):
         raise
     except Exception as error:  # torch and numpy raise all kinds
@@ -135,4 +136,5 @@ _RECORDS: dict[Kind, Callable[..., Any]] = {
     Kind.NUMBERS: _numbers,
     Kind.SCALAR: _scalar,
     Kind.USER: _user,
+    Kind.PICKLE: _pickle,
 }

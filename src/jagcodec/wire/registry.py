@@ -161,8 +161,8 @@ def of_type(state: Any, cls: type) -> Any:
 def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
     """To a state, and back."""
     if issubclass(cls, enum.Flag):
-        to_state = lambda value: _known_bits(cls, int(value.value))  # noqa: E731
-        return to_state, lambda bits: cls(_known_bits(cls, bits))
+        back = lambda bits: cls(_known_bits(cls, of_type(bits, int)))  # noqa: E731
+        return lambda value: _known_bits(cls, int(value.value)), back
     if issubclass(cls, enum.Enum):
         return lambda value: value.name, lambda name: cls.__members__[of_type(name, str)]
     if _is_named_tuple(cls):
@@ -175,17 +175,16 @@ def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tu
         return source_of, lambda td: cls.from_tensordict(_tensordict(td), check=False)
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
-        to_state = lambda value: {name: getattr(value, name) for name in names}  # noqa: E731
-        return to_state, partial(_dataclass, cls, names)
+        return partial(_fields, names), partial(_dataclass, cls, names)
     return None, None
 
 
-def _known_bits(cls: Any, bits: Any) -> int:
+def _known_bits(cls: Any, bits: int) -> int:
     # Python keeps every combination that was ever made: of known bits there are so many.
     known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
-    if of_type(bits, int) & ~known:
+    if bits & ~known:
         raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {bits}")
-    return int(bits)
+    return bits
 
 
 def _is_named_tuple(cls: type) -> bool:
@@ -196,6 +195,10 @@ def _named_tuple(cls: Any, items: Any) -> Any:
     if len(of_type(items, tuple)) != len(cls._fields):
         raise ValueError(f"expected the fields {list(cls._fields)}")
     return tuple.__new__(cls, items)
+
+
+def _fields(names: list[str], value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
