@@ -36,8 +36,7 @@ from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.registry import register_type
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
-from tests.wire.damage import damaged
-from tests.wire.forge import blob
+from tests.wire.forge import blob, damaged
 from tests.wire.grown import drawn
 
 _LENGTH = struct.Struct("<I")

@@ -1,10 +1,12 @@
+# mypy: disable-error-code="call-arg, misc"
 """Messages made by hand, with msgpack alone: well-formed by default, every part replaceable.
 
-A message is written as a tree of `Part`s; `header` puts their schemas, numbers and values into
-frame 0.
+A message is a tree of `Part`s, whose schemas, numbers and values `header` puts into frame 0; or
+what `damaged` makes of another message.
 """
 
 import itertools
+import math
 import struct
 import zlib
 from typing import Any, NamedTuple
@@ -12,6 +14,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from jagcodec.wire.spec import Kind
+from tests.wire import spec_reader
+from tests.wire.spec_reader import SIZES
 
 
 class Part(NamedTuple):
@@ -109,19 +113,6 @@ def object_array(shape, size, buffer=0, offset=0, group=0, stored=0):
 
 def rows_node(size, buffer=0, offset=0, group=0, stored=0):
     return node("NON_TENSOR_ROWS", numbers=[buffer, offset, stored, group, size])
-
-
-# --- indirect columns --------------------------------------------------------------------------
-
-
-def run(cells=0, place=(0, 0), *, group=0, stored=0, index=None, narrow=0):
-    """The numbers of a run; `index` is the place of its index, `narrow` how that is stored."""
-    return [group, *place, stored, cells, *(index or (-1, 0)), narrow]
-
-
-def table(*runs):
-    """The bytes of the table of an indirect column."""
-    return int64s(*(number for numbers in runs for number in numbers))
 
 
 # --- headers and messages ----------------------------------------------------------------------
@@ -332,3 +323,243 @@ class Draft:
         """The frames of a message of this root."""
         frames = [*map(bytes, self.payload), *more]
         return message(root, *frames, groups=self.groups, checksum=checksum)
+
+
+# --- indirect columns --------------------------------------------------------------------------
+
+RUN_NUMBERS = (
+    *("group", "buffer", "offset", "stored", "cells"),
+    *("index_buffer", "index_offset", "index_stored"),
+)
+TEXT = msgpack.packb("text")
+
+
+def run(cells=0, place=(0, 0), *, group=0, stored=0, index=None, narrow=0):
+    """The numbers of a run; `index` is the place of its index, `narrow` how that is stored."""
+    return [group, *place, stored, cells, *(index or (-1, 0)), narrow]
+
+
+def table(*runs):
+    """The bytes of the table of an indirect column."""
+    return int64s(*(number for numbers in runs for number in numbers))
+
+
+def numbers_of(values, narrow=0):
+    """Bytes of an index, stored as the wire's code `narrow` says."""
+    if narrow == 1:
+        bits = sum(value << i for i, value in enumerate(values))
+        return bits.to_bytes((len(values) + 7) // 8, "little")
+    width, signed = (narrow % 16, narrow >= 32) if narrow else (8, True)
+    return b"".join(value.to_bytes(width, "little", signed=signed) for value in values)
+
+
+def run_of(data=b"", index=None, /, *, rows=None, narrow=0, **changes):
+    """A run of `column` before its cells have a place: bytes, or a place that has them already.
+
+    `index` says at which cell each row begins (None: all at the first), `rows` how long its rows
+    are if they are not those of the column. Changes replace numbers of it.
+    """
+    return data, index, rows, narrow, changes
+
+
+def column(f, kind, runs, lengths=(2, 3), dtype="uint8", inner=(), **changes):
+    """An indirect column. Changes are its `stored`, its `group`, its `size` or its `dim`."""
+    lengths = [*lengths]
+    cell = SIZES[dtype] * math.prod(inner)
+    rows = []
+    for cells, index, own, narrow, replaced in runs:
+        place = f.put(cells) if isinstance(cells, bytes) else cells
+        numbers = run(
+            len(cells) // cell if isinstance(cells, bytes) else 0,
+            place,
+            group=0 if kind == "TENSOR" else f.shared_group(lengths if own is None else own),
+            index=None if index is None else f.put(numbers_of(index, narrow)),
+            narrow=narrow,
+        )
+        for name, value in replaced.items():
+            numbers[RUN_NUMBERS.index(name)] = value
+        rows.append(numbers)
+    place = f.put(table(*rows))
+    stored, total = changes.pop("stored", 64 + len(runs)), changes.pop("size", sum(lengths))
+    if kind == "TENSOR":
+        return tensor(dtype, [total, *inner], *place, stored=stored)
+    group = changes.pop("group", None)
+    group = f.shared_group(lengths) if group is None else group
+    if kind == "NON_TENSOR_ROWS":
+        return rows_node(total, *place, group=group, stored=stored)
+    if kind == "OBJECT_ARRAY":
+        return object_array([len(lengths)], total, *place, group=group, stored=stored)
+    dim = changes.pop("dim", 1)
+    return jagged(
+        group, dim, [total, *inner] if dim == 1 else [*inner, total], dtype, *place, stored
+    )
+
+
+def batch_of(kind, *runs, lengths=(2, 3), frames=(), **options):
+    """A message of one indirect column, in a TensorDict if it may be in one."""
+    f = Draft()
+    made = column(f, kind, runs, lengths, **options)
+    root = made if kind == "OBJECT_ARRAY" else tensordict([len(lengths)], {"a": made})
+    return f.message(root, *frames)
+
+
+def in_a_row(frames, rows=1):
+    """A message in rows: as they are, or indirect where there are several."""
+    blob, f = row_message(frames), Draft()
+    if rows == 1:
+        return f.message(rows_node(len(blob), *f.put(blob), f.group([len(blob)]), 256))
+    return f.message(column(f, "NON_TENSOR_ROWS", [run_of(blob)], [len(blob)] * rows, stored=321))
+
+
+# --- pieces that many messages are made of -----------------------------------------------------
+
+# Offsets of two rows of 2 and 3 cells, and cells after them.
+PAYLOAD = int64s(0, 2, 5) + bytes(range(40))
+GROUP = [0, 0, 2, 2, 3]
+SEVENS = zstd((b"\7", 100), size=100)
+
+
+def batch(leaf, rows=2):
+    """A TensorDict of one column."""
+    return tensordict([rows], {"a": leaf})
+
+
+def of_sevens(sent, **changes):
+    """A tensor of 100 bytes 07, whose frame is stored as `sent`."""
+    return compressed(tensor(shape=[100]), [100], sent, **changes)
+
+
+def zeros(size):
+    """A frame of zeros, which takes four bytes for 2^17."""
+    return zstd(*[(b"\0", 1 << 17)] * (size >> 17), size=size)
+
+
+# --- damage ------------------------------------------------------------------------------------
+
+NUMBERS = (
+    *(0, 1, 2, 3, 7, 8, 16, 17, 18, 24, 33, 63, 64, 65, 72, 100, 129, 1 << 24, 1 << 31, 1 << 32),
+    *(1 << 40, 1 << 53, 1 << 60, 1 << 61, 1 << 62, (1 << 63) - 8, (1 << 63) - 1),
+    *(-1, -2, -8, -(1 << 63)),
+)
+BYTES = (0, 1, 0x6A, 0x80, 0x91, 0xC1, 0xC7, 0xD6, 0xDD, 0xFF)
+
+
+class Parts:
+    """The parts of a header, to change and to put together; an error if it is none."""
+
+    def __init__(self, frame):
+        header = msgpack.unpackb(bytes(frame), strict_map_key=False)
+        self.schema = unpacked(header["schema"].data)
+        self.values = unpacked(header["values"])
+        self.numbers = [number for (number,) in struct.iter_unpack("<q", header["numbers"])]
+        try:
+            self.checksums = len(spec_reader.Header(bytes(frame)).checksums)
+        except spec_reader.RefusedError:
+            self.checksums = 0
+
+    def frame(self, payload=()):
+        """Frame 0; its checksums, if there were any, are of these frames."""
+        schema, values = packed(self.schema), packed(self.values)
+        numbers = [min(number, (1 << 63) - 1) for number in self.numbers]
+        if self.checksums:
+            plain = numbers[: -self.checksums]
+            sums = [crc(schema, int64s(*plain), values), *map(crc, payload)]
+            numbers = [*plain, *sums]
+        fields = {"schema": msgpack.ExtType(16, schema), "numbers": int64s(*numbers)}
+        return packed({"jagcodec": 1, **fields, "values": values})
+
+
+def unpacked(data):
+    return msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass")
+
+
+def with_number(frames, at, number):
+    """A message with another number at this place among its numbers."""
+    parts = Parts(frames[0])
+    parts.numbers[at] = number
+    return [parts.frame(frames[1:]), *frames[1:]]
+
+
+def damaged(frames, rng):
+    """A message with one or two things changed, by a `random.Random`."""
+    frames = [bytearray(frame) for frame in frames]
+    for _ in range(rng.choice((1, 1, 2))):
+        what = rng.random()
+        if what < 0.15 and any(frames[1:]):
+            _change_bytes(rng.choice([frame for frame in frames[1:] if frame]), rng)
+        elif what < 0.25 and len(frames[0]) > 10:
+            frames[0][rng.randrange(10, len(frames[0]))] = rng.randrange(256)
+        else:
+            frames[0] = bytearray(_damaged_header(frames, rng))
+    return [bytes(frame) for frame in frames]
+
+
+def _change_bytes(frame, rng):
+    """A byte of the first few, or a number at a multiple of 8, as offsets and tables have them."""
+    at = rng.randrange(min(len(frame), 256))
+    if rng.random() < 0.5:
+        frame[at] = rng.choice((*BYTES, rng.randrange(256)))
+    else:
+        at -= at % 8
+        number = int64s(rng.choice(NUMBERS))
+        frame[at : at + 8] = number[: len(frame) - at]
+
+
+def _damaged_header(frames, rng):
+    try:
+        parts = Parts(frames[0])
+    except Exception:  # damaged before
+        return frames[0]
+    what = rng.choice(("schema", "numbers", "numbers", "numbers", "values"))
+    numbers = parts.numbers
+    if what == "numbers" and numbers:
+        at = rng.randrange(len(numbers))
+        near = (numbers[at] - 1, numbers[at] + 1, rng.choice(numbers))
+        numbers[at] = rng.choice((*NUMBERS, *near * 5))
+    elif what == "schema":
+        parts.schema = _changed(parts.schema, rng, node=True)
+    else:
+        parts.values = _changed(parts.values, rng)
+    try:
+        return parts.frame(frames[1:])
+    except Exception:  # what was unpacked may be what cannot be packed: a timestamp
+        return frames[0]
+
+
+def _changed(value, rng, *, node=False):
+    """A msgpack object with one thing in it changed."""
+    inside = rng.random() < 0.85
+    if isinstance(value, list) and value and inside:
+        at, how = rng.randrange(len(value)), rng.random()
+        if how < 0.25:
+            return rng.choice(([*value[:at], *value[at + 1 :]], [*value, value[at]], value[::-1]))
+        return [*value[:at], _changed(value[at], rng, node=node), *value[at + 1 :]]
+    if isinstance(value, dict) and value and inside:
+        key = rng.choice([*value])
+        if rng.random() < 0.8:
+            return {**value, key: _changed(value[key], rng, node=node)}
+        return {("other" if k == key else k): v for k, v in value.items()}
+    if rng.random() < 0.7:
+        if type(value) is int:
+            return rng.choice((value - 1, value + 1, rng.choice(NUMBERS)))
+        if type(value) is bytes and value:
+            last = value[:-1] + bytes([rng.randrange(256)])
+            return rng.choice((value[1:], value + b"\0", last))
+        if type(value) is str and value:
+            names = [*spec_reader.SIZES, "|O", "|V3", "<U2", "|S0", value[1:], value + "x"]
+            return rng.choice(names)
+        if isinstance(value, msgpack.ExtType):
+            codes = [*spec_reader.RECORDS, 16, 5, 99]
+            return msgpack.ExtType(rng.choice(codes), rng.choice((b"", b"", b"", b"\0")))
+    return _anything(rng, node=node)
+
+
+def _anything(rng, *, node):
+    """Any object, a small node or record among them."""
+    leaves: list[Any] = [None, True, 0, 1, 1.5, float("nan"), "", "a", b"", b"\1", [], {}, [None]]
+    if node:
+        nodes = [[48, "int64", 0], [48, "uint8", 1], [32, "<i8", 1], [26, None]]
+        return rng.choice([*leaves, *nodes, *([code] for code in spec_reader.NODES)])
+    fields: Any = rng.choice(([], [1], [1, 1], [1, 2, 3]))
+    records = [[msgpack.ExtType(code, b""), *fields] for code in spec_reader.RECORDS]
+    return rng.choice([*leaves, {"a": 1}, *records])

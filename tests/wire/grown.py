@@ -1,11 +1,11 @@
-"""Messages of any size, made by hand: many of what the golden messages hold, and many rows.
+# mypy: disable-error-code="call-arg, misc"
+"""Messages of any size, made by hand: many nodes, columns and rows, long documents.
 
 `singles()` has every kind by itself, and `drawn(seed)` several in and next to each other.
-`test_growth.py` counts what readers do with n, 2n and 4n of them, and `fuzz/weigh.py` weighs them.
+`test_growth.py` counts what readers do with n, 2n and 4n of them, `fuzz/weigh.py` weighs them, and
+the fuzzer damages them.
 """
 
-import functools
-import itertools
 import random
 import struct
 from collections.abc import Callable
@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from jagcodec import WireFormatError, decode
-from tests.wire import cases, spec_reader
-from tests.wire.cases.indirect import column as indirect_column
-from tests.wire.cases.indirect import run_of
-from tests.wire.damage import Parts
 from tests.wire.forge import (
     Draft,
     Part,
+    array,
+    column,
     compressed,
     int64s,
     jagged,
@@ -30,10 +27,12 @@ from tests.wire.forge import (
     message,
     message_of_rows,
     node,
+    object_array,
     packed,
     record,
     row_message,
     rows_node,
+    run_of,
     sparse_coo,
     strided_nested,
     tag,
@@ -43,74 +42,6 @@ from tests.wire.forge import (
     user,
     zstd,
 )
-from tests.wire.test_golden import NAMES, OPAQUE, kept, message_of
-
-# --- units: what there may be many of ----------------------------------------------------------
-
-
-class Unit(NamedTuple):
-    """The root of a message, with the groups and frames that it names."""
-
-    part: Part
-    groups: list[tuple[int, ...]]
-    payload: list[bytes]
-
-    def after(self, frames: int, groups: int) -> "Unit":
-        """The same unit, whose frames and groups come after so many others."""
-        numbers = iter(self.part.numbers)
-        places, moved = {"buffer": frames, "group": groups}, []
-
-        def move(schema: Any) -> None:
-            if schema is None:
-                return
-            names = spec_reader.NODES[schema[0]][1].split()
-            for name in spec_reader.NODES[schema[0]][2].split():
-                if name == "dims":
-                    moved.extend(itertools.islice(numbers, schema[1 + names.index("rank")]))
-                else:
-                    moved.append(next(numbers) + places.get(name, 0))
-            for child in schema[1 + len(names) :]:
-                move(child)
-
-        move(self.part.schema)
-        own = [(group[0] + frames, *group[1:]) for group in self.groups]
-        return Unit(Part(self.part.schema, moved, self.part.values), own, self.payload)
-
-
-def unit_of(frames: list[bytes]) -> Unit:
-    header, parts = spec_reader.Header(frames[0]), Parts(frames[0])
-    numbers = parts.numbers[: header.count(parts.schema)]
-    values = parts.values[: header.check(parts.schema)]
-    return Unit(Part(parts.schema, numbers, values), header.groups, frames[1:])
-
-
-@functools.cache
-def units() -> dict[str, Unit]:
-    """What golden messages hold, those by hand and those of `encode`."""
-    golden = {name: kept(name) for name in NAMES if name not in OPAQUE | {"compressed"}}
-    frames: dict[str, Any] = {name: message_of(case) for name, case in golden.items()}
-    frames |= {name: case.message for name, case in cases.GOOD.items()}
-    return {
-        name: unit_of(made)
-        for name, made in frames.items()
-        if isinstance(made, list) and not name.startswith("compressed") and "deep" not in name
-    }
-
-
-@functools.cache
-def columns_of_batches() -> dict[str, tuple[int, Unit]]:
-    """Units that can be a column, and of how many rows: those that `decode` reads in a batch."""
-    found = {}
-    for name, unit in units().items():
-        for rows in (1, 2, 3):
-            root = tensordict([rows], {"a": unit.part})
-            try:
-                decode(message(root, *unit.payload, groups=unit.groups))
-            except WireFormatError:
-                continue
-            found[name] = rows, unit
-    return found
-
 
 SPOILED = {
     "unknown dtype": tensor("float33", []),
@@ -118,26 +49,6 @@ SPOILED = {
     "bad document": Part(None, [], [record("BIG_INT", b"")]),
     "bad row": node("SPARSE_COO", 0, 0, children=[0, 0]),
 }
-
-
-def many(wrap: Callable[[list[Part]], Part], some: list[Unit], *, apart: bool) -> list[bytes]:
-    """A message of these units, each in frames and groups of its own, or all over the same.
-
-    What lies at the same place counts for each of them, so there must be as many bytes.
-    """
-    payload: list[bytes] = []
-    groups: list[tuple[int, ...]] = []
-    parts, first = [], {}
-    for unit in some:
-        if apart or id(unit) not in first:
-            moved = unit.after(len(payload), len(groups))
-            payload, groups = [*payload, *unit.payload], [*groups, *moved.groups]
-            first[id(unit)] = moved
-        parts.append(first[id(unit)].part)
-    spare = sum(len(frame) for unit in some for frame in unit.payload) - sum(map(len, payload))
-    more = [bytes(spare)] if spare else []
-    return message(wrap(parts), *payload, *more, groups=groups)
-
 
 # --- columns of any number of rows -------------------------------------------------------------
 
@@ -184,12 +95,12 @@ def indirect(f: Draft, i, rows):
     """Rows in a group and cells of their own, of which there are few."""
     lengths = lengths_of(i, rows)
     run = run_of(bytes(min(2, sum(lengths))), [0] * rows, narrow=1)
-    return indirect_column(f, "JAGGED", [run], lengths)
+    return column(f, "JAGGED", [run], lengths)
 
 
 def indirect_shared(f: Draft, i, rows):
     cells = f.once("cells", lambda: f.put(b"\7"))
-    return indirect_column(f, "JAGGED", [run_of(cells, cells=1)], [1] * rows)
+    return column(f, "JAGGED", [run_of(cells, cells=1)], [1] * rows)
 
 
 def indirect_runs(f: Draft, i, rows):
@@ -197,13 +108,13 @@ def indirect_runs(f: Draft, i, rows):
     ones = [1] * rows
     prefix = run_of(b"\0", [0] * rows, rows=ones, narrow=1)
     runs = [prefix, run_of(b"\0", rows=ones), run_of(rows=[0] * rows)]
-    return indirect_column(f, "JAGGED", runs, [2] * rows)
+    return column(f, "JAGGED", runs, [2] * rows)
 
 
 def indirect_tensor(f: Draft, i, rows):
     # Of cells so large that few of them are looked at when they are written again, too.
     run = run_of(bytes(128), [0] * rows, narrow=1)
-    return indirect_column(f, "TENSOR", [run], [1] * rows, "int64", [16])
+    return column(f, "TENSOR", [run], [1] * rows, "int64", [16])
 
 
 def indirect_rows(stored):
@@ -213,7 +124,7 @@ def indirect_rows(stored):
         row = packed([[], i % 100, "x"])
         run = run_of(row, [0] * rows, narrow=1)
         lengths = [len(row)] * rows
-        return indirect_column(f, "NON_TENSOR_ROWS", [run], lengths, stored=stored)
+        return column(f, "NON_TENSOR_ROWS", [run], lengths, stored=stored)
 
     return make
 
@@ -245,6 +156,39 @@ COLUMNS: dict[str, Column] = {
     "indirect tensor": indirect_tensor,
     "indirect rows": indirect_rows(65),
     "indirect rows of one object": indirect_rows(129),
+}
+
+# --- nodes, of which there may be many ---------------------------------------------------------
+
+
+def byte(f: Draft):
+    return tensor("uint8", (1,), *f.put(b"x"))
+
+
+def two_rows(make: Column) -> Callable[[Draft], Part]:
+    return lambda f: make(f, 0, 2)
+
+
+NODES = {name: two_rows(make) for name, make in COLUMNS.items()}
+NODES |= {
+    "BYTES": lambda f: node("BYTES", numbers=[*f.put(b"x"), 1]),
+    "ARRAY": lambda f: array("<U2", (1,), *f.put(bytes(8))),
+    "OBJECT_ARRAY": lambda f: object_array([1], 1, *f.put(b"\7"), group=f.group([1])),
+    "TENSOR_VIEWS": lambda f: tensor_views(1, [1], f.put(b"x"), f.put(int64s(0, 1))),
+    "SPARSE_COO": lambda f: sparse_coo(
+        tensor("int64", [1, 1], *f.put(int64s(0))), tensor("int64", [1], *f.put(b"\1"), stored=1)
+    ),
+    "USER": lambda f: node(
+        "USER", "slice", children=[node("TUPLE", children=[None, byte(f), None])]
+    ),
+    "TENSORDICT": lambda f: tensordict([1], {"a": byte(f)}),
+    "LAZY_STACK": lambda f: node("LAZY_STACK", 0, children=[tensordict([], {})]),
+    "LIST": lambda f: list_of(byte(f)),
+    "TUPLE": lambda f: node("TUPLE", children=[byte(f)]),
+    "MAP": lambda f: map_of({"a": byte(f)}),
+    "DICT": lambda f: node("DICT", children=[[1], byte(f)]),
+    "payload": lambda f: payload(byte(f), [1]),
+    "document": lambda f: Part(None, [], [{"a": [1]}]),
 }
 
 # --- documents: what may stand anywhere --------------------------------------------------------
@@ -287,15 +231,6 @@ HASHABLE = (
     *("int", "float", "str", "bin", "BIG_INT", "complex", "TUPLE", "FROZENSET", "range"),
     *("SCALAR", "numpy.str_", "torch.Size"),
 )
-WRAPS: list[Callable[[Any], Part]] = [
-    list_of,
-    lambda part: node("TUPLE", children=[part]),
-    lambda part: map_of({"a": part}),
-    lambda part: node("DICT", children=[[1], part]),
-    lambda part: payload(part, [1]),
-]
-
-
 # --- recipes -----------------------------------------------------------------------------------
 
 
@@ -312,30 +247,36 @@ class Recipe(NamedTuple):
         return max(16, min(most, int(size / per_unit)))
 
 
-def beside(*names: str, wrap=None, spoil: str | None = None, apart: bool = False) -> Recipe:
-    """`n` of each of these units in a list, each in a container of its own with `wrap`."""
+def beside(*names: str, spoil: str | None = None, apart: bool = False) -> Recipe:
+    """`n` of each of these nodes in a list, in frames and groups of their own or all over the same.
 
-    def listed(parts: list[Part]) -> Part:
-        return list_of(*(map(wrap, parts) if wrap else parts), *([SPOILED[spoil]] if spoil else []))
+    What is at the same place counts for each of them, so there must be as many bytes.
+    """
 
     def make(n: int) -> list[bytes]:
-        return many(listed, [units()[name] for name in names for _ in range(n)], apart=apart)
+        f = Draft(apart=apart)
+        parts = []
+        for name in names:
+            made = [NODES[name](f) for _ in range(n if apart else 1)]
+            parts += made if apart else made * n
+        size = sum(map(len, f.payload))
+        return f.message(
+            list_of(*parts, *([SPOILED[spoil]] if spoil else [])),
+            *([] if apart else [bytes(size * (n - 1))]),
+        )
 
     return Recipe(f"beside({' + '.join(names)}, {spoil}, {apart})", make)
 
 
-def columns(*names: str, spoil: str | None = None, apart: bool = False) -> Recipe:
-    """A batch of few rows and `n` columns of each of these units."""
-    rows = columns_of_batches()[names[0]][0]
-
-    def batch(parts: list[Part]) -> Part:
-        leaves = {f"{i}": part for i, part in enumerate(parts)}
-        return tensordict([rows], leaves | ({"bad": SPOILED[spoil]} if spoil else {}))
+def columns(*names: str, spoil: str | None = None) -> Recipe:
+    """A batch of two rows and `n` columns of each of these kinds."""
 
     def make(n: int) -> list[bytes]:
-        return many(batch, [units()[name] for name in names for _ in range(n)], apart=apart)
+        f = Draft()
+        leaves = {f"{name} {i}": COLUMNS[name](f, i, 2) for i in range(n) for name in names}
+        return f.message(tensordict([2], leaves | ({"bad": SPOILED[spoil]} if spoil else {})))
 
-    return Recipe(f"columns({' + '.join(names)}, {spoil}, {apart})", make, True)
+    return Recipe(f"columns({' + '.join(names)}, {spoil})", make, True)
 
 
 def tall(*names: str, each: int = 1) -> Recipe:
@@ -443,12 +384,10 @@ def large(what: str) -> Recipe:
 
 def singles() -> list[Recipe]:
     """Every kind by itself, in each of the ways in which it may be many."""
-    with_places = [name for name, unit in units().items() if unit.payload or unit.groups]
-    may_move = [name for name in with_places if not name.startswith(("indirect", "rollout_elided"))]
     return [
-        *map(beside, units()),
-        *(beside(name, apart=True) for name in may_move),
-        *map(columns, columns_of_batches()),
+        *map(beside, NODES),
+        *(beside(name, apart=True) for name in NODES),
+        *map(columns, COLUMNS),
         *map(tall, COLUMNS),
         *map(in_rows, DOCUMENTS),
         *map(document_of, DOCUMENTS),
@@ -461,15 +400,12 @@ def drawn(seed: int) -> Recipe:
     """The recipe of a seed."""
     rng = random.Random(seed)
     spoil = rng.choice([None, None, *SPOILED])
-    names = rng.sample([*units()], 2)
-    first, (rows, _) = rng.choice([*columns_of_batches().items()])
-    others = [name for name, (count, _) in columns_of_batches().items() if count == rows]
+    few = rng.sample([*COLUMNS], 2)
+    kind = rng.choice(["NON_TENSOR_ROWS", "OBJECT_ARRAY"])
     recipes = [
-        beside(*names, spoil=spoil),
-        beside(names[0], wrap=rng.choice(WRAPS), spoil=spoil),
-        columns(first, rng.choice(others), spoil=spoil),
-        tall(*rng.sample([*COLUMNS], 2), each=rng.choice([1, 3, 10])),
-        in_rows(rng.choice([*DOCUMENTS]), rng.choice(["NON_TENSOR_ROWS", "OBJECT_ARRAY"]),
-                messages=True),
-    ]  # fmt: skip
+        beside(*rng.sample([*NODES], 2), spoil=spoil),
+        columns(*few, spoil=spoil),
+        tall(*few, each=rng.choice([1, 3, 10])),
+        in_rows(rng.choice([*DOCUMENTS]), kind, messages=True),
+    ]
     return rng.choice(recipes)

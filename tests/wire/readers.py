@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import re
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ from jagcodec import WireFormatError, concat_rows, decode, materialize, open_wir
 from jagcodec.errors import REASONS, JagcodecError
 from jagcodec.memory import blocks
 from jagcodec.wire import header, schema
+from tests.oracle import described
+from tests.wire import spec_reader
 from tests.wire.forge import blob
 
 
@@ -177,3 +180,63 @@ def cost(read: Callable[[], Any]) -> tuple[float, int]:
 def _status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+
+# --- values in the second reader's terms -------------------------------------------------------
+
+
+def plain(value):
+    """A value of the second reader as `described` has it, from the value alone."""
+    if type(value) in (float, int):
+        return described(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and value and type(value[0]) is str:
+        if value[0] == "TENSOR_VIEWS":  # what is stored is the list's business alone
+            return [plain(("TENSOR", value[1], *view)) for view in value[2]]
+        if value[0] == "DICT" and all(type(key) is str for key in value[1][::2]):
+            return plain(dict(zip(value[1][::2], value[1][1::2], strict=True)))
+        if value[0] in ("SET", "FROZENSET"):
+            return (value[0], sorted(map(plain, value[1]), key=repr))
+        return tuple(map(plain, value))
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def assert_reads(message, value):
+    assert repr(plain(spec_reader.read(message))) == repr(described(value))
+
+
+def verdicts(message):
+    """What both readers make of a message: text of the value, or None where it is refused."""
+    try:
+        second = repr(plain(spec_reader.read(message)))
+    except spec_reader.RefusedError as error:
+        second, why = None, str(error)
+    else:
+        why = ""
+    whole = isinstance(message, bytes)
+    try:
+        first = repr(described(decode(message if whole else [*map(bytearray, message)])))
+    except WireFormatError as error:
+        first, why = None, why or f"{error.reason} {error}"
+    return first, second, why
+
+
+# What the page leaves to the reader, by what the library says of it.
+LIBRARY_MAY = re.compile(
+    "create_nt_buffer|fill_cpu|Expected one of cpu|expected a (DEVICE|device type)|too_deep"
+    "|expected a dtype of (torch|numpy)"
+    "|array is too big|number of dimensions|hashable (dict keys|set members)|hash generic"
+)
+# And by what the second reader says.
+SECOND_READER_MAY = re.compile("^(dtype|names|hashes|offset 0)$")
+
+
+def agree(message, *about):
+    """Whether both readers read a message, and alike; fails if only one does, but for what the
+    page leaves to the reader.
+    """
+    first, second, why = verdicts(message)
+    left = LIBRARY_MAY.search(why) if first is None else SECOND_READER_MAY.search(why)
+    assert first == second or (left and None in (first, second)), (why, message, *about)
+    return first is not None

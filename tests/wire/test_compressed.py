@@ -24,7 +24,7 @@ from jagcodec.wire import compress, header
 from tests.helpers import Store, message, receive, size
 from tests.oracle import assert_same
 from tests.wire import forge, spec_reader
-from tests.wire.cases import BAD, pieces
+from tests.wire.cases import BAD
 from tests.wire.readers import refused
 
 
@@ -246,34 +246,27 @@ FORGED = [name for name in BAD if name.startswith("zstd_")]
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_frame_is_refused_by_the_range_that_needs_it(name):
-    forged = forge.compressed(
-        pieces.batch(forge.tensor(shape=[2, 50])), [100], BAD[name].message[1]
-    )
+    forged = forge.compressed(forge.batch(forge.tensor(shape=[2, 50])), [100], BAD[name].message[1])
     for source in (forged, Store(forged)):
         error = refused(lambda source: open_wire(source)["a"], source)
         assert (error.reason, error.path) == ("bad_value", "$.a (frame 1)")
 
 
-def zeros(size):
-    """A frame of zeros, which takes four bytes for 2^17."""
-    return forge.zstd(*[(b"\0", 1 << 17)] * (size >> 17), size=size)
-
-
 DOCUMENTS = (1 << 26) + (1 << 17)
 HUGE = {
-    "frames": (forge.tensor(shape=[1 << 31]), [1 << 31], pieces.RUN, {}),
-    "many frames": (forge.tensor(shape=[1 << 20]), [1 << 20] * 1100, pieces.RUN, {}),
-    "bits": (forge.tensor("int64", [1 << 27], stored=1), [1 << 24], zeros(1 << 24), {}),
+    "frames": (forge.tensor(shape=[1 << 31]), [1 << 31], forge.SEVENS, {}),
+    "many frames": (forge.tensor(shape=[1 << 20]), [1 << 20] * 1100, forge.SEVENS, {}),
+    "bits": (forge.tensor("int64", [1 << 27], stored=1), [1 << 24], forge.zeros(1 << 24), {}),
     "bits in rows": (
         forge.jagged(dtype="int64", shape=[1 << 27], offset=0, stored=1),
         [1 << 24],
-        zeros(1 << 24),
+        forge.zeros(1 << 24),
         {"groups": [[0, 0, 1, 1 << 27, 1 << 27]]},
     ),
     "documents": (
         forge.node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, DOCUMENTS]),
         [DOCUMENTS],
-        zeros(DOCUMENTS),
+        forge.zeros(DOCUMENTS),
         {"groups": [[0, 0, 1, DOCUMENTS, DOCUMENTS]]},
     ),
 }
@@ -299,8 +292,8 @@ def test_what_a_message_claims_is_checked_before_memory_is_taken(name, monkeypat
 
 def test_a_frame_that_changes_after_it_was_checked_is_the_one_that_was_checked(monkeypatch):
     """As memory may that another process shares."""
-    frames = receive(pieces.of_sevens(pieces.RUN))
-    expected = decode(pieces.of_sevens(pieces.RUN))
+    frames = receive(forge.of_sevens(forge.SEVENS))
+    expected = decode(forge.of_sevens(forge.SEVENS))
     check = zstandard.get_frame_parameters
 
     def exchanged(data):

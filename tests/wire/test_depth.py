@@ -9,7 +9,6 @@ from jagcodec import WireFormatError, decode, encode
 from jagcodec.errors import JagcodecError
 from jagcodec.wire.documents import RECORDS as RECORD_FIELDS
 from jagcodec.wire.schema import FORMS
-from tests.wire.cases.pieces import documents_inside, nodes_inside, rows_inside, stacks_inside
 from tests.wire.forge import (
     list_of,
     map_of,
@@ -63,6 +62,7 @@ READ = {
     *("FROZENSET", "USER", "NON_TENSOR_ROWS", "OBJECT_ARRAY"),
 }
 BYTE = node("BYTES", numbers=[0, 0, 1])
+PAYLOAD = NODES["NON_TENSOR_DATA"]("x")
 
 
 def inside(wraps, value, levels):
@@ -132,12 +132,12 @@ def test_every_kind_that_holds_others_is_here():
 @pytest.mark.parametrize(
     ("make", "most"),
     [
-        (lambda n: message(nodes_inside(n)), 104),
-        (lambda n: message(documents_inside(n)), 104),
-        (lambda n: message_of_rows(documents_inside(n - 1)), 104),
-        (rows_inside, 104),
-        (lambda n: message(stacks_inside(n)), 8),
-        (lambda n: message(stacks_inside(n, "NON_TENSOR_STACK")), 8),
+        (lambda n: message(inside([NODES["TUPLE"]], BYTE, n), b"x"), 104),
+        (lambda n: message(inside([RECORDS["TUPLE"]], 1, n)), 104),
+        (lambda n: message_of_rows(inside([RECORDS["TUPLE"]], 1, n - 1)), 104),
+        (lambda n: inside([ROWS["OBJECT_ARRAY"]], message(1), n), 104),
+        (lambda n: message(inside([NODES["LAZY_STACK"]], tensordict([1], {}), n)), 8),
+        (lambda n: message(inside([NODES["NON_TENSOR_STACK"]], PAYLOAD, n)), 8),
     ],
 )
 def test_the_limit_of_depth(make, most):

@@ -11,7 +11,7 @@ must refuse. A byte that changes is a decision that shows in a diff::
         "message(tensor(shape=[1] * 65), PAYLOAD)"
 
 write `encoded.json` again, print a message by hand in its parts, and add one to `good.json`
-("good NAME: WHY") or `bad.json` ("REASON NAME: WHY"): an expression of `forge.py` and `cases/`.
+("good NAME: WHY") or `bad.json` ("REASON NAME: WHY"): an expression of `forge.py`.
 """
 
 import json
@@ -33,9 +33,8 @@ from jagcodec.wire.spec import Kind
 from tests.helpers import ROOT, receive
 from tests.oracle import assert_same
 from tests.wire import cases, forge, spec_reader
-from tests.wire.cases import indirect, pieces
-from tests.wire.cases.files import GOLDEN, bytes_of, entry, hex_of, lines_of, load, message_of
-from tests.wire.damage import Parts
+from tests.wire.cases import GOLDEN, bytes_of, entry, hex_of, lines_of, load, message_of
+from tests.wire.forge import Parts
 
 SPEC = ROOT / "docs" / "wire-format.md"
 
@@ -346,7 +345,7 @@ def kept(name):
 
 def add(title, expression):
     """Write a message by hand to its file, and what this library makes of it."""
-    message = eval(expression, {**vars(forge), **vars(pieces), **vars(indirect)})
+    message = eval(expression, vars(forge))
     reason, name, why = re.fullmatch(r"(\w+) (\w+): (.*)", title).groups()
     more = {"value": read_neutral(message)} if reason == "good" else {"reason": reason}
     file = GOLDEN / ("good.json" if reason == "good" else "bad.json")

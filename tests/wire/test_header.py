@@ -24,8 +24,8 @@ from jagcodec.wire import schema as schemas
 from jagcodec.wire.spec import Kind
 from tests.helpers import make_batch, receive, rollout
 from tests.oracle import assert_same
-from tests.wire.damage import damaged
 from tests.wire.forge import (
+    damaged,
     header,
     list_of,
     map_of,

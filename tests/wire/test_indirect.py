@@ -18,11 +18,16 @@ from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
 from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
 from tests.wire import spec_reader
-from tests.wire.cases import GOOD, pieces
-from tests.wire.cases.indirect import TEXT, batch_of, column, documents_of, in_a_row, run_of
-from tests.wire.damage import NUMBERS, Parts, with_number
+from tests.wire.cases import GOOD
 from tests.wire.forge import (
+    NUMBERS,
+    TEXT,
     Draft,
+    Parts,
+    batch_of,
+    column,
+    compressed,
+    in_a_row,
     int64s,
     jagged,
     list_of,
@@ -31,12 +36,14 @@ from tests.wire.forge import (
     record,
     rows_node,
     run,
+    run_of,
     table,
     tensor,
     tensordict,
+    with_number,
+    zeros,
 )
-from tests.wire.readers import BATCH_READERS, outcome, peak_of, refused
-from tests.wire.test_spec_reader import agree
+from tests.wire.readers import BATCH_READERS, agree, outcome, peak_of, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -48,7 +55,7 @@ def sample(kind, *, index):
     """A message of a kind, of one run with an index or without."""
     if kind in ("NON_TENSOR_ROWS", "OBJECT_ARRAY"):
         made = run_of(TEXT, [0, 0] if index else None, narrow=17)
-        return documents_of(made, lengths=[5, 5], kind=kind, stored=129 if index else 65)
+        return batch_of(kind, made, lengths=[5, 5], stored=129 if index else 65)
     lengths = [1, 1, 1] if kind == "TENSOR" else [2, 0, 3]
     made = run_of(bytes(range(6)), [0] * 3 if index else None, narrow=34)
     return batch_of(kind, made, lengths=lengths, dtype="int16")
@@ -128,9 +135,9 @@ def test_a_bad_document_names_its_row(bad, stored):
     """Whether each row is an object of its own, or rows of the same bytes are one."""
     runs = run_of(TEXT + bad, [0, len(TEXT), 0, len(TEXT)])
     lengths = [len(TEXT), len(bad)] * 2
-    array = documents_of(runs, lengths=lengths, stored=stored, kind="OBJECT_ARRAY")
+    array = batch_of("OBJECT_ARRAY", runs, lengths=lengths, stored=stored)
     assert refused(decode, array).path == "$[1]"
-    frames = documents_of(runs, lengths=lengths, stored=stored)
+    frames = batch_of("NON_TENSOR_ROWS", runs, lengths=lengths, stored=stored)
     for read in (decode, *BATCH_READERS.values()):
         assert refused(read, frames).path.removeprefix("message 0: ") == "$.a[1]"
     for rows, first in (([1], 1), ([3, 1], 3), ([2, 0, 1], 1), (slice(2, 4), 3)):
@@ -224,13 +231,13 @@ def offsets_of(rows):
 
 # A message, how often each byte that is made counts, and how many bytes are made.
 EXPANDED: dict[str, tuple[Any, int, int]] = {
-    "a frame of zstd": (pieces.bomb(1 << 20), 1, 1 << 20),
+    "a frame of zstd": (compressed(tensor(shape=[1 << 20]), [1 << 20], zeros(1 << 20)), 1, 1 << 20),
     "rows": (rows_made(400, 1 << 10, 9), 1, 9 * 400 * ((1 << 10) + 32) + offsets_of(400)),
     "documents": (
-        documents_of(run_of(ROW), lengths=[len(ROW)] * 1000), 64, 1000 * len(ROW)
+        batch_of("NON_TENSOR_ROWS", run_of(ROW), lengths=[len(ROW)] * 1000), 64, 1000 * len(ROW)
     ),
     "documents that are one object": (
-        documents_of(run_of(ROW), lengths=[len(ROW)] * 1000, stored=129),
+        batch_of("NON_TENSOR_ROWS", run_of(ROW), lengths=[len(ROW)] * 1000, stored=129),
         1, 1000 * (len(ROW) + 32) + offsets_of(1000),
     ),
     "columns of documents": (columns_of_documents(), 64, 3 * 400 * len(ROW)),

@@ -32,7 +32,7 @@ from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, NO_INDEX, PLAIN, Kind
 from tests.helpers import message, message_in, nested, receive, rollouts, size
 from tests.oracle import assert_same
-from tests.wire.test_spec_reader import assert_reads
+from tests.wire.readers import assert_reads
 from tests.wire.values import views
 
 # --- narrow ------------------------------------------------------------------------------------

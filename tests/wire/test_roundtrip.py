@@ -41,7 +41,7 @@ from tests.strategies import (
     tensordicts,
     trees,
 )
-from tests.wire.test_spec_reader import assert_reads
+from tests.wire.readers import assert_reads
 from tests.wire.values import (
     KINDS,
     NUMPY,

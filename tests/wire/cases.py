@@ -1,13 +1,22 @@
-"""More that any reader must refuse, and that a reader in another language need not be tested with.
+"""Messages by hand that `encode` never writes: good ones, bad ones, and more bad ones.
 
-Their titles are "reason: what is wrong", and what is wrong is their name.
+`golden/good.json` and `golden/bad.json` hold the first two, for readers in any language: JSON with
+a message per line (docs/wire-format.md, section 9). `test_hostile.py` gives all of them to every
+reader. `python -m tests.wire.test_golden --add` writes a new one to them.
 """
 
-from tests.wire.cases.files import Case
-from tests.wire.cases.pieces import GROUP, PAYLOAD, batch, components_of, sparse
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
 from tests.wire.forge import (
+    GROUP,
+    PAYLOAD,
     RowMessage,
     array,
+    batch,
     blob,
     int64s,
     jagged,
@@ -18,10 +27,79 @@ from tests.wire.forge import (
     record,
     row_message,
     rows_node,
+    sparse_coo,
+    strided_nested,
     tensor,
     tensordict,
     user,
 )
+
+# --- the files ---------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = re.compile(rb"(.)\1{15,}", re.DOTALL)
+
+
+class Case(NamedTuple):
+    """A message by hand, and what any reader must make of it."""
+
+    why: str
+    message: Any  # frames, or bytes for a message in one buffer
+    reason: str | None = None  # why it is refused; None: it is read
+
+
+def hex_of(data):
+    """Bytes as hex; a run of one byte of 16 or more is a word of its own, such as `00*4096`."""
+    words, end = [], 0
+    for run in RUN.finditer(data):
+        words += [data[end : run.start()].hex(), f"{run[1].hex()}*{len(run[0])}"]
+        end = run.end()
+    return " ".join(filter(None, [*words, data[end:].hex()]))
+
+
+def bytes_of(text):
+    words = (word.partition("*") for word in text.split())
+    return b"".join(bytes.fromhex(word) * int(times or 1) for word, _, times in words)
+
+
+def entry(why, message, **more):
+    """One message as it stands in a file."""
+    if isinstance(message, bytes):
+        return {"why": why, "blob": hex_of(message), **more}
+    return {"why": why, "frames": [hex_of(frame) for frame in message], **more}
+
+
+def message_of(entry):
+    if "blob" in entry:
+        return bytes_of(entry["blob"])
+    return [bytes_of(lines) for lines in entry["frames"]]
+
+
+@functools.cache
+def load(file):
+    return json.loads((GOLDEN / file).read_text())
+
+
+def lines_of(entries):
+    """JSON with a line per message."""
+    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in entries.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def cases_of(file):
+    return {
+        name: Case(entry["why"], message_of(entry), entry.get("reason"))
+        for name, entry in load(file).items()
+    }
+
+
+GOOD = cases_of("good.json")
+BAD = cases_of("bad.json")
+# They ask for what only Python or torch can know, or are nested deeper than must be read.
+MAY_ACCEPT = {name for name, entry in load("bad.json").items() if entry.get("may_accept")}
+MAY_ACCEPT |= {"a type of device with a line break"}
+
+# --- more, which a reader in another language need not be tested with: "reason: what is wrong" --
 
 INNER = row_message(message(tensor(), b"\7"))
 OPEN_ARRAY = b"\xdd\x05\xf5\xe1\x00"  # it claims 100 million items
@@ -54,12 +132,15 @@ MORE = {
             object_array([2**62, 2**62], 5), PAYLOAD, groups=[GROUP]
         ),
         "bad_sparse: cells that are not those of the indices": message(
-            sparse(tensor("int64", [1, 1]), tensor(shape=[2], offset=8)), int64s(0) + b"xy"
+            sparse_coo(tensor("int64", [1, 1]), tensor(shape=[2], offset=8), shape=[3]),
+            int64s(0) + b"xy",
         ),
         "bad_value: a stack past the dims of its members": message(
             node("LAZY_STACK", 5, children=[tensordict([1], {})])
         ),
-        "bad_value: a component without dims of no cells": components_of([(0,)], 1, rank=0),
+        "bad_value: a component without dims of no cells": message(
+            strided_nested(1, 1, 0, (0, 8)), int64s(0) + b"x"
+        ),
         "bad_offsets: offsets that fall below 0": message(
             batch(jagged()), int64s(0, -1, 5) + bytes(40), groups=[GROUP]
         ),
