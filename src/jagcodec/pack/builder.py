@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
-from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
+from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
 from jagcodec.pack.cells import Rows, cells_of_rows, described, misfit
 from jagcodec.pack.rows import encode_rows, read_dtypes
 from jagcodec.ragged.copy_rows import values_of
@@ -26,36 +25,29 @@ from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 @dataclass
 class _Grown:
-    """A per-token column: its tokens, and the cells of each chunk of them."""
+    """A per-token column."""
 
     dtype: torch.dtype | None = None  # until a number decides it
     is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
     tokens: int = 0
-    # None of them is empty. Integers of the same bits if numpy does not have the dtype.
-    chunks: list[npt.NDArray[Any]] = field(default_factory=list)
+    chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
 
-    def whole(self) -> npt.NDArray[Any]:
+    def whole(self) -> torch.Tensor:
         """All cells, which from now on are one chunk."""
         if not self.chunks:
             # float32 if nothing decides the dtype, as torch.tensor([]) is
-            return _bits(torch.empty(0, dtype=self.dtype or torch.float32))
+            return torch.empty(0, dtype=self.dtype or torch.float32)
         if len(self.chunks) > 1:
-            self.chunks = [np.concatenate(self.chunks)]
+            self.chunks = [cat_bits(self.chunks, 0)]
         return self.chunks[0]
 
     def cells(self) -> Any:
         """A copy of all cells: an array, or a tensor if numpy does not have the dtype."""
-        bits = self.whole().copy()
-        cells = torch.from_numpy(bits)
-        return bits if self.dtype in (None, cells.dtype) else cells.view(self.dtype)
-
-
-def _bits(cells: Any) -> npt.NDArray[Any]:
-    """Cells as an array, or as integers of the same bits if numpy does not have the dtype."""
-    try:
-        return np.asarray(cells)
-    except TypeError:
-        return np.asarray(cells.view(same_width_ints(cells.dtype)))
+        cells = cat_bits([self.whole()], 0)
+        try:
+            return cells.numpy()
+        except TypeError:
+            return cells
 
 
 class RowBuilder:
@@ -63,15 +55,14 @@ class RowBuilder:
 
     Example:
         >>> import torch
-        >>> from jagcodec import RowBuilder, open_wire
+        >>> from jagcodec import RowBuilder
         >>> row = RowBuilder({"logprobs": torch.float32})
         >>> row.append(input_ids=[5, 6, 7], logprobs=0.0, loss_mask=False)  # the prompt
         >>> row.append(input_ids=[8, 9], logprobs=[-0.5, -0.25], loss_mask=True)
-        >>> frames = row.to_frames()  # what there is so far; appending goes on
-        >>> row.append(input_ids=[3], logprobs=0.0, loss_mask=False)  # what a tool answered
         >>> row.set(reward=0.5, answer="42")
+        >>> frames = row.to_frames()  # a message of one row, at any time; appending goes on
         >>> len(row), row.to_row()["loss_mask"].tolist()
-        (6, [False, False, False, True, True, False])
+        (5, [False, False, False, True, True])
         >>> resumed = RowBuilder.from_message(frames)
         >>> resumed.append(input_ids=[1], logprobs=[-1.0], loss_mask=True)
         >>> resumed.to_row()["logprobs"].tolist()
@@ -106,8 +97,7 @@ class RowBuilder:
         self._columns: dict[str, _Grown] = {}
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
-        given = {} if dtypes is None else dtypes
-        for name, said in read_dtypes(given, "RowBuilder(dtypes)").items():
+        for name, said in read_dtypes(dtypes or {}, "RowBuilder(dtypes)").items():
             if said.kind in ("", "jagged"):
                 self._columns[name] = _Grown(said.dtype, is_chosen=True)
             else:
@@ -148,43 +138,43 @@ class RowBuilder:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
             read[name] = _read(self._columns.get(name) or _Grown(), chunk, path)
-        fill = self._tokens_to_fill(read, where)
-        added = {name: fill if n is None else n for name, (_, _, n) in read.items()}
-        self._check_lengths(added, where)
-        for name, (column, cells, tokens) in read.items():
+        tokens = {name: n for name, (_, _, n) in read.items() if n is not None}
+        added = tokens
+        if len(tokens) < len(read):
+            added = dict.fromkeys(read, self._tokens_to_fill(tokens, where)) | tokens
+        columns = self._columns | {name: column for name, (column, _, _) in read.items()}
+        self._check_lengths(columns, added, where)
+        for name, (column, cells, _) in read.items():
             if added[name]:
-                if tokens is None:
+                if name not in tokens:
                     shape = column.chunks[0].shape[1:] if column.chunks else ()
-                    cells = np.broadcast_to(cells, (added[name], *shape))
+                    cells = cells.expand(added[name], *shape)
                 column.chunks.append(cells)
                 column.tokens += added[name]
-            self._columns[name] = column
+        self._columns = columns
 
-    def _tokens_to_fill(self, read: Mapping[str, _Read], where: str) -> int:
+    def _tokens_to_fill(self, tokens: Mapping[str, int], where: str) -> int:
         """How many tokens a single number fills."""
-        tokens = {name: n for name, (_, _, n) in read.items() if n is not None}
         counted = {name: n for name, n in tokens.items() if self._counts(name)} or tokens
-        if not counted or len(tokens) == len(read):
-            return 1
-        first, found = next(iter(counted.items()))
+        first, found = next(iter(counted.items()), ("", 1))
         for name, other in counted.items():
             if other != found:
                 detail = f"expected {found} tokens like {first!r}, which a number can fill, found "
                 raise ArgumentError("bad_length", f"{where}({name!r})", f"{detail}{other}")
         return found
 
-    def _check_lengths(self, added: Mapping[str, int], where: str) -> None:
+    def _check_lengths(
+        self, columns: Mapping[str, _Grown], added: Mapping[str, int], where: str
+    ) -> None:
         """Refuse a chunk after which columns of `same_length` would differ in their tokens."""
-        if self._same is not None and not self._same:
-            return
-        lengths = {name: column.tokens for name, column in self._columns.items()}
-        lengths |= {name: lengths.get(name, 0) + tokens for name, tokens in added.items()}
-        names = [name for name in lengths if self._counts(name)]
-        for name in names:
-            if lengths[name] != lengths[names[0]]:
-                detail = f"expected {lengths[names[0]]} tokens in all like {names[0]!r}, found "
-                detail += f"{lengths[name]}, of which {added.get(name, 0)} are new; append to all "
-                detail += "columns that must be as long as each other, or name those in same_length"
+        any_lengths = self._same is not None and not self._same
+        named = [name for name in columns if self._counts(name) and not any_lengths]
+        lengths = {name: columns[name].tokens + added.get(name, 0) for name in named}
+        for name, found in lengths.items():
+            if found != lengths[named[0]]:
+                detail = f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found "
+                detail += f"{found}, of which {added.get(name, 0)} are new; append to all columns "
+                detail += "that must be as long as each other, or name those in same_length"
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
 
     def _counts(self, name: str) -> bool:
@@ -223,15 +213,14 @@ class RowBuilder:
             raise ArgumentError("bad_option", path, detail)
         for name, column in self._columns.items():
             if self._counts(name) and column.tokens > most:
-                column.chunks = [column.whole()[:most].copy()] if most else []
+                column.chunks = [column.whole()[:most].clone()] if most else []
                 column.tokens = most
 
     def to_row(self) -> dict[str, Any]:
         """What there is so far, by name: a snapshot, which no later call changes.
 
-        Returns:
-            Per-token columns as numpy arrays that own their memory (as tensors, where numpy lacks
-            the dtype), then the values that were set, which are not copied.
+        Per-token columns are numpy arrays that own their memory (tensors, where numpy lacks the
+        dtype). The values that were set follow; they are not copied.
         """
         return {name: column.cells() for name, column in self._columns.items()} | self._values
 
@@ -288,7 +277,7 @@ class RowBuilder:
                 if leaf.ragged_dim != 1:
                     detail = f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}"
                     raise ArgumentError("bad_shape", path, detail)
-                cells = _bits(values_of(leaf)).copy()
+                cells = cat_bits([values_of(leaf)], 0)  # a copy
                 chunks = [cells] if len(cells) else []
                 row._columns[name] = _Grown(leaf.dtype, True, len(cells), chunks)
                 continue
@@ -300,7 +289,7 @@ class RowBuilder:
                 detail = f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
                 raise ArgumentTypeError("bad_type", path, detail + "other columns")
             row._values[name], row._dtypes[name] = leaf[0], schema[name]
-        row._check_lengths({}, where)
+        row._check_lengths(row._columns, {}, where)
         return row
 
     def __getstate__(self) -> dict[str, Any]:
@@ -312,7 +301,7 @@ class RowBuilder:
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
 
-_Read: TypeAlias = tuple[_Grown, npt.NDArray[Any], int | None]
+_Read: TypeAlias = tuple[_Grown, torch.Tensor, int | None]
 """A column, the cells to append to it, and their tokens; None for one number."""
 
 
@@ -322,14 +311,14 @@ def _read(column: _Grown, chunk: Any, path: str) -> _Read:
     if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
-        return column, np.empty(0), 0
+        return column, torch.empty(0), 0
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:
         made: Any = cells_of_rows([chunk], None if ints else column.dtype)
         if ints and isinstance(made, Rows) and made.dtype != torch.int64:
             if made.dtype.is_floating_point:  # the ints too, if they stay exact
                 whole: Any = cells_of_rows([column.whole()], torch.float32)
-                chunks = [whole.values] if column.tokens else []
+                chunks = [torch.as_tensor(whole.values)] if column.tokens else []
                 column = replace(column, dtype=torch.float32, chunks=chunks)
             made = cells_of_rows([chunk], column.dtype)
     except JagcodecError as error:
@@ -337,7 +326,7 @@ def _read(column: _Grown, chunk: Any, path: str) -> _Read:
     if not isinstance(made, Rows):
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
-    cells = _bits(made.values)
+    cells = torch.as_tensor(made.values)
     if column.chunks and made.lengths and cells.shape[1:] != column.chunks[0].shape[1:]:
         detail = f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
         raise ArgumentError("bad_shape", path, f"{detail}found {tuple(cells.shape[1:])}")

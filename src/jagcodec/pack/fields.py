@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Unpack, overload
+from dataclasses import replace
+from typing import Any, NamedTuple, Unpack, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import check_fields, check_known, check_options, check_rectangle, name_set
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.buffers import Target
-from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
-from jagcodec.pack.cells import described
-from jagcodec.pack.checks import (
-    check_pads,
-    refused_rectangle,
-    warn_of_leftovers,
-    warn_of_rectangle,
+from jagcodec._arguments import (
+    check_fields,
+    check_known,
+    check_options,
+    check_rectangle,
+    name_set,
+    unknown_name,
 )
-from jagcodec.pack.mask import read_mask
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.memory.buffers import Target
+from jagcodec.memory.tensor_bytes import (
+    IntArray,
+    as_words,
+    contiguous_bits,
+    plain_arrays,
+    to_device,
+)
+from jagcodec.pack.cells import described
+from jagcodec.pack.tensors import warn_of_leftovers, warn_of_rectangle
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
-from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, rows_of_rectangle
+from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
 from jagcodec.wire.place import frames_of_columns
@@ -45,26 +54,21 @@ def pack_jagged_fields(
     Example:
         >>> import torch
         >>> from jagcodec import pack_jagged_fields
-        >>> td = pack_jagged_fields(
-        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "reward": torch.tensor([0.0, 1.0])},
-        ...     lengths=torch.tensor([2, 3]),
-        ...     token_aligned_fields=["ids"],
-        ... )
+        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "reward": torch.ones(2)}
+        >>> td = pack_jagged_fields(columns, lengths=[2, 3], token_aligned_fields=["ids"])
         >>> td["ids"].values().tolist(), td["reward"].tolist()
-        ([5, 6, 7, 8, 9], [0.0, 1.0])
+        ([5, 6, 7, 8, 9], [1.0, 1.0])
 
     Args:
-        fields: Name to column: tensors (N, ...), jagged tensors of N rows, object arrays (N,),
-            lists of N strings, or payloads as a TensorDict holds them (`NonTensorStack`,
-            `NonTensorData` of batch size (N,)). A TensorDict of such columns is also accepted.
+        fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, object arrays
+            (N,), lists of strings, bytes, dicts and None, or payloads as a TensorDict holds them.
         lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple; or a jagged
             tensor, whose row lengths count and whose offsets object the packed columns get. None
-            without a `mask` packs nothing and reads N from the columns.
+            without a `mask` packs nothing.
         token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
-            (with its fallback); every other one stays rectangular. Names that are not columns
-            are ignored, so that one set of names serves every batch. None: each tensor is packed
-            or not as `maybe_pack_jagged` guesses from its shape; with a `mask` each tensor is
-            packed whose first two dims are those of the mask.
+            (with its fallback). Names that are not columns are ignored, so that one set of names
+            serves every batch. None: a tensor is packed if its shape passes the guess of
+            `maybe_pack_jagged`; with a `mask`, if its first two dims are those of the mask.
         mask: In place of `lengths`, for prompts padded on the left, or for holes: (N, S) booleans,
             or integers 0 and 1, or the name of the column that is the mask. Row i of a packed
             column is its cells where row i of the mask is True.
@@ -76,31 +80,26 @@ def pack_jagged_fields(
               packed columns of integers. This happens if you pass prompt or response lengths for
               columns that hold both.
 
-            If False, warn (`JagcodecWarning`, once per calling line) when a named column cannot be
-            packed, and when the first and the last cell after a row differ in the first packed
-            column of integers on the CPU (not with a `mask`).
+            If False, warn (`JagcodecWarning`, once per calling line) of the second, and if the
+            first and the last cell after a row differ in the first packed column of integers on
+            the CPU (not with a `mask`).
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
         columns own their memory, one block that is freed with the last of them, and share one
         offsets tensor, so ``td["a"] * td["b"]`` works; so do jagged columns with the same row
-        lengths. Rectangular columns are detached and alias contiguous input. Object arrays, and
-        lists of strings, bytes, dicts and None, become one payload per row (`NonTensorStack`),
-        aliased.
+        lengths. Other tensors are detached and alias contiguous input. Object arrays and lists
+        become one payload per row (`NonTensorStack`), aliased.
 
     Raises:
-        ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of
-            them is negative; the mask is not (N, S) of 0 and 1, or `lengths` is given, too; or
-            `strict` rejects a column.
-        ArgumentKeyError: `mask` is not the name of a column; or `strict` is set, and a name is not
-            that of a column.
-        ArgumentTypeError: A column has another type (it is named), or lengths are not
-            integers.
+        ArgumentError: A column does not have N rows; `lengths` is not (N,) or has a negative one;
+            the mask is not (N, S) of 0 and 1, or both are given; or `strict` rejects a column.
+        ArgumentKeyError: `mask` is not the name of a column, or `strict` rejects a name.
+        ArgumentTypeError: A column has another type (it is named), or lengths are not integers.
     """
     where = "pack_jagged_fields"
-    return tensordict_of(
-        _columns(fields, lengths, token_aligned_fields, mask, where, strict), where
-    )
+    columns = _columns(fields, lengths, token_aligned_fields, mask, where, strict)
+    return tensordict_of(columns, where)
 
 
 class _FieldOptions(EncodeOptions, total=False):
@@ -142,22 +141,15 @@ def encode_fields(
         >>> decode(frames)["ids"].values().tolist()
         [5, 6, 7, 8, 9]
 
-    The message is, byte for byte, that of ``encode(pack_jagged_fields(...))``.
-
-    Args:
-        fields: As for `pack_jagged_fields`.
-        lengths: As for `pack_jagged_fields`.
-        token_aligned_fields: As for `pack_jagged_fields`.
-        mask: As for `pack_jagged_fields`. Rows with holes are copied before they are written.
-        out: As for `encode`.
-        strict: As for `pack_jagged_fields`.
-        options: As for `encode`.
+    The message is, byte for byte, that of ``encode(pack_jagged_fields(...))``. `fields`, `lengths`,
+    `token_aligned_fields`, `mask` and `strict` are as for `pack_jagged_fields`, `out` and
+    `options` as for `encode`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
-        are aliased by their frames; packed ones are gathered into frame 1 if they are below
-        16 KiB, and into one allocation, which is freed with the last of their frames; or
-        straight into `out`.
+        are aliased by their frames. Packed ones are copied into frame 1 if they are below 16 KiB,
+        else into one allocation, which is freed with the last of their frames; or straight into
+        `out`. Rows of a mask with holes are copied twice.
 
     Raises:
         ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
@@ -195,7 +187,7 @@ def _columns(
         if row_splits is not None:
             detail = "expected lengths or a mask, found both; pass one"
             raise ArgumentError("conflict", f"{where}(mask)", detail)
-        masked = read_mask(mask, fields, where)
+        masked = _mask_of(_valid_cells(mask, fields, where))
         row_splits = masked.row_splits
     named = None
     if token_aligned_fields is not None:
@@ -211,14 +203,13 @@ def _columns(
     elif row_splits is not None:
         least, most = row_splits.max, row_splits.max if named is None else sys.maxsize
     columns: dict[str, Any] = {}
-    stay: list[str] = []  # rectangles that were named, and are not packed
     integers: list[tuple[str, torch.Tensor]] = []  # whose cells after rows `strict` compares
     looked = masked is not None  # at cells after rows
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
         shape: tuple[int, ...] = () if array is None else array.shape
         if not shape or shape[0] != rows:
-            rows = _check_rows(column, rows, f"{where}({name!r})")
+            rows = _checked_rows(column, rows, f"{where}({name!r})")
             if not isinstance(column, torch.Tensor):
                 columns[name] = column if is_non_tensor(column) else list(column)
                 continue
@@ -231,7 +222,10 @@ def _columns(
         ):
             columns[name] = column if array is None else array
             if named is not None and name in named and len(shape) > 1:
-                stay.append(name)
+                if strict:
+                    raise _not_packed(shape, row_splits, least, most, f"{where}({name!r})")
+                if row_splits is not None:
+                    warn_of_rectangle(f"{where}({name!r})")
             continue
         if strict:
             if column.dtype in LENGTH_DTYPES:
@@ -245,49 +239,75 @@ def _columns(
     if integers and row_splits is not None:
         valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
         check_pads(integers, valid if masked is None else masked.valid)
-    for name in stay:
-        path = f"{where}({name!r})"
-        if strict:
-            width = str(least) if least == most else f"{least} or more"
-            found = tuple(fields[name].shape)
-            raise refused_rectangle(found, None if row_splits is None else (rows, width), path)
-        if row_splits is not None:
-            warn_of_rectangle(path)
     return Columns(rows or 0, columns)
 
 
-def _check_rows(column: Any, rows: int | None, path: str) -> int:
-    """The number of rows of a column, if it can be one, and has as many as the others."""
-    found = _row_count(column, path)
-    if rows is not None and found != rows:
-        expected = f"expected {rows} rows, as the lengths or the other columns have"
-        raise ArgumentError("row_mismatch", path, f"{expected}, found {found}")
-    return found
+def _not_packed(
+    shape: tuple[int, ...], row_splits: RowSplits | None, least: int, most: int, path: str
+) -> ArgumentError:
+    """The error of a column that was named, and cannot be packed."""
+    if row_splits is None:
+        detail = "expected lengths or a mask to pack it by, found neither"
+        return ArgumentError("bad_option", path, detail)
+    width = f"{least}" if least == most else f"{least} or more"
+    detail = f"expected a per-token column ({row_splits.rows}, {width}, ...), found shape {shape}"
+    detail += "; if it does not hold one value per token, leave it out of token_aligned_fields"
+    return ArgumentError("bad_shape", path, detail)
 
 
 _OBJECTS = frozenset((str, bytes, dict, type(None)))
 """A list of these holds one object per row: none of them can be cells."""
 
 
-def _row_count(column: Any, path: str) -> int:
-    if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
-        return len(column)
-    if type(column) is list and all(type(row) in _OBJECTS for row in column):
-        return len(column)
-    if is_non_tensor(column) and column.batch_dims:
-        return int(column.batch_size[0])
-    if isinstance(column, torch.Tensor):
+def _checked_rows(column: Any, rows: int | None, path: str) -> int:
+    """The number of rows of a column, if it can be one, and has as many as the others."""
+    objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
+    if objects or (type(column) is list and all(type(row) in _OBJECTS for row in column)):
+        found = len(column)
+    elif is_non_tensor(column) and column.batch_dims:
+        found = int(column.batch_size[0])
+    elif isinstance(column, torch.Tensor):
         if not is_jagged(column):
             check_rectangle(column, path)
         if column.dim() == 0:
             raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
-        return int(column.shape[0])
-    found = f"{described(column)}{' without batch dims' if is_non_tensor(column) else ''}"
-    detail = "expected a tensor, an (N,) object array, a list of N strings, bytes, dicts and None, "
-    detail += f"or payloads as a TensorDict holds them, found {found}; use torch.from_numpy for an "
-    detail += "array of numbers, stack_or_nest for a list of tensors, and for anything else an "
-    detail += "(N,) array: column = numpy.empty(N, dtype=object); column[i] = row i"
-    raise ArgumentTypeError("bad_type", path, detail)
+        found = int(column.shape[0])
+    else:
+        detail = "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and "
+        detail += f"None, or payloads of a TensorDict, found {described(column)}"
+        detail += " without batch dims" if is_non_tensor(column) else ""
+        detail += "; use torch.from_numpy for an array of numbers, stack_or_nest for a list of "
+        detail += "tensors, numpy.empty(N, dtype=object) and a loop for anything else"
+        raise ArgumentTypeError("bad_type", path, detail)
+    if rows not in (None, found):
+        expected = f"expected {rows} rows, as the lengths or the other columns have"
+        raise ArgumentError("row_mismatch", path, f"{expected}, found {found}")
+    return found
+
+
+def check_pads(columns: list[tuple[str, torch.Tensor]], valid: npt.NDArray[np.bool_]) -> None:
+    """Refuse integers (N, S, ...) if in each column the cells that are not `valid` differ.
+
+    `valid` may be narrower than the columns; further cells are not packed.
+    """
+    rows = [_uneven_row(column, valid) for _, column in columns]
+    if None not in rows:
+        detail = "expected one constant in all cells past row ends, in at least one column of "
+        detail += "integers, found others; did you pass prompt or response lengths for a column "
+        raise ArgumentError("bad_length", f"{columns[0][0]}, row {rows[0]}", detail + "of both?")
+
+
+def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:
+    """The first row with a cell that is not valid, and not like the first such cell."""
+    is_pad = np.ones(column.shape[:2], dtype=np.bool_)
+    is_pad[:, : valid.shape[1]] = ~valid
+    if not is_pad.any() or not column.numel():
+        return None
+    words = as_words(column).flatten(2)
+    row, cell = divmod(int(is_pad.argmax()), is_pad.shape[1])
+    differs = (words != words[row, cell]).any(2) & to_device(torch.from_numpy(is_pad), words.device)
+    rows = np.flatnonzero(differs.any(1).cpu().numpy())
+    return int(rows[0]) if len(rows) else None
 
 
 def tensordict_of(columns: Columns, where: str) -> TensorDict:
@@ -315,3 +335,72 @@ def tensordict_of(columns: Columns, where: str) -> TensorDict:
         elif isinstance(leaf, (torch.Tensor, np.ndarray)):
             leaves[name] = contiguous_bits(torch.as_tensor(leaf))
     return batch_of(leaves, columns.rows)
+
+
+# --- masks -------------------------------------------------------------------------------------
+
+
+class _Mask(NamedTuple):
+    """The valid cells of N rows: padded on both sides, or with holes."""
+
+    valid: npt.NDArray[np.bool_]  # (N, S)
+    row_splits: RowSplits  # how many each row has
+    first: IntArray | None  # (N,) the first in each row; None if it is cell 0 in every row
+    # (N, K) how long each of the K runs of a row is, if one has holes; `first` is (N, K) then.
+    runs: IntArray | None
+
+    def rows(self, view: RaggedView) -> RaggedView:
+        """The rows of the mask in a view whose rows begin at cell 0. Copies rows with holes."""
+        if self.first is None or view.starts is None:  # None: it has no cells
+            return view
+        if self.runs is None:
+            return replace(view, starts=view.row_starts() + self.first)
+        starts = view.row_starts()[:, None] + self.first
+        in_runs = replace(view, starts=starts, runs=self.runs)
+        return end_to_end(values_of(in_runs), self.row_splits)
+
+
+def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArray[np.bool_]:
+    """A mask (N, S), or the column of this name; one device sync, none for a CPU tensor."""
+    path = f"{where}(mask)"
+    if isinstance(mask, str):
+        if mask not in fields:
+            raise unknown_name(mask, fields, path)
+        mask, path = fields[mask], f"{where}({mask!r})"
+    expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
+    if isinstance(mask, torch.Tensor) and mask.layout is torch.strided and not mask.is_nested:
+        try:
+            mask = mask.detach().cpu().numpy()
+        except TypeError:  # numpy does not have the dtype
+            raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}") from None
+    if not isinstance(mask, np.ndarray):
+        raise ArgumentTypeError("bad_type", path, f"{expected} {describe(mask)}")
+    if mask.dtype.kind not in "biu":
+        raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}; pass mask.bool()")
+    if mask.ndim != 2:
+        raise ArgumentError("bad_shape", path, f"{expected} shape {mask.shape}")
+    valid: npt.NDArray[np.bool_] = mask != 0
+    wrong = [] if mask.dtype.kind == "b" else np.argwhere(valid & (mask != 1)).tolist()
+    if wrong:
+        row, cell = wrong[0]
+        raise ArgumentError("bad_option", f"{path}, row {row}", f"{expected} {mask[row, cell]}")
+    return valid
+
+
+def _mask_of(valid: npt.NDArray[np.bool_]) -> _Mask:
+    rows, width = valid.shape
+    # Between walls of False runs begin and end in turn, each in one row.
+    walled = np.zeros((rows, width + 2), dtype=np.bool_)
+    walled[:, 1:-1] = valid
+    edges = np.flatnonzero(walled[:, 1:] != walled[:, :-1])
+    row, starts = np.divmod(edges[::2], width + 1)
+    lengths = edges[1::2] - edges[::2]
+    counts = np.bincount(row, minlength=rows)
+    most = max(1, int(counts.max(initial=0)))
+    of_row = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+    first, runs = np.zeros((2, rows, most), dtype=np.int64)
+    first[row, of_row], runs[row, of_row] = starts, lengths
+    row_splits = RowSplits.from_lengths(runs.sum(axis=1))
+    if most > 1:
+        return _Mask(valid, row_splits, first, runs)
+    return _Mask(valid, row_splits, first[:, 0] if first.any() else None, None)

@@ -48,13 +48,10 @@ def pack_rows(
 
     Example:
         >>> from jagcodec import pack_rows
-        >>> samples = [
-        ...     {"ids": [5, 6], "reward": 0.0, "tag": "x"},
-        ...     {"ids": [7, 8, 9], "reward": 1.0, "tag": "y"},
-        ... ]
+        >>> samples = [{"ids": [5, 6], "tag": "x"}, {"ids": [7, 8, 9], "tag": "y"}]
         >>> td = pack_rows(samples)
-        >>> td["ids"].values().tolist(), td["reward"].tolist(), list(td["tag"])
-        ([5, 6, 7, 8, 9], [0.0, 1.0], ['x', 'y'])
+        >>> td["ids"].values().tolist(), list(td["tag"])
+        ([5, 6, 7, 8, 9], ['x', 'y'])
 
     Args:
         rows: A sequence of N mappings with the same names, one per sample; or a mapping of names
@@ -63,28 +60,27 @@ def pack_rows(
             tensor, a number, or any other Python value. Lists of lists of equal lengths are rows of
             cells with as many dims.
         dtypes: Name to the dtype of the column's cells (`torch.dtype`), to `object` for a column
-            of Python objects, or to a `FieldSchema`; so the `schema` of an earlier `WireBatch`
-            does. It need not name every column. In the others ints become int64, or float32 if a
-            float follows and every int stays exact; floats float32, rounded as torch rounds; bools
-            bool. Arrays and tensors keep their dtype.
+            of Python objects, or to a `FieldSchema`, as the `schema` of an earlier `WireBatch` has
+            them. In columns that it does not name, ints become int64, or float32 if a float
+            follows and every int stays exact; floats float32, rounded as torch rounds; bools bool.
+            Arrays and tensors keep their dtype.
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in the order of the first sample. One
-        number per row makes a column (N,), sequences a jagged one; what is neither numbers nor
-        sequences of them makes one payload per row (`NonTensorStack`). Columns own their memory,
-        one block each, and those with equal row lengths share one offsets tensor.
+        number per row makes a column (N,), sequences a jagged one, anything else one payload per
+        row (`NonTensorStack`). Columns own their memory, one block each, and those with equal row
+        lengths share one offsets tensor.
 
     Raises:
         ArgumentError: A number does not fit its cells (ints must fit exactly, finite floats must
-            stay finite), rows differ in the shape of their cells, in length (`same_length`,
-            `rectangular`) or in their names, columns in their number of rows; or all rows of a
-            column are empty, or the batch is, and `dtypes` does not name it. Column and row
-            are named.
+            stay finite); rows differ in the shape of their cells, in length (`same_length`,
+            `rectangular`), or columns in their number of rows; or all rows of a column are empty,
+            or the batch is, and `dtypes` does not name it. Column and row are named.
         ArgumentKeyError: A name in `dtypes`, `same_length` or `rectangular` is not that of a
-            column, or a sample lacks a name that the first has, or has another.
+            column, or a sample does not have the names of the first.
         ArgumentTypeError: A row is of another type than the first (a string, a bool or None among
             numbers), or `rows` or an argument is of another type.
     """
@@ -109,14 +105,8 @@ def encode_rows(
         >>> decode(frames)["ids"].values().tolist(), open_wire(frames).meta
         ([5, 6, 7, 8, 9], {'step': 3})
 
-    The message is, byte for byte, that of ``encode(pack_rows(...), ...)`` with the same options.
-
-    Args:
-        rows: As for `pack_rows`.
-        dtypes: As for `pack_rows`.
-        same_length: As for `pack_rows`.
-        rectangular: As for `pack_rows`.
-        options: As for `encode`.
+    The message is, byte for byte, that of ``encode(pack_rows(...), ...)``: `rows`, `dtypes`,
+    `same_length` and `rectangular` are as for `pack_rows`, `options` as for `encode`.
 
     Returns:
         Frames, as `encode` returns them. If there is one row, a frame aliases an array or a tensor
@@ -147,10 +137,8 @@ def _columns(
 ) -> Columns:
     """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
     count, given = _by_name(rows, dtypes, where)
-    schema: dict[str, FieldSchema] = {}
-    if dtypes is not None:
-        schema = read_dtypes(dtypes, f"{where}(dtypes)")
-        check_known(schema, given, f"{where}(dtypes)")
+    schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
+    check_known(schema, given, f"{where}(dtypes)")
     named = name_set(rectangular, f"{where}(rectangular)")
     check_known(named, given, f"{where}(rectangular)")
     lengths: dict[str, tuple[int, ...]] = {}
@@ -164,11 +152,11 @@ def _columns(
             made = cells_of_rows(column, dtype, own=own) if count else _without_rows(field)
         except JagcodecError as error:
             raise misfit(error, path) from None
-        columns[name] = made
-        if type(made) is Rows:
-            if made.lengths is not None:
-                lengths[name] = made.lengths
-            columns[name] = _column(made, field, name in named, splits, path)
+        if type(made) is Rows and made.lengths is not None:
+            lengths[name] = made.lengths
+            columns[name] = _of_sequences(made, made.lengths, field, name in named, splits, path)
+        else:
+            columns[name] = made.values if type(made) is Rows else made
     if same_length != ():
         _check_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
@@ -181,23 +169,21 @@ def _without_rows(field: FieldSchema) -> Rows | list[Any]:
         detail = "expected rows, found none; describe an empty column with dtypes={...: ...}: "
         detail += "a FieldSchema (open_wire(frames).schema), or object"
         raise ArgumentError("bad_shape", "", detail)
-    shape: Any = field.shape
-    if field.kind == "jagged":
-        return Rows(torch.empty((0, *shape[2:]), dtype=field.dtype), ())
-    return Rows(torch.empty((0, *shape[1:]), dtype=field.dtype), None)
+    ragged = field.kind == "jagged"
+    shape: Any = (0, *field.shape[2 if ragged else 1 :])
+    return Rows(torch.empty(shape, dtype=field.dtype), () if ragged else None)
 
 
-def _column(
+def _of_sequences(
     made: Rows,
+    lengths: tuple[int, ...],
     field: FieldSchema,
     rectangular: bool,
     splits: dict[tuple[int, ...], RowSplits],
     path: str,
 ) -> Any:
-    """The column that cells make; columns of equal row lengths share one `RowSplits`."""
-    values, lengths = made
-    if lengths is None:
-        return values
+    """The column of rows of cells; columns of equal row lengths share one `RowSplits`."""
+    values = made.values
     if field.shape is not None and not sum(lengths):
         values = values.reshape(0, *field.shape[2:])
     if rectangular or (field.kind == "tensor" and field.shape and len(field.shape) > 1):
@@ -281,7 +267,14 @@ _IN_LIST = "; put the items of an iterator or a generator into a list"
 def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
     """N, and the N rows of each column."""
     if isinstance(rows, Mapping):
-        return _of_mapping(rows, where)
+        check_fields(rows, f"{where}(rows)")
+        given = {name: _listed(column, f"{where}({name!r})") for name, column in rows.items()}
+        first, count = next(((name, len(column)) for name, column in given.items()), ("", 0))
+        for name, column in given.items():
+            if len(column) != count:
+                detail = f"expected {count} rows like {first!r}, found {len(column)}"
+                raise ArgumentError("row_mismatch", f"{where}({name!r})", detail)
+        return count, given
     if not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
         detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
@@ -291,38 +284,24 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
             detail += "with dtypes= (the schema of a WireBatch), or pass names with their rows"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())
-    names = _sample_names(rows, where)
-    return len(rows), {name: [row[name] for row in rows] for name in names}
-
-
-def _sample_names(rows: Iterable[Any], where: str) -> list[str]:
-    """The names of the first sample, which are those of every other."""
-    names: Any = None
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             detail = f"expected a mapping of names to values, found {describe(row)}"
             raise ArgumentTypeError("bad_type", f"{where}(rows), row {i}", detail)
-        if names is None:
+        if i == 0:
             check_fields(row, f"{where}(rows), row 0")
             names = row.keys()
         elif row.keys() != names:
-            lacking = [name for name in names if name not in set(row.keys())]
-            name = brief([*lacking, *set(row.keys()).difference(names)][0])
-            found = f"found a sample {'without' if lacking else 'with'} {name}"
-            detail = f"expected the names of row 0, {found}"
-            raise ArgumentKeyError("no_such_field", f"{where}({name}), row {i}", detail)
-    return list(names)
+            raise _other_names(list(names), list(row.keys()), i, where)
+    return len(rows), {name: [row[name] for row in rows] for name in names}
 
 
-def _of_mapping(rows: Mapping[str, Any], where: str) -> tuple[int, dict[str, Sequence[Any]]]:
-    check_fields(rows, f"{where}(rows)")
-    given = {name: _listed(column, f"{where}({name!r})") for name, column in rows.items()}
-    first, count = next(((name, len(column)) for name, column in given.items()), ("", 0))
-    for name, column in given.items():
-        if len(column) != count:
-            detail = f"expected {count} rows like {first!r}, found {len(column)}"
-            raise ArgumentError("row_mismatch", f"{where}({name!r})", detail)
-    return count, given
+def _other_names(names: list[Any], found: list[Any], row: int, where: str) -> ArgumentKeyError:
+    """The error of a sample whose names are not those of the first."""
+    lacking = [name for name in names if name not in found]
+    name = brief([*lacking, *(name for name in found if name not in names)][0])
+    detail = f"expected the names of row 0, found a sample {'without' if lacking else 'with'} "
+    return ArgumentKeyError("no_such_field", f"{where}({name}), row {row}", detail + name)
 
 
 def _listed(column: Any, path: str) -> Sequence[Any]:
@@ -357,21 +336,20 @@ def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
         if not isinstance(name, str):
             detail = f"expected names that are strings, found {brief(name)}"
             raise ArgumentTypeError("bad_type", path, detail)
-        of_column = f"{path}[{brief(name)}]"
-        if isinstance(dtype, FieldSchema):
-            kind, shape = dtype.kind, dtype.shape
-            known = kind == "tensor" or (kind == "jagged" and shape and shape[1] is None)
-            if kind != "object" and not (known and shape):
-                detail = f"expected the schema of a column that rows can make, found {kind!r}"
-                raise ArgumentError("bad_type", of_column, detail)
-            fields[name] = dtype
-        elif dtype is object:
-            fields[name] = FieldSchema("object", None, None)
+        field = dtype
+        if dtype is object:
+            field = FieldSchema("object", None, None)
         elif isinstance(dtype, torch.dtype) and dtype in TORCH_NAMES:
-            fields[name] = FieldSchema("", dtype, None)
-        else:
+            field = FieldSchema("", dtype, None)
+        elif not isinstance(dtype, FieldSchema):
             detail = f"expected a torch dtype, object or a FieldSchema, found {dtype!r:.80}"
-            raise ArgumentTypeError("bad_type", of_column, detail)
+            raise ArgumentTypeError("bad_type", f"{path}[{brief(name)}]", detail)
+        elif dtype.kind != "object":
+            kind, shape = dtype.kind, dtype.shape
+            if not shape or not (kind == "tensor" or (kind == "jagged" and shape[1] is None)):
+                detail = f"expected the schema of a column that rows can make, found {kind!r}"
+                raise ArgumentError("bad_type", f"{path}[{brief(name)}]", detail)
+        fields[name] = field
     return fields
 
 
@@ -384,11 +362,11 @@ def _check_lengths(
     named = known_names([*dict.fromkeys(names)], columns, path)
     for name in named:
         if name not in lengths:
-            found = "Python objects" if isinstance(columns[name], list) else "one number per row"
-            detail = f"expected columns of sequences, found {found} in {name!r}"
+            rows = "Python objects" if isinstance(columns[name], list) else "one number per row"
+            detail = f"expected columns of sequences, found {rows} in {name!r}"
             raise ArgumentTypeError("bad_type", path, detail)
-        expected, found_lengths = lengths[named[0]], lengths[name]
-        if found_lengths != expected:
-            row = next(i for i, length in enumerate(expected) if length != found_lengths[i])
-            detail = f"expected {expected[row]} items like {named[0]!r}, found {found_lengths[row]}"
+        first, found = lengths[named[0]], lengths[name]
+        if found != first:
+            row = next(i for i, length in enumerate(first) if length != found[i])
+            detail = f"expected {first[row]} items like {named[0]!r}, found {found[row]}"
             raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)

@@ -1,4 +1,4 @@
-"""One tensor: padded to jagged, and responses out of rows.
+"""One tensor: padded to jagged, and responses out of rows; warnings of likely mistakes.
 
 The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.codec``.
 """
@@ -6,18 +6,19 @@ The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.co
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import check_rectangle
-from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecWarning, Reason, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
-from jagcodec.pack.checks import warn_of_leftovers, warn_of_rectangle
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of_parts
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
@@ -29,11 +30,18 @@ from jagcodec.ragged.views import rows_of_rectangle
 def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Strip the padding of one rectangle: row i becomes ``padded[i, :lengths[i]]``.
 
+    Example:
+        >>> import torch
+        >>> from jagcodec import to_nested_by_length
+        >>> rows = to_nested_by_length(torch.tensor([[5, 6, 0], [7, 8, 9]]), [2, 3])
+        >>> [row.tolist() for row in rows.unbind()]
+        [[5, 6], [7, 8, 9]]
+
     Args:
         padded: (N, S, ...), any dtype, any strides, any device.
         lengths: (N,) integers, 0 to S: a tensor on any device, an array, a list or a tuple. Or a
-            jagged tensor (N, j), such as a response mask: its row lengths count, and its values
-            are not read.
+            jagged tensor (N, j), such as a response mask, whose row lengths count. Lengths on a
+            device are read once, in one synchronisation.
 
     Returns:
         A `torch.jagged` nested tensor (N, j, ...) on the device of `padded`, ragged dim 1, with
@@ -45,16 +53,6 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,) or does not have N
             rows, or a length is negative or longer than S (the row is named).
         ArgumentTypeError: `padded` is not a strided tensor, or lengths are not integers.
-
-    Lengths are read once: one device synchronisation, none for CPU lengths.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import to_nested_by_length
-        >>> padded = torch.tensor([[5, 6, 0], [7, 8, 9]])
-        >>> rows = to_nested_by_length(padded, torch.tensor([2, 3]))
-        >>> [row.tolist() for row in rows.unbind()]
-        [[5, 6], [7, 8, 9]]
     """
     where = "to_nested_by_length"
     check_rectangle(padded, f"{where}(padded)")
@@ -70,7 +68,13 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
     This is a guess, for callers that do not name their per-token fields: a feature that happens
     to be (N, max(lengths)) is packed too, and a per-token field with further padding is not.
-    If you know that it is, use `pack_per_token_field`.
+    `pack_per_token_field` does not guess.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import maybe_pack_jagged
+        >>> [maybe_pack_jagged(torch.ones(2, width), [1, 3]).is_nested for width in (3, 4)]
+        [True, False]
 
     Args:
         val: Any strided tensor; a jagged one is returned detached.
@@ -84,14 +88,6 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     Raises:
         ArgumentError: `lengths` is not one-dimensional, or one is negative.
         ArgumentTypeError: `val` is not a tensor, or lengths are not integers.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import maybe_pack_jagged
-        >>> maybe_pack_jagged(torch.ones(2, 3), torch.tensor([1, 3])).is_nested
-        True
-        >>> maybe_pack_jagged(torch.ones(2, 4), torch.tensor([1, 3])).is_nested
-        False
     """
     return _pack_or_keep(val, lengths, "maybe_pack_jagged", exact_width=True)
 
@@ -99,10 +95,18 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack a field that is known to be per-token, however far it is padded.
 
+    Example:
+        >>> import torch
+        >>> from jagcodec import pack_per_token_field
+        >>> pack_per_token_field(torch.ones(2, 8), [1, 3]).values().shape
+        torch.Size([4])
+        >>> pack_per_token_field(torch.ones(2), [1, 3]).shape
+        torch.Size([2])
+
     Args:
         val: (N, S, ...) with S at least the longest length: sequence parallelism pads S up to a
             multiple of its size. A jagged tensor is returned detached.
-        lengths: (N,) non-negative integers: a tensor, an array, a list or a tuple.
+        lengths: As for `maybe_pack_jagged`.
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached. The documented fallback: `val`
@@ -111,24 +115,48 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         and as `maybe_pack_jagged` does.
 
     Raises:
-        ArgumentError: `lengths` is not one-dimensional, or one is negative.
-        ArgumentTypeError: `val` is not a tensor, or lengths are not integers.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import pack_per_token_field
-        >>> pack_per_token_field(torch.ones(2, 8), torch.tensor([1, 3])).values().shape
-        torch.Size([4])
-        >>> pack_per_token_field(torch.ones(2), torch.tensor([1, 3])).shape
-        torch.Size([2])
+        ArgumentError: As from `maybe_pack_jagged`.
+        ArgumentTypeError: As from `maybe_pack_jagged`.
     """
     return _pack_or_keep(val, lengths, "pack_per_token_field", exact_width=False)
+
+
+def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) -> torch.Tensor:
+    row_splits, path = read_rows(lengths, f"{where}(lengths)"), f"{where}(val)"
+    if is_jagged(val):
+        detached: torch.Tensor = val.detach()
+        return detached
+    check_rectangle(val, path)
+    widest = row_splits.max if exact_width else sys.maxsize
+    fits = val.dim() > 1 and len(val) == row_splits.rows
+    if fits and row_splits.max <= val.shape[1] <= widest:
+        array = plain_array(val)
+        if array is not None and array.dtype.kind in "iu":
+            warn_of_leftovers(array, row_splits, path)
+        return _pack(val.detach(), row_splits, path)
+    if val.dim() > 1 and not exact_width:
+        warn_of_rectangle(path)
+    return contiguous_bits(val)
+
+
+def _pack(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
+    """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
+    view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
+    return nested_tensor(values_of(view), row_splits)
 
 
 def stack_or_nest(
     tensors: Sequence[torch.Tensor], *, always_nest: bool = False, ragged_dim: int | None = None
 ) -> torch.Tensor:
     """Rows to one tensor: stacked where all shapes are equal, jagged where one dim differs.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import stack_or_nest
+        >>> stack_or_nest([torch.ones(2), torch.ones(2)]).shape
+        torch.Size([2, 2])
+        >>> stack_or_nest([torch.ones(2), torch.ones(3)]).is_nested
+        True
 
     Args:
         tensors: One tensor per row, of one dtype, device and number of dims.
@@ -139,21 +167,13 @@ def stack_or_nest(
             (3, n) of MRoPE position ids. None means the dim that differs, or 1 if all are equal.
 
     Returns:
-        (N, ...) stacked, or a jagged tensor whose ragged dim is the one that differs; it owns
-        its memory. ``torch.empty(0)`` for no tensors. Gradients flow through it.
+        (N, ...) stacked, or a jagged tensor; it owns its memory. ``torch.empty(0)`` for no
+        tensors. Gradients flow through it.
 
     Raises:
         ArgumentError: Shapes differ in more than one dim, in another than `ragged_dim`, or in
             their number of dims, dtypes or devices differ, or `always_nest` meets 0-d tensors.
         ArgumentTypeError: An item is not a strided tensor.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import stack_or_nest
-        >>> stack_or_nest([torch.ones(2), torch.ones(2)]).shape
-        torch.Size([2, 2])
-        >>> stack_or_nest([torch.ones(2), torch.ones(3)]).is_nested
-        True
     """
     where = "stack_or_nest"
     if not isinstance(tensors, Iterable):
@@ -162,15 +182,16 @@ def stack_or_nest(
     tensors = list(tensors)
     if not tensors:
         return torch.empty(0)
+    first = tensors[0]
     for i, tensor in enumerate(tensors):
         check_rectangle(tensor, f"{where}(tensors[{i}])")
-    for what in ("dtype", "device", "ndim"):
-        found = [getattr(tensor, what) for tensor in tensors]
-        if found.count(found[0]) < len(found):
-            i = next(i for i, each in enumerate(found) if each != found[0])
-            detail = f"expected {what} {found[0]} like tensors[0], found {found[i]}"
-            reason: Reason = "bad_shape" if what == "ndim" else "bad_dtype"
-            raise ArgumentError(reason, f"{where}(tensors[{i}])", detail)
+    for i, tensor in enumerate(tensors):
+        for what in ("dtype", "device", "ndim"):
+            expected, found = getattr(first, what), getattr(tensor, what)
+            if expected != found:
+                detail = f"expected {what} {expected} like tensors[0], found {found}"
+                reason: Reason = "bad_shape" if what == "ndim" else "bad_dtype"
+                raise ArgumentError(reason, f"{where}(tensors[{i}])", detail)
     shapes = [tuple(tensor.shape) for tensor in tensors]
     differing = [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
     if len(differing) > 1:
@@ -183,9 +204,8 @@ def stack_or_nest(
         if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
             other = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
             detail = f"expected rows that differ in dim {ragged_dim - 1} alone, found shapes "
-            raise ArgumentError(
-                "bad_shape", f"{where}(ragged_dim)", f"{detail}{shapes[0]} and {other}"
-            )
+            detail += f"{shapes[0]} and {other}"
+            raise ArgumentError("bad_shape", f"{where}(ragged_dim)", detail)
         dim = ragged_dim - 1
     dim = dim or 0
     if not shapes[0]:
@@ -205,6 +225,14 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     to a response of r tokens at the end of a row of n is ``row[n - r - 1 : n - 1]``. The name
     and the convention are verl's (``verl.workers.utils.padding``).
 
+    Example:
+        >>> import torch
+        >>> from jagcodec import response_from_nested, stack_or_nest
+        >>> full = stack_or_nest([torch.arange(4.0), torch.arange(10.0, 13.0)])
+        >>> mask = stack_or_nest([torch.ones(3), torch.ones(1)])
+        >>> [row.tolist() for row in response_from_nested(full, mask).unbind()]
+        [[0.0, 1.0, 2.0], [11.0]]
+
     Args:
         full: Jagged (N, j, ...): one value per token of prompt + response.
         response_mask: Jagged (N, k): its row lengths are the response lengths; its values are
@@ -220,14 +248,6 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
             response has an empty prompt: then no position predicted its first token (peers hand
             out the last token of the row before). The row is named.
         ArgumentTypeError: An argument is not jagged.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import response_from_nested, stack_or_nest
-        >>> full = stack_or_nest([torch.arange(4.0), torch.arange(10.0, 13.0)])
-        >>> mask = stack_or_nest([torch.ones(3), torch.ones(1)])
-        >>> [row.tolist() for row in response_from_nested(full, mask).unbind()]
-        [[0.0, 1.0, 2.0], [11.0]]
     """
     where = "response_from_nested"
     for name, value in (("full", full), ("response_mask", response_mask)):
@@ -251,10 +271,8 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         raise ArgumentError("row_mismatch", f"{where}(response_mask)", detail)
     prompts = lengths - responses
     # An empty response asks for nothing, so its row may be empty.
-    wrong = np.flatnonzero((prompts <= 0) & (responses > 0))
-    if len(wrong):
-        row = int(wrong[0])
-        n, r = int(lengths[row]), int(responses[row])
+    for row in np.flatnonzero((prompts <= 0) & (responses > 0)).tolist():
+        n, r = lengths[row], responses[row]
         if r > n:
             detail = f"expected a response within its row of {n} tokens, found {r}"
             raise ArgumentError("bad_length", f"{where}(response_mask), row {row}", detail)
@@ -266,26 +284,45 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     return nested_tensor(values_of(responses_in_place), mask.row_splits)
 
 
-def _pack(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
-    """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
-    view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
-    return nested_tensor(values_of(view), row_splits)
+# --- warnings ----------------------------------------------------------------------------------
 
 
-def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) -> torch.Tensor:
-    """The rules of `maybe_pack_jagged` (`exact_width`) and of `pack_per_token_field`."""
-    row_splits, path = read_rows(lengths, f"{where}(lengths)"), f"{where}(val)"
-    if is_jagged(val):
-        detached: torch.Tensor = val.detach()
-        return detached
-    check_rectangle(val, path)
-    widest = row_splits.max if exact_width else sys.maxsize
-    fits = val.dim() > 1 and len(val) == row_splits.rows
-    if fits and row_splits.max <= val.shape[1] <= widest:
-        array = plain_array(val)
-        if array is not None and array.dtype.kind in "iu":
-            warn_of_leftovers(array, row_splits, path)
-        return _pack(val.detach(), row_splits, path)
-    if val.dim() > 1 and not exact_width:
-        warn_of_rectangle(path)
-    return contiguous_bits(val)
+def _warn(path: str, detail: str) -> None:
+    """Warn at the line outside the library that called into it; Python does so once per line.
+
+    The text must not vary from batch to batch, because Python counts another text as another
+    warning.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith("jagcodec."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{path}: {detail}", JagcodecWarning, stacklevel=level)
+
+
+def warn_of_rectangle(path: str) -> None:
+    """Warn of a column that was named, and cannot be packed."""
+    detail = "stays rectangular although you named it as per-token, because its rows or its width "
+    _warn(path, detail + "do not fit the lengths or the mask")
+
+
+_FEW_ROWS = 16
+
+
+def warn_of_leftovers(array: npt.NDArray[Any], row_splits: RowSplits, path: str) -> None:
+    """Warn if integers (N, S, ...) that are packed do not look padded; reads two cells per row."""
+    rows, last = row_splits.rows, array.shape[1] - 1
+    if row_splits.min >= last or not array.size:
+        return
+    if rows <= _FEW_ROWS and array.ndim == 2:  # for which numpy would take longer
+        item, width = array.item, last + 1
+        differ = any(
+            length < last and item(i * width + length) != item(i * width + last)
+            for i, length in enumerate(row_splits.lengths.tolist())
+        )
+    else:
+        after = np.minimum(row_splits.lengths, last)
+        differ = bool((array[np.arange(rows), after] != array[:, last]).any())
+    if differ:
+        detail = "cells after rows are left out, and they do not look like padding: the first and "
+        detail += "the last of a row differ. Did you pass prompt or response lengths for a column "
+        _warn(path, detail + "of both? strict=True names the row")
