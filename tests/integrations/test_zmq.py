@@ -386,9 +386,9 @@ def test_many_frames_that_hold_something_are_a_message(net):
 def test_sync_and_asyncio_sockets_are_told_apart():
     with contextlib.closing(Net()) as sync, contextlib.closing(Net(True)) as other:
         ours, theirs = sync.socket(zmq.PAIR), other.socket(zmq.PAIR)
-        with pytest.raises(ArgumentTypeError, match="use async_send_frames for"):
+        with pytest.raises(ArgumentTypeError, match="and async_send_frames for those"):
             sync.send(theirs, 1)
-        with pytest.raises(ArgumentTypeError, match="use async_recv_frames for"):
+        with pytest.raises(ArgumentTypeError, match="and async_recv_frames for those"):
             sync.recv(theirs)
         with pytest.raises(ArgumentTypeError, match="use send_frames for"):
             other.send(ours, 1)

@@ -21,6 +21,7 @@ from jagcodec import rowcopy
 from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import (
     IntArray,
+    array_bytes,
     as_bytes,
     as_words,
     contiguous_bits,
@@ -31,6 +32,10 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, rows_in_place
 
 Words: TypeAlias = npt.NDArray[Any]
+
+# If trimming saves less, it is faster to send the column unchanged.
+_WORTHWHILE = 7 / 8
+_SMALL = 4096
 
 
 def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
@@ -46,11 +51,6 @@ def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
         "order": list(batch.keys()),
         "trimmed": {name: column._asdict() for name, column in trimmed.items()},
     }
-
-
-# If trimming saves less, it is faster to send the column unchanged.
-_WORTHWHILE = 7 / 8
-_SMALL = 4096
 
 
 def _is_rectangle(leaf: Any) -> TypeGuard[torch.Tensor]:
@@ -69,8 +69,6 @@ def padded_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> Te
         raise ValueError(f"expected a TensorDict, found {type(batch).__name__}")
     if sorted(order) != sorted([*trimmed, *batch.keys()]):
         raise ValueError(f"expected every column once in the order, found {order!s:.200}")
-    if not trimmed:
-        return batch
     columns = untrimmed({name: Trimmed(**parts) for name, parts in trimmed.items()})
     leaves = {name: columns[name] if name in columns else batch.get(name) for name in order}
     return TensorDict(leaves, batch_size=batch.batch_size, device=batch.device)
@@ -94,6 +92,9 @@ class Trimmed(NamedTuple):
         return self.starts.nbytes + self.lengths.nbytes + sum(t.nbytes for t in tensors)
 
 
+# --- to trim -----------------------------------------------------------------------------------
+
+
 def trim(column: torch.Tensor) -> Trimmed:
     """Trim a strided rectangle on the CPU along its widest dim after the first."""
     # By bits: -0.0 differs from 0.0, and a NaN equals itself.
@@ -106,29 +107,20 @@ def trim(column: torch.Tensor) -> Trimmed:
     grid = words.flatten(2).numpy()
     starts, lengths = rowcopy.ends(cells, stride, width, len(grid))
     firsts = np.arange(len(grid)) * stride
-    one_each = _one_each(cells, firsts + starts, lengths)
-    if one_each is None:
-        starts, lengths = _without_single_pads(starts, lengths, width)
+    kept = _one_each(cells, firsts + starts, lengths)
+    constant = kept is not None
+    if kept is None:
+        # Pads of a single cell stay cells, which costs less than a pad for each row.
+        ends = starts + lengths
+        ends[(ends == width - 1) & (lengths > 0)] = width
+        starts = np.where((starts == 1) & (lengths > 0), 0, starts)
+        lengths = ends - starts
         kept = _kept(cells, firsts + starts, lengths)
-    else:
-        kept = one_each
-    parts = (
-        _pads(grid[:, 0], starts > 0),
-        _pads(grid[:, -1], starts + lengths < width),
-        kept,
-    )
+    parts = _pads(grid[:, 0], starts > 0), _pads(grid[:, -1], starts + lengths < width), kept
     before, after, values = (_cells(part, words.shape[2:], column.dtype) for part in parts)
     integer = np.int32 if width < 2**31 else np.int64
-    return Trimmed(
-        tuple(column.shape),
-        dim,
-        starts.astype(integer),
-        lengths.astype(integer),
-        before,
-        after,
-        values,
-        one_each is not None,
-    )
+    starts, lengths = starts.astype(integer), lengths.astype(integer)
+    return Trimmed(tuple(column.shape), dim, starts, lengths, before, after, values, constant)
 
 
 def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
@@ -143,6 +135,9 @@ def _kept(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:
     view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, starts, row_splits)
     words: Words = values_of(view).flatten(1).numpy()
     return words
+
+
+_FEW_ROWS = 8
 
 
 def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
@@ -160,19 +155,6 @@ def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words
     return one_each
 
 
-_FEW_ROWS = 8
-
-
-def _without_single_pads(
-    starts: IntArray, lengths: IntArray, width: int
-) -> tuple[IntArray, IntArray]:
-    """Keep pads of a single cell as cells, which costs less than storing a pad for each row."""
-    ends = starts + lengths
-    ends[(ends == width - 1) & (lengths > 0)] = width
-    starts = np.where((starts == 1) & (lengths > 0), 0, starts)
-    return starts, ends - starts
-
-
 def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Words as a tensor of cells of this shape, over the same memory."""
     if not words.size:  # numpy gives empty arrays strides that torch refuses to view
@@ -180,81 +162,56 @@ def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     return from_words(torch.from_numpy(words).view(len(words), *shape), dtype)
 
 
+# --- and back ----------------------------------------------------------------------------------
+
+
 def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     """Rebuild the rectangles that were trimmed, bit for bit, in one allocation."""
     for name, trimmed in columns.items():
         _check(trimmed, name)
     cpu = torch.device("cpu")
-    rectangles = {
-        name: Wanted(trimmed.shape, trimmed.cells.dtype, cpu) for name, trimmed in columns.items()
-    }
-    allocate(rectangles.values())
-    for name, rectangle in rectangles.items():
-        _fill(rectangle, columns[name])
-    return {
-        name: rectangle.tensor.to(columns[name].cells.device)
-        for name, rectangle in rectangles.items()
-    }
+    rectangles = [Wanted(one.shape, one.cells.dtype, cpu) for one in columns.values()]
+    allocate(rectangles)
+    for rectangle, trimmed in zip(rectangles, columns.values(), strict=True):
+        if rectangle.tensor.numel():
+            _fill(rectangle, trimmed)
+    tensors = zip(columns.items(), rectangles, strict=True)
+    return {name: one.tensor.to(trimmed.cells.device) for (name, trimmed), one in tensors}
 
 
 def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
-    if not rectangle.tensor.numel():
-        return
-    dim, cells = trimmed.dim, trimmed.cells.cpu()
-    rows, width = math.prod(trimmed.shape[:dim]), trimmed.shape[dim]
+    """Write the cells, with one pad everywhere else, and then the pads that differ from it."""
+    rows, width = math.prod(trimmed.shape[: trimmed.dim]), trimmed.shape[trimmed.dim]
     starts, lengths = trimmed.starts.astype(np.int64), trimmed.lengths.astype(np.int64)
-    before, after = (as_words(pad.cpu()) for pad in (trimmed.before, trimmed.after))
-    out = rectangle.tensor.view(rows, width, *trimmed.shape[dim + 1 :])
+    before, after, cells = (
+        as_words(part.cpu()).numpy() for part in (trimmed.before, trimmed.after, trimmed.cells)
+    )
     if trimmed.constant:
-        words = as_words(cells)
-        cells = _cells(_repeated(words, lengths), words.shape[1:], cells.dtype)
-    pattern = _one_pattern(before, after)
-    if pattern is not None:
-        firsts = np.cumsum(lengths) - lengths
-        fresh = rectangle.zeroed and not any(pattern)
-        size = out.shape[2:].numel() * out.itemsize
-        source = as_bytes(cells)
-        task = rowcopy.Pad(as_bytes(out), source, firsts, lengths, starts, width, size, pattern)
-        if fresh:
-            rowcopy.copy_all([rowcopy.rows_only(task)])
-        else:
-            rowcopy.pad_all([task])
-        return
-    words = as_words(out)
-    if len(after) and not (rectangle.zeroed and not after.any()):
-        # numpy repeats a cell in half the time that torch takes.
-        np.copyto(words.flatten(2).squeeze(2).numpy(), _column(after))
-    flat = words.flatten(0, 1)
-    row_starts = np.arange(rows) * width
-    if len(before):
-        _scatter(torch.from_numpy(_repeated(before, starts)), starts, flat, row_starts)
-    _scatter(as_words(cells), lengths, flat, row_starts + starts)
+        cells = _repeated(cells, lengths)
+    size = math.prod(cells.shape[1:]) * cells.itemsize
+    row_starts, ends = np.arange(rows) * width, starts + lengths
+    sides = [(before, starts, row_starts), (after, width - ends, row_starts + ends)]
+    sides = [side for side in sides if side[0].size]
+    # One that all padded rows share, if there is one, and the one of most cells.
+    common, *_ = min(sides, key=lambda side: (len(side[0]), -side[1].sum()), default=(cells[:0],))
+    pad = common.reshape(-1, cells.shape[-1])[:1]
+    out, bits = as_bytes(rectangle.tensor), pad.tobytes() or b"\0"
+    firsts, source = np.cumsum(lengths) - lengths, array_bytes(np.ascontiguousarray(cells))
+    task = rowcopy.Pad(out, source, firsts, lengths, starts, width, size, bits)
+    if rectangle.zeroed and not any(bits):
+        rowcopy.copy_all([rowcopy.rows_only(task)])
+    else:
+        rowcopy.pad_all([task])
+    for pads, counts, begins in sides:
+        if not (pads == pad).all():
+            values = array_bytes(_repeated(pads, counts))
+            rowcopy.copy_all([rowcopy.Copy(out, values, begins, None, counts, size)])
 
 
-def _scatter(values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray) -> None:
-    """Write rows, end to end in `values`, to ``out[start : start + length]``."""
-    size = values.shape[1:].numel() * values.itemsize
-    rowcopy.copy_all([rowcopy.Copy(as_bytes(out), as_bytes(values), starts, None, lengths, size)])
-
-
-def _column(pads: torch.Tensor) -> Words:
-    """(R, ...) cells as (R, 1) or (R, 1, c) words, to be repeated along each row."""
-    words = pads.flatten(1).numpy()
-    return words if words.shape[1] == 1 else words[:, None]
-
-
-def _one_pattern(before: torch.Tensor, after: torch.Tensor) -> bytes | None:
-    """The bits of the element that all pads consist of; None if the pads differ."""
-    elements = torch.cat([pad.flatten(0, -2) for pad in (before, after)]).numpy()
-    if not len(elements):
-        return bytes(elements.itemsize * elements.shape[1])
-    return elements[0].tobytes() if (elements == elements[0]).all() else None
-
-
-def _repeated(cells: torch.Tensor, counts: IntArray) -> Words:
+def _repeated(cells: Words, counts: IntArray) -> Words:
     """The cell of each row (or the one for all rows), repeated `counts` times, end to end."""
-    each = np.broadcast_to(cells.numpy(), (len(counts), *cells.shape[1:]))
-    return np.repeat(each, counts, axis=0)
+    # numpy repeats a cell in half the time that torch takes.
+    return np.repeat(np.broadcast_to(cells, (len(counts), *cells.shape[1:])), counts, axis=0)
 
 
 def _check(trimmed: Trimmed, name: str) -> None:

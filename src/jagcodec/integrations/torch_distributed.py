@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,8 +59,6 @@ def broadcast(
 ) -> Any:
     """Broadcast one rank's batch to every rank of a group.
 
-    Typically a leader fetches the batch and its tensor-parallel peers receive it.
-
     Example:
         >>> import torch.distributed as dist
         >>> from jagcodec.integrations.torch_distributed import broadcast
@@ -94,7 +92,7 @@ def broadcast(
         WireFormatError: As `decode`, on the rank that cannot decode the message; `.path` names
             the rank that sent it.
     """
-    exchange = _exchange(group, "broadcast", device, allow_pickle, limits)
+    exchange = _Exchange("broadcast", group, device, allow_pickle, limits)
 
     def prepare() -> torch.Tensor | None:
         return exchange.encoded(batch, default) if exchange.is_source(src, batch) else None
@@ -129,11 +127,11 @@ def all_gather_rows(
         batch: A TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns, with any
             number of rows, including zero; of the same kind and with the same columns on all
             ranks.
-        group: As for `broadcast`.
-        device: As for `broadcast`.
-        allow_pickle: As for `broadcast`.
+        group: The participating ranks, by default all. Each of them must make this call.
+        device: Where to put tensors on this rank; by default the CPU.
+        allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
         default: As for `encode`.
-        limits: As for `broadcast`.
+        limits: As for `decode`.
 
     Returns:
         ``concat_rows`` of all batches, in new memory.
@@ -144,66 +142,46 @@ def all_gather_rows(
         JagcodecError: As `broadcast`. A rank whose batch cannot be encoded raises the error of
             `encode`; the others raise TransportError.
     """
-    exchange = _exchange(group, "all_gather_rows", device, allow_pickle, limits)
+    exchange = _Exchange("all_gather_rows", group, device, allow_pickle, limits)
     messages = exchange.messages(None, lambda: exchange.encoded(batch, default))
     return concat_in_memory([exchange.value(*message) for message in messages], "concat_rows")
 
 
-# --- a group -----------------------------------------------------------------------------------
-
-
-def _exchange(
-    group: dist.ProcessGroup | None,
-    where: str,
-    device: Any,
-    allow_pickle: bool,
-    limits: Limits | None,
-) -> _Exchange:
-    """A call of this rank to the others of a group."""
-    try:
-        place = dist.get_rank(group)
-        if place < 0:
-            raise ValueError(f"this one is without rank {dist.get_rank()}")
-        # Device type to backend, out of "cpu:gloo,cuda:nccl".
-        pairs = dist.get_backend_config(group).split(",")
-        backends = dict(pair.split(":", 1) for pair in pairs)
-        if "cpu" not in backends and backends.get("cuda") != "nccl":
-            raise ValueError(f"its backends are {backends}, which need CPU tensors, or NCCL")
-    except ValueError as error:
-        detail = f"expected a process group of this job: {error}"
-        raise ArgumentError("bad_option", f"{where}(group)", detail) from error
-    carrier = torch.device("cpu")
-    if "cpu" not in backends:
-        carrier = torch.device("cuda", torch.cuda.current_device())
-    ranks = dist.get_process_group_ranks(group)
-    return _Exchange(group, where, place, ranks, carrier, device, allow_pickle, limits)
-
-
 _NAMES = ("broadcast", "all_gather_rows")
-_MOST_WORDS = 4096
-"""Bytes in which a rank reports its failure."""
+_MOST_WORDS = 4096  # bytes in which a rank reports its failure
 
 
-class _Exchange(NamedTuple):
-    """One call of a function above, and how bytes are transferred in its group."""
+class _Exchange:
+    """One call of a function above by this rank, to all ranks of a group."""
 
-    group: dist.ProcessGroup | None
-    where: str  # the public function that is running, for errors
-    place: int  # this rank's number in the group
-    ranks: list[int]  # global ranks, in the order of the group
-    carrier: torch.device  # that bytes are transferred on
-    device: Any
-    allow_pickle: bool
-    limits: Limits | None
+    def __init__(
+        self, where: str, group: Any, device: Any, allow_pickle: bool, limits: Limits | None
+    ) -> None:
+        self.where, self.group, self.device = where, group, device
+        self.allow_pickle, self.limits = allow_pickle, limits or DEFAULT_LIMITS
+        try:
+            self.place = dist.get_rank(group)  # in the group
+            if self.place < 0:
+                raise ValueError(f"this one is without rank {dist.get_rank()}")
+            # Device type to backend, out of "cpu:gloo,cuda:nccl".
+            pairs = dist.get_backend_config(group).split(",")
+            backends = dict(pair.split(":", 1) for pair in pairs)
+            if "cpu" not in backends and backends.get("cuda") != "nccl":
+                raise ValueError(f"its backends are {backends}, which need CPU tensors, or NCCL")
+        except ValueError as error:
+            detail = f"expected a process group of this job: {error}"
+            raise ArgumentError("bad_option", f"{where}(group)", detail) from error
+        self.ranks = dist.get_process_group_ranks(group)  # global ones
+        self.carrier = torch.device("cpu")  # that bytes are transferred on
+        if "cpu" not in backends:
+            self.carrier = torch.device("cuda", torch.cuda.current_device())
 
     def is_source(self, src: Any, batch: Any) -> bool:
         """Whether this rank is the one that sends."""
         own = self.ranks[self.place]
         if not self._is_rank(src):
-            expected = f"expected a global rank of the group, one of {self.ranks}"
-            raise ArgumentError(
-                "bad_option", f"{self.where}(src)", f"{expected}, found {src!r:.80}"
-            )
+            found = f"expected a global rank of the group, one of {self.ranks}, found {src!r:.80}"
+            raise ArgumentError("bad_option", f"{self.where}(src)", found)
         if src != own and batch is not None:
             found = f"{type(batch).__name__} on rank {own}"
             expected = f"expected None on every rank but src={src}, found {found}"
@@ -234,11 +212,10 @@ class _Exchange(NamedTuple):
         self, src: int | None, prepare: Callable[[], torch.Tensor | None]
     ) -> list[tuple[int, Message]]:
         """The message of rank `src`, or those of all, with the places of their senders."""
-        limits = self.limits or DEFAULT_LIMITS
 
         def checked() -> torch.Tensor | None:
             usable_device(self.device, f"{self.where}(device)")
-            usable_limits(limits, f"{self.where}(limits)")
+            usable_limits(self.limits, f"{self.where}(limits)")
             return prepare()
 
         own, sizes = self._agree(src, checked)
@@ -246,11 +223,12 @@ class _Exchange(NamedTuple):
 
         def room(place: int) -> torch.Tensor:
             mine = own is not None and place == self.place
-            return own if mine else self._room(place, sizes[place], limits)
+            return own if mine else self._room(place, sizes[place])
 
         def opened(place: int, blob: torch.Tensor) -> tuple[int, Message]:
-            how = Reading(limits, None, usable_device(self.device, self.where), self.allow_pickle)
+            device = usable_device(self.device, self.where)
             with self._named(place):
+                how = Reading(self.limits, None, device, self.allow_pickle)
                 return place, open_message(blob.numpy(), "message", how)
 
         blobs, _ = self._agree(src, lambda: [(place, room(place)) for place in places])
@@ -259,10 +237,11 @@ class _Exchange(NamedTuple):
         messages, _ = self._agree(src, lambda: [*map(opened, places, arrived)])
         return messages
 
-    def _room(self, place: int, size: int, limits: Limits) -> torch.Tensor:
+    def _room(self, place: int, size: int) -> torch.Tensor:
         """Memory for a message to be received."""
-        if size > limits.bytes:
-            raise exceeded("bytes", limits.bytes, size, "bytes", f"{self._origin(place)}: header")
+        most = self.limits.bytes
+        if size > most:
+            raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
         try:
             return torch.from_numpy(new_block(size).data)
         except (MemoryError, ValueError, OverflowError) as error:

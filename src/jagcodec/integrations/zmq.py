@@ -1,8 +1,6 @@
 """Messages over ZeroMQ: one multipart message each, without copying large tensors.
 
-`send_frames` and `recv_frames` work on sockets of `zmq.Context`, `async_send_frames` and
-`async_recv_frames` on those of `zmq.asyncio.Context`. They neither encode nor decode: pass what
-`encode`, `encode_fields` or `encode_rows` returned, and give what arrives to `decode`,
+Send what `encode`, `encode_fields` or `encode_rows` returned, and give what arrives to `decode`,
 `open_wire` or `materialize`.
 """
 
@@ -13,7 +11,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jagcodec.errors import (
     ArgumentError,
@@ -31,9 +29,6 @@ with needed(__name__, "pyzmq: pip install 'pyzmq>=25'"):
     import zmq
     import zmq.asyncio
 
-Envelope: TypeAlias = "bytes | Sequence[bytes]"
-"""The frames before a message: peer identities, an empty delimiter, or a topic."""
-
 __all__ = ["Received", "async_recv_frames", "async_send_frames", "recv_frames", "send_frames"]
 
 
@@ -41,9 +36,9 @@ class Received(NamedTuple):
     """A received message that has not been decoded.
 
     Attributes:
-        envelope: The frames before the message: on a ROUTER socket the identity of the sender
-            (and the empty delimiter of a REQ), on a SUB socket the topic if there is one,
-            otherwise nothing. Reply with ``send_frames(socket, frames, envelope=envelope)``.
+        envelope: The frames before the message: the sender's identity on a ROUTER socket (and the
+            empty delimiter of a REQ), the topic on a SUB socket if there is one, otherwise
+            nothing. Reply with ``send_frames(socket, frames, envelope=envelope)``.
         frames: The message, for `jagcodec.decode` or `jagcodec.open_wire`.
     """
 
@@ -55,7 +50,7 @@ def send_frames(
     socket: zmq.Socket[Any],
     frames: Sequence[Buffer],
     *,
-    envelope: Envelope = (),
+    envelope: bytes | Sequence[bytes] = (),
     timeout: float | None = None,
 ) -> zmq.MessageTracker:
     """Send the frames of a message, all of them or none.
@@ -73,20 +68,17 @@ def send_frames(
         {'step': 3}
 
     Args:
-        socket: A socket of any type that sends multipart messages. A ROUTER is made *mandatory*
-            (``ROUTER_MANDATORY``), because it would otherwise silently drop messages that it
-            cannot route.
+        socket: A socket of any type that sends multipart messages. This sets ``ROUTER_MANDATORY``
+            on a ROUTER.
         frames: What `encode`, `encode_fields` or `encode_rows` returned.
         envelope: Frames to send before the message: the envelope that `recv_frames` returned, a
             peer's identity, or the topic of a PUB socket.
-        timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
-            does not wait. None: the socket's own ``SNDTIMEO``, by default no limit. PUB and XPUB
-            never wait: libzmq drops messages for subscribers that are too slow.
+        timeout: Seconds to wait while the high-water mark is reached or no peer is connected. PUB
+            and XPUB never wait.
 
     Returns:
         A tracker. Frames of 64 KiB and more alias the encoded tensors, and keep them alive: write
-        to these only after ``tracker.wait()``, or when ``tracker.done`` is true. Over
-        ``inproc://`` nothing is copied at all: the receiver gets the same memory.
+        to these only after ``tracker.wait()``, or when ``tracker.done`` is true.
 
     Raises:
         TransportTimeoutError: The message could not be queued in time; nothing was sent.
@@ -113,26 +105,21 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
         ...         _ = client.connect(f"tcp://127.0.0.1:{port}")
         ...         _ = send_frames(client, encode([1, 2]), timeout=10)
         ...         envelope, frames = recv_frames(server, timeout=10)
-        ...         reply = encode(sum(decode(frames)))
-        ...         _ = send_frames(server, reply, envelope=envelope, timeout=10)
+        ...         _ = send_frames(server, encode(sum(decode(frames))), envelope=envelope)
         ...         decode(recv_frames(client, timeout=10).frames)
         3
 
     Args:
         socket: A socket of any type that receives multipart messages.
-        timeout: Seconds to wait for a message; 0 does not wait. None: the socket's own
-            ``RCVTIMEO``, by default no limit.
+        timeout: Seconds to wait for a message.
 
     Returns:
-        The envelope and the frames, which hold the received memory. It belongs to this process,
-        except over ``inproc://``, where it is the sender's: there, decode with ``copy=True`` to
-        write to the tensors. `decode` and `open_wire` raise if the frames are not a jagcodec
-        message; with the envelope, a server can still reply to the sender of such a message.
+        The envelope and the frames. Their memory belongs to this process; over ``inproc://`` it is
+        the sender's.
 
     Raises:
         TransportTimeoutError: No message arrived in time.
-        WireFormatError: The message has more than `MOST_SMALL_FRAMES` frames beyond one for every
-            `BYTES_PER_FRAME` bytes. The next message can be received; a REP has to answer first.
+        WireFormatError: The message has too many small frames. The next message can be received.
         ArgumentError, ArgumentTypeError, zmq.ZMQError: As `send_frames`.
     """
     return _finished(_recv(socket, timeout, "recv_frames"))
@@ -142,7 +129,7 @@ async def async_send_frames(
     socket: zmq.asyncio.Socket,
     frames: Sequence[Buffer],
     *,
-    envelope: Envelope = (),
+    envelope: bytes | Sequence[bytes] = (),
     timeout: float | None = None,
 ) -> zmq.MessageTracker:
     """`send_frames` on a `zmq.asyncio` socket. A call that is cancelled has sent nothing.
@@ -182,8 +169,7 @@ MOST_SMALL_FRAMES = 1024
 
 BYTES_PER_FRAME = 64
 
-_LONGEST = (2**31 - 1) // 1000
-"""Seconds: libzmq counts milliseconds in an int."""
+_LONGEST = (2**31 - 1) // 1000  # seconds: libzmq counts milliseconds in an int
 
 T = TypeVar("T")
 
@@ -199,25 +185,25 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _send(
-    socket: Any, frames: Sequence[Any], envelope: Envelope, timeout: float | None, where: str
+    socket: Any, frames: Sequence[Any], envelope: Any, timeout: float | None, where: str
 ) -> zmq.MessageTracker:
     _check(socket, timeout, where)
-    path = f"{where}(envelope)"
     leading = [envelope] if isinstance(envelope, bytes) else list(envelope)
     if not all(isinstance(part, bytes) for part in leading):
         found = f"expected bytes, or a list of them, found {brief(envelope)}"
-        raise ArgumentTypeError("bad_type", path, found)
+        raise ArgumentTypeError("bad_type", f"{where}(envelope)", found)
     if socket.type == zmq.ROUTER:
         if not leading:
-            expected = "expected the identity of a peer, because this is a ROUTER, found none; "
-            remedy = "pass the envelope that recv_frames returned"
-            raise ArgumentError("bad_option", path, expected + remedy)
+            found = "expected a peer's identity for this ROUTER, found none; pass the envelope "
+            raise ArgumentError(
+                "bad_option", f"{where}(envelope)", f"{found}that recv_frames returned"
+            )
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # Made here, because send_multipart returns a tracker of the last frame only. With copy=None,
     # pyzmq copies frames below its threshold: tracking such a frame costs more than copying it.
     parts = [zmq.Frame(memoryview(frame), track=True, copy=None) for frame in frames]
     full = "the high-water mark reached, or no peer connected; nothing was sent"
-    with _reported(where, timeout, "expected room for a message", full):
+    with _reported(where, timeout, "room for a message", full):
         # pyzmq's asyncio reads the time-out when the call is made, and then runs its own timer.
         with _waiting(socket, zmq.SNDTIMEO, timeout):
             sending = socket.send_multipart([*leading, *parts], copy=False)
@@ -231,7 +217,7 @@ async def _recv(socket: Any, timeout: float | None, where: str) -> Received:
     own = socket.getsockopt(zmq.RCVTIMEO)
     limit = timeout if timeout is not None else own / 1000 if own >= 0 else math.inf
     end = time.monotonic() + limit
-    with _reported(where, timeout, "expected a message", "none"):
+    with _reported(where, timeout, "a message", "none"):
         while True:
             try:
                 # Without a wait, so that no other task can take parts of this message.
@@ -263,34 +249,29 @@ def _parts(socket: Any) -> list[zmq.Frame]:
         elif len(parts) == count - 1:
             parts.append(part)
     if not parts:
-        raise WireFormatError(
-            "frame_count",
-            "frames",
-            f"expected at most {MOST_SMALL_FRAMES} frames, and one more for every "
-            f"{BYTES_PER_FRAME} bytes, found {count} with {size} bytes",
-        )
+        most = f"{MOST_SMALL_FRAMES} frames, and one more for every {BYTES_PER_FRAME} bytes"
+        found = f"expected at most {most}, found {count} with {size} bytes"
+        raise WireFormatError("frame_count", "frames", found)
     return parts
-
-
-def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
-    """Split the parts where the message begins."""
-    # A ROUTER's first frame is an identity. The peer may have chosen it, so it may look like the
-    # beginning of a message.
-    routed = int(socket.type == zmq.ROUTER)
-    begin = next((i for i in range(routed, len(parts)) if _begins_message(parts[i].buffer)), None)
-    if begin is None:  # a foreign message: decode will raise
-        begin = routed
-        if len(parts) > begin + 1 and not len(parts[begin]):
-            begin += 1
-    return Received([part.bytes for part in parts[:begin]], parts[begin:])
 
 
 # A header is a msgpack map (one byte) whose first key is the magic; a blob is one buffer.
 _FIRST_KEY = bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
 
 
-def _begins_message(frame: memoryview) -> bool:
-    return frame[1 : 1 + len(_FIRST_KEY)] == _FIRST_KEY or frame[: len(BLOB_MAGIC)] == BLOB_MAGIC
+def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
+    """Split the parts where the message begins."""
+    # A ROUTER's first frame is an identity. The peer may have chosen it, so it may look like the
+    # beginning of a message.
+    routed = begin = int(socket.type == zmq.ROUTER)
+    if len(parts) > begin + 1 and not len(parts[begin]):
+        begin += 1  # of a foreign message, which decode will refuse
+    for i in range(routed, len(parts)):
+        start = parts[i].buffer[: 1 + len(_FIRST_KEY)]
+        if start[1:] == _FIRST_KEY or start[: len(BLOB_MAGIC)] == BLOB_MAGIC:
+            begin = i
+            break
+    return Received([part.bytes for part in parts[:begin]], parts[begin:])
 
 
 @contextmanager
@@ -300,7 +281,7 @@ def _reported(where: str, timeout: float | None, expected: str, found: str) -> I
         yield
     except zmq.Again as error:
         limit = "within the socket's own time-out" if timeout is None else f"within {timeout:g} s"
-        detail = f"{expected} {limit}, found {found}; raise timeout, or check the peer"
+        detail = f"expected {expected} {limit}, found {found}; raise timeout, or check the peer"
         raise TransportTimeoutError("timed_out", f"{where}(socket)", detail) from error
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
@@ -325,19 +306,12 @@ def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
 
 
 def _check(socket: Any, timeout: Any, where: str) -> None:
-    of_asyncio = where.startswith("async_")
-    if isinstance(socket, zmq.asyncio.Socket) != of_asyncio:
-        other = where.removeprefix("async_") if of_asyncio else f"async_{where}"
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(socket)",
-            f"expected a socket of {'zmq.asyncio.Context' if of_asyncio else 'zmq.Context'}, found "
-            f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for it",
-        )
+    if isinstance(socket, zmq.asyncio.Socket) != where.startswith("async_"):
+        name = where.removeprefix("async_")
+        found = f"expected a socket of the other kind, found {brief(socket)}; use {name} for "
+        remedy = f"sockets of zmq.Context, and async_{name} for those of zmq.asyncio.Context"
+        raise ArgumentTypeError("bad_type", f"{where}(socket)", found + remedy)
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 <= timeout <= _LONGEST):
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(timeout)",
-            f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}",
-        )
+        expected = f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}"
+        raise ArgumentError("bad_option", f"{where}(timeout)", expected)
