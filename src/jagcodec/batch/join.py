@@ -90,15 +90,12 @@ class Messages:
         self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
         self._first_buffers = _starts_of(buffers)[:-1]
         self._starts = _starts_of(self._buffers)
-        self._first_groups = self._first_numbers.copy()
-        members: dict[int, list[int]] = {}
-        for i, message in enumerate(messages):
-            members.setdefault(id(message.node), []).append(i)
-        self._schemas: list[tuple[Node, IntArray]] = []
-        for same in members.values():
-            first, index = messages[same[0]], np.array(same)
-            self._schemas.append((first.node, index))
-            self._first_groups[index] += first.first_group
+        schemas = {id(message.node): message for message in messages}
+        places = {key: i for i, key in enumerate(schemas)}
+        self._nodes = [message.node for message in schemas.values()]
+        self._node_of = np.array([places[id(message.node)] for message in messages])
+        groups = np.array([message.first_group for message in schemas.values()])
+        self._first_groups = self._first_numbers + groups[self._node_of]
         self._columns: dict[str, tuple[_Place, RaggedView] | None] = {}
         self._rows: dict[bytes, _Rows | None] = {}
 
@@ -118,19 +115,13 @@ class Messages:
         return self._columns[name]
 
     def _place(self, name: str) -> _Place | None:
-        at = self._first_numbers.copy()
-        form: tuple[Kind, str, int] | None = None
-        for node, members in self._schemas:
-            column = node.children[node.fields[-1].index(name)]
-            own = _form_of(column)
-            form = form or own
-            if own is None or own != form:
-                return None
-            at[members] += column.number
-        if form is None:
+        columns = [node.children[node.fields[-1].index(name)] for node in self._nodes]
+        form, *others = {_form_of(column) for column in columns}
+        if form is None or others:
             return None
         kind, dtype, width = form
-        numbers = self._numbers[at[:, None] + np.arange(width)]
+        first = np.array([column.number for column in columns])[self._node_of]
+        numbers = self._numbers[(self._first_numbers + first)[:, None] + np.arange(width)]
         buffer, offset, stored = numbers[:, :3].T
         group = None if kind is Kind.TENSOR else numbers[:, 3]
         dims = numbers[:, 3 if group is None else 4 :]
@@ -463,23 +454,21 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
 
     `where` is what errors call it; those of a damaged message name it.
     """
-    parts: list[Any] = []
-    for source in sources:
-        joined = source.source if isinstance(source, WireBatch) and source.chosen is None else None
-        if isinstance(joined, JoinedRows):
-            parts += [part.select(source.fields) for part in joined.parts()]
-        else:  # the caller may change a list of frames before a column is read
-            parts.append(list(source) if isinstance(source, list) else source)
-    messages: list[InMemory | None] = [None] * len(parts)
-    if not any(isinstance(part, WireBatch) for part in parts):
-        messages = open_together(parts, where, DEFAULT_LIMITS)
+    parts: list[Any] = list(sources)
+    messages: list[InMemory | None]
+    if any(isinstance(part, WireBatch) for part in parts):
+        parts = [*chain.from_iterable(map(_parts_of, parts))]
+        messages = [None] * len(parts)
+    else:  # the caller may change a list of frames before a column is read
+        frames, messages = open_together(parts, where, DEFAULT_LIMITS)
+        parts = list[Any](frames)
     counts: list[int] = []
-    fields: list[tuple[int, Sequence[str]]] = []
+    fields: list[Sequence[str]] = []
     inner: Sequence[int] = []
     for i, message in enumerate(messages):
         if message is not None:
             counts.append(message.rows)
-            fields.append((i, message.node.fields[-1]))
+            fields.append(message.node.fields[-1])
             continue
         if not isinstance(parts[i], WireBatch):
             parts[i] = _open_one(i, parts[i])
@@ -487,21 +476,26 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         source, sizes = batch.source, batch.source.sizes
         inner = inner if i else sizes[1:]
         if sizes[1:] != inner:
-            raise ArgumentError(
-                "bad_shape",
-                f"{where} of batch {i}",
-                f"expected batch dims {list(inner)} after the first, like batch 0, "
-                f"found {list(sizes[1:])}",
-            )
+            detail = f"expected batch dims {list(inner)} after the first, like batch 0, found "
+            detail += str(list(sizes[1:]))
+            raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
         counts.append(len(batch))
-        fields.append((i, batch.fields))
+        fields.append(batch.fields)
         if isinstance(source, MessageColumns) and batch.chosen is None:
             messages[i] = source.in_memory()
-    names = same_fields(fields, where)
+    names = same_fields(enumerate(fields), where)
     table = None
     if all(messages):
         table = Messages(np.array(counts, dtype=np.int64), messages)  # type: ignore[arg-type]
     return WireBatch(JoinedRows(names, counts, parts, table))
+
+
+def _parts_of(source: Any) -> Sequence[Any]:
+    """What a batch was joined of, or itself."""
+    joined = isinstance(source, WireBatch) and source.chosen is None
+    if joined and isinstance(source.source, JoinedRows):
+        return [part.select(source.fields) for part in source.source.parts()]
+    return [source]
 
 
 def _open_one(index: int, source: Any) -> WireBatch:

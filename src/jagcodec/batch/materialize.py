@@ -101,47 +101,44 @@ def materialize(
         [0, 2, 5]
 
     Args:
-        td: A batch: a TensorDict of batch size (N, ...), a dict of columns, or a `BatchedDataDict`;
-            or a message (frames, a blob, a `WireBatch`), whose cells are copied once. Or a list of
-            batches: their rows, one batch after the other, as `concat_rows` joins them.
+        td: A batch: a TensorDict of batch size (N, ...), a dict of columns, a `BatchedDataDict`, or
+            a message (frames, a blob, a `WireBatch`), whose cells are copied once. Or a list of
+            batches, whose rows are joined as by `concat_rows`.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
         pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0
-            (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact, and fractions
-            are rounded to the column's dtype as torch does, but never to infinity or zero. Here
-            and in other arguments, names that are not columns are ignored, so that one dict serves
-            every batch; a column inside a nested TensorDict is a tuple of names.
-        pad_to_seqlen: The most tokens of a row, in every layout. If padded, also the width of
-            every jagged column, and of every narrower rectangle that `token_aligned_fields`
-            includes. 0 means the longest row.
+            (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact; fractions are
+            rounded as torch does, but never to infinity or zero. Here and in other arguments, names
+            that are not columns are ignored, so that one dict serves every batch; a column inside
+            a nested TensorDict is a tuple of names.
+        pad_to_seqlen: The most tokens of a row, in every layout. If padded, also the width of every
+            jagged column, and of narrower rectangles in `token_aligned_fields`. 0 means the longest
+            row.
         pad_to_multiple: In the padded layout, widths are rounded up to a multiple of this, as
             sequence parallelism and fp8 kernels want.
         padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
             ``"left_right"`` is verl's rectangle of prompt and response: prompts end, and
             responses begin, at one column of cells (`prompt_width`).
-        prompt_lengths: For ``"left_right"``: (N,) tokens of each row that are prompt (a
-            tensor, an array, a list or a tuple), or the name of the rectangular column of them.
+        prompt_lengths: For ``"left_right"``: (N,) tokens of each row that are prompt, or the name
+            of the rectangular column of them.
         prompt_width: For ``"left_right"``: cells for prompts, and the most tokens of a prompt; 0
             means the longest prompt.
-        token_aligned_fields: Which *rectangles* (N, S, ...) are padded as a jagged column of N
-            rows of S cells is. Readers such as NeMo-RL's stack rows that happen to be equally
-            long, and a rank that has such rows must not end up narrower than the others. None
-            means all of two dims or more that are not wider than `pad_to_seqlen`. Names mean these
-            alone, and none of them may be wider; an empty collection means no rectangle, for
-            batches with image grids.
+        token_aligned_fields: Which *rectangles* (N, S, ...) are padded like a jagged column of N
+            rows of S cells. (Readers such as NeMo-RL's stack rows that happen to be equally long,
+            and all ranks need one width.) None means all of two dims or more that are not wider
+            than `pad_to_seqlen`; names mean these alone, and none of them may be wider; an empty
+            collection means none, for batches with image grids.
         keep_jagged: Names of columns that stay as they are in any layout, and of any length:
             rows whose length is not counted in tokens, such as image patches.
         attention_mask_of: Name of a column that is padded; the result then has
             ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or names
             of several, each with the name of its mask.
-        device: Where tensors go; None leaves them. Only the valid cells cross, and the rectangle
-            is made there.
+        device: Where tensors go; None leaves them. Only the valid cells cross.
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
-            accelerator run by themselves (`non_blocking`). Needs an accelerator.
-        out: Memory for the rectangles, to be reused from step to step: what an earlier call
-            returned (names to tensors of the right shape, dtype and device, nested as the batch
-            is; columns that it lacks are allocated), or one writable CPU buffer that is large
-            enough for all. It is overwritten.
+            accelerator can be `non_blocking`. Needs an accelerator.
+        out: Memory for the rectangles, to be reused from step to step and overwritten: what an
+            earlier call returned (names to tensors of the right shape, dtype and device; columns
+            that it lacks are allocated), or one writable CPU buffer that is large enough for all.
         strict: Refuse names in `pad_value_dict`, a `padding_side` by name, `token_aligned_fields`
             and `keep_jagged` that are not those of columns.
         container: Called with the dict of columns; what it returns is returned. Nested
@@ -150,17 +147,16 @@ def materialize(
     Returns:
         The columns in their order. Padded columns are new (or in `out`), in one allocation
         that is freed with the last of them; everything else aliases `td`. Gradients pass through
-        them, unless torch records none. Rows of strided nested tensors that differ in several
-        dims are padded in each, in those after the first always on the right. Non-tensor columns
-        become object arrays (N,), items unwrapped by `unwrap_wire_stripped_payload`; a payload
-        that belongs to the whole batch fills N rows.
+        them. Rows of strided nested tensors that differ in several dims are padded in each, in
+        those after the first always on the right. Non-tensor columns become object arrays (N,),
+        items unwrapped by `unwrap_wire_stripped_payload`; a payload of the whole batch fills N
+        rows.
 
     Raises:
-        ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (a
-            silent width mismatch between ranks hangs collectives) or a prompt than its row, a pad
-            does not fit its dtype, `out` does not fit, overlaps the batch or itself, or is
-            given for what needs a gradient, there is no accelerator to pin memory for, or `td`
-            has no batch dim.
+        ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (ranks
+            with other widths would hang a collective) or a prompt than its row, a pad does not fit
+            its dtype, `out` does not fit, overlaps the batch or itself, or is given for what needs
+            a gradient, there is no accelerator to pin memory for, or `td` has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column; or,
             with `strict`, any name is not that of a column.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
@@ -403,9 +399,7 @@ class _Plan:
         own = leaf.numel() * leaf.itemsize + 8 * len(rows.rows) * leaf.dim()
         padded = rows.padded_cells * leaf.itemsize
         if padded > max(own**2, DEFAULT_LIMITS.expanded):
-            detail = (
-                f"expected rows of similar shapes, found {own} bytes that padding makes {padded}"
-            )
+            detail = f"expected rows of similar shapes, found {own} bytes that take {padded} padded"
             raise ArgumentError("too_large", path_of(key), f"{detail}; name it in keep_jagged")
         return rows.view(self._pad_bits(leaf.dtype, key))
 
@@ -491,10 +485,8 @@ class _Plan:
         for name, mask in self.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
             if name not in self._placed:
-                detail = (
-                    "expected the name of a column that is padded, or that token_aligned_fields "
-                )
-                detail += f"includes, found {name!r:.80} among {sorted(columns)!r:.200}"
+                detail = "expected the name of a column that is padded, found "
+                detail += f"{name!r:.80} among {sorted(columns)!r:.200}"
                 raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
                 remedy = f"attention_mask_of={{{name!r}: 'another name'}}"

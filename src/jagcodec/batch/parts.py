@@ -58,24 +58,16 @@ def balance_rows(
 
 def repeated_rows(rows: int, times: Any, interleave: bool) -> IntArray:
     """The rows of `repeat_rows`."""
-    where = "repeat_rows"
+    path = "repeat_rows(times)"
     counts = np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not interleave):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(times)",
-            f"expected an integer{', or one per row,' if interleave else ','} found {times!r:.80}",
-        )
+        expected = "an integer, or one per row" if interleave else "an integer"
+        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {times!r:.80}")
     if counts.ndim and len(counts) != rows:
-        raise ArgumentError(
-            "row_mismatch",
-            f"{where}(times)",
-            f"expected {rows} numbers, one per row, found {len(counts)}",
-        )
+        detail = f"expected {rows} numbers, one per row, found {len(counts)}"
+        raise ArgumentError("row_mismatch", path, detail)
     if counts.size and counts.min() < 0:
-        raise ArgumentError(
-            "bad_option", f"{where}(times)", f"expected 0 or more, found {int(counts.min())}"
-        )
+        raise _bad(path, f"expected 0 or more, found {int(counts.min())}")
     every = np.arange(rows)
     return np.repeat(every, counts) if interleave else np.tile(every, int(counts))
 
@@ -90,16 +82,16 @@ def parts_of_rows(
 ) -> Sequence[Chosen]:
     """The rows of each part of `split_rows`; `known`: row lengths by the names of columns."""
     where = "split_rows"
+    way = parts if max_tokens is None else max_tokens
+    if (way is None) == (sizes is None) or (max_tokens is None and lengths is not None):
+        detail = "expected one of parts, sizes and max_tokens (to which parts may be added), and "
+        raise _bad(where, detail + "lengths only with max_tokens")
     if max_tokens is not None:
-        if sizes is not None:
-            raise _one_way(where)
         if lengths is None:
-            tokens = _common_lengths(known(), where)
+            tokens = _common_lengths(known(), f"{where}(lengths)")
         else:
             tokens = read_lengths(lengths, f"{where}(lengths)", rows=rows).lengths
         return _balanced(tokens, parts, max_tokens, where)
-    if (parts is None) == (sizes is None) or lengths is not None:
-        raise _one_way(where)
     if sizes is None:
         count = whole_number(parts, 1, f"{where}(parts)")
         fewer, longer = divmod(rows, count)
@@ -113,29 +105,21 @@ def _balanced(
 ) -> list[IntArray]:
     """`balance_rows` of lengths that were read."""
     if parts is None and max_tokens is None:
-        raise ArgumentError(
-            "bad_option", where, "expected parts, max_tokens, or both, found neither"
-        )
+        raise _bad(where, "expected parts, max_tokens, or both, found neither")
     count = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
     if max_tokens is not None:
         budget = whole_number(max_tokens, 1, f"{where}(max_tokens)")
         if len(tokens) and tokens.max() > budget:
             row = int(np.argmax(tokens > budget))
-            raise ArgumentError(
-                "row_too_long",
-                f"{where}(lengths), row {row}",
-                f"expected rows of at most max_tokens={budget} tokens, found {tokens[row]}; "
-                "raise max_tokens or shorten the row",
-            )
+            detail = f"expected rows of at most max_tokens={budget} tokens, found {tokens[row]}; "
+            detail += "raise max_tokens or shorten the row"
+            raise ArgumentError("row_too_long", f"{where}(lengths), row {row}", detail)
         count = max(count, -(-int(tokens.sum()) // budget), 1)
     if count > len(tokens):
         if not len(tokens) and parts is None:
             return []
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(parts)",
-            f"expected at most {len(tokens)} parts, one per row, found {count}",
-        )
+        detail = f"expected at most {len(tokens)} parts, one per row, found {count}"
+        raise _bad(f"{where}(parts)", detail)
     while True:
         rows, heaviest = _longest_first(tokens, count)
         if max_tokens is None or heaviest <= budget:
@@ -144,24 +128,15 @@ def _balanced(
         count = min(count + 1 + count // 64, len(tokens))
 
 
-def _common_lengths(known: Mapping[str, IntArray], where: str) -> IntArray:
+def _common_lengths(known: Mapping[str, IntArray], path: str) -> IntArray:
     """The row lengths that all ragged columns of a batch have."""
-    path = f"{where}(lengths)"
     if not known:
-        raise ArgumentError(
-            "bad_option",
-            path,
-            "expected lengths or a jagged column, found neither",
-        )
+        raise _bad(path, "expected lengths or a jagged column, found neither")
     (first, lengths), *others = known.items()
     for name, found in others:
         if not np.array_equal(found, lengths):
-            raise ArgumentError(
-                "bad_option",
-                path,
-                f"expected lengths, for the rows of {first!r} and {name!r} differ; pass the "
-                "ones that count",
-            )
+            detail = f"expected lengths, for the rows of {first!r} and {name!r} differ; pass the "
+            raise _bad(path, detail + "ones that count")
     return lengths
 
 
@@ -184,18 +159,10 @@ def _sizes(sizes: Any, rows: int, where: str) -> IntArray:
     array = np.asarray(sizes.cpu() if isinstance(sizes, torch.Tensor) else sizes)
     array = array.astype(np.int64) if array.size == 0 else array
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any() or array.sum() != rows:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(sizes)",
-            f"expected row counts that add up to {rows}, found {sizes!r:.80}",
-        )
+        detail = f"expected row counts that add up to {rows}, found {sizes!r:.80}"
+        raise _bad(f"{where}(sizes)", detail)
     return array.astype(np.int64)
 
 
-def _one_way(where: str) -> ArgumentError:
-    return ArgumentError(
-        "bad_option",
-        where,
-        "expected one of parts, sizes and max_tokens (to which parts may be added), and lengths "
-        "only with max_tokens",
-    )
+def _bad(path: str, detail: str) -> ArgumentError:
+    return ArgumentError("bad_option", path, detail)

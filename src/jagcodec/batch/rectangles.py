@@ -154,9 +154,8 @@ def _given(rectangle: Rectangle, out: Any) -> bool:
     if not fits:
         dtype = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
         detail = f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
-        detail += (
-            f"{rectangle.device} without a gradient, found {dtype}{describe(found)}; leave it out"
-        )
+        detail += f"{rectangle.device} without a gradient, found {dtype}{describe(found)}; leave "
+        detail += "it out"
         raise ArgumentError("bad_shape", f"materialize(out)[{_shown(rectangle.key)}]", detail)
     _check_reusable(rectangle)
     rectangle.tensor = found

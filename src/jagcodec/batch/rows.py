@@ -46,18 +46,16 @@ def select_rows(batch: Any, index: Any) -> Any:
 
     Args:
         batch: A TensorDict of batch size (N, ...), a `WireBatch`, a `BatchedDataDict`, or a dict
-            of columns. Columns may be jagged (any ragged dim, holes, offsets of any integer
-            width), strided nested, rectangular, packed, non-tensor, nested, numpy arrays or lists.
+            of columns of any kind: jagged, strided nested, rectangular, packed, non-tensor,
+            nested, numpy arrays or lists. Or the frames or the blob of one.
         index: A slice, integers (list, tensor, array; negative ones count from the end; they
             may repeat), N booleans, or one integer for a batch of one row.
 
     Returns:
-        A batch of the same kind; `batch` is untouched. Columns of equal row lengths share one
-        offsets tensor. A contiguous range (a slice of step 1) of contiguous CPU columns aliases
-        them as torch's own slices do, which pickle sends with all that they are slices of
-        (`encode` and a pickled `BatchedDataDict` do not); anything else is one copy per column.
-        Gradients flow through it. Of a `WireBatch` nothing is read yet. A payload that belongs
-        to the whole batch still does.
+        A batch of the same kind; of a message a `WireBatch`, of which nothing is read yet.
+        Columns of equal row lengths share one offsets tensor, and gradients flow through them. A
+        slice of step 1 aliases contiguous CPU columns, as torch's slices do; anything else is one
+        copy per column. A payload of the whole batch stays one.
 
     Raises:
         ArgumentIndexError: A row does not exist.
@@ -95,13 +93,10 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     """Every row several times: one prompt per sample of its group.
 
     Args:
-        batch: As for `select_rows`.
+        batch: As for `select_rows`, which also says what is returned.
         times: How often, 0 or more; one number, or one per row (N,).
         interleave: True keeps the copies of a row together (0, 0, 1, 1, as GRPO's groups are);
             False repeats the whole batch (0, 1, 0, 1), for one number only.
-
-    Returns:
-        A batch of the same kind, as from `select_rows`.
 
     Raises:
         ArgumentError: A number is negative, or there are not N of them.
@@ -151,12 +146,11 @@ def split_rows(
 
     Args:
         batch: As for `select_rows`.
-        parts: How many contiguous parts, in order; as equal as can be, longer ones first, empty
-            ones last where there are fewer rows. With `max_tokens`: how many at least, as ranks
-            that must all take as many steps need.
+        parts: How many contiguous parts, as equal as can be, longer ones first, empty ones last.
+            With `max_tokens`: how many at least, for ranks that must all take as many steps.
         sizes: Rows of each part, contiguous and in order; they must add up to N.
-        max_tokens: No part has more tokens than this; parts are balanced by tokens, not
-            contiguous, each in the order of the batch. `balance_rows` returns which rows go where.
+        max_tokens: The most tokens of a part. `balance_rows` decides which rows go where; each
+            part keeps them in the order of the batch.
         lengths: (N,) tokens per row for `max_tokens`; None means the row lengths that all jagged
             (or packed) columns have.
 
@@ -165,8 +159,8 @@ def split_rows(
 
     Raises:
         ArgumentError: Not one way to split was given; sizes do not add up; a row is longer than
-            `max_tokens` (it is named); or jagged columns have different row lengths and
-            `lengths` does not decide which count.
+            `max_tokens` (it is named); or jagged columns have different row lengths, and
+            `lengths` is None.
         ArgumentTypeError: `batch` has no rows.
 
     Example:
@@ -205,10 +199,9 @@ def concat_rows(batches: Iterable[Any]) -> Any:
     Returns:
         A `WireBatch` over all of them if all are encoded: nothing is read or copied until a column
         is asked for. Otherwise a batch of the kind of the first that is not, into which every
-        column is copied once; the batches are untouched. Columns of equal row lengths share one
-        offsets tensor. A non-tensor payload of the whole batch stays one if all batches have the
-        same, bit for bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is
-        what all of them agree on.
+        column is copied once. Columns of equal row lengths share one offsets tensor. A payload of
+        the whole batch stays one if all batches have the same, bit for bit, and becomes one
+        payload per row if not. ``meta_info`` is what all of them agree on.
 
     Raises:
         ArgumentError: There is no batch, or a column differs between batches in layout, dtype,
@@ -252,11 +245,11 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         replace: Let columns of later batches take the place of those of the same name.
 
     Returns:
-        A `WireBatch` over all of them if all are encoded: nothing is copied, and of the payloads
-        only the row lengths of jagged columns are read. Otherwise a batch of the kind of the first
-        that is not, on its device. Its columns are aliased; jagged ones of equal row lengths share
-        one offsets tensor, so that ``both["a"] * both["b"]`` works, and gradients flow through
-        them. Its `meta` is what all of them agree on.
+        A `WireBatch` over all of them if all are encoded: only the row lengths of jagged columns
+        are read. Otherwise a batch of the kind of the first that is not, on its device. Its columns
+        are aliased; jagged ones of equal row lengths share one offsets tensor, so that
+        ``both["a"] * both["b"]`` works, and gradients flow through them. Its `meta` is what all of
+        them agree on.
 
     Raises:
         ArgumentError: There is no batch, they differ in their number of rows, a jagged column

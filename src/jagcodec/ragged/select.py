@@ -217,9 +217,9 @@ class _Choice(NamedTuple):
         return like(leaves[0], columns, rows)
 
     def _count(self, leaves: Sequence[Any]) -> int:
-        return (
-            sum(leaf.batch_size[0] for leaf in leaves) if self.chosen is None else len(self.chosen)
-        )
+        if self.chosen is not None:
+            return len(self.chosen)
+        return sum(leaf.batch_size[0] for leaf in leaves)
 
     def _the_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
         """What belongs to the whole batch, of batches that have the same."""
@@ -276,10 +276,8 @@ def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -
 
 def not_a_column(column: Any, path: str) -> ArgumentTypeError:
     """The error for a leaf without rows."""
-    detail = (
-        "expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of "
-    )
-    detail += f"columns), found {type(column).__name__}; values of the whole batch go into "
+    detail = "expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of"
+    detail += f" columns), found {type(column).__name__}; values of the whole batch go into "
     detail += "meta_info, and rows through pack_rows or encode_rows"
     return ArgumentTypeError("bad_type", path, detail)
 

@@ -36,10 +36,8 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
     """The rows of a view as a varlen column; those of one `RowSplits` share all but the values."""
     row_splits = view.row_splits
     if row_splits.total > np.iinfo(np.int32).max:
-        detail = (
-            f"expected fewer than 2**31 tokens for int32 cu_seqlens, found {row_splits.total}; "
-        )
-        raise ArgumentError("bad_length", path, detail + "split the batch")
+        detail = f"expected fewer than 2**31 tokens, found {row_splits.total}; split the batch"
+        raise ArgumentError("bad_length", path, detail)
     values = values_of(view)
     cu_seqlens, position_ids = row_splits.varlen(values.device)
     return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)

@@ -86,10 +86,9 @@ def decode(
 
     Args:
         frames: The message's frames in order, each of the buffer protocol (bytes, bytearray,
-            memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor; at any address. Or a
-            message in one buffer, as `to_blob` makes it. Of a tensor that is moved to shared
-            memory (``share_memory_()``, queues of torch.multiprocessing) while values alias it,
-            those values are lost: pass ``copy=True``, or an array, for such a one.
+            memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor. Or a message in one
+            buffer, as `to_blob` makes it. Pass ``copy=True`` for a tensor that moves to shared
+            memory later (``share_memory_()``, queues of torch.multiprocessing).
         copy: None aliases writable frames and copies read-only ones, each once however many
             values are in it: torch has no read-only tensors, and a write into read-only memory
             can kill the process. True copies every frame. False copies none: never write to
@@ -101,23 +100,20 @@ def decode(
 
     Returns:
         The value. Tensors and arrays that alias a frame keep it alive, and each has a storage of
-        its own over its bytes. Columns with equal row lengths share one offsets tensor, so
-        ``td["a"] * td["b"]`` works. Values at an address that their dtype cannot live at are
-        copied, whatever `copy` is.
+        its own over its bytes; unaligned ones are always copied. Columns with equal row lengths
+        share one offsets tensor, so ``td["a"] * td["b"]`` works.
 
     Raises:
         WireFormatError: The frames are not a whole message of this format and version. `.path`
-            names the place, `.reason` the fault. Also if an item of a list is not a buffer,
-            because a peer may have sent it.
-        ArgumentTypeError: `frames` is neither a list of frames nor a buffer, but a path, a value
-            that is not encoded, None.
+            names the place, `.reason` the fault.
+        ArgumentTypeError: `frames` is neither a list of frames nor a buffer.
         ArgumentError: There is no such device; or frames are compressed, and the library that
             decompresses them is not installed.
 
-    Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
-    the tables of `docs/wire-format.md`, the types that you registered and, after
-    `register_stdlib_types`, the enums and named tuples that are imported already. Safe to call from
-    several threads at once.
+    Nothing is unpickled unless you allow it, and names in a message are only looked up in the
+    tables of `docs/wire-format.md`, among the types that you registered and, after
+    `register_stdlib_types`, among enums and named tuples that are imported already. Safe to call
+    from several threads at once.
     """
     how = reading("decode", limits, copy, device, allow_pickle)
     message = open_message(frames, "decode(frames)", how)

@@ -314,13 +314,10 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
 def _check_start(data: Any, start: bytes) -> None:
     """Refuse the first bytes of something else, or of another version."""
     if not start.startswith(_MAGIC):
-        raise fail(
-            "foreign",
-            f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; either "
-            "this is not a jagcodec message (pickled data is never read), or its frames are out of "
-            "order, or the transport's routing frames come first",
-            path="header",
-        )
+        detail = f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; either "
+        detail += "this is not a jagcodec message (pickled data is never read), or its frames are "
+        detail += "out of order, or the transport's routing frames come first"
+        raise fail("foreign", detail, path="header")
     version_bytes = bytes(data[len(_MAGIC) : len(_MAGIC) + 16])
     # Without a bound it allocates a mebibyte for any input.
     unpacker = msgpack.Unpacker(max_buffer_size=len(version_bytes) or 1)
@@ -330,11 +327,8 @@ def _check_start(data: Any, start: bytes) -> None:
     except (ValueError, TypeError, RecursionError, UnpackException) as error:
         raise not_msgpack(error, "header") from error
     if type(version) is not int or version != VERSION:
-        raise fail(
-            "unknown_version",
-            f"expected format version {VERSION}, found {brief(version)}; upgrade the older side",
-            path="header",
-        )
+        detail = f"expected format version {VERSION}, found {brief(version)}; upgrade the older one"
+        raise fail("unknown_version", detail, path="header")
 
 
 def _bad(expected: str, found: Any) -> WireFormatError:
@@ -344,9 +338,8 @@ def _bad(expected: str, found: Any) -> WireFormatError:
 def check_crc(found: int, expected: int, path: str) -> None:
     """Compare a CRC-32 (the one of zlib, PNG and Ethernet)."""
     if found != expected:
-        raise fail(
-            "bad_checksum",
+        detail = (
             f"expected a CRC-32 of {brief(expected)}, found {found}; the bytes were damaged or "
-            "changed places on the way, or were written to after they were encoded",
-            path=path,
         )
+        detail += "changed places on the way, or were written to after they were encoded"
+        raise fail("bad_checksum", detail, path=path)

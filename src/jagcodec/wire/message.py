@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from jagcodec._arguments import usable_device
-from jagcodec.errors import WireFormatError, brief
+from jagcodec.errors import brief
 from jagcodec.memory import aligned
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
 from jagcodec.ragged.copy_rows import values_of
@@ -20,7 +20,7 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, bad, inside
+from jagcodec.wire.checks import INT64_MAX, bad, fail, inside
 from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
@@ -39,13 +39,7 @@ from jagcodec.wire.frames import (
 )
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.indirect import Source, view_of_runs
-from jagcodec.wire.leaf import (
-    MOST_RANGES,
-    CellPlace,
-    Leaf,
-    cell_range,
-    leaf_of,
-)
+from jagcodec.wire.leaf import MOST_RANGES, CellPlace, Leaf, cell_range, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import revived
@@ -99,13 +93,11 @@ def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
     """As `open_message`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
 
     def get(offset: int, size: int) -> ByteArray:
-        data = buffer_bytes(source(offset, size), f"bytes {offset} to {offset + size}")
+        path = f"bytes {offset} to {offset + size}"
+        data = buffer_bytes(source(offset, size), path)
         if len(data) != size:
-            raise WireFormatError(
-                "frame_size",
-                f"bytes {offset} to {offset + size}",
-                f"expected {size} bytes from the source, found {len(data)}",
-            )
+            detail = f"expected {size} bytes from the source, found {len(data)}"
+            raise fail("frame_size", detail, path=path)
         return data
 
     size = read_preamble(get(0, PREAMBLE.size))
@@ -145,19 +137,12 @@ def _split(
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
     """Check that the frames after the header are those that it announces."""
     if len(sizes) != len(header.stored):
-        raise WireFormatError(
-            "frame_count",
-            "frames",
-            f"expected {len(header.stored) + 1} frames, found {len(sizes) + 1}; "
-            "frames were lost, or come from more than one message",
-        )
+        detail = f"expected {len(header.stored) + 1} frames, found {len(sizes) + 1}; frames were "
+        raise fail("frame_count", detail + "lost, or are of several messages", path="frames")
     for i, (expected, found) in enumerate(zip(header.stored, sizes, strict=True)):
         if expected != found:
-            raise WireFormatError(
-                "frame_size",
-                f"frame {i + 1}",
-                f"expected {expected} bytes, found {found}; it was cut, or frames changed places",
-            )
+            detail = f"expected {expected} bytes, found {found}; it was cut, or changed places"
+            raise fail("frame_size", detail, path=f"frame {i + 1}")
 
 
 def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
@@ -200,10 +185,7 @@ class Budget:
         self.documents += size
         beyond = EXPANSION * (self.documents - EXPANSION * message.header.total)
         if beyond > message.limits.expanded:
-            what = (
-                f"bytes of repeated documents beyond {EXPANSION} for each byte of the message, "
-                f"{EXPANSION} for each"
-            )
+            what = f"bytes of repeated documents, {EXPANSION} for each, beyond as many per byte"
             raise exceeded("expanded", message.limits.expanded, beyond, what)
 
 
@@ -253,8 +235,8 @@ class ChosenRows:
                 lengths = np.ascontiguousarray(rows.lengths[self.at])
                 # Rows may repeat, and cells of no bytes may be many.
                 if len(self) * rows.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
-                    expected = f"expected fewer than 2**63 cells, found {len(self)} rows"
-                    raise WireFormatError("bad_offsets", "$", expected)
+                    detail = f"expected fewer than 2**63 cells, found {len(self)} rows"
+                    raise fail("bad_offsets", detail)
                 found = RowSplits.from_lengths(lengths), rows.starts[self.at]
             # Columns of one batch have the same splits, whichever thread reads them.
             known = self._found.setdefault(key, (*found, rows))
@@ -352,18 +334,13 @@ class Message(Source):
         offsets = np.frombuffer(bytearray(data), dtype=np.int64)
         row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
-            raise WireFormatError(
-                "bad_offsets",
-                path,
-                f"expected offsets from 0 that never fall, found {brief(offsets[:8].tolist())}",
-            )
+            found = brief(offsets[:8].tolist())
+            detail = f"expected offsets from 0 that never fall, found {found}"
+            raise fail("bad_offsets", detail, path=path)
         if (row_splits.min, row_splits.max) != (group.min, group.max):
-            raise WireFormatError(
-                "bad_offsets",
-                path,
-                f"expected rows of {row_splits.min} to {row_splits.max} by the offsets, "
-                f"found {group.min} to {group.max} in the header",
-            )
+            detail = f"expected rows of {row_splits.min} to {row_splits.max} by the offsets, found "
+            detail += f"{group.min} to {group.max} in the header"
+            raise fail("bad_offsets", detail, path=path)
         return row_splits
 
     def leaf(self, node: Node) -> Leaf:
@@ -381,12 +358,8 @@ class Message(Source):
         else:
             found = self.row_splits(leaf.group)
         if found.total != total:
-            raise WireFormatError(
-                "bad_offsets",
-                "$",
-                f"expected the offsets of ragged group {leaf.group} to end at the {total} cells of "
-                f"the values, found {found.total}",
-            )
+            detail = f"expected ragged group {leaf.group} to end at cell {total} of the values"
+            raise fail("bad_offsets", f"{detail}, found {found.total}")
         return found
 
     def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:

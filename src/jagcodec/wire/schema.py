@@ -166,19 +166,16 @@ class Schema:
         self.depth = max(self.depth, depth)
         form = _FORMS_BY_CODE.get(item[0])
         if form is None:
-            raise fail(
-                "unknown_kind",
-                f"expected a known kind of node, found {item[0]}; "
-                "the sender may be newer than this reader",
+            detail = (
+                f"expected a known kind of node, found {item[0]}; the sender may be newer than "
             )
+            raise fail("unknown_kind", detail + "this reader")
         ends = 1 + len(form.fields)
         fields, children = item[1:ends] or _NONE, item[ends:]
         kind = Kind(item[0])
         if len(fields) != len(form.fields):
-            raise fail(
-                "bad_record",
-                f"expected {len(form.fields)} fields of {kind.name}, found {brief(fields)}",
-            )
+            detail = f"expected {len(form.fields)} fields of {kind.name}, found {brief(fields)}"
+            raise fail("bad_record", detail)
         for (name, check), field in zip(form.fields.items(), fields, strict=True):
             expect(check(field), "bad_record", f"a {name} of {kind.name}", field)
         _check_form(kind, form, fields, len(children))
@@ -456,11 +453,9 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         for dim in shape:
             rows *= dim or 1
         if rows > MAX_UNBACKED_ROWS and rows > places.payload:
-            raise fail(
-                "bad_rows",
-                f"expected at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes, "
-                f"found batch size {brief(shape)} over {places.payload} bytes",
-            )
+            detail = f"expected at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes, "
+            detail += f"found batch size {brief(shape)} over {places.payload} bytes"
+            raise fail("bad_rows", detail)
 
 
 def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> None:

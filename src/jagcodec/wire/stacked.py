@@ -44,35 +44,34 @@ class _Stack(NamedTuple):
     values: Sequence[bytes]
 
 
-def open_together(sources: Sequence[Any], where: str, limits: Limits) -> list[InMemory | None]:
-    """The messages that are sound at first sight; None for one that must be opened by itself."""
-    headers: list[ByteArray] = []
-    behind: list[Sequence[ByteArray]] = []
+def open_together(
+    sources: Sequence[Any], where: str, limits: Limits
+) -> tuple[list[list[ByteArray]], list[InMemory | None]]:
+    """The frames of messages; and those that are sound at first sight, None for any other."""
+    frames = [frame_arrays(source, where) for source in sources]
     # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
     alike: dict[tuple[int, int], list[int]] = {}
-    for i, source in enumerate(sources):
-        header, *frames = frame_arrays(source, where)
-        headers.append(header)
-        behind.append(frames)
-        alike.setdefault((len(header), len(frames)), []).append(i)
-    found: list[InMemory | None] = [None] * len(behind)
-    for (_, held), members in alike.items():
-        if not held and is_blob(headers[members[0]]):
+    for i, own in enumerate(frames):
+        alike.setdefault((len(own[0]), len(own)), []).append(i)
+    found: list[InMemory | None] = [None] * len(frames)
+    for (_, count), members in alike.items():
+        same = [frames[i] for i in members]
+        if count == 1 and is_blob(same[0][0]):
             continue
-        sizes = [*map(len, chain.from_iterable([behind[i] for i in members]))]
-        shaped = np.array(sizes, dtype=np.int64).reshape(len(members), held)
-        own = [headers[i] for i in members]
-        stack = _open_alike(own, np.array(members), shaped, limits)
+        sizes = [*map(len, chain.from_iterable(same))]
+        shaped = np.array(sizes, dtype=np.int64).reshape(len(members), count)
+        headers = [own[0] for own in same]
+        stack = _open_alike(headers, np.array(members), shaped[:, 1:], limits)
         if stack is None:
             continue
         node, first = stack.schema.root, stack.schema.numbers + 2
         whole, width = stack.numbers.tobytes(), 8 * stack.numbers.shape[1]
+        numbers = [whole[at : at + width] for at in range(0, len(whole), width)]
         rows = stack.numbers[:, node.dims].tolist()
-        each = zip(stack.members.tolist(), rows, stack.values, strict=True)
-        for at, (i, count, values) in enumerate(each):
-            numbers = whole[at * width : (at + 1) * width]
-            found[i] = InMemory(node, count, first, numbers, values, behind[i])
-    return found
+        each = zip(stack.members.tolist(), rows, numbers, stack.values, strict=True)
+        for i, count, packed, values in each:
+            found[i] = InMemory(node, count, first, packed, values, frames[i][1:])
+    return frames, found
 
 
 def _open_alike(

@@ -119,11 +119,10 @@ class ColumnSource:
 class WireBatch(OpenBatch):
     """A batch of columns over one message or several; made by `open_wire`.
 
-    It is a view: `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column:
-    a tensor, a non-tensor leaf, or for a nested batch a `WireBatch` (of several messages, a
-    TensorDict). Names are asked for as of a dict (``"ids" in batch``, `keys`, iteration), while
-    ``len(batch)`` is N. It keeps its messages alive. A contiguous range of rows of one writable
-    message aliases it; anything else is copied. `encode` accepts it, with all of its options.
+    `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column: a tensor, a
+    non-tensor leaf, or for a nested batch a `WireBatch` (of several messages, a TensorDict). Names
+    are asked for as of a dict, while ``len(batch)`` is N. It keeps its messages alive. A contiguous
+    range of rows of one writable message aliases it; anything else is copied. `encode` accepts it.
 
     Whatever reads columns raises WireFormatError if one is malformed, and ArgumentError if those of
     several messages differ.
@@ -560,10 +559,9 @@ def open_wire(
     """Open the message of a batch without reading its payload.
 
     Args:
-        source: Frames or a blob, as for `decode`; the path of a file, which is mapped as
-            by `load`; or a callable ``(offset, size) -> buffer`` over a blob, as RDMA and object
-            stores give: it is asked for the preamble, for the header, and then for just the
-            ranges that are wanted.
+        source: Frames or a blob, as for `decode`; the path of a file, which is mapped as by
+            `load`; or a callable ``(offset, size) -> buffer`` over a blob, as RDMA and object
+            stores give: it is asked for the preamble, the header, and the ranges that are wanted.
         copy: As for `decode`, but of each range that is read.
         device: As for `decode`.
         allow_pickle: As for `decode`.
@@ -573,8 +571,7 @@ def open_wire(
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
         `meta`. Checksums of buffers are not verified: that would read them all. A compressed frame
-        is decompressed whole when something in it is first asked for, and kept while the batch is
-        open; a callable is asked for all of such a frame.
+        is decompressed when something in it is first asked for, and kept while the batch is open.
 
     Raises:
         WireFormatError: The source is not such a message, or a callable returned too few bytes.
