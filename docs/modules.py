@@ -1,7 +1,7 @@
 """The table of modules in docs/architecture.md: `python docs/modules.py` writes it anew.
 
-Each line is the first sentence of a module's docstring. Commands are left out: the command line is
-one package with one module for each.
+Each line is the first sentence of a module's docstring. The modules of the command line are left
+out.
 """
 
 from __future__ import annotations

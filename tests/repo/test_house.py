@@ -91,7 +91,6 @@ def test_private_torch_is_in_ragged_nested_alone_and_private_tensordict_in_non_t
 INTERFACES = {
     "rowcopy": {"gather", "scatter", "pad", "ends"},  # row kernels
     "cells": {"fill", "pack"},
-    "cli": {"add_to", "run"},  # commands
     "integrations": {"rows_of", "reducers"},  # engines; what Ray writes
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +21,7 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief, child_path, describe, shown
-from jagcodec.memory.tensor_bytes import ByteArray, as_bytes, as_words
+from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
@@ -116,9 +118,8 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
         return _arrays(a, b, at, cells)
     if not cells or _are_same(a, b):
         return None
-    if registered_name(type(a)) is not None:
-        found = compare(state_of(a), state_of(b), at, cells)
-        return found and replace(at, what="value", left=_text(a), right=_text(b))
+    if registered_name(type(a)) is not None and same_values(state_of(a), state_of(b)):
+        return None
     return replace(at, what="value", left=_text(a), right=_text(b))
 
 
@@ -130,12 +131,11 @@ def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Dif
         if found is not None:
             yield found
         return
-    nested = False
+    nested = False  # whether the keys are those of columns within a column
     if isinstance(a, TensorDictBase):
         found = _other(at, "batch size", a.batch_size, b.batch_size)
         if found is not None:
             yield found
-        # Whether the keys are those of columns within a column.
         nested = at.column != "" and at.row is None
     # By items, because a TensorDict iterates over its rows.
     left, right = dict(a.items()), dict(b.items())
@@ -242,7 +242,8 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
     if found is not None:
         return found
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
-        cell = _first_cell(a, b) if cells else None
+        shape = tuple(a.shape)
+        cell = _first_cell(as_bytes(a), as_bytes(b), shape) if cells else None
         return None if cell is None else _at_cell(at, cell, *_cell_texts(a[cell], b[cell]))
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
         return replace(at, what="value", left=describe(a), right=describe(b)) if cells else None
@@ -276,7 +277,7 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
         return None
     # Tokens first, so that the first difference is that of the first row.
     values = [values_of(view).movedim(dim - 1, 0) for view in (left, right)]
-    cell = _first_cell(*values)
+    cell = _first_cell(as_bytes(values[0]), as_bytes(values[1]), tuple(values[0].shape))
     if cell is None:
         return None
     row = int(np.searchsorted(left.row_splits.host, cell[0], side="right")) - 1
@@ -292,11 +293,8 @@ def _arrays(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     if a.dtype.hasobject or a.dtype.kind == "T":
         differences = (compare(a[i], b[i], _at_cell(at, i), cells) for i in np.ndindex(a.shape))
         return next((each for each in differences if each is not None), None)
-    byte = _first_byte(cell_bytes(a), cell_bytes(b))
-    if byte is None:
-        return None
-    cell = _cell_of(byte // a.itemsize, a.shape)
-    return _at_cell(at, cell, _text(a[cell]), _text(b[cell]))
+    cell = _first_cell(cell_bytes(a), cell_bytes(b), a.shape)
+    return None if cell is None else _at_cell(at, cell, _text(a[cell]), _text(b[cell]))
 
 
 def _at_cell(at: Difference, cell: tuple[int, ...], left: str = "", right: str = "") -> Difference:
@@ -307,46 +305,39 @@ def _at_cell(at: Difference, cell: tuple[int, ...], left: str = "", right: str =
     return replace(at, cell=cell)
 
 
-def _first_cell(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...] | None:
-    """The index of the first cell whose bits differ, of two tensors of one dtype and shape."""
-    if torch.equal(as_words(a), as_words(b.to(a.device))):
-        return None
-    byte = _first_byte(as_bytes(a), as_bytes(b))
-    return None if byte is None else _cell_of(byte // a.dtype.itemsize, tuple(a.shape))
-
-
-def _cell_of(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(place, shape))
-
-
-def _first_byte(a: ByteArray, b: ByteArray) -> int | None:
+def _first_cell(a: ByteArray, b: ByteArray, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The index of the first cell that differs, in the bytes of two tensors of one shape."""
     differs = a != b
-    return int(differs.argmax()) if differs.any() else None
+    if not differs.any():
+        return None
+    cell = int(differs.argmax()) // (len(a) // math.prod(shape))
+    return tuple(map(int, np.unravel_index(cell, shape)))
 
 
-def _cell_texts(a: torch.Tensor, b: torch.Tensor) -> list[str]:
-    """Two cells as people read them; with their bits where that shows no difference."""
+def _cell_texts(*cells: torch.Tensor) -> list[str]:
+    """Cells as people read them; with their bits where that shows no difference."""
     texts = []
-    for cell in (a, b):
+    for cell in cells:
         try:
             texts.append(repr(cell.item()))
         except (RuntimeError, NotImplementedError):  # of dtypes that torch cannot print
             texts.append("")
     if texts[0] != texts[1]:
         return texts
-    bits = [as_bytes(cell)[::-1].tobytes().hex() for cell in (a, b)]
+    bits = [as_bytes(cell)[::-1].tobytes().hex() for cell in cells]
     return [f"{text} (bits {each})".strip() for text, each in zip(texts, bits, strict=True)]
 
 
+_PRINTED = (complex, set, frozenset, np.generic, range, torch.dtype, torch.device)
+
+
 def _text(value: Any) -> str:
-    """A value in few words, with the bits of a float where it may take them to differ."""
+    """A value in few words, with the bits of a float that is not a number."""
     if isinstance(value, float) and value != value:
         return f"nan (bits {struct.pack('>d', value).hex()})"
-    try:
-        if isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
-            return shown(repr(value) if len(str(value)) < 1000 else brief(value), 80)
-        if isinstance(value, (set, frozenset, np.generic, range, torch.dtype, torch.device)):
+    if isinstance(value, (str, bytes)):
+        return shown(repr(value[:1000]), 80)
+    with suppress(ValueError):  # an int too long for Python
+        if isinstance(value, _PRINTED):
             return shown(repr(value)[:1000], 80)
-    except ValueError:  # an int too long for Python
-        pass
     return brief(value)

@@ -7,6 +7,7 @@ of a type that this process does not know is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build
 from jagcodec.wire.frames import Reading, blob_end, buffer_bytes, is_blob
 from jagcodec.wire.indirect import runs_at
-from jagcodec.wire.leaf import Leaf, leaf_of
+from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
 from jagcodec.wire.message import Message, open_message
 from jagcodec.wire.schema import (
     FORMS,
@@ -48,10 +49,10 @@ class Entry(NamedTuple):
 
 
 class OpenMessage(NamedTuple):
-    """A message whose header was read; see `MessageDescription`."""
+    """A message whose header was read."""
 
     message: Message
-    bytes: int
+    bytes: int  # of the blob, or of all frames
     entries: list[Entry]
     batch: Node | None  # which holds the columns
 
@@ -84,12 +85,9 @@ def _values_of(root: Node) -> list[Entry]:
     """The entries of a value that is not a batch, one level down."""
     if root.kind not in (Kind.LIST, Kind.TUPLE, Kind.MAP) or not root.children:
         return [Entry("$", (), root)]
-    found = []
-    for i, child in enumerate(root.children):
-        step = child_step(root, i)
-        name = child_path("$", step) if type(step) is str else f"$[{i}]"
-        found.append(Entry(name, (), child))
-    return found
+    steps = [child_step(root, i) for i in range(len(root.children))]
+    names = [child_path("$", step) if type(step) is str else f"$[{step}]" for step in steps]
+    return [Entry(name, (), child) for name, child in zip(names, root.children, strict=True)]
 
 
 def chosen_entries(found: OpenMessage, names: Sequence[str]) -> list[Entry]:
@@ -103,10 +101,10 @@ def chosen_entries(found: OpenMessage, names: Sequence[str]) -> list[Entry]:
 
 @dataclass(frozen=True)
 class ColumnDescription:
-    """A column of a message, or another value in it, whose name is a path that begins with $."""
+    """An `Entry`, described."""
 
     name: str
-    keys: tuple[str, ...]  # from the outermost; empty for any other value
+    keys: tuple[str, ...]
     kind: str
     dtype: str | None  # on the wire
     shape: tuple[int | None, ...] | None  # None for the ragged dim
@@ -153,22 +151,24 @@ def describe_message(found: OpenMessage) -> MessageDescription:
     root = header.schema.root
     walk = _Walk(message)
     columns = tuple(map(walk.column, found.entries))
-    value = root.kind.name.lower()
+    value, rows = root.kind.name.lower(), None
     if found.batch is not None:
         value = {Kind.USER: "BatchedDataDict", Kind.MAP: "dict"}.get(root.kind, "TensorDict")
+        with suppress(WireFormatError):  # a batch without dims
+            rows = len(batch_of_message(message))
     elif root.kind is Kind.USER:
         value = f"user type {root.fields[0]}"
     plain = header.total - sum(header.stored) + sum(header.sizes)
     return MessageDescription(
         value=value,
-        rows=None if found.batch is None else _rows(message),
+        rows=rows,
         bytes=found.bytes,
         plain_bytes=plain,
         frames=1 + len(header.sizes),
         narrow=walk.narrow,
         elide=walk.elide,
         compress="zstd" if header.compressed else None,
-        checksum=has_checksums(message),
+        checksum=header.checksums is not None,
         columns=columns,
         meta=names_of_meta(message.meta),
         rows_of=tuple(
@@ -186,20 +186,6 @@ def _row_lengths(columns: tuple[str, ...], splits: RowSplits) -> RowLengths:
     return RowLengths(columns, splits.rows, splits.total, splits.min, mean, median, splits.max)
 
 
-def has_checksums(message: Message) -> bool:
-    """Whether a message has checksums; without a payload, whether its header has one."""
-    header = message.header
-    sizes = len(header.sizes) * (2 if header.compressed else 1)
-    return len(header.numbers) > header.schema.numbers + 2 + 5 * len(header.groups) + sizes
-
-
-def _rows(message: Message) -> int | None:
-    try:
-        return len(batch_of_message(message))
-    except WireFormatError:  # a batch without dims
-        return None
-
-
 def names_of_meta(read: Callable[[], dict[str, Any]]) -> tuple[str, ...] | None:
     """The names in `meta`; None if it has a value that this process cannot make."""
     try:
@@ -212,9 +198,6 @@ def names_of_meta(read: Callable[[], dict[str, Any]]) -> tuple[str, ...] | None:
 
 UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
 """Reasons of errors about values that this process cannot make, in messages that may be sound."""
-
-
-# --- one walk ----------------------------------------------------------------------------------
 
 
 class _Walk(Places):
@@ -244,12 +227,13 @@ class _Walk(Places):
         if node.kind is Kind.JAGGED and leaf is not None and leaf.group is not None:
             rows, names = self.groups.setdefault(leaf.group, (len(self.groups), []))
             names.append(entry.name)
+        kind = f"type {node.fields[0]}" if node.kind is Kind.USER else kind_of(node)
         typed = node.children[0] if node.kind in INTEGER_ROWS else node
         form = FORMS.get(typed.kind)
         dtype = typed.fields[0] if form is not None and "dtype" in form.fields else None
         shape = _shape(self._message, node)
         return ColumnDescription(
-            entry.name, entry.keys, _kind(node), dtype, shape, stored, self._size, rows
+            entry.name, entry.keys, kind, dtype, shape, stored, self._size, rows
         )
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
@@ -290,27 +274,18 @@ def _is_narrow(leaf: Leaf) -> bool:
     return bool(leaf.place.stored != PLAIN and leaf.place.cells and not leaf.runs)
 
 
-def _kind(node: Node) -> str:
-    if node.kind is Kind.USER:
-        return f"type {node.fields[0]}"
-    payload = node.kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
-    return "object" if payload else node.kind.name.lower()
-
-
 def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
     kind, form = node.kind, FORMS.get(node.kind)
+    rows = rows_of_node(node, message.numbers, message.header.groups)
     if kind is Kind.NON_TENSOR_ROWS:
-        return (message.row_splits(message.numbers[node.number + 3]).rows,)
+        return (rows,)
     if kind is Kind.TENSOR_VIEWS:
-        base, bounds = node.children
-        return (message.numbers[bounds.dims], None, *message.shape(base)[1:])
+        return (rows, None, *message.shape(node.children[0])[1:])
     if form is None or form.numbers[-1:] != ("*",):
         return None
-    dims: list[int | None] = [*message.shape(node)]
     if kind is Kind.JAGGED:
-        dims[node.fields[2] - 1] = None
-        dims.insert(0, message.row_splits(message.numbers[node.number + 3]).rows)
-    return tuple(dims)
+        return field_of(node, message.numbers, rows or 0).shape
+    return tuple(message.shape(node))
 
 
 def _document_bounds(packed: bytes) -> list[tuple[int, int]]:

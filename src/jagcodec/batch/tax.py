@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 
+from jagcodec._arguments import whole_number
 from jagcodec.batch.columns import bytes_of, columns_of, opened
 from jagcodec.batch.describe import describe_message, open_source
 from jagcodec.errors import ArgumentError, ArgumentTypeError, shown
@@ -23,6 +24,8 @@ from jagcodec.wire.wire_batch import WireBatch
 
 WORTH = 0.05
 """The share of a message that an option must save to be worth it."""
+
+_FORMS = ("padded", "wire", "narrow", "elide", "both")
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,6 @@ class ColumnTax:
         """How much smaller it is in a message than as a rectangle."""
         saved = self.padded_bytes - self.wire_bytes
         return 100 * saved / self.padded_bytes if self.padded_bytes else 0.0
-
-
-_FORMS = ("padded", "wire", "narrow", "elide", "both")
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,8 @@ class PaddingTax:
         if not known or not total.wire_bytes:
             return ""
         near = min(known.values()) + WORTH * total.wire_bytes
-        name = min(
-            (name for name in known if known[name] <= near), key=lambda n: (len(n), known[n])
-        )
+        good = [name for name, size in known.items() if size <= near]
+        name = min(good, key=lambda name: (len(name), known[name]))
         saved = 1 - known[name] / total.wire_bytes
         if saved < WORTH:
             return f"No option of encode saves {WORTH:.0%} of the bytes."
@@ -94,7 +93,16 @@ class PaddingTax:
         return {**asdict(self), "total": asdict(self.total), "advice": self.advice}
 
     def __str__(self) -> str:
-        return "\n".join(_table(self))
+        forms = [form for form in _FORMS if getattr(self.overhead, f"{form}_bytes") is not None]
+        rows = []
+        for part in (*self.columns, self.overhead, self.total):
+            cells = [f"{getattr(part, f'{form}_bytes'):,}" for form in forms]
+            saved = "" if part is self.overhead else f"{part.saved_percent:.1f}%"
+            rows.append((shown(part.name, 32), part.layout, *cells, saved))
+        head = ("column", "layout", *(f"{form} B" for form in forms), "saved")
+        lines = [f"{self.rows} rows, {self.fill:.1%} of the padded cells are tokens"]
+        lines += table(head, rows, right=range(2, len(head)))
+        return "\n".join([*lines, self.advice] if self.advice else lines)
 
 
 def padding_tax(
@@ -138,28 +146,39 @@ def padding_tax(
         UnsupportedTypeError: As `encode`.
         WireFormatError: A message is malformed.
     """
-    width = _usable_width(padded_width)
+    if padded_width is not None:
+        if type(padded_width) is not int:
+            detail = f"expected a width, found {padded_width!r}"
+            raise ArgumentTypeError("bad_type", "padding_tax(padded_width)", detail)
+        whole_number(padded_width, 0, "padding_tax(padded_width)")
+    how = _How(padded_width, options)
     if isinstance(source, Mapping) and lengths is not None:
         names = token_aligned_fields
         td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=names)
-        own = {
+        if padded_width is not None:
+            return _measured(td, how)
+        rectangles = {
             name: column.numel() * column.itemsize
             for name, column in source.items()
             if isinstance(column, torch.Tensor) and not is_jagged(column)
         }
-        return _measured(td, {}, own if width is None else {}, width, options)
+        return _measured(td, how, rectangles)
     if not isinstance(source, (dict, TensorDictBase, WireBatch)) and not _is_message(source):
-        return _of_lengths(source, width)
-    batch = opened(source, f"{_HERE}(source)")
+        return _of_lengths(source, how)
+    batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
-        return _measured(batch.to_encode(), {"meta": batch.meta or None}, {}, width, options)
-    columns = columns_of(batch, f"{_HERE}(source)")  # which raises if it is not a batch
-    return _measured(
-        batch if isinstance(batch, TensorDictBase) else columns, {}, {}, width, options
-    )
+        return _measured(batch.to_encode(), how, meta=batch.meta or None)
+    columns = columns_of(batch, _SOURCE)  # which raises if it is not a batch
+    return _measured(batch if isinstance(batch, TensorDictBase) else columns, how)
 
 
-_HERE = "padding_tax"
+_SOURCE = "padding_tax(source)"
+_OVERHEAD = "header and offsets"
+_LAYOUTS = {
+    "jagged": "jagged",
+    **dict.fromkeys(("tensor", "array"), "rectangular"),
+    **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
+}
 
 
 def _is_message(source: Any) -> bool:
@@ -173,31 +192,40 @@ def _is_message(source: Any) -> bool:
     return data is not None and is_blob(data)
 
 
-def _of_lengths(source: Any, width: int | None) -> PaddingTax:
-    where = f"{_HERE}(source)"
+class _How(NamedTuple):
+    """Options of `padding_tax`."""
+
+    width: int | None
+    options: bool
+
+    def width_of(self, longest: int, path: str) -> int:
+        """The width of a rectangle of rows, of which this is the longest."""
+        if self.width is not None and longest > self.width:
+            detail = f"expected rows of at most {self.width} tokens, found {longest}"
+            raise ArgumentError("row_too_long", path, detail)
+        return longest if self.width is None else self.width
+
+
+def _of_lengths(source: Any, how: _How) -> PaddingTax:
     try:
         tensor = torch.as_tensor(source if isinstance(source, torch.Tensor) else list(source))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(
-            "bad_type", where, f"expected a batch, columns or lengths, found {error}"
-        ) from error
-    row_splits = read_lengths(tensor if tensor.numel() else tensor.to(torch.int64), where)
-    cells = row_splits.rows * _checked_width(row_splits.max, width, where)
+        detail = f"expected a batch, columns or lengths, found {error}"
+        raise ArgumentTypeError("bad_type", _SOURCE, detail) from error
+    row_splits = read_lengths(tensor if tensor.numel() else tensor.to(torch.int64), _SOURCE)
+    cells = row_splits.rows * how.width_of(row_splits.max, _SOURCE)
     column = ColumnTax("tokens", "jagged", 8 * cells, 8 * row_splits.total)
     overhead = ColumnTax(_OVERHEAD, "", 0, row_splits.host.nbytes)
     fill = row_splits.total / cells if cells else 1.0
     return PaddingTax(row_splits.rows, fill, (column,), overhead)
 
 
-_OVERHEAD = "header and offsets"
-
-
 def _measured(
-    value: Any, how: Any, own: Mapping[str, int], width: int | None, options: bool
+    value: Any, how: _How, rectangles: Mapping[str, int] | None = None, meta: Any = None
 ) -> PaddingTax:
-    """The report of a value that `encode` accepts; `own`: the bytes of padded columns."""
-    switches = [(False, False), *((True, False), (False, True), (True, True))[: 3 * options]]
-    frames = [encode(value, narrow=narrow, elide=elide, **how) for narrow, elide in switches]
+    """The report of a value that `encode` accepts; `rectangles`: the bytes of padded columns."""
+    switches = [(False, False), *((True, False), (False, True), (True, True))[: 3 * how.options]]
+    frames = [encode(value, narrow=narrow, elide=elide, meta=meta) for narrow, elide in switches]
     messages = [describe_message(open_source(each, "padding_tax")) for each in frames]
     plain = messages[0]
     columns: list[ColumnTax] = []
@@ -209,51 +237,14 @@ def _measured(
             rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
             token = math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
-            longest = _checked_width(rows.max or 0, width, f"{_HERE}({column.name!r})")
-            rectangle = own.get(column.name, rows.rows * longest * token)
+            width = how.width_of(rows.max or 0, f"padding_tax({column.name!r})")
+            rectangle = (rectangles or {}).get(column.name, rows.rows * width * token)
             valid += rows.tokens * token
             cells += rectangle
         layout = _LAYOUTS.get(column.kind, "other")
         columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
     overhead = ColumnTax(_OVERHEAD, "", 0, *(message.overhead for message in messages))
     return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)
-
-
-_LAYOUTS = {
-    "jagged": "jagged",
-    **dict.fromkeys(("tensor", "array"), "rectangular"),
-    **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
-}
-
-
-def _usable_width(width: Any) -> int | None:
-    where = f"{_HERE}(padded_width)"
-    if width is not None and type(width) is not int:
-        raise ArgumentTypeError("bad_type", where, f"expected a width, found {width!r}")
-    if width is not None and width < 0:
-        raise ArgumentError("bad_option", where, f"expected 0 or more, found {width}")
-    return width
-
-
-def _checked_width(longest: int, width: int | None, path: str) -> int:
-    if width is not None and longest > width:
-        raise ArgumentError(
-            "row_too_long", path, f"expected rows of at most {width} tokens, found {longest}"
-        )
-    return longest if width is None else width
-
-
-def _table(tax: PaddingTax) -> list[str]:
-    forms = [form for form in _FORMS if getattr(tax.overhead, f"{form}_bytes") is not None]
-    rows = []
-    for part in (*tax.columns, tax.overhead, tax.total):
-        cells = [f"{getattr(part, f'{form}_bytes'):,}" for form in forms]
-        saved = "" if part is tax.overhead else f"{part.saved_percent:.1f}%"
-        rows.append((shown(part.name, 32), part.layout, *cells, saved))
-    head = ("column", "layout", *(f"{form} B" for form in forms), "saved")
-    lines = [f"{tax.rows} rows, {tax.fill:.1%} of the padded cells are tokens"]
-    lines += table(head, rows, right=range(2, len(head)))
-    return [*lines, tax.advice] if tax.advice else lines
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: one module per command, which imports what it needs when it runs."""
+"""The command line: commands import what they need when they run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import warnings
 from collections.abc import Sequence
 
 from jagcodec._version import __version__
-from jagcodec.cli import diff, doctor, export, inspection, tax, verify
+from jagcodec.cli import commands, inspection
 from jagcodec.cli.text import error_line
 from jagcodec.errors import JagcodecError
-
-COMMANDS = (inspection, diff, verify, export, tax, doctor)
-"""Modules with ``add_to(commands)``, which sets ``run``: options to the exit status."""
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
 """The exit status that shells report after SIGINT or SIGPIPE."""
@@ -78,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "arguments, files or messages that are wrong; 130 if interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="command")
-    for command in COMMANDS:
-        command.add_to(commands)
+    parsers = parser.add_subparsers(metavar="command")
+    inspection.add_inspect(parsers)
+    commands.add_others(parsers)
     return parser

@@ -1,4 +1,4 @@
-"""``jagcodec inspect``: the columns of a message, its rows and its bytes."""
+"""The command ``inspect``: the columns of a message, its rows and its bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jagcodec.cli.arguments import Commands, add_columns, add_json, add_message, whole
-from jagcodec.cli.files import display_name, naming, read_message
+from jagcodec.cli.inputs import (
+    add_columns,
+    add_json,
+    add_message,
+    display_name,
+    naming,
+    read_message,
+    whole,
+)
 from jagcodec.cli.text import (
     cells_json,
     cells_text,
@@ -29,9 +36,9 @@ if TYPE_CHECKING:
     from jagcodec.wire.message import Message
 
 
-def add_to(commands: Commands) -> None:
+def add_inspect(parsers: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = parsers.add_parser(
         "inspect",
         help="show what a message holds: columns, rows, bytes",
         description="Show what a message is made of: which options of encode would save bytes, "
@@ -46,12 +53,12 @@ def add_to(commands: Commands) -> None:
         "--no-taxes", action="store_true", help="read no cells: do not measure options of encode"
     )
     add_json(parser)
-    parser.set_defaults(run=run, fail=parser.error)
+    parser.set_defaults(run=_inspect, fail=parser.error)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the command."""
+def _inspect(options: argparse.Namespace) -> int:
     from jagcodec.batch.describe import chosen_entries, describe_message, open_source
+    from jagcodec.batch.tax import padding_tax
 
     if options.all and options.row is None:
         options.fail("expected --row N with --all")
@@ -65,22 +72,29 @@ def run(options: argparse.Namespace) -> int:
         if options.columns is not None:
             entries = chosen_entries(message, options.columns)
         if options.row is not None:
-            cells = dict(_row_of(message.message, entries, options.row))
-            row = options.row
-            print(_row_json(row, cells) if options.json else _row_text(row, cells, options.all))
+            print(_row(dict(_row_of(message.message, entries, options.row)), options))
             return 0
         found = describe_message(message)
-    tax, unknown = None, None
+    tax, unknown = None, None  # or why this process cannot measure it
     if not options.no_taxes and message.batch and found.rows is not None:
-        tax, unknown = _tax(source)
+        try:
+            tax = padding_tax(source, options=True)
+        except JagcodecError as error:
+            unknown = str(error)
     wanted = {entry.name for entry in entries}
     columns = [column for column in found.columns if column.name in wanted]
     if options.json:
         document = {"file": name, **asdict(found), "columns": [*map(asdict, columns)]}
         document |= {"tax_unknown": unknown, "tax": None if tax is None else tax.as_dict()}
         print(json_text(document))
-    else:
-        print("\n".join(_lines(name, found, columns, tax, unknown)))
+        return 0
+    stored = [word for word in ("narrow", "elide") if getattr(found, word)]
+    print(_first_line(name, found, stored))
+    if tax is not None:
+        print(*_tax_lines(tax, stored), sep="\n")
+    elif unknown is not None:
+        print(f"what options would save is unknown: {unknown}")
+    print(*_column_lines(found, columns), sep="\n")
     return 0
 
 
@@ -117,16 +131,6 @@ def _list_steps(options: argparse.Namespace) -> int:
     return status
 
 
-def _tax(source: Any) -> tuple[PaddingTax | None, str | None]:
-    """What options would save; or why this process cannot measure it."""
-    from jagcodec.batch.tax import padding_tax
-
-    try:
-        return padding_tax(source, options=True), None
-    except JagcodecError as error:
-        return None, str(error)
-
-
 # --- one row -----------------------------------------------------------------------------------
 
 
@@ -136,77 +140,39 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
     from jagcodec.batch.to_rows import to_rows
     from jagcodec.wire.wire_batch import batch_of_message
 
-    whole = batch_of_message(message).rows([row])
+    batch = batch_of_message(message).rows([row])
     for entry in entries:
         *above, name = entry.keys or (entry.name,)
         try:
-            batch = whole
+            inner = batch
             for key in above:
-                batch = batch[key]
-            yield entry.name, to_rows(batch, [name])[0][name]
+                inner = inner[key]
+            yield entry.name, to_rows(inner, [name])[0][name]
         except WireFormatError as error:
             if error.reason not in UNKNOWN:
                 raise in_entry(entry, error) from error
             yield entry.name, error
 
 
-def _row_json(row: int, cells: dict[str, Any]) -> str:
-    columns = {
-        name: {"unknown": str(value)} if isinstance(value, WireFormatError) else cells_json(value)
-        for name, value in cells.items()
-    }
-    return json_text({"row": row, "columns": columns})
-
-
-def _row_text(row: int, cells: dict[str, Any], whole: bool) -> str:
+def _row(cells: dict[str, Any], options: argparse.Namespace) -> str:
+    """The values of a row by column, as text or as JSON."""
+    unknown = {name: str(x) for name, x in cells.items() if isinstance(x, WireFormatError)}
+    if options.json:
+        columns = {
+            name: {"unknown": unknown[name]} if name in unknown else cells_json(value)
+            for name, value in cells.items()
+        }
+        return json_text({"row": options.row, "columns": columns})
     width = max((len(name_text(name)) for name in cells), default=0)
-    lines = [f"row {row}"]
+    lines = [f"row {options.row}"]
     for name, value in cells.items():
-        unknown = isinstance(value, WireFormatError)
-        cell = json_line if whole else cells_text
-        text = f"unknown: {value}" if unknown else cell(value)
+        text = json_line(value) if options.all else cells_text(value)
+        text = f"unknown: {unknown[name]}" if name in unknown else text
         lines.append(f"{name_text(name):<{width}}  {text}")
     return "\n".join(lines)
 
 
 # --- a message ---------------------------------------------------------------------------------
-
-
-def _lines(
-    name: str,
-    found: MessageDescription,
-    columns: list[ColumnDescription],
-    tax: PaddingTax | None,
-    unknown: str | None,
-) -> list[str]:
-    from jagcodec.batch.tax import table
-
-    stored = [word for word in ("narrow", "elide") if getattr(found, word)]
-    lines = [_first_line(name, found, stored)]
-    if tax is not None:
-        lines += _tax_lines(tax, stored)
-    elif unknown is not None:
-        lines.append(f"what options would save is unknown: {unknown}")
-    marked = any(column.stored for column in columns)
-    head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")
-    rows = [
-        (
-            *(name_text(column.name), name_text(column.kind), column.dtype or ""),
-            *(_shape_text(column.shape), *((column.stored,) if marked else ())),
-            *_bytes_text(column.bytes, found),
-        )
-        for column in sorted(columns, key=lambda column: -column.bytes)
-    ]
-    if len(columns) == len(found.columns):
-        blank = ("",) * (len(head) - 3)
-        rows.append(("header and offsets", *blank, *_bytes_text(found.overhead, found)))
-    lines += table(head, rows, right=(len(head) - 2, len(head) - 1))
-    if found.meta is None:
-        lines.append("meta: of a type that is not known here")
-    elif found.meta:
-        lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
-    shown_rows = {column.rows for column in columns}
-    return lines + [_lengths(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
 
 
 def _first_line(name: str, found: MessageDescription, stored: list[str]) -> str:
@@ -227,6 +193,31 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
         fill = f"{tax.fill:.1%} of the padded cells are tokens"
         lines.append(f"As rectangles the columns take {size_text(padded)}: {fill}.")
     return lines
+
+
+def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
+    from jagcodec.batch.tax import table
+
+    marked = any(column.stored for column in columns)
+    head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")
+    rows = [
+        (
+            *(name_text(column.name), name_text(column.kind), column.dtype or ""),
+            *(_shape_text(column.shape), *((column.stored,) if marked else ())),
+            *_bytes_text(column.bytes, found),
+        )
+        for column in sorted(columns, key=lambda column: -column.bytes)
+    ]
+    if len(columns) == len(found.columns):
+        blank = ("",) * (len(head) - 3)
+        rows.append(("header and offsets", *blank, *_bytes_text(found.overhead, found)))
+    lines = table(head, rows, right=(len(head) - 2, len(head) - 1))
+    if found.meta is None:
+        lines.append("meta: of a type that is not known here")
+    elif found.meta:
+        lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
+    shown_rows = {column.rows for column in columns}
+    return lines + [_lengths(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
 
 
 def _shape_text(shape: tuple[int | None, ...] | None) -> str:

@@ -20,7 +20,6 @@ def counted(number: int, one: str) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An error as the commands print it."""
     return f"jagcodec: error: {shown(str(error), 1000)}"
 
 
@@ -51,35 +50,6 @@ def cells_text(value: Any) -> str:
     return shown(text.replace("[ ", "["), 400)
 
 
-def _as_array(value: Any) -> Any:
-    """A tensor as an array; one that numpy has no dtype for by its values, or by its bytes."""
-    import torch
-
-    from jagcodec.memory.tensor_bytes import number_array
-
-    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
-        return value
-    try:
-        return number_array(value, widened=True)
-    except (TypeError, RuntimeError):
-        return value.view(torch.uint8).numpy()
-
-
-class _Short(reprlib.Repr):
-    def repr_int(self, x: int, level: int) -> str:
-        return brief(x) if _is_too_long(x) else super().repr_int(x, level)
-
-
-def _is_too_long(number: int) -> bool:
-    """Whether Python may refuse to print its digits, as it does above 4,300."""
-    return number.bit_length() > 14_000
-
-
-_SHORT = _Short()
-_SHORT.maxstring = _SHORT.maxother = 120
-_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 8
-
-
 def cells_json(value: Any) -> Any:
     """A value of a row for JSON; numbers that JSON does not have, and other objects, as text."""
     import numpy as np
@@ -95,15 +65,41 @@ def json_line(value: Any) -> str:
     return json.dumps(cells_json(value))
 
 
+def _as_array(value: Any) -> Any:
+    """A tensor as an array; one that numpy has no dtype for by its values, or by its bytes."""
+    import torch
+
+    from jagcodec.memory.tensor_bytes import number_array
+
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
+        return value
+    try:
+        return number_array(value, widened=True)
+    except (TypeError, RuntimeError):
+        return value.view(torch.uint8).numpy()
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 120
+        self.maxdict = self.maxlist = self.maxtuple = 8
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python may refuse to print more than 4,300 digits.
+        return brief(x) if x.bit_length() > 14_000 else super().repr_int(x, level)
+
+
+_SHORT = _Short()
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if type(value) is dict and all(type(key) is str for key in value):
         return {key: _plain(item) for key, item in value.items()}
-    if value is None or type(value) in (bool, str):
-        return value
-    if type(value) is int:
-        return brief(value) if _is_too_long(value) else value
-    if type(value) is float and abs(value) < float("inf"):
+    is_json = value is None or type(value) in (bool, str)
+    is_json = is_json or (type(value) is float and abs(value) < float("inf"))
+    if is_json or (type(value) is int and value.bit_length() <= 14_000):
         return value
     return repr(value) if isinstance(value, float | complex) else _SHORT.repr(value)

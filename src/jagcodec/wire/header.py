@@ -224,7 +224,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         sizes,
         stored,
         total,
-        checksums[1:] or None,
+        checksums[1:] if checksums else None,
         objects,
     )
 

@@ -37,11 +37,16 @@ class FieldSchema(NamedTuple):
 _OBJECTS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 
 
+def kind_of(node: Node) -> str:
+    """The kind of a column, as `FieldSchema` has it."""
+    return "object" if node.kind in _OBJECTS else node.kind.name.lower()
+
+
 def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
     """The header's description of a column of `rows` rows."""
     kind = node.kind
     if kind is not Kind.JAGGED and kind is not Kind.TENSOR:
-        return FieldSchema("object" if kind in _OBJECTS else kind.name.lower(), None, None)
+        return FieldSchema(kind_of(node), None, None)
     dims: list[int | None] = [*numbers[node.dims : node.end]]
     if kind is Kind.JAGGED:
         dims[node.fields[2] - 1] = None

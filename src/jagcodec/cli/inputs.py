@@ -1,7 +1,8 @@
-"""Messages in files and on standard input."""
+"""Arguments that several commands have, and messages in files and on standard input."""
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import stat
@@ -12,6 +13,38 @@ from typing import Any, BinaryIO
 
 from jagcodec.errors import JagcodecError, shown
 from jagcodec.wire.spec import BLOB_MAGIC
+
+
+def whole(text: str) -> int:
+    """A number of rows or tokens, as `argparse` wants its types."""
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, found {text!r}")
+    return int(text)
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    listed = [name for name in text.split(",") if name]
+    if not listed:
+        raise argparse.ArgumentTypeError("expected names with commas between them, found none")
+    return listed
+
+
+def add_message(parser: argparse.ArgumentParser, name: str = "file", **more: Any) -> None:
+    text = "a message as dump writes it; - reads standard input"
+    parser.add_argument(name, **{"metavar": "FILE", "help": text, **more})
+
+
+def add_columns(parser: argparse.ArgumentParser, verb: str) -> None:
+    text = f"names of the only columns to {verb}"
+    parser.add_argument("--columns", metavar="A,B", type=names, help=text)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+# --- files -------------------------------------------------------------------------------------
 
 
 def display_name(file: str) -> str:

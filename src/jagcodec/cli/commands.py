@@ -1,0 +1,242 @@
+"""The commands ``diff``, ``verify``, ``export``, ``tax`` and ``doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from itertools import islice
+from typing import Any
+
+from jagcodec.cli.inputs import (
+    add_columns,
+    add_json,
+    add_message,
+    display_name,
+    naming,
+    read_message,
+    whole,
+    whole_file,
+)
+from jagcodec.cli.text import counted, error_line, json_text, name_text
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, shown
+from jagcodec.wire.spec import BLOB_MAGIC
+
+
+def add_others(parsers: Any) -> None:
+    """Add these commands."""
+    parser = parsers.add_parser(
+        "diff",
+        help="show where two messages differ: column, row and cell",
+        description="Show where the values of two messages first differ. Columns, batch sizes, "
+        "dtypes, shapes and lengths of rows are compared first, then cells, bit for bit: a NaN "
+        "equals the same NaN, and 0.0 is not -0.0. How messages are stored (narrow, elided, "
+        "compressed, with checksums) makes no difference.",
+        epilog="Exit status: 0 where they are the same, 1 where they differ, 2 for what cannot be "
+        "read.",
+    )
+    add_message(parser, "left", metavar="A")
+    add_message(parser, "right", metavar="B")
+    add_columns(parser, "compare")
+    text = "the first difference of every column, not of the first"
+    parser.add_argument("--all", action="store_true", help=text)
+    add_json(parser)
+    parser.set_defaults(run=_diff, fail=parser.error)
+    parser = parsers.add_parser(
+        "verify",
+        help="check whether messages are sound",
+        description="Read messages whole, as decode does, with their checksums: header, offsets, "
+        "blocks, objects. Values of types that are not registered here are read up to these.",
+        epilog="Exit status: 0 where all are sound, 2 where one is not, or cannot be read.",
+    )
+    add_message(parser, "files", nargs="+")
+    add_json(parser)
+    parser.set_defaults(run=_verify)
+    parser = parsers.add_parser(
+        "export",
+        help="write a message as .parquet, .arrow or .jsonl, for pandas, polars, duckdb",
+        description="Write the columns of a batch as .parquet, .arrow (IPC) or .jsonl, by the "
+        "ending of OUT. Jagged columns become lists, one per row. The file is written whole or not "
+        "at all; what is not in it is named on standard error. There is no way back.",
+    )
+    add_message(parser)
+    parser.add_argument("target", metavar="OUT", help="the file to write; an old one is replaced")
+    add_columns(parser, "export")
+    parser.set_defaults(run=_export, fail=parser.error)
+    parser = parsers.add_parser(
+        "tax",
+        help="estimate what padding costs rows of given lengths",
+        description="Estimate what padding costs a column of int64 tokens whose rows have these "
+        "lengths. For a message, use inspect.",
+    )
+    text = "tokens per row, as a JSON list; - reads standard input"
+    parser.add_argument("file", metavar="LENGTHS", help=text)
+    text = "width of the rectangle; by default, the longest row"
+    parser.add_argument("--width", metavar="S", type=whole, help=text)
+    add_json(parser)
+    parser.set_defaults(run=_tax)
+    parser = parsers.add_parser(
+        "doctor",
+        help="show what is installed here, and what copies rows",
+        description="Show which versions are installed, which kernel copies rows and with how many "
+        "threads, and which frameworks are here.",
+        epilog="Exit status: 0; 1 where the library cannot be imported.",
+    )
+    add_json(parser)
+    parser.set_defaults(run=_doctor)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from jagcodec.batch.describe import differences, read_whole
+
+    if options.left == options.right == "-":
+        options.fail("expected standard input once, found it twice")
+    read = []
+    for file in (options.left, options.right):
+        with naming(file, "WireBatch.select"):
+            read.append(read_whole(read_message(file), display_name(file), options.columns))
+    found = list(islice(differences(*read), None if options.all else 1))
+    if options.json:
+        print(json_text({"same": not found, "differences": [vars(each) for each in found]}))
+    for each in [] if options.json else found:
+        print(f"{display_name(options.left)} {display_name(options.right)} differ: {each}")
+    return 1 if found else 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from jagcodec.batch.describe import check_message
+
+    reports: list[dict[str, Any]] = []
+    for file in options.files:
+        name = display_name(file)
+        report: dict[str, Any] = {"file": name, "sound": False}
+        reports.append(report)
+        try:
+            with naming(file, "check_message(source)"):
+                found, unknown = check_message(read_message(file))
+        except (JagcodecError, OSError) as error:
+            print(error_line(error), file=sys.stderr)
+            report |= {"reason": getattr(error, "reason", "unreadable"), "why": str(error)}
+            continue
+        checksums = found.message.header.checksums is not None
+        report |= {"sound": True, "bytes": found.bytes, "checksums": checksums, "not_read": unknown}
+        if not options.json:
+            text = "checksums verified" if checksums else "no checksums"
+            print(f"{name}: sound, {found.bytes:,} B, {text}")
+            for why in unknown.values():
+                print(f"  not read: {why}")
+            if unknown:
+                print(f"  {counted(len(unknown), 'value')} of types that are not known here")
+    if options.json:
+        print(json_text(reports))
+    return 0 if all(report["sound"] for report in reports) else 2
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from jagcodec.doctor import doctor, report_lines
+
+    report = doctor()
+    print(json_text(report) if options.json else "\n".join(report_lines(report)))
+    return 0 if report["problem"] is None else 1
+
+
+def _tax(options: argparse.Namespace) -> int:
+    from jagcodec.batch.tax import padding_tax
+
+    with naming(options.file, "padding_tax(source)"):
+        lengths = _lengths_in(whole_file(options.file), display_name(options.file))
+        report = padding_tax(lengths, padded_width=options.width)
+    print(json_text(report.as_dict()) if options.json else report)
+    return 0
+
+
+def _lengths_in(data: bytes, name: str) -> list[int]:
+    """A JSON list of whole numbers; `name` is that of the file."""
+    if data.startswith(BLOB_MAGIC):
+        detail = "expected lengths, found a message; use jagcodec inspect"
+        raise ArgumentTypeError("bad_type", name, detail)
+    expected = "expected a JSON list of whole numbers"
+    try:
+        lengths = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentTypeError("bad_type", name, f"{expected}; {error}") from error
+    if type(lengths) is not list:
+        raise ArgumentTypeError("bad_type", name, f"{expected}, found {brief(lengths)}")
+    for row, length in enumerate(lengths):
+        if type(length) is not int:
+            detail = f"expected a whole number of tokens, found {brief(length)}"
+            raise ArgumentTypeError("bad_type", f"{name}, row {row}", detail)
+    return lengths
+
+
+# --- export ------------------------------------------------------------------------------------
+
+_ENDINGS = (".parquet", ".arrow", ".jsonl")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from jagcodec.batch.describe import names_of_meta
+    from jagcodec.wire.files import file_path, write_whole
+    from jagcodec.wire.wire_batch import open_whole
+
+    ending = os.path.splitext(options.target)[1].lower()
+    if ending not in _ENDINGS:
+        found = display_name(options.target)
+        options.fail(f"expected OUT with an ending of {', '.join(_ENDINGS)}, found {found}")
+    with naming(options.file, "to_arrow(batch)"):
+        batch = open_whole(read_message(options.file), display_name(options.file))
+        left = names_of_meta(lambda: batch.meta)
+        if options.columns is not None:
+            batch = batch.select(options.columns)
+        data = _json_lines(batch) if ending == ".jsonl" else _arrow_file(batch, ending)
+    where = file_path(options.target, "OUT", "a file to write")
+    with naming(options.target):
+        write_whole(where, [data], where)
+    rows, columns = counted(len(batch), "row"), counted(len(batch.fields), "column")
+    print(f"{display_name(options.target)}: {rows}, {columns}")
+    if left != ():
+        unknown = "meta of a type that is not known here"
+        listed = unknown if left is None else ", ".join(map(name_text, left))
+        reason = "because it belongs to the whole batch"
+        print(f"jagcodec: left out, {reason}: {listed}", file=sys.stderr)
+    return 0
+
+
+def _arrow_file(batch: Any, ending: str) -> bytes:
+    from jagcodec.integrations.arrow import to_arrow
+
+    table, stream = to_arrow(batch), io.BytesIO()  # which names the extra if it is missing
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    if ending == ".parquet":
+        pyarrow.parquet.write_table(table, stream)
+    else:
+        with pyarrow.ipc.new_file(stream, table.schema) as writer:
+            writer.write_table(table)
+    return stream.getvalue()
+
+
+def _json_lines(batch: Any) -> bytes:
+    """One JSON object per row."""
+    from jagcodec.batch.to_rows import to_rows
+
+    columns = {name: [row[name] for row in to_rows(batch, [name], "list")] for name in batch.fields}
+    lines = []
+    for row in range(len(batch)):
+        cells = [f"{json.dumps(name)}: {_json(name, columns[name], row)}" for name in columns]
+        lines.append(f"{{{', '.join(cells)}}}\n")
+    return "".join(lines).encode()
+
+
+def _json(name: str, values: list[Any], row: int) -> str:
+    try:
+        return json.dumps(values[row])
+    except (TypeError, ValueError, RecursionError) as error:
+        detail = (
+            f"expected a value that JSON has, found {shown(str(error), 120)}; leave the column "
+        )
+        path = f"column {brief(name)}, row {row}"
+        raise ArgumentError("bad_type", path, detail + "out with --columns") from error
