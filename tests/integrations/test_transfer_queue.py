@@ -28,7 +28,6 @@ from transfer_queue import interface  # noqa: E402
 from transfer_queue.metadata import extract_field_schema  # noqa: E402
 from transfer_queue.storage import simple_storage  # noqa: E402
 
-from jagcodec.integrations import _queue_storage as stored_rows  # noqa: E402
 from jagcodec.integrations import transfer_queue as backend  # noqa: E402
 from tests.helpers import LENGTHS, PAYLOADS, make_batch  # noqa: E402
 
@@ -504,7 +503,6 @@ class TestOtherPeers:
     def test_a_client_of_another_version_gets_an_error_and_the_queue_lives(
         self, queue, monkeypatch
     ):
-        monkeypatch.setattr(stored_rows, "MESSAGE", "jagcodec 9.9")
         monkeypatch.setattr(backend, "MESSAGE", "jagcodec 9.9")
         with pytest.raises(
             RuntimeError, match=r"expected a message of jagcodec 0.*found jagcodec 9\.9"
@@ -600,15 +598,15 @@ class TestStorage:
 
     @pytest.fixture
     def storage(self):
-        return stored_rows.RowStorage(None, stored_rows.StorageOptions())
+        return backend.RowStorage(None, backend.StorageOptions())
 
     @staticmethod
     def body(columns, rows):
-        return stored_rows.body_of(stored_rows.StorageOptions().encode(Columns(rows, columns)))
+        return backend.body_of(backend.StorageOptions().encode(Columns(rows, columns)))
 
     def test_a_damaged_message_is_refused_and_nothing_is_stored(self, storage):
         body = self.body({"x": torch.ones(2, 3)}, 2)
-        body[stored_rows.MESSAGE][0] = body[stored_rows.MESSAGE][0][:-1]
+        body[backend.MESSAGE][0] = body[backend.MESSAGE][0][:-1]
         with pytest.raises(WireFormatError):
             storage.put_data(body, [0, 1])
         with pytest.raises(WireFormatError, match="expected 3 rows, found 2"):
@@ -617,7 +615,7 @@ class TestStorage:
         assert storage.field_data == {}
 
     def test_capacity(self):
-        storage = stored_rows.RowStorage(3, stored_rows.StorageOptions())
+        storage = backend.RowStorage(3, backend.StorageOptions())
         storage.put_data(self.body({"x": torch.ones(2, 3)}, 2), [0, 1])
         with pytest.raises(ValueError, match="capacity exceeded"):
             storage.put_data(self.body({"x": torch.ones(2, 3)}, 2), [2, 3])
@@ -627,16 +625,16 @@ class TestStorage:
         for i in range(50):
             row = {"ids": torch.full((1, 3000), i), "o": [{"i": i}]}
             storage.put_data(self.body(row, 1), [i])
-        reply = storage.get_data({stored_rows.MESSAGE: ["ids", "o"]}, [40, 3, 7])
-        frames = reply[stored_rows.MESSAGE]
+        reply = storage.get_data({backend.MESSAGE: ["ids", "o"]}, [40, 3, 7])
+        frames = reply[backend.MESSAGE]
         assert [len(frame) for frame in frames[1:]].count(3 * 3000 * 8) == 1
         assert len(frames) <= 3
         batch = jagcodec.open_wire(frames)
         assert batch.meta == {}  # no column has to be joined from its rows
         assert [row[0].item() for row in batch["ids"].unbind()] == [40, 3, 7]
         assert batch["o"].tolist() == [{"i": 40}, {"i": 3}, {"i": 7}]
-        again = storage.get_data({stored_rows.MESSAGE: ["o", "ids"]}, [7, 40, 5])
-        found = jagcodec.open_wire(again[stored_rows.MESSAGE])
+        again = storage.get_data({backend.MESSAGE: ["o", "ids"]}, [7, 40, 5])
+        found = jagcodec.open_wire(again[backend.MESSAGE])
         assert [row[0].item() for row in found["ids"].unbind()] == [7, 40, 5]
         assert found["o"].tolist() == [{"i": 7}, {"i": 40}, {"i": 5}]
 
@@ -647,21 +645,19 @@ class TestStorage:
         def messages(name):
             return len({id(row.batch) for row in storage.field_data[name].values()})
 
-        storage.get_data({stored_rows.MESSAGE: ["x"]}, [5, 1, 2])
+        storage.get_data({backend.MESSAGE: ["x"]}, [5, 1, 2])
         assert (messages("x"), messages("y")) == (6, 8)
-        found = storage.get_data({stored_rows.MESSAGE: ["x", "y"]}, list(range(8)))
-        batch = jagcodec.open_wire(found[stored_rows.MESSAGE])
+        found = storage.get_data({backend.MESSAGE: ["x", "y"]}, list(range(8)))
+        batch = jagcodec.open_wire(found[backend.MESSAGE])
         assert batch["x"].tolist() == list(range(8))
         storage.put_data(self.body({"x": torch.tensor([9])}, 1), [3])
-        found = storage.get_data({stored_rows.MESSAGE: ["x"]}, list(range(8)))
-        assert jagcodec.open_wire(found[stored_rows.MESSAGE])["x"].tolist()[:5] == [0, 1, 2, 9, 4]
+        found = storage.get_data({backend.MESSAGE: ["x"]}, list(range(8)))
+        assert jagcodec.open_wire(found[backend.MESSAGE])["x"].tolist()[:5] == [0, 1, 2, 9, 4]
 
     @pytest.mark.parametrize("body", [{"x": [1]}, ["x"], {}, None, {"jagcodec 9.9": 1}, {1: 2}])
     def test_a_request_of_another_kind(self, storage, body):
         for request in (storage.put_data, storage.get_data):
-            with pytest.raises(
-                TransportError, match=f"expected a message of {stored_rows.MESSAGE}"
-            ):
+            with pytest.raises(TransportError, match=f"expected a message of {backend.MESSAGE}"):
                 request(body, [0])
 
 

@@ -13,31 +13,40 @@ and all other messages stay TransferQueue's.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict, TensorDictBase
 
+from jagcodec import concat_rows
+from jagcodec._arguments import check_options
+from jagcodec._version import __version__
 from jagcodec.errors import (
     ArgumentError,
+    ArgumentTypeError,
     JagcodecError,
     TransportError,
     UnsupportedTypeError,
+    WireFormatError,
     brief,
 )
 from jagcodec.integrations._needed import needed
+from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import batch_of
-from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.encoder import encode
-from jagcodec.wire.wire_batch import open_wire
+from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import full_rows
+from jagcodec.wire.encoder import Columns, encode
+from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
     import ray
@@ -60,26 +69,17 @@ try:
     from transfer_queue.storage.bootstrap import StorageBootstrapProvider, simple_storage_bootstrap
     from transfer_queue.storage.managers.base import StorageManagerFactory
     from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+    from transfer_queue.storage.simple_storage import StorageUnitData
     from transfer_queue.utils.logging_utils import get_logger
     from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, ZMQServerInfo
-
-    from jagcodec.integrations._queue_storage import (
-        APART,
-        MESSAGE,
-        NAME,
-        RowStorage,
-        StorageOptions,
-        body_of,
-        content_of,
-        options_of,
-        rows_of,
-        sendable,
-        values_of_rows,
-    )
 except ImportError as _error:
     raise _changed(f"all modules and names of 0.1.11 ({_error})") from _error
 
 __all__ = ["installed"]
+
+NAME = "SimpleStorage"  # `transfer_queue.close` and the metrics compare with it
+MESSAGE = f"jagcodec {__version__}"  # the key of a message in the body of a request
+APART = "apart"  # in `meta` of a reply: columns that TransferQueue's own code makes of their values
 
 _logger = get_logger(__name__)
 
@@ -104,7 +104,271 @@ def installed() -> bool:
     )
 
 
-# --- storage units ------------------------------------------------------------------------------
+# --- options and messages ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOptions:
+    """The configuration under ``backend.SimpleStorage.jagcodec``, as for `encode` and `decode`."""
+
+    allow_pickle: bool = False
+    narrow: bool = False
+    limits: Limits = DEFAULT_LIMITS
+
+    def encode(self, columns: Columns, meta: Mapping[str, Any] | None = None) -> list[Any]:
+        return encode(columns, narrow=self.narrow, allow_pickle=self.allow_pickle, meta=meta)
+
+    def open(self, frames: Any, limits: Limits | None = None) -> WireBatch:
+        return open_wire(frames, allow_pickle=self.allow_pickle, limits=limits or self.limits)
+
+
+def options_of(config: Mapping[str, Any]) -> StorageOptions:
+    """The options in the configuration of the backend."""
+    where = f"backend.{NAME}.jagcodec"
+    values = _known(config.get("jagcodec"), StorageOptions, where)
+    for name in ("allow_pickle", "narrow"):
+        if type(values.get(name, False)) is not bool:
+            found = f"expected true or false, found {brief(values[name])}"
+            raise ArgumentTypeError("bad_type", f"{where}.{name}", found)
+    if "limits" in values:
+        values["limits"] = Limits(**_known(values["limits"], Limits, f"{where}.limits"))
+    return StorageOptions(**values)
+
+
+def _known(given: Any, fields: Any, where: str) -> dict[str, Any]:
+    """A mapping of the fields of a dataclass, as a dict."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        found = f"expected a mapping of options, found {type(given).__name__}"
+        raise ArgumentTypeError("bad_type", where, found)
+    check_options(given, [field.name for field in dataclasses.fields(fields)], where)
+    return dict(given)
+
+
+def body_of(frames: Sequence[Any]) -> dict[str, Any]:
+    """A message as TransferQueue's encoder sends it: each buffer as a frame, without a copy."""
+    header, *buffers = frames
+    return {MESSAGE: [bytes(header), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]}
+
+
+def content_of(body: Any, where: str) -> Any:
+    """What a peer sent under `MESSAGE`, if it uses this version of this backend."""
+    names = list(body) if isinstance(body, Mapping) else []
+    if names == [MESSAGE]:
+        return body[MESSAGE]
+    ours = [name for name in names if str(name).startswith("jagcodec ")]
+    found = ours[0] if ours else "TransferQueue's own format"
+    raise TransportError(
+        "peer_failed",
+        where,
+        f"expected a message of {MESSAGE}, found {found}; install jagcodec {__version__} in every "
+        "environment of this queue, and import jagcodec.integrations.transfer_queue before "
+        "transfer_queue.init",
+    )
+
+
+# --- columns -----------------------------------------------------------------------------------
+
+
+def sendable(data: Any) -> Columns:
+    """The columns of a put: rows of tensors as jagged ones where they are equal in all but length.
+
+    TransferQueue nests rows of tensors, so a rectangle comes back jagged too.
+    """
+    splits: dict[int, RowSplits] = {}
+    rows = len(data)
+
+    def column(leaf: Any) -> Any:
+        if isinstance(leaf, NonTensorData):
+            return _column_of(_dealt(leaf.data, rows))
+        if is_non_tensor(leaf):
+            return leaf
+        if not isinstance(leaf, torch.Tensor) or not leaf.numel():
+            return _values_of_leaf(leaf)
+        if is_jagged(leaf):
+            view = view_of(leaf, "put")
+            return view if view.ragged_dim == 1 else _values_of_leaf(leaf)
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            return _values_of_leaf(leaf)
+        if leaf.dim() == 1:
+            return leaf
+        length = leaf.shape[1]
+        if length not in splits:
+            splits[length] = RowSplits.from_lengths(np.full(rows, length))
+        return full_rows(leaf.detach().cpu(), splits[length])
+
+    return Columns(rows, {name: column(leaf) for name, leaf in data.items()})
+
+
+def _dealt(payload: Any, rows: int) -> list[Any]:
+    """One item per row of a payload of that many items; any other one belongs to every row."""
+    items = isinstance(payload, torch.Tensor | np.ndarray) and len(payload.shape) > 0
+    deal = (items or type(payload) is list) and len(payload) == rows
+    return list(payload) if deal else [payload] * rows
+
+
+def _values_of_leaf(leaf: Any) -> list[Any]:
+    """The rows of a column as TransferQueue has them: tensors and objects."""
+    if is_non_tensor(leaf):
+        return rows_of_leaf(leaf, len(leaf))
+    return list(leaf.unbind(0)) if isinstance(leaf, torch.Tensor | TensorDictBase) else list(leaf)
+
+
+def _column_of(values: list[Any]) -> Any:
+    """Values as one column, where their dtypes and inner dims allow it."""
+    kinds = {
+        (row.dtype, row.dim(), row.shape[1:], row.layout) if type(row) is torch.Tensor else None
+        for row in values
+    }
+    return stack_or_nest(values) if len(kinds) == 1 and None not in kinds else values
+
+
+def _rows_of(
+    batches: Sequence[WireBatch],
+    index: Sequence[int],
+    names: Iterable[str],
+    read: Callable[[WireBatch], Iterable[tuple[str, Any]]],
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """These rows of several messages: the columns that can be read as one, and values of others.
+
+    Rows of others differ in dtype, rank or inner dims: TransferQueue's own code joins them.
+    """
+    names = tuple(names)
+    parts = [batch if batch.fields == names else batch.select(names) for batch in batches]
+    whole = (concat_rows(parts) if len(parts) > 1 else parts[0]).rows(index)
+    try:
+        return dict(read(whole)), {}
+    except (ArgumentError, ArgumentTypeError):
+        if len(names) > 1:
+            each = [_rows_of(batches, index, [name], read) for name in names]
+            columns = {name: column for found, _ in each for name, column in found.items()}
+            return columns, {name: rows for _, found in each for name, rows in found.items()}
+    return {}, {names[0]: _values_of_rows(batches, index, names[0])}
+
+
+def _values_of_rows(batches: Sequence[WireBatch], index: Sequence[int], name: str) -> list[Any]:
+    """Rows of one column as TransferQueue has them."""
+    values = [value for batch in batches for value in _values_of_leaf(batch[name])]
+    return [values[row] for row in index]
+
+
+def field_schema(data: Any) -> dict[str, dict[str, Any]]:
+    """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows."""
+    schema: dict[str, dict[str, Any]] = {}
+    for name, leaf in data.items():
+        tensor, shape = isinstance(leaf, torch.Tensor), None
+        ragged: dict[str, Any] = {}
+        if tensor and is_jagged(leaf) and leaf.size(0) == len(data):
+            view = view_of(leaf, f"put({name!r})")
+            before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
+            shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
+            shape, ragged = torch.Size(shapes[0]), {"per_sample_shapes": shapes}
+        elif (tensor and leaf.is_nested) or len(leaf) != len(data):
+            schema.update(extract_field_schema(data.select(name)))
+            continue
+        elif tensor:
+            shape = leaf.shape[1:] or torch.Size((1,))
+        schema[name] = {
+            "dtype": leaf.dtype if tensor else None,
+            "shape": shape,
+            "is_nested": bool(ragged),
+            "is_non_tensor": not tensor,
+            **ragged,
+        }
+    return schema
+
+
+# --- storage units -----------------------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    """A row of the queue, as a row of a message, which is freed with the last of its rows."""
+
+    batch: WireBatch
+    row: int
+
+
+def _places(rows: Sequence[_Row]) -> tuple[list[WireBatch], list[int]]:
+    """The messages of some rows, and the rows of these end to end."""
+    firsts: dict[WireBatch, int] = {}
+    end = 0
+    for batch, _ in rows:
+        if batch not in firsts:
+            firsts[batch] = end
+            end += len(batch)
+    return list(firsts), [firsts[batch] + row for batch, row in rows]
+
+
+class RowStorage(StorageUnitData):  # type: ignore[misc]
+    """What a storage unit holds: `_Row`s where TransferQueue has tensors and objects."""
+
+    def __init__(self, storage_size: int | None, options: StorageOptions) -> None:
+        super().__init__(storage_size)
+        self.options = options
+
+    def put_data(self, field_data: Any, global_indexes: list[int]) -> None:
+        """Keep a message."""
+        batch = self.options.open(content_of(field_data, "put"))
+        if len(batch) != len(global_indexes):
+            found = f"expected {len(global_indexes)} rows, found {len(batch)}"
+            raise WireFormatError("bad_rows", "put", found)
+        rows = [_Row(batch, row) for row in range(len(batch))]
+        super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
+
+    def get_data(self, fields: Any, global_indexes: list[int]) -> dict[str, Any]:
+        """A message with these columns of these rows."""
+        found = super().get_data(content_of(fields, "get"), global_indexes)
+        groups: dict[tuple[int, ...], list[str]] = {}  # of columns in the same messages
+        for name, rows in found.items():
+            groups.setdefault(tuple(map(id, rows)), []).append(name)
+        columns: dict[str, Any] = {}
+        scattered: list[str] = []
+        for names in groups.values():
+            batches, index = _places(found[names[0]])
+            one, other = _rows_of(batches, index, names, lambda b: b.to_encode().columns.items())
+            columns |= one | other
+            if len(batches) > max(1, len(index) // 4):
+                scattered += list(one)
+        apart = [name for name, column in columns.items() if _holds_tensors(column)]
+        batch = Columns(len(global_indexes), {name: columns[name] for name in found})
+        frames = self.options.encode(batch, {APART: apart} if apart else None)
+        if scattered:  # from now on this message holds the rows, so the next get is faster
+            kept = self.options.open(frames, NO_LIMITS)
+            rows = [_Row(kept, row) for row in range(len(kept))]
+            for name in set(scattered).difference(apart):
+                self.field_data[name].update(zip(global_indexes, rows, strict=True))
+        return body_of(frames)
+
+    # Checkpoints have TransferQueue's format: a queue without jagcodec can load them.
+
+    @classmethod
+    def of_stock(cls, data: StorageUnitData, options: StorageOptions) -> RowStorage:
+        """The rows of one of TransferQueue's own storage units."""
+        storage = cls(None, options)
+        for name, rows in data.field_data.items():
+            columns = Columns(len(rows), {name: _column_of(list(rows.values()))})
+            storage.put_data(body_of(options.encode(columns)), list(rows))
+        storage.storage_size, storage._active_keys = data.storage_size, set(data._active_keys)
+        return storage
+
+    def as_stock(self) -> StorageUnitData:
+        """The same rows as TransferQueue's own storage units have them."""
+        data = StorageUnitData(self.storage_size)
+        data._active_keys = set(self._active_keys)
+        for name, rows in self.field_data.items():
+            values = _values_of_rows(*_places(list(rows.values())), name)
+            # Copied: a pickled view brings all of its storage.
+            values = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+            data.field_data[name] = dict(zip(rows, values, strict=True))
+        return data
+
+
+def _holds_tensors(column: Any) -> bool:
+    """Whether a column is a list of values with tensors among them."""
+    return type(column) is list and any(
+        isinstance(value, torch.Tensor | TensorDictBase) for value in column
+    )
 
 
 _Stock: Any = simple_storage.SimpleStorageUnit.__ray_metadata__.modified_class
@@ -124,25 +388,24 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         return _StorageUnitInfo(info.role, info.id, info.ip, info.ports)
 
     # TransferQueue's own handlers count the cores of the host first, which is slower than a put.
+    # They run if ours fail, and name the fault.
 
     def _handle_put(self, request: Any) -> Any:
         body = request.body
         try:
             self.storage_data.put_data(body["data"], body["global_indexes"])
         except Exception:
-            return super()._handle_put(request)  # which names the fault
-        return self._reply(ZMQRequestType.PUT_DATA_RESPONSE, {})
+            return super()._handle_put(request)
+        return ZMQMessage.create(ZMQRequestType.PUT_DATA_RESPONSE, self.storage_unit_id, {})
 
     def _handle_get(self, request: Any) -> Any:
         body = request.body
         try:
             data = self.storage_data.get_data(body["fields"], body["global_indexes"])
         except Exception:
-            return super()._handle_get(request)  # which names the fault
-        return self._reply(ZMQRequestType.GET_DATA_RESPONSE, {"data": data})
-
-    def _reply(self, kind: Any, body: dict[str, Any]) -> Any:
-        return ZMQMessage.create(kind, self.storage_unit_id, body)
+            return super()._handle_get(request)
+        reply = {"data": data}
+        return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, self.storage_unit_id, reply)
 
     # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
 
@@ -201,14 +464,8 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         schema = field_schema(data)
         groups = self._groups(metadata)
         messages = self._messages(data, [group.batch_positions for group in groups.values()])
-        requests = []
-        for (unit, group), message in zip(groups.items(), messages, strict=True):
-            rows = group.global_indexes
-            request = partial(
-                self._put_to_single_storage_unit, rows, body_of(message), target_storage_unit=unit
-            )
-            requests.append(self._attempts("put", unit, rows, request))
-        await asyncio.gather(*requests)
+        request = self._put_to_single_storage_unit
+        await self._answers("put", groups, request, map(body_of, messages))
         await self.notify_data_update(metadata.partition_ids[0], metadata.global_indexes, schema)
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:
@@ -217,22 +474,16 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
             return TensorDict({}, batch_size=0)
         names = list(metadata.field_names)
         groups = self._groups(metadata)
-        requests = []
-        for unit, group in groups.items():
-            rows = group.global_indexes
-            request = partial(
-                self._get_from_single_storage_unit, rows, {MESSAGE: names}, target_storage_unit=unit
-            )
-            requests.append(self._attempts("get", unit, rows, request))
-        replies = await asyncio.gather(*requests)
+        request = self._get_from_single_storage_unit
+        replies = await self._answers("get", groups, request, [{MESSAGE: names}] * len(groups))
         batches = [self._options.open(content_of(body, "get")) for _, body in replies]
         # The rows of all storage units as one batch, in the order that was asked for.
         places = np.concatenate([group.batch_positions for group in groups.values()])
         index = np.argsort(places).tolist()
         apart = {name for batch in batches for name in batch.meta.get(APART, ())}
         alike = [name for name in names if name not in apart]
-        leaves, values = rows_of(batches, index, alike, lambda b: b.to_tensordict().items())
-        values |= {name: values_of_rows(batches, index, name) for name in apart}
+        leaves, values = _rows_of(batches, index, alike, lambda b: b.to_tensordict().items())
+        values |= {name: _values_of_rows(batches, index, name) for name in apart}
         leaves |= {name: self._pack_field_values(rows) for name, rows in values.items()}
         return batch_of({name: leaves[name] for name in names}, metadata.size)
 
@@ -244,11 +495,19 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         groups: dict[str, Any] = self._group_by_hash(metadata.global_indexes)
         return groups
 
-    def _attempts(self, operation: str, unit: str, rows: list[int], request: Any) -> Any:
-        """A request, repeated where and as often as TransferQueue repeats its own."""
-        if not hasattr(self, "_request_with_retry"):  # before 0.1.11
-            return request()
-        return self._request_with_retry(operation, unit, f"samples={len(rows)}", request)
+    async def _answers(
+        self, operation: str, groups: dict[str, Any], request: Any, bodies: Iterable[Any]
+    ) -> Sequence[Any]:
+        """What storage units answer, asked again where TransferQueue repeats its own requests."""
+        calls = []
+        for (unit, group), body in zip(groups.items(), bodies, strict=True):
+            rows = group.global_indexes
+            call = partial(request, rows, body, target_storage_unit=unit)
+            if hasattr(self, "_request_with_retry"):  # from 0.1.11 on
+                size = f"samples={len(rows)}"
+                call = partial(self._request_with_retry, operation, unit, size, call)
+            calls.append(call())
+        return await asyncio.gather(*calls)
 
     def _messages(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
         """The rows of each group of positions as a message."""
@@ -258,40 +517,10 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
                 return [self._options.encode(columns)]
             frames = encode(columns, allow_pickle=pickle)
         except UnsupportedTypeError as error:
-            remedy = f"or set backend.{NAME}.jagcodec.allow_pickle to true"
-            raise UnsupportedTypeError(
-                error.reason, error.path, f"{error.detail}; {remedy}"
-            ) from error
+            detail = f"{error.detail}; or set backend.{NAME}.jagcodec.allow_pickle to true"
+            raise UnsupportedTypeError(error.reason, error.path, detail) from error
         batch = open_wire(frames, allow_pickle=pickle)
         return [self._options.encode(batch.rows(rows).to_encode()) for rows in groups]
-
-
-def field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
-    """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows."""
-    schema: dict[str, dict[str, Any]] = {}
-    for name, leaf in data.items():
-        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
-            if is_jagged(leaf) and leaf.size(0) == len(data):
-                schema[name] = _jagged_schema(view_of(leaf, f"put({name!r})"))
-                continue
-        elif len(leaf) == len(data):
-            tensor = isinstance(leaf, torch.Tensor)
-            shape = (leaf.shape[1:] or torch.Size((1,))) if tensor else None
-            schema[name] = _field(leaf.dtype if tensor else None, shape)
-            continue
-        schema.update(extract_field_schema(data.select(name)))
-    return schema
-
-
-def _jagged_schema(view: RaggedView) -> dict[str, Any]:
-    before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
-    shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
-    field = _field(view.dtype, torch.Size(shapes[0]))
-    return {**field, "is_nested": True, "per_sample_shapes": shapes}
-
-
-def _field(dtype: torch.dtype | None, shape: torch.Size | None) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "is_nested": False, "is_non_tensor": shape is None}
 
 
 # --- registration ------------------------------------------------------------------------------
@@ -359,7 +588,7 @@ _RELIED_ON: dict[Any, str] = {
         get_zmq_server_info(); _handle_put(data_parts); _handle_get(data_parts)
         _handle_save_checkpoint(data_parts); _handle_load_checkpoint(data_parts)
     """,
-    simple_storage.StorageUnitData: """
+    StorageUnitData: """
         __init__(storage_size); put_data(field_data, global_indexes)
         get_data(fields, global_indexes); clear(keys)
     """,
