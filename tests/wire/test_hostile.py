@@ -370,7 +370,8 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
         assert (error.reason, error.path) == ("bad_offsets", "$.a")
 
 
-def test_a_version_is_read_in_little_memory():
+def test_foreign_frames_and_versions_are_read_in_little_memory():
+    assert peak_of(refused, decode, [np.full(64 << 20, 7, dtype=np.uint8)]) < 1 << 20
     start = b"\x84" + packed("jagcodec")
     for rest in (b"", b"\xcd\x01", packed(2), b"\xdd\xff\xff\xff\xff" * 4):
         assert peak_of(refused, decode, [start + rest]) < 1 << 17
