@@ -34,6 +34,28 @@ def whole_numbers() -> Strategy[int]:
     return st.integers(-(2**70), 2**70) | st.integers(-300, 300) | near
 
 
+@st.composite
+def indices(draw: Draw, rows: int) -> tuple[Any, list[int]]:
+    """An index, and the rows that it stands for."""
+    kinds: list[str] = ["slice", "booleans", "empty", *(["integers", "one"] if rows else [])]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "slice":
+        index = draw(st.slices(rows))
+        return index, list(range(rows))[index]
+    if kind == "empty":
+        return [], []
+    if kind == "one":
+        i = draw(st.integers(-rows, rows - 1))
+        return i, [i % rows]
+    form: Any = draw(st.sampled_from([np.array, torch.tensor]))
+    if kind == "booleans":
+        chosen = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+        dtype = bool if form is np.array else torch.bool
+        return form(chosen, dtype=dtype), [i for i, wanted in enumerate(chosen) if wanted]
+    chosen = draw(st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=6))
+    return (list if draw(st.booleans()) else form)(chosen), [i % rows for i in chosen]
+
+
 # --- every value that can be encoded -----------------------------------------------------------
 
 _text = st.text(

@@ -54,7 +54,7 @@ from jagcodec.testing import jagged_tensors
 from jagcodec.types import PackedColumn
 from tests.helpers import Store, message, rollout
 from tests.oracle import assert_same, bits, pad_rows, rows_of
-from tests.strategies import tensordicts
+from tests.strategies import indices, tensordicts
 
 # --- a batch as a list of rows -----------------------------------------------------------------
 
@@ -132,28 +132,6 @@ def rollout_of(rows, tag="gsm8k"):
         },
         [len(rows)],
     )
-
-
-@st.composite
-def indices(draw, rows):
-    """An index, and the rows that it stands for."""
-    kinds = ["slice", "booleans", "empty", *(["integers", "one"] if rows else [])]
-    kind = draw(st.sampled_from(kinds))
-    if kind == "slice":
-        index = draw(st.slices(rows))
-        return index, list(range(rows))[index]
-    if kind == "empty":
-        return [], []
-    if kind == "one":
-        i = draw(st.integers(-rows, rows - 1))
-        return i, [i % rows]
-    form = draw(st.sampled_from([np.array, torch.tensor]))
-    if kind == "booleans":
-        chosen = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
-        dtype = bool if form is np.array else torch.bool
-        return form(chosen, dtype=dtype), [i for i, wanted in enumerate(chosen) if wanted]
-    chosen = draw(st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=6))
-    return (list if draw(st.booleans()) else form)(chosen), [i % rows for i in chosen]
 
 
 class Batch(NamedTuple):

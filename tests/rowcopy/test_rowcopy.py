@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,7 @@ from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
-    encode_fields,
     materialize,
-    open_wire,
-    pack_jagged_fields,
     rowcopy,
 )
 from jagcodec.ragged.copy_rows import values_of
@@ -167,16 +163,6 @@ def test_tasks_of_a_batch(kernel, data, threads):
     kernel.pad(pads, threads)
     for found, wanted in expected:
         assert found.tobytes() == wanted
-
-
-def test_a_batch_of_empty_rows_is_nothing_but_pads(backend):
-    columns = {"ids": torch.arange(6).view(2, 3)}
-    lengths = torch.tensor([0, 0])
-    td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=["ids"])
-    received = open_wire(encode_fields(columns, lengths=lengths, token_aligned_fields=["ids"]))
-    for batch in (td, received):
-        padded = materialize(batch, pad_to_seqlen=2, pad_value_dict={"ids": 7})
-        assert padded["ids"].tolist() == [[7, 7], [7, 7]]
 
 
 def test_offsets_with_gaps_are_read(backend):
@@ -333,16 +319,6 @@ def test_ends_of_large_rectangles(kernel, cell, threads):
     begins[13] = ends[13] = 0
     assert np.array_equal(starts, begins)
     assert np.array_equal(starts + lengths, ends)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_nothing_to_do(kernel):
-    assert kernel.copy([], 2) is None
-    assert kernel.pad((), 2) is None
-    empty, nothing = ints([]), np.empty(0, dtype=np.uint8)
-    for width in (2**62, 2**63 - 1):  # whose bytes, width * cell, wrap around to 0
-        assert kernel.ends([(nothing, 0, width, 4, empty, ints([]))], 1) is None
-        assert kernel.pad([(nothing, nothing, empty, empty, None, width, 4, b"ab")], 1) is None
 
 
 # --- what the compiled kernel refuses ----------------------------------------------------------
@@ -520,16 +496,6 @@ def test_no_task_writes_what_another_uses(name):
 
 
 @needs_compiled
-def test_a_rectangle_is_not_written_over_the_offsets_of_its_rows():
-    offsets = torch.arange(5)
-    jagged = torch.nested.nested_tensor_from_jagged(torch.full((4,), 2**40), offsets)
-    batch = TensorDict({"a": jagged}, batch_size=[4])
-    with pytest.raises(ValueError, match="apart"):
-        materialize(batch, out={"a": offsets[:4].view(4, 1)})
-    assert offsets.tolist() == [0, 1, 2, 3, 4]
-
-
-@needs_compiled
 def test_a_refusal_names_the_row():
     with pytest.raises(ValueError, match=r"src, row 1: expected cells within 5, found 1 from 5 on"):
         compiled.copy([task("copy", src_starts=ints([0, 5]))], 1)
@@ -598,23 +564,6 @@ def test_the_source_and_the_wheel_name_one_python():
     major, minor = (int(digits, 16) for digits in version)
     assert f'"cp{major}{minor}"' in repository_file("setup.py")
     assert f'requires-python = ">={major}.{minor}"' in repository_file("pyproject.toml")
-
-
-def test_the_kernel_reads_the_fields_of_a_task_in_their_order():
-    source = repository_file("src/jagcodec/rowcopy/_kernel.c")
-    fields = [names.lower().split(", ") for names in re.findall(r"enum { (.*), FIELDS };", source)]
-    kinds = (rowcopy.Copy, rowcopy.Pad, rowcopy.Ends)
-    assert fields == [list(kind._fields) for kind in kinds]
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_largest_element_can_be_a_pad(kernel):
-    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    size = max(dtype.itemsize for dtype in dtypes)
-    out, bits = np.ones(2 * size, np.uint8), bytes(range(size))
-    task = (out, np.zeros(size, np.uint8), ints([0]), ints([1]), ints([1]), 2, size, bits)
-    kernel.pad([task], 1)
-    assert out.tobytes() == bits + bytes(size)
 
 
 # --- threads and processes ---------------------------------------------------------------------
@@ -690,23 +639,6 @@ thread.join()
 print(codes == [0] * 5, right())
 """
     assert run(code).split() == ["True", "True"]
-
-
-def test_many_threads_copy_at_once(backend):
-    cells = torch.arange(1_000_000)
-    starts, lengths = ints([200_000, 0, 7]), ints([800_000, 400_000, 1])
-    expected = torch.cat([cells[200_000:], cells[:400_000], cells[7:8]])
-    results: list[Any] = [None] * 4
-
-    def work(i):
-        results[i] = gathered(cells, starts, lengths)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(result, expected) for result in results)
 
 
 # --- the choice --------------------------------------------------------------------------------

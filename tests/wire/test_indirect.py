@@ -267,12 +267,6 @@ def test_the_limit_of_what_is_made(name):
         assert f"Limits(expanded={beyond})" in error.detail
 
 
-def test_what_is_sent_may_be_made_without_a_limit():
-    frames, _, made = EXPANDED["rows"]
-    fits = rows_made(400, 1 << 10, columns=9, spare=(made - 64 * size(frames)) // 64 + 1)
-    decode(fits, limits=Limits(expanded=0))
-
-
 def test_what_repeats_does_not_repeat_at_every_level():
     """The billion laughs: 60 rows, each of which is a message of 60 rows, and so on."""
     frames = message(tensor("int64", [800], 0, 0, 1), bytes(100))

@@ -9,12 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
     MsgpackDecoder,
-    UnsupportedTypeError,
     decode,
     dump,
     encode,
@@ -29,10 +28,11 @@ from jagcodec import (
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_DTYPES
-from tests.helpers import Store, at_odd_address, message, receive, size, trip
-from tests.oracle import assert_same, bits, rows_of
+from tests.helpers import Store, at_odd_address, message, receive, size
+from tests.oracle import assert_same
 from tests.strategies import (
     arrays,
+    indices,
     numpy_scalars,
     repeating_batches,
     sparse_tensors,
@@ -49,7 +49,6 @@ from tests.wire.values import (
     REGISTERED,
     STDLIB,
     TORCH,
-    Turn,
     as_it_arrives,
 )
 
@@ -246,85 +245,11 @@ def test_memory_and_files_hold_any_value(tmp_path_factory, value, options, mmap)
     assert_same(load(path, mmap=mmap), value)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_every_kind_inside_others(name):
-    """Where tensordict lets it be there, and `encode` does not refuse it."""
-    contexts = {
-        "in a list": lambda value: [value, 1],
-        "payload": lambda value: NonTensorData([value], batch_size=[2]),
-        "payload of a row": lambda value: NonTensorStack(NonTensorData([value]), "x"),
-        "column": lambda value: TensorDict({"column": value}, batch_size=value.batch_size[:1]),
-        "in a tensorclass": lambda value: Turn(  # type: ignore[call-arg]
-            tokens=torch.zeros(value.batch_size[:1]), before=value, batch_size=value.batch_size[:1]
-        ),
-        "in a stack": lambda value: LazyStackedTensorDict(
-            *[TensorDict({"column": value}, batch_size=value.batch_size) for _ in range(2)]
-        ),
-    }
-    arrives_as_it_is = not any(word in name for word in ("lazily", "sub", "parameters"))
-    for context, wrap in contexts.items():
-        try:
-            value = wrap(KINDS[name]())
-        except Exception:  # tensordict does not let this be there
-            continue
-        try:
-            frames = encode(value)
-        except UnsupportedTypeError:
-            assert context in ("column", "in a tensorclass", "in a stack")
-            continue
-        decoded = decode(frames)
-        assert_same(decode(encode(decoded)), decoded, f"{context}: $")
-        if arrives_as_it_is:
-            assert_same(decoded, value, f"{context}: $")
-
-
-def test_a_stack_without_members_comes_back():
-    assert trip(LazyStackedTensorDict(stack_dim=0)).batch_size == (0,)
-
-
 # --- rows of any batch -------------------------------------------------------------------------
 
 
-@st.composite
-def choices(draw, rows):
-    """(index, the rows it means)"""
-    kind = draw(st.sampled_from(["slice", "list", "mask", "tensor", "array"]))
-    if kind == "slice":
-        bound = st.none() | st.integers(-rows - 1, rows + 1)
-        index = slice(draw(bound), draw(bound), draw(st.sampled_from([None, 1, 2, -1])))
-        return index, list(range(rows))[index]
-    if kind == "mask":
-        mask = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
-        return torch.tensor(mask, dtype=torch.bool), [i for i in range(rows) if mask[i]]
-    index = draw(st.lists(st.integers(-rows, rows - 1), max_size=6)) if rows else []
-    meant = [i % rows for i in index]
-    if kind == "tensor":
-        return torch.tensor(index, dtype=torch.int64), meant
-    return (np.array(index, dtype=np.int32) if kind == "array" else index), meant
-
-
-def as_rows(leaf):
-    """The rows of a column, by the list-of-rows model."""
-    if isinstance(leaf, torch.Tensor):
-        return rows_of(leaf) if leaf.is_nested else bits(leaf)
-    items = leaf.tolist() if isinstance(leaf, NonTensorStack) else list(leaf.data)
-    # As texts: a NaN is not equal to itself.
-    return [(type(item), repr(item)) for item in items]
-
-
-SOURCES = {
-    "frames": receive,
-    "read-only frames": lambda frames: receive(frames, bytes),
-    "buffer with more": lambda frames: to_blob(frames) + b"secret",
-    "ranges": Store,
-}
-
-
-@OF_ANY_SIZE
-@pytest.mark.usefixtures("paying")
-@settings(WITH_FIXTURES, max_examples=100)
-@given(jagged_batches(), st.sampled_from(OPTIONS), st.sampled_from(sorted(SOURCES)), st.data())
-def test_any_columns_and_rows_of_any_batch(batch, options, source, data):
+@given(jagged_batches(), st.sampled_from(OPTIONS), st.data())
+def test_any_columns_and_rows_of_any_batch(batch, options, data):
     names = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
     frames = encode_fields(batch.fields, **names, **options)
     packed = pack_jagged_fields(batch.fields, **names)
@@ -333,42 +258,15 @@ def test_any_columns_and_rows_of_any_batch(batch, options, source, data):
     assert encode_fields(batch.fields, out=memory, **names, **options) == len(memory)
     assert_same(decode(memory), packed)
 
-    opened = open_wire(SOURCES[source](frames))
-    assert_same(opened.to_tensordict(), packed)
-    columns = data.draw(st.permutations(sorted(batch.fields)))
-    columns = columns[: data.draw(st.integers(0, len(columns)))]
-    first, rows = data.draw(choices(len(batch.lengths)))
-    second, again = data.draw(choices(len(rows)))
-    rows = [rows[i] for i in again]
-    part = opened.rows(first).select(columns).rows(second)
-    assert (part.fields, part.batch_size, len(part)) == (tuple(columns), (len(rows),), len(rows))
+    columns = data.draw(st.permutations(sorted(batch.fields)))[: data.draw(st.integers(0, 3))]
+    index, rows = data.draw(indices(len(batch.lengths)))
+    part = open_wire(to_blob(frames) + b"secret").rows(index).select(columns)
+    assert (part.fields, part.batch_size) == (tuple(columns), (len(rows),))
     td = part.to_tensordict()
-    assert list(td.keys()) == columns
-    for name in columns:
-        got, whole = td.get(name), packed.get(name)
-        assert as_rows(got) == [as_rows(whole)[i] for i in rows]
-        if isinstance(whole, torch.Tensor):
-            assert (got.dtype, got.layout) == (whole.dtype, whole.layout)
+    assert_same(td, select_rows(packed, rows).select(*columns))
     sent = part.to_frames()
     assert_same(decode(sent), td)
     assert not any(b"secret" in bytes(frame) for frame in sent)
-
-
-@given(jagged_batches(), st.sampled_from(OPTIONS), st.integers(0, 9))
-def test_columns_are_made_of_messages_as_of_tensordicts(batch, options, wider):
-    names = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
-    frames = encode_fields(batch.fields, **names, **options)
-    width = max([wider, *batch.lengths.tolist()])
-    for layout in ("padded", "packed", "jagged"):
-        straight = materialize(open_wire(frames), layout, pad_to_seqlen=width)
-        around = materialize(decode(frames), layout, pad_to_seqlen=width)
-        assert_same(_plain(straight), _plain(around))
-
-
-def _plain(columns):
-    kinds = {name: column for name, column in columns.items() if not isinstance(column, dict)}
-    inner = {name: _plain(columns[name]) for name in columns.keys() - kinds.keys()}
-    return {n: tuple(c) if isinstance(c, tuple) else c for n, c in kinds.items()} | inner
 
 
 @pytest.mark.usefixtures("eager")
@@ -378,10 +276,9 @@ def test_any_rows_of_any_batch_that_repeats(td, narrow, data):
     frames = message(encode(td, narrow=narrow, elide=True))
     assert_same(decode(frames), td)
     assert_reads(frames, td)
-    index, rows = data.draw(choices(len(td)))
+    index, rows = data.draw(indices(len(td)))
     for source in (frames, Store(frames)):
         part = open_wire(source).rows(index)
         assert_same(part.to_tensordict(), select_rows(td, rows))
         assert_same(decode(part.to_frames()), select_rows(td, rows))
-    made, expected = materialize(frames), materialize(td)
-    assert_same(_plain(made), _plain(expected))
+    assert_same(dict(materialize(frames)), dict(materialize(td)))

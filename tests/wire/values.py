@@ -386,6 +386,7 @@ KINDS: Makers = {
     "strided_grid": lambda: TensorDict(
         {"a": torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.ones(2, 4)])}, [2, 2]
     ),
+    "stack_without_members": lambda: LazyStackedTensorDict(stack_dim=0),
     "empty_stack_of_objects": lambda: TensorDict({"a": NonTensorStack()}, []),
     "batch": make_batch,
     "large_batch": lambda: make_batch(cells_per_token=100),
