@@ -49,9 +49,9 @@ def indices(draw: Draw, rows: int) -> tuple[Any, list[int]]:
         return i, [i % rows]
     form: Any = draw(st.sampled_from([np.array, torch.tensor]))
     if kind == "booleans":
-        chosen = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+        wanted = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
         dtype = bool if form is np.array else torch.bool
-        return form(chosen, dtype=dtype), [i for i, wanted in enumerate(chosen) if wanted]
+        return form(wanted, dtype=dtype), [i for i, chosen in enumerate(wanted) if chosen]
     chosen = draw(st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=6))
     return (list if draw(st.booleans()) else form)(chosen), [i % rows for i in chosen]
 

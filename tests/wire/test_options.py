@@ -547,9 +547,10 @@ def test_what_comes_out_belongs_to_the_caller(copy):
     ],
 )
 def test_other_ways_to_compress_are_refused(how):
-    for call, value in ((encode, 1), (encode_rows, [{"a": 1}])):
+    calls: Any = ((encode, 1), (encode_rows, [{"a": 1}]))
+    for call, value in calls:
         with pytest.raises(ArgumentError, match=r"-7 to 19.* found .*compress='zstd'"):
-            call(value, compress=how)  # type: ignore[operator]
+            call(value, compress=how)
 
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(monkeypatch):
