@@ -220,21 +220,6 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
     arrays = plain_arrays(row.values())
     for (name, value), array in zip(row.items(), arrays, strict=True):
         kind = type(value)
-        number = _NUMBERS.get(kind)
-        if number is not None:
-            pack, node = number
-            try:
-                items.append((memoryview(pack.pack(value)), PLAIN, None, (1,)))
-            except (struct.error, OverflowError):
-                return None  # an error follows
-            nodes.append(node)
-            continue
-        if kind is str:
-            packed = memoryview(documents.packer().pack(value))
-            size = len(packed)
-            items.append((packed, PLAIN, (1, size, size, b""), (size,)))
-            nodes.append((Code.NON_TENSOR_ROWS,))
-            continue
         if kind is list or kind is tuple:
             try:
                 made = cells_of_rows((value,), own=False)
@@ -243,13 +228,26 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
             value = made.values if type(made) is Rows else None
         elif kind is torch.Tensor:
             value = array
-        if type(value) is not np.ndarray:
+        if type(value) is np.ndarray:
+            dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
+            if dtype is None or not shape or not value.flags.c_contiguous:
+                return None
+            items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
+            nodes.append((Code.JAGGED, dtype, len(shape), 1))
+        elif kind is str:
+            packed = memoryview(documents.packer().pack(value))
+            size = len(packed)
+            items.append((packed, PLAIN, (1, size, size, b""), (size,)))
+            nodes.append((Code.NON_TENSOR_ROWS,))
+        elif kind in _NUMBERS:
+            pack, node = _NUMBERS[kind]
+            try:
+                items.append((memoryview(pack.pack(value)), PLAIN, None, (1,)))
+            except (struct.error, OverflowError):
+                return None  # an error follows
+            nodes.append(node)
+        else:
             return None
-        dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
-        if dtype is None or not shape or not value.flags.c_contiguous:
-            return None
-        items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
-        nodes.append((Code.JAGGED, dtype, len(shape), 1))
     tree = (Code.TENSORDICT, 1, tuple(row), *nodes)
     values, meta = NO_VALUES, options.get("meta")
     if meta is not None:

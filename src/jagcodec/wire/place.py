@@ -88,14 +88,15 @@ class Placing(PendingMessage):
                 self._size = offset + size
             if apart and size:
                 self._rows.append((buffer, offset, size, data))
-            if rows is None:
-                numbers += (buffer, offset) if stored is None else (buffer, offset, stored)
-            else:
+            if rows is not None:
                 group = group_of.get(rows)
                 if group is None:
                     group = self._group(rows)
-                numbers += (buffer, offset, stored, group)
-            numbers += dims
+                numbers += (buffer, offset, stored, group, *dims)
+            elif stored is None:
+                numbers += (buffer, offset, *dims)
+            else:
+                numbers += (buffer, offset, stored, *dims)
         return numbers
 
     def _put(self, data: Any) -> list[int]:
@@ -113,7 +114,8 @@ class Placing(PendingMessage):
         if group is None:
             group = self._group_of[key] = len(self._groups)
             count, low, high, offsets = key
-            self._groups.append((*self._put(memoryview(offsets)), count, low, high))
+            place = self._put(memoryview(offsets)) if offsets else (0, 0)
+            self._groups.append((*place, count, low, high))
         self._group_of[rows] = group
         return group
 
