@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from jagcodec.batch.compare import first_difference
+from jagcodec.memory.tensor_bytes import from_bytes
 from jagcodec.wire.spec import TORCH_DTYPES
 
 __all__ = ["JaggedBatch", "assert_same", "is_same", "jagged_batches", "jagged_tensors", "tensors"]
@@ -95,22 +96,18 @@ def _strategies() -> Any:
     try:
         from hypothesis import strategies
     except ModuleNotFoundError as error:
-        remedy = "pip install 'hypothesis>=6.100'"
-        text = f"the strategies of jagcodec.testing need hypothesis: {remedy}"
+        text = "the strategies of jagcodec.testing need hypothesis: pip install 'hypothesis>=6.100'"
         raise ModuleNotFoundError(text, name=error.name) from error
     return strategies
 
 
 def _jagged_batch(draw: Any, max_rows: int, max_width: int) -> JaggedBatch:
     st = _strategies()
-    rows = draw(st.integers(0, max_rows))
-    width = draw(st.integers(0, max_width))
+    rows, width = draw(st.integers(0, max_rows)), draw(st.integers(0, max_width))
     lengths = draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
     inner = st.lists(st.integers(0, 3), max_size=2)
-    fields: dict[str, Any] = {}
     named = [f"token_{i}" for i in range(draw(st.integers(0, 3)))]
-    for name in named:
-        fields[name] = draw(tensors((rows, width, *draw(inner))))
+    fields: dict[str, Any] = {name: draw(tensors((rows, width, *draw(inner)))) for name in named}
     for i in range(draw(st.integers(0, 2))):
         fields[f"row_{i}"] = draw(tensors((rows, *draw(inner))))
     if draw(st.booleans()):
@@ -165,11 +162,9 @@ def _tensor(draw: Any, shape: tuple[int, ...] | None, dtype: torch.dtype | None)
 def cells(draw: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor of arbitrary bits; booleans are 0 or 1."""
     size = torch.Size(shape).numel() * dtype.itemsize
-    if size == 0:
-        return torch.empty(shape, dtype=dtype)
     # A few random bytes, repeated: varied bits that are cheap to draw.
-    seed = draw(_strategies().binary(min_size=1, max_size=23))
+    seed = draw(_strategies().binary(min_size=1, max_size=23)) if size else b"0"
     data = np.resize(np.frombuffer(seed, dtype=np.uint8), size).astype(np.uint8)
     if dtype == torch.bool:
         data &= 1
-    return torch.from_numpy(data).view(dtype).view(shape)
+    return from_bytes(data, dtype, shape)

@@ -20,7 +20,13 @@ def fill(
     precision: int,
     convert: Callable[[Any], Any],
 ) -> tuple[int, int] | None:
-    """See `jagcodec.cells.fill`."""
+    """Write the numbers of all rows end to end to `out`, as cells of a code of `array`, or ``?``.
+
+    Returns None, or the row and the index of the first item that is not a number or does not fit:
+    only bools go to cells of bools, and ints must be exact (in a float with `precision` bits).
+    Floats are rounded to the nearest; a finite one must stay finite. `convert` makes a number of
+    an item of another type, or None. ValueError: a row does not have its length.
+    """
     target = memoryview(out).cast("B")
     at = 0
     for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
@@ -91,7 +97,10 @@ def _exactly(number: int, code: str, precision: int) -> float | None:
 
 
 def pack(numbers: list[Any]) -> tuple[str, bytes] | None:
-    """See `jagcodec.cells.pack`."""
+    """The numbers of a list as little-endian bytes, and the name of their dtype in `PACKED`.
+
+    None unless all items are of one type: exactly int (of 64 bits at most), float or bool.
+    """
     items = tuple(numbers)
     kinds = set(map(type, items))
     if kinds == {float}:
