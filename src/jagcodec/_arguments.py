@@ -12,9 +12,7 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 
 _STRING = frozenset((str,))
 _NO_NAMES: frozenset[Any] = frozenset()
-
-
-# --- columns and their names -------------------------------------------------------------------
+_MOST_NAMED = 8
 
 
 def check_fields(fields: Any, path: str) -> None:
@@ -48,19 +46,17 @@ def name_set(names: Any, path: str) -> frozenset[Any]:
 def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -> list[str]:
     """The names that an argument holds, in their order; one string is one name."""
     listed = [names] if isinstance(names, str) else list(names)
-    # Of a batch of many columns, names may be asked for one by one.
-    known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
-    for name in listed:
-        if name not in known:
-            raise unknown_name(name, list(known), path)
+    check_known(listed, columns, path)
     return listed
 
 
 def check_known(names: Iterable[Any], columns: Iterable[Any], path: str) -> None:
     """Refuse names that are not those of columns."""
-    unknown = set(names).difference(columns)
+    # Of a batch of many columns, names may be asked for one by one.
+    known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise unknown_name(min(unknown, key=str), columns, path)
+        raise unknown_name(min(unknown, key=str), known, path)
 
 
 def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyError:
@@ -70,9 +66,6 @@ def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyErr
     named = ", ".join(map(brief, listed[:_MOST_NAMED])) or "no column"
     detail = f"expected one of {named}{more}, found {brief(name)}"
     return ArgumentKeyError("no_such_field", f"{path}({brief(name)})", detail)
-
-
-_MOST_NAMED = 8
 
 
 def check_options(given: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -91,9 +84,6 @@ def check_rectangle(value: Any, path: str) -> None:
     if value.is_quantized:
         detail = f"expected a plain dtype, found {value.dtype}; dequantise it first"
         raise ArgumentTypeError("bad_dtype", path, detail)
-
-
-# --- numbers and options -----------------------------------------------------------------------
 
 
 def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:

@@ -34,12 +34,11 @@ def doctor() -> dict[str, Any]:
         (True, False)
 
     Returns:
-        Names to strings, in the order in which the command prints them: versions of the library,
-        of Python and of the packages that it requires, None for one that is missing; what copies
-        rows (``row kernel``) and packs lists (``cells``), with the reason if it is not the compiled
-        one; threads; optional packages that are installed; and variables of the environment. Last
-        ``problem``, which is None unless the library cannot be imported, and ``advice``, a list of
-        sentences.
+        Names to strings, in the order in which the command prints them: versions (None for a
+        required package that is missing); what copies rows (``row kernel``) and packs lists
+        (``cells``), with the reason if it is not the compiled one; threads; optional packages that
+        are installed; and variables of the environment. Last ``problem``, which is None unless the
+        library cannot be imported, and ``advice``, a list of sentences.
     """
     report: dict[str, Any] = {
         "jagcodec": f"{__version__}, {_wheel() or 'a checkout'}, {Path(__file__).parent}",

@@ -56,19 +56,15 @@ Reason = Literal[
 
 REASONS: frozenset[str] = frozenset(get_args(Reason))
 
-LONGEST_PATH = 200
-"""Characters of the path of an error, at most."""
-
-LONGEST_DETAIL = 600
-"""Characters of the detail of an error, at most."""
+LONGEST_PATH, LONGEST_DETAIL = 200, 600
+"""Characters of the path and of the detail of an error, at most."""
 
 
 class JagcodecError(Exception):
     """Base of every error this library raises on purpose.
 
-    Its texts are safe to log, even for bytes of a stranger: they have no control characters
-    (those are escaped), and at most `LONGEST_PATH` and `LONGEST_DETAIL` characters; of more, the
-    middle is left out.
+    Its texts are safe to log, even for bytes of a stranger: control characters are escaped, and of
+    more than `LONGEST_PATH` or `LONGEST_DETAIL` characters the middle is left out.
 
     Example:
         >>> import torch, jagcodec
@@ -80,8 +76,7 @@ class JagcodecError(Exception):
 
     Attributes:
         reason: One of `REASONS`; stable, for programs.
-        path: Where it happened: a path into a value (``$.extra[3].lock``), a frame, or
-            ``function(argument)``.
+        path: A path into a value (``$.extra[3].lock``), a frame, or ``function(argument)``.
         detail: What was expected, what was found and, where there is one, the remedy.
     """
 
@@ -89,9 +84,7 @@ class JagcodecError(Exception):
         path, detail = shown(path, LONGEST_PATH), shown(detail, LONGEST_DETAIL)
         # The three arguments are Exception.args, so the error survives pickling between processes.
         super().__init__(reason, path, detail)
-        self.reason = reason
-        self.path = path
-        self.detail = detail
+        self.reason, self.path, self.detail = reason, path, detail
 
     def __str__(self) -> str:
         return f"{self.path}: {self.detail}"
@@ -150,15 +143,12 @@ class JagcodecWarning(UserWarning):
     Python shows it once per calling line. ``strict=True`` raises an error for most of these cases.
 
     Example:
-        >>> import warnings, torch, jagcodec.errors
-        >>> columns = {"ids": torch.ones(2, 3)}
+        >>> import warnings, torch, jagcodec
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     td = jagcodec.pack_jagged_fields(
-        ...         columns, lengths=torch.tensor([2, 4]), token_aligned_fields=["ids"]
-        ...     )
-        >>> caught[0].category is jagcodec.errors.JagcodecWarning, td["ids"].shape
-        (True, torch.Size([2, 3]))
+        ...     column = jagcodec.pack_per_token_field(torch.ones(2, 3), [2, 4])
+        >>> caught[0].category.__name__, column.shape
+        ('JagcodecWarning', torch.Size([2, 3]))
     """
 
 

@@ -32,8 +32,7 @@ def check_schema(
         jagcodec.errors.ArgumentError: check_schema: column 'reward': expected it, found none
 
     Args:
-        batch: A TensorDict, a dict of columns, a `BatchedDataDict`, a `WireBatch`, frames, or a
-            blob.
+        batch: A batch in any form: also frames, or a blob.
         schema: What `WireBatch.schema` returned for another batch, or a dict that you write by
             hand. A dtype or a shape of None is any, and so is each None in a shape. The number of
             rows, which is the first of a shape, is not compared.

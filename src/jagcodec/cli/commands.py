@@ -20,7 +20,7 @@ from jagcodec.cli.inputs import (
     whole,
     whole_file,
 )
-from jagcodec.cli.text import counted, error_line, json_text, name_text
+from jagcodec.cli.text import counted, error_line, name_text
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, shown
 from jagcodec.wire.spec import BLOB_MAGIC
 
@@ -99,7 +99,9 @@ def _diff(options: argparse.Namespace) -> int:
             read.append(read_whole(read_message(file), display_name(file), options.columns))
     found = list(islice(differences(*read), None if options.all else 1))
     if options.json:
-        print(json_text({"same": not found, "differences": [vars(each) for each in found]}))
+        print(
+            json.dumps({"same": not found, "differences": [vars(each) for each in found]}, indent=2)
+        )
     for each in [] if options.json else found:
         print(f"{display_name(options.left)} {display_name(options.right)} differ: {each}")
     return 1 if found else 0
@@ -130,7 +132,7 @@ def _verify(options: argparse.Namespace) -> int:
             if unknown:
                 print(f"  {counted(len(unknown), 'value')} of types that are not known here")
     if options.json:
-        print(json_text(reports))
+        print(json.dumps(reports, indent=2))
     return 0 if all(report["sound"] for report in reports) else 2
 
 
@@ -138,7 +140,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from jagcodec.doctor import doctor, report_lines
 
     report = doctor()
-    print(json_text(report) if options.json else "\n".join(report_lines(report)))
+    print(json.dumps(report, indent=2) if options.json else "\n".join(report_lines(report)))
     return 0 if report["problem"] is None else 1
 
 
@@ -148,7 +150,7 @@ def _tax(options: argparse.Namespace) -> int:
     with naming(options.file, "padding_tax(source)"):
         lengths = _lengths_in(whole_file(options.file), display_name(options.file))
         report = padding_tax(lengths, padded_width=options.width)
-    print(json_text(report.as_dict()) if options.json else report)
+    print(json.dumps(report.as_dict(), indent=2) if options.json else report)
     return 0
 
 

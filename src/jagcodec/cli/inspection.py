@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,8 +24,6 @@ from jagcodec.cli.text import (
     cells_text,
     counted,
     error_line,
-    json_line,
-    json_text,
     name_text,
     size_text,
 )
@@ -86,7 +85,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.json:
         document = {"file": name, **asdict(found), "columns": [*map(asdict, columns)]}
         document |= {"tax_unknown": unknown, "tax": None if tax is None else tax.as_dict()}
-        print(json_text(document))
+        print(json.dumps(document, indent=2))
         return 0
     stored = [word for word in ("narrow", "elide") if getattr(found, word)]
     print(_first_line(name, found, stored))
@@ -122,7 +121,7 @@ def _list_steps(options: argparse.Namespace) -> int:
             print(error_line(error), file=sys.stderr)
         steps.append(found)
     if options.json:
-        print(json_text({"record": options.file, "steps": steps}))
+        print(json.dumps({"record": options.file, "steps": steps}, indent=2))
         return status
     print(f"{display_name(options.file)}: a record of {counted(len(steps), 'step')}")
     head = ("step", "rows", "bytes", "file")
@@ -162,11 +161,11 @@ def _row(cells: dict[str, Any], options: argparse.Namespace) -> str:
             name: {"unknown": unknown[name]} if name in unknown else cells_json(value)
             for name, value in cells.items()
         }
-        return json_text({"row": options.row, "columns": columns})
+        return json.dumps({"row": options.row, "columns": columns}, indent=2)
     width = max((len(name_text(name)) for name in cells), default=0)
     lines = [f"row {options.row}"]
     for name, value in cells.items():
-        text = json_line(value) if options.all else cells_text(value)
+        text = json.dumps(cells_json(value)) if options.all else cells_text(value)
         text = f"unknown: {unknown[name]}" if name in unknown else text
         lines.append(f"{name_text(name):<{width}}  {text}")
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 from typing import Any
 
@@ -21,11 +20,6 @@ def counted(number: int, one: str) -> str:
 
 def error_line(error: BaseException) -> str:
     return f"jagcodec: error: {shown(str(error), 1000)}"
-
-
-def json_text(value: Any) -> str:
-    """JSON, as text that every terminal can print."""
-    return json.dumps(value, indent=2)
 
 
 def size_text(size: int) -> str:
@@ -58,11 +52,6 @@ def cells_json(value: Any) -> Any:
     if isinstance(array, np.ndarray) and array.dtype.kind in "biufc":
         return _plain(array.tolist())
     return _plain(value)
-
-
-def json_line(value: Any) -> str:
-    """All of a value of a row, on one line."""
-    return json.dumps(cells_json(value))
 
 
 def _as_array(value: Any) -> Any:

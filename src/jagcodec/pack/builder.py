@@ -75,10 +75,10 @@ class RowBuilder:
         dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A torch
             dtype, or the `FieldSchema` of a jagged column, makes a per-token column that is there
             from the start. `object`, and any other `FieldSchema`, is for a value that you `set`.
-            Other columns are made at their first `append`. They have the dtype of its array or
-            tensor; of Python's numbers int64, float32 and bool. A column of int64 becomes float32
-            when a float is appended, if every int stays exact. A column that only got empty lists
-            is float32, so name the dtypes of rows that may stay empty.
+            Other columns are made at their first `append`, with the dtype of its array or tensor,
+            or with int64, float32 or bool of Python's numbers. A column of int64 becomes float32
+            when a float is appended, if every int stays exact; one that only got empty lists is
+            float32.
         same_length: Names of columns that must have as many tokens as each other after each
             `append`; None for all columns, ``()`` for none.
 
@@ -118,17 +118,16 @@ class RowBuilder:
         """More tokens: a chunk for each column. After an error, nothing was appended.
 
         Args:
-            **columns: Name to chunk: a list, a numpy array, a tensor or anything else that can be
-                a row of a jagged column for `encode_rows`; its first dim is tokens. One number
-                fills as many tokens as the other chunks have, or is one token if all are numbers.
-                A column that is left out gets no tokens.
+            **columns: Name to chunk, as a row of a jagged column for `encode_rows`; its first dim
+                is tokens. One number fills as many tokens as the other chunks have, or is one
+                token if all are numbers. A column that is left out gets no tokens.
 
         Raises:
             ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
                 tokens of another shape, a number does not fit the dtype of its column (ints must
                 be exact, finite floats must stay finite), or the name is that of a value.
-            ArgumentTypeError: A chunk has another type, such as a generator, or holds what the
-                column cannot: floats among integers, bools among numbers, strings, None.
+            ArgumentTypeError: A chunk has another type, or holds what the column cannot: floats
+                among integers, bools among numbers, strings, None.
         """
         where = "RowBuilder.append"
         read = {}
@@ -173,8 +172,7 @@ class RowBuilder:
         for name, found in lengths.items():
             if found != lengths[named[0]]:
                 detail = f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found "
-                detail += f"{found}, of which {added.get(name, 0)} are new; append to all columns "
-                detail += "that must be as long as each other, or name those in same_length"
+                detail += f"{found}; append to all columns, or name the equal ones in same_length"
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
 
     def _counts(self, name: str) -> bool:
@@ -184,8 +182,8 @@ class RowBuilder:
         """Values that the row has once, whatever its tokens: a reward, an answer, a version.
 
         Args:
-            **values: Name to value, which is kept and not copied, and replaces an earlier one. In a
-                message it is the row of a column, as for `encode_rows`.
+            **values: Name to a row for `encode_rows`, which is kept and not copied, and replaces
+                an earlier one.
 
         Raises:
             ArgumentError: The name is that of a per-token column.
@@ -200,8 +198,7 @@ class RowBuilder:
         """Keep the first tokens of each column that ``len`` counts, and drop the rest.
 
         Args:
-            tokens: How many, up to ``len(row)``. With a `same_length` of some names the other
-                columns stay unchanged; with ``()`` all columns are cut to that many.
+            tokens: How many, up to ``len(row)``.
 
         Raises:
             ArgumentError: There are fewer tokens.
@@ -232,12 +229,7 @@ class RowBuilder:
 
         Returns:
             Frames, those of ``encode_rows([row.to_row()], ...)`` with the `dtypes` of the row.
-            Per-token columns are jagged ones.
-
-        Raises:
-            ArgumentError: As from `encode_rows`, of a value that was set.
-            ArgumentTypeError: As from `encode_rows`, of a value that was set.
-            UnsupportedTypeError: As from `encode`, of a value that was set.
+            Per-token columns are jagged ones. Raises as `encode_rows`, of a value that was set.
         """
         said = {name: said for name, said in self._dtypes.items() if name in self._values}
         return encode_rows([self.to_row()], dtypes=said or None, **options)
@@ -255,12 +247,12 @@ class RowBuilder:
 
         Returns:
             A row with the jagged columns, copied, as per-token ones, and the others as values,
-            which become columns of the same kind and dtype again. Nothing is kept of the message's
-            `meta`: pass it to `to_frames` again.
+            which become columns of the same kind and dtype again. The message's `meta` is not
+            kept.
 
         Raises:
-            ArgumentError: It has not one row, jagged columns of `same_length` differ in their
-                tokens, or one is ragged in another dim than its tokens.
+            ArgumentError: It does not have one row, jagged columns of `same_length` differ in
+                their tokens, or one is ragged in another dim than its tokens.
             ArgumentTypeError: A column is a batch within the batch, or neither tensor nor payload.
             WireFormatError: As from `open_wire`.
         """

@@ -39,19 +39,18 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
     Args:
         padded: (N, S, ...), any dtype, any strides, any device.
-        lengths: (N,) integers, 0 to S: a tensor on any device, an array, a list or a tuple. Or a
-            jagged tensor (N, j), such as a response mask, whose row lengths count. Lengths on a
-            device are read once, in one synchronisation.
+        lengths: (N,) integers, 0 to S: a tensor on any device, which is waited for once, an array,
+            a list or a tuple. Or a jagged tensor (N, j), such as a response mask, whose row
+            lengths count.
 
     Returns:
         A `torch.jagged` nested tensor (N, j, ...) on the device of `padded`, ragged dim 1, with
-        `min_seqlen` and `max_seqlen` set. It owns its memory. Gradients flow through it. If
-        `lengths` is a jagged tensor without holes on the same device, the result has its offsets
-        object, so the two can be multiplied.
+        `min_seqlen` and `max_seqlen` set. It owns its memory. Gradients flow through it. It has
+        the offsets object of jagged `lengths` without holes, so that the two can be multiplied.
 
     Raises:
-        ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,) or does not have N
-            rows, or a length is negative or longer than S (the row is named).
+        ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,), or a length is
+            negative or longer than S (the row is named).
         ArgumentTypeError: `padded` is not a strided tensor, or lengths are not integers.
     """
     where = "to_nested_by_length"
@@ -66,9 +65,8 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack `val` if its shape shows that it is per-token: ``val.shape[:2] == (N, max(lengths))``.
 
-    This is a guess, for callers that do not name their per-token fields: a feature that happens
-    to be (N, max(lengths)) is packed too, and a per-token field with further padding is not.
-    `pack_per_token_field` does not guess.
+    A guess: another feature of this shape is packed too, and a per-token field with further padding
+    is not. `pack_per_token_field` does not guess.
 
     Example:
         >>> import torch
@@ -82,8 +80,8 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached; else `val` detached and
-        contiguous (the same memory where it was contiguous). Warns (`JagcodecWarning`) if `val`
-        holds integers on the CPU, and the first and the last cell after a row differ.
+        contiguous, the same memory if it was that. Warns (`JagcodecWarning`) if `val` holds
+        integers on the CPU, and the first and the last cell after a row differ.
 
     Raises:
         ArgumentError: `lengths` is not one-dimensional, or one is negative.
@@ -109,10 +107,10 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         lengths: As for `maybe_pack_jagged`.
 
     Returns:
-        A jagged tensor as from `to_nested_by_length`, detached. The documented fallback: `val`
-        detached and contiguous where its batch dim is not N, it has fewer than two dims, or S is
-        below the longest length. Warns (`JagcodecWarning`) of such a fallback of two dims or more,
-        and as `maybe_pack_jagged` does.
+        A jagged tensor as from `to_nested_by_length`, detached; or `val` detached and contiguous
+        if it does not have N rows, has fewer than two dims, or S is below the longest length.
+        Warns (`JagcodecWarning`) if a `val` of two dims or more is not packed, and as
+        `maybe_pack_jagged` does.
 
     Raises:
         ArgumentError: As from `maybe_pack_jagged`.
@@ -160,8 +158,7 @@ def stack_or_nest(
 
     Args:
         tensors: One tensor per row, of one dtype, device and number of dims.
-        always_nest: Make a jagged tensor of equal shapes too. Otherwise the layout of a batch
-            changes when its lengths coincide, and trainers that expect one layout crash
+        always_nest: Make a jagged tensor of equal shapes too, for trainers that expect one layout
             (verl-project/verl#6407, #7661).
         ragged_dim: The dim of the result that is ragged, 1 being the first of a row: 2 for rows
             (3, n) of MRoPE position ids. None means the dim that differs, or 1 if all are equal.
@@ -235,8 +232,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
 
     Args:
         full: Jagged (N, j, ...): one value per token of prompt + response.
-        response_mask: Jagged (N, k): its row lengths are the response lengths; its values are
-            not read.
+        response_mask: Jagged (N, k), whose row lengths are the response lengths.
 
     Returns:
         Jagged (N, k, ...), dtype and device of `full`, with the offsets object of
@@ -245,8 +241,8 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
 
     Raises:
         ArgumentError: Numbers of rows differ, a response is longer than its row, or a row with a
-            response has an empty prompt: then no position predicted its first token (peers hand
-            out the last token of the row before). The row is named.
+            response has an empty prompt: then no position predicted its first token. The row is
+            named.
         ArgumentTypeError: An argument is not jagged.
     """
     where = "response_from_nested"
