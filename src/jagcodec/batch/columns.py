@@ -1,4 +1,4 @@
-"""The door: what kind of batch something is, and its columns. Nothing else asks."""
+"""Which kind of batch something is, and its columns: the only place that asks."""
 
 from __future__ import annotations
 

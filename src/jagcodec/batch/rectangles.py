@@ -75,7 +75,7 @@ def place_prompts(
     multiple: int,
     path: str,
 ) -> tuple[IntArray, int]:
-    """As `place_rows`, of rows whose prompts all end at one cell: 0 is the longest prompt."""
+    """Like `place_rows`, for rows whose prompts all end at cell `prompt_width` (0: the longest)."""
     lengths = row_splits.lengths
     wrong = np.flatnonzero(prompts > lengths)
     if len(wrong):

@@ -318,7 +318,7 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
 def _check_at_sight(
     schema: Schema, numbers: Sequence[int], sizes: Sequence[int]
 ) -> tuple[int, int] | None:
-    """Check groups and numbers that are as simple as most are; None of any others, right or wrong.
+    """Check groups and numbers that are as simple as most are; None for others, valid or not.
 
     Returns the bytes that no value has claimed, and `Places.expanded`.
     """
@@ -363,7 +363,7 @@ def check_numbers(
     *,
     in_row: bool,
 ) -> tuple[int, int]:
-    """Check every number of a message, none of them negative; `Places.expanded` and `.objects`."""
+    """Check numbers, of which `read_header` found none negative; `Places.expanded`, `.objects`."""
     nodes, simple = schema.others, _check_at_sight(schema, numbers, sizes)
     if simple is not None and not nodes:
         return simple[1], 0
