@@ -14,7 +14,7 @@ from jagcodec.wire import compress, elide
 def eager(monkeypatch):
     """`elide` sends what it finds once, and every frame is compressed, whether it pays or not."""
     monkeypatch.setattr(elide, "FEWEST", 1)
-    monkeypatch.setattr(elide, "SLACK", -(1 << 20))
+    monkeypatch.setattr(elide, "RUN_COST", -(1 << 20))
     monkeypatch.setattr(compress, "_SMALLEST", 1)
     sizes = itertools.cycle([0, 64])  # of the message with smaller frames, and of the plain one
     monkeypatch.setattr(compress, "_bytes", lambda message: next(sizes))

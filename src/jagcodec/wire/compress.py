@@ -38,7 +38,8 @@ def usable_level(compress: Any) -> int:
     codec, level = compress if type(compress) is tuple and len(compress) == 2 else (compress, 1)
     if isinstance(codec, str) and codec == "zstd" and type(level) is int and level in LEVELS:
         return level
-    expected = f"expected None, 'zstd' or ('zstd', {LEVELS[0]} to {LEVELS[-1]})"
+    levels = f"a level from {LEVELS[0]} to {LEVELS[-1]}"
+    expected = f"expected None, 'zstd' or ('zstd', level) with {levels}"
     detail = f"{expected}, found {brief(compress)}; compress='zstd' suits most messages"
     raise ArgumentError("bad_option", "compress", detail)
 
@@ -65,13 +66,14 @@ def compressed(message: PendingMessage, level: int) -> PendingMessage:
     plain = PendingMessage(message.header, [*frames])
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
     smaller = PendingMessage(header, [*sent])
-    # Smaller as frames, and not larger as a blob.
-    pays = _bytes(smaller) + 64 <= _bytes(plain) and blob_size(smaller) <= blob_size(plain)
-    return smaller if pays and is_accepted(header, message.documents) else plain
+    pays = _is_smaller(smaller, plain) and is_accepted(header, message.documents)
+    return smaller if pays else plain
 
 
-def _bytes(message: PendingMessage) -> int:
-    return len(message.header) + sum(map(len, message.buffers))
+def _is_smaller(message: PendingMessage, plain: PendingMessage) -> bool:
+    """Whether a message is smaller than the plain one as frames, and not larger as a blob."""
+    one, other = (len(each.header) + sum(map(len, each.buffers)) for each in (message, plain))
+    return other - one >= 64 and blob_size(message) <= blob_size(plain)
 
 
 def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int, T]:

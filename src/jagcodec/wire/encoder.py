@@ -198,8 +198,9 @@ def pending(
     lowered = lowering.finished(tree)
     copies = HostCopies()
     copies.fetch(lowering.on_devices)
-    message = PlacingAll(copies, narrows=bool(narrow), elides=elide).all_of(lowered)
-    if elide and not is_accepted(message.header, message.documents):
+    placing = PlacingAll(copies, narrows=bool(narrow), elides=elide)
+    message = placing.all_of(lowered)
+    if placing.elided and not is_accepted(message.header, message.documents):
         message = PlacingAll(copies, narrows=bool(narrow)).all_of(lowered)
     if level is not None:
         message = compressed(message, level)

@@ -123,13 +123,13 @@ class Run(NamedTuple):
     starts: Cells | None  # at which cell each begins, an index; None: all of them at the first
 
 
-class EndToEnd(NamedTuple):
+@dataclass(eq=False, slots=True)
+class EndToEnd:
     """A column whose cells are end to end, to be stored in another way."""
 
     cells: Cells
     splits: RowSplits | None  # None of a rectangle
     shape: tuple[int, ...]  # (A..., total, B...), or the dims of a rectangle
-    ragged_dim: int  # as of a `RaggedView`; 0 of a rectangle
     runs: list[Run] | None = None  # what its rows are sent as instead, if that is less
 
 

@@ -5,6 +5,7 @@ Of the phases of encoding (see `encoder`) this is the second and the third.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -185,7 +186,8 @@ class PlacingAll(Placing):
         self._copies = copies
         self._narrows, self._elides = narrows, elides
         self._pool = RowSplitsPool()
-        self._shared: dict[Cells, tuple[int, ...]] = {}
+        # The cells that runs name, and once they are placed: where, and how they are stored.
+        self._shared: dict[Cells, tuple[int, ...] | None] = {}
 
     def all_of(self, lowered: Lowered) -> PendingMessage:
         """The message of a lowered value."""
@@ -193,6 +195,11 @@ class PlacingAll(Placing):
         if self._narrows or self._elides:
             items = self._end_to_end(items)
         return self.finish(tree, self.place(self._plain(items)), values, unbacked)
+
+    @property
+    def elided(self) -> bool:
+        """Whether something is sent once that occurs several times."""
+        return bool(self._shared)
 
     def _plain(self, items: Iterable[Any]) -> Iterator[int | Item]:
         """The items as `place` has them; shared cells are placed here, and only once."""
@@ -252,8 +259,7 @@ class PlacingAll(Placing):
         data, starts, row_splits = _laid_out(rows, like)
         stored = PLAIN
         if like is not None:
-            more = len(data) if one_object else row_splits.total
-            self.documents: int = self.documents + more
+            self.documents += len(data) if one_object else row_splits.total
             stored = ONE_OBJECT if one_object else INDIRECT + 1
             data = self._table([Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True)
         if rows and isinstance(documents.rows[0], Lowered):
@@ -272,44 +278,49 @@ class PlacingAll(Placing):
         all cells where repeats are looked for.
         """
         made = list(items)
-        apart: dict[int, RaggedView] = {}
+        apart: list[tuple[Cells, RaggedView]] = []
+        searched: list[EndToEnd] = []
         for i, item in enumerate(items):
             if type(item) is not UnreadCells or item.dtype is None:
                 continue
             narrow = item.narrow and item.dtype in INTEGER_DTYPES
             if not (self._elides or narrow):
                 continue
-            cells = Cells(np.empty(0, np.uint8), item.dtype, narrow)
+            cells = Cells(_NOTHING, item.dtype, narrow)
             if item.is_ragged:
                 view = self._view(item)
-                if view.starts is not None:
-                    apart[i] = view
-                else:
+                if view.starts is None:
                     cells.data = array_bytes(_in_order(view))
+                else:
+                    apart.append((cells, view))
                 splits = self._pool.unique(view.row_splits)
-                made[i] = EndToEnd(cells, splits, view.values_shape, view.ragged_dim)
+                made[i] = column = EndToEnd(cells, splits, view.values_shape)
             else:
                 cells.data = array_bytes(self._bytes(item.source))
-                made[i] = EndToEnd(cells, None, item.dims, 0)
-        for i, values in zip(apart, gathered(apart.values()), strict=True):
-            made[i].cells.data = as_bytes(values)
+                made[i] = column = EndToEnd(cells, None, item.dims)
+            if not item.is_ragged or view.ragged_dim == 1:
+                searched.append(column)
+        for (cells, _), values in zip(apart, gathered(view for _, view in apart), strict=True):
+            cells.data = as_bytes(values)
         if self._elides:
-            columns = {i: item for i, item in enumerate(made) if type(item) is EndToEnd}
-            for i, column in zip(columns, elide(list(columns.values())), strict=True):
-                made[i] = column
+            elide(searched)
+            runs = [run for column in searched for run in column.runs or ()]
+            self._shared.update(dict.fromkeys(run.cells for run in runs))
         return made
 
     def _stored(self, column: EndToEnd) -> Iterator[int | Item]:
-        cells, splits, shape, _, runs = column
-        if runs is None:
+        cells, splits, shape = column.cells, column.splits, column.shape
+        if column.runs is not None:
+            table = self._table(column.runs, len(cells.data) // shape[0], splits is not None)
+            yield table, INDIRECT + len(column.runs), splits, shape
+        elif cells not in self._shared:
+            stored, data = cells.stored()
+            yield data, stored, splits, shape
+        else:
             yield from self._share(cells)
             if splits is not None:
                 yield self._group(splits)
             yield from map(int, shape)
-        else:
-            table = self._table(runs, len(cells.data) // shape[0], splits is not None)
-            # Of a rectangle the dims are items of their own.
-            yield table, INDIRECT + len(runs), splits, shape
 
     def _share(self, cells: Cells) -> tuple[int, ...]:
         """The place of cells that several columns may name, and how they are stored."""
@@ -330,6 +341,9 @@ class PlacingAll(Placing):
         return np.array(table, dtype=np.int64).view(np.uint8)
 
 
+_NOTHING: ByteArray = np.empty(0, np.uint8)
+
+
 def _in_order(view: RaggedView) -> Any:
     """The memory of rows that are end to end."""
     memory: Any = view.memory
@@ -343,22 +357,14 @@ def _laid_out(
 
     A row that is `like` another is that one.
     """
-    pieces: list[Any] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    end = 0
-    for i, row in enumerate(rows):
-        if like is not None and like[i] != i:
-            starts.append(starts[like[i]])
-            ends.append(ends[like[i]])
-            continue
-        starts.append(end)
-        pieces += row
-        end += sum(map(len, row))
-        ends.append(end)
-    begins = np.array(starts, dtype=np.int64)
-    row_splits = RowSplits.from_lengths(np.array(ends, dtype=np.int64) - begins)
-    return np.frombuffer(bytearray().join(pieces), dtype=np.uint8), begins, row_splits
+    row_splits = RowSplits.from_lengths(np.array([sum(map(len, row)) for row in rows], np.int64))
+    starts = row_splits.starts
+    if like is not None:
+        own = np.where(np.array(like) == np.arange(len(rows)), row_splits.lengths, 0)
+        starts = (np.cumsum(own) - own)[list(like)]
+        rows = [row for i, row in enumerate(rows) if like[i] == i]
+    pieces = itertools.chain.from_iterable(rows)
+    return np.frombuffer(bytearray().join(pieces), dtype=np.uint8), starts, row_splits
 
 
 # --- without options ---------------------------------------------------------------------------
