@@ -158,32 +158,6 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
 
 # --- what is refused ---------------------------------------------------------------------------
 
-ZEROS = torch.zeros(1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("first", "second", "text"),
-    [
-        ({"b": ZEROS}, {}, r"batch 1: .*'b' missing"),
-        ({}, {"b": ZEROS}, r"batch 1: .*'b' in addition"),
-        ({"b": ZEROS}, {"b": ZEROS.long()}, r"concat_rows\['b'\] of batch 1"),
-        ({"b": ZEROS}, {"b": ZEROS.view(1, 1)}, r"concat_rows\['b'\] of batch 1"),
-        (
-            {"b": torch.zeros(1, 2)},
-            {"b": nested([[0, 0]], torch.float32)},
-            r"concat_rows\['b'\] of batch 1.*layout",
-        ),
-        ({"b": torch.eye(1).to_sparse()},) * 2 + (r"'b'.*call \.to_dense",),
-    ],
-)
-def test_columns_that_differ_are_named(kind, first, second, text):
-    for read in (lambda batch: batch.to_tensordict(), materialize):
-        with pytest.raises((ArgumentError, ArgumentKeyError), match=text):
-            read(joined([TensorDict({"a": ZEROS, **more}, [1]) for more in (first, second)], kind))
-    with pytest.raises(ArgumentError, match="batch dims"):
-        joined([TensorDict({}, [1, 2]), TensorDict({}, [1, 3])], kind)
-
 
 @pytest.mark.parametrize("kind", ["frames", "blob"])
 def test_a_damaged_message_is_named(kind):

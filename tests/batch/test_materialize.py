@@ -195,7 +195,7 @@ def test_rectangles_are_those_of_the_oracle(call, data):
     for batch in (
         *(td, dict(td.items()), decode(encode(td)), open_wire(narrow), narrow),
         shuffled.rows(order.argsort()),
-        *(halves, list(map(to_blob, halves)), [open_wire(Store(half)) for half in halves]),
+        *(halves, tuple(map(to_blob, halves)), [open_wire(Store(half)) for half in halves]),
     ):
         try:
             rectangles, mask = expected()

@@ -792,6 +792,18 @@ def ids(column):
     return [batch_of([1, 2]), TensorDict({"ids": column}, [1])]
 
 
+DIFFER: list[tuple[list[Any], type[Exception], str]] = [
+    ([TD, TensorDict({}, [1])], ArgumentKeyError, "batch 1.*'ids' missing"),
+    ([TD, TWO], ArgumentKeyError, "batch 1.*'other' in addition"),
+    (ids(torch.ones(1, 2, dtype=INT)), ArgumentError, "jagged.*strided"),
+    (ids(nest(1)), ArgumentError, r"\['ids'\] of batch 1.*dtype"),
+    (ids(jagged([torch.ones(1, 2).long()])), ArgumentError, "row shape"),
+    (ids(NonTensorData("x", batch_size=[1])), ArgumentTypeError, "one kind"),
+    ([TensorDict(GRID, [1]), TensorDict({"x": torch.ones(1, 3)}, [1])], ArgumentError, "row shape"),
+    ([TensorDict(of_ragged_dim(dim), [1]) for dim in (1, 2)], ArgumentError, "ragged dim"),
+    ([TensorDict(COO, [2])] * 2, ArgumentError, r"'x'.*coo; call \.to_dense"),
+    ([TensorDict({}, [1, 2]), TensorDict({}, [1, 3])], ArgumentError, "batch dims"),
+]
 REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
     select_rows: [
         ((TD, [3]), ArgumentIndexError, r"select_rows\(index\).*rows of 0 to 2"),
@@ -800,6 +812,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((TD, [True]), ArgumentTypeError, r"select_rows\(index\)"),
         ((TD, "x"), ArgumentTypeError, r"select_rows\(index\)"),
         (([1, 2], [0]), ArgumentTypeError, r"select_rows\(batch\)"),
+        (([to_blob(encode(TD))] * 2, [0]), ArgumentTypeError, "expected a batch"),
         ((CSR, [0]), ArgumentError, r"csr; call \.to_dense"),
         ((COO, [0]), ArgumentError, r"coo; call \.to_dense"),
         ((packed([0, 1], [1, 3]), [0]), ArgumentError, "that never fall"),
@@ -833,15 +846,8 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((encode(TD),), ArgumentTypeError, "found one"),
         (([TD, [1]],), ArgumentTypeError, r"batches\[1\].*expected a batch"),
         (([TD, {"ids": [1]}],), ArgumentTypeError, "kind of column"),
-        (([TD, TensorDict({}, [1])],), ArgumentKeyError, "'ids' missing"),
-        (([TD, TWO],), ArgumentKeyError, r"batch 1.*'other' in addition"),
-        ((ids(torch.ones(1, 2, dtype=INT)),), ArgumentError, "jagged.*strided"),
-        ((ids(nest(1)),), ArgumentError, "dtype"),
-        ((ids(jagged([torch.ones(1, 2).long()])),), ArgumentError, "row shape"),
-        ((ids(NonTensorData("x", batch_size=[1])),), ArgumentTypeError, "one kind"),
         (([CSR, CSR],), ArgumentError, "csr"),
-        (([GRID, {"x": torch.ones(1, 3)}],), ArgumentError, r"\['x'\] of batch 1.*row shape"),
-        ((list(map(of_ragged_dim, (1, 2))),), ArgumentError, "ragged dim"),
+        *(((batches,), error, text) for batches, error, text in DIFFER),
     ],
     join_columns: [
         (([],), ArgumentError, "found none"),
@@ -871,6 +877,15 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
 def test_refused(call, arguments, error, text):
     with pytest.raises(error, match=text):
         call(*arguments)
+
+
+@pytest.mark.parametrize("form", MESSAGES)
+@pytest.mark.parametrize(("batches", "error", "text"), DIFFER)
+def test_messages_that_differ_are_refused_like_batches(form, batches, error, text):
+    messages = [MESSAGES[form](encode(batch)) for batch in batches]
+    for read in (concat_rows, lambda batches: batches):
+        with pytest.raises(error, match=text):
+            materialize(read(messages))
 
 
 @pytest.mark.parametrize(
@@ -926,18 +941,6 @@ def test_what_is_not_a_batch_is_refused(name):
     ):
         with pytest.raises(error, match=text):
             call(value)
-
-
-def test_a_list_of_blobs_is_known_by_their_first_bytes():
-    frames = encode(rollout())
-    blobs: list[Any] = [bytes(to_blob(frames)), to_blob(frames)]
-    assert type(concat_rows(blobs)) is WireBatch
-    assert len(materialize(blobs)) == len(materialize(tuple(blobs))) == 6
-    assert len(materialize([*blobs, frames, open_wire(blobs[0])])) == 12
-    assert len(materialize(frames)) == len(materialize(tuple(frames))) == 3
-    for call in (select_rows, split_rows):
-        with pytest.raises(ArgumentTypeError, match="expected a batch"):
-            call(blobs, 1)
 
 
 # --- BatchedDataDict: a dict whose columns have one entry per row ------------------------------

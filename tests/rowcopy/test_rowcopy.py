@@ -3,11 +3,8 @@
 import importlib.util
 import math
 import os
-import re
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,22 +180,6 @@ def test_cells_of_any_strides_and_lazy_signs_are_read(backend):
     ]
     lazy = torch.tensor([1 + 2j, 3 - 4j]).conj()
     assert gathered(lazy, [1, 0], [1, 1]).tolist() == [3 + 4j, 1 - 2j]
-
-
-def test_gradients_flow():
-    cells = torch.arange(5.0, requires_grad=True)
-    starts, lengths = ints([3, 0, 0]), ints([2, 1, 2])
-    gathered(cells, starts, lengths).sum().backward()
-    assert cells.grad.tolist() == [2, 1, 0, 1, 1]
-
-    cells.grad = None
-    out = torch.empty(3, 4)
-    pad_bits = np.float32(7).tobytes()
-    padded = torch_ops.pad(cells, starts, lengths, out, ints([1, 0, 2]), pad_bits, fresh=False)
-    assert padded.tolist() == [[7, 3, 4, 7], [0, 7, 7, 7], [7, 7, 0, 1]]
-    padded.sum().backward()
-    assert cells.grad is not None
-    assert cells.grad.tolist() == [2, 1, 0, 1, 1]
 
 
 # --- large batches -----------------------------------------------------------------------------
@@ -542,30 +523,6 @@ def test_buffers_are_let_go_whether_the_copy_fails_or_not():
     dst.append(0)  # a BufferError while anything holds it
 
 
-# --- what the source, the build and Python agree on ------------------------------------------
-
-
-def repository_file(name):
-    root = next(path for path in Path(__file__).parents if (path / "setup.py").exists())
-    return (root / name).read_text()
-
-
-@needs_compiled
-@pytest.mark.skipif(
-    bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="a free-threaded Python has no abi3"
-)
-def test_one_extension_file_serves_every_python():
-    assert compiled.__file__.endswith(".abi3.so")
-
-
-def test_the_source_and_the_wheel_name_one_python():
-    source = repository_file("src/jagcodec/rowcopy/_kernel.c")
-    (version,) = re.findall(r"#define Py_LIMITED_API 0x(..)(..)0000\n", source)
-    major, minor = (int(digits, 16) for digits in version)
-    assert f'"cp{major}{minor}"' in repository_file("setup.py")
-    assert f'requires-python = ">={major}.{minor}"' in repository_file("pyproject.toml")
-
-
 # --- threads and processes ---------------------------------------------------------------------
 
 
@@ -652,18 +609,6 @@ def freshly_imported():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize("name", [pytest.param("compiled", marks=needs_compiled), "numpy"])
-def test_the_environment_chooses(name, monkeypatch):
-    monkeypatch.setenv("JAGCODEC_ROWCOPY", name)
-    assert freshly_imported().backend() == (name, rowcopy.backend().missing)
-    monkeypatch.setenv("JAGCODEC_ROWCOPY", "fortran")
-    with pytest.raises(ArgumentError, match=r"JAGCODEC_ROWCOPY: expected .* found 'fortran'"):
-        freshly_imported()
-    monkeypatch.setenv("JAGCODEC_ROWCOPY", "")
-    default = ("compiled", None) if compiled else ("numpy", rowcopy.backend().missing)
-    assert freshly_imported().backend() == default
 
 
 def test_without_the_compiled_backend_numpy_serves_and_says_why(monkeypatch):
