@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from jagcodec import ArgumentError, encode_fields, materialize, open_wire
+from jagcodec import encode_fields, materialize, open_wire
 from jagcodec.memory import blocks
 from jagcodec.memory.blocks import new_block
 
