@@ -71,7 +71,6 @@ class UnreadCells(NamedTuple):
     dtype: str | None  # torch's name; None of cells that are stored as they are
     dims: tuple[int, ...] = ()  # of a rectangle
     narrow: bool = False
-    path: str = ""  # of jagged cells, for errors
 
     @property
     def is_ragged(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,6 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDictBase,
-    UnbatchedTensor,
 )
 
 from jagcodec import cells
@@ -40,15 +40,7 @@ from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.lowered import (
-    ColumnDict,
-    Columns,
-    Documents,
-    Lowered,
-    Name,
-    Tree,
-    UnreadCells,
-)
+from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
     INLINE_BYTES,
@@ -85,21 +77,16 @@ class Lowering:
         self._column: tuple[Name, bool] = (), narrow is True
         self._default = default
         self._defaults = 0
-        self._packer: Any = None
         self._path: list[Any] = []
         self._stacks = 0
         self.items: list[Any] = []
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
-        # Tensors on devices, whose cells are fetched.
-        self.on_devices: list[torch.Tensor] = []
+        self.on_devices: list[torch.Tensor] = []  # whose cells are fetched
 
     def finished(self, tree: Tree) -> Lowered:
         """All that was lowered, ready to be placed; a value that is one document has no `tree`."""
-        try:
-            values = self._pack()(self.values) if self.values else NO_VALUES
-        except ValueError as error:
-            raise self._refused("too_large", f"msgpack: {error}") from error
+        values = self._packed(self.values) if self.values else NO_VALUES
         return Lowered(tree, self.items, values, self.unbacked)
 
     def lower(self, value: Any) -> Tree:
@@ -108,43 +95,7 @@ class Lowering:
         if kind in _NATIVE:
             return value
         handler = _HANDLERS.get(kind) or _handler(kind)
-        if handler is None:
-            return self._foreign(value)
-        return handler(self, value)
-
-    def _registered(self, value: Any) -> Tree:
-        name = registered_name(type(value))
-        try:
-            state = state_of(value)
-        except JagcodecError:
-            raise
-        except Exception as error:  # whatever the user's function raises
-            why = f": its to_state raises {type(error).__name__}: {error}"
-            raise self._refusal(value, why) from error
-        state = self._child("state", state)
-        if type(state) is tuple:
-            return (Code.USER, name, state)
-        return [TAGS[Kind.USER], name, state]
-
-    def _foreign(self, value: Any, why: str = "") -> Tree:
-        """The tree of the result of `default`; or of a pickle; or an error."""
-        if self._default is not None:
-            if len(self._path) + self._defaults >= MAX_DEPTH:
-                expected = "expected values of default that can be encoded"
-                raise self._refused("too_deep", f"{expected}, found none in {MAX_DEPTH} calls")
-            new = self._default(value)
-            if new is not value:
-                self._defaults += 1
-                tree = self.lower(new)
-                self._defaults -= 1
-                return tree
-        if not self._allow_pickle:
-            raise self._refusal(value, why)
-        try:
-            data = pickle.dumps(value, protocol=5)
-        except Exception as error:  # whatever a __reduce__ raises
-            raise self._refusal(value, f"; pickle failed too: {error}") from error
-        return [TAGS[Kind.PICKLE], data]
+        return self._foreign(value) if handler is None else handler(self, value)
 
     def _child(self, key: Any, value: Any) -> Tree:
         if type(value) in _NATIVE or (
@@ -157,9 +108,8 @@ class Lowering:
             return value
         self._path.append(key)
         if len(self._path) > MAX_DEPTH:
-            raise self._refused(
-                "too_deep", f"expected at most {MAX_DEPTH} nested containers, found more (a cycle?)"
-            )
+            detail = f"expected at most {MAX_DEPTH} nested containers, found more (a cycle?)"
+            raise self._refused("too_deep", detail)
         lowered = self.lower(value)
         self._path.pop()
         return lowered
@@ -190,46 +140,69 @@ class Lowering:
             return list(values), False
         return self._children(range(len(values)), values)
 
-    def _payload(self, key: Any, value: Any) -> Tree:
-        """The tree of the only child of a node."""
-        mark = len(self.values)
-        tree = self._child(key, value)
-        if type(tree) is tuple:
-            return tree
-        self.values.insert(mark, tree)
-        return None
-
+    @functools.cached_property
     def _pack(self) -> Callable[[Any], bytes]:
-        if self._packer is None:
-            self._packer = documents.packer()
-        return self._packer.pack  # type: ignore[no-any-return]
+        return documents.packer().pack  # type: ignore[no-any-return]
+
+    def _packed(self, document: Any) -> bytes:
+        try:
+            return self._pack(document)
+        except ValueError as error:
+            raise self._refused("too_large", f"msgpack: {error}") from error
+
+    # Errors, and types that are not listed
+
+    def _where(self) -> str:
+        return functools.reduce(child_path, self._path, "$")
 
     def _refused(self, reason: Reason, detail: str) -> UnsupportedTypeError:
         return UnsupportedTypeError(reason, self._where(), detail)
-
-    def _where(self) -> str:
-        path = "$"
-        for key in self._path:
-            path = child_path(path, key)
-        return path
 
     def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
         cls = type(value)
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
-        if not why:
-            why = _REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY
+        why = why or (_REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY)
         return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
+
+    def _registered(self, value: Any) -> Tree:
+        name = registered_name(type(value))
+        try:
+            state = state_of(value)
+        except JagcodecError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            why = f": its to_state raises {type(error).__name__}: {error}"
+            raise self._refusal(value, why) from error
+        tree = self._child("state", state)
+        return (Code.USER, name, tree) if type(tree) is tuple else [TAGS[Kind.USER], name, tree]
+
+    def _foreign(self, value: Any, why: str = "") -> Tree:
+        """The tree of the result of `default`; or of a pickle; or an error."""
+        if self._default is not None:
+            if len(self._path) + self._defaults >= MAX_DEPTH:
+                expected = "expected values of default that can be encoded"
+                raise self._refused("too_deep", f"{expected}, found none in {MAX_DEPTH} calls")
+            new = self._default(value)
+            if new is not value:
+                self._defaults += 1
+                tree = self.lower(new)
+                self._defaults -= 1
+                return tree
+        if not self._allow_pickle:
+            raise self._refusal(value, why)
+        try:
+            return [TAGS[Kind.PICKLE], pickle.dumps(value, protocol=5)]
+        except Exception as error:  # whatever a __reduce__ raises
+            raise self._refusal(value, f"; pickle failed too: {error}") from error
 
     # Python
 
     def _list(self, values: list[Any]) -> Tree:
         if len(values) >= LONG_LIST and (packed := cells.pack(values)) is not None:
             return [TAGS[Kind.NUMBERS], *packed]
-        if values and type(values[0]) is torch.Tensor:
-            views = _views_of_one_storage(values)
-            if views is not None:
-                return self._views(*views)
+        if len(values) > 1 and (views := _views_of_one_storage(values)) is not None:
+            return self._views(*views)
         trees, nodes = self._items(values)
         return (Code.LIST, *trees) if nodes else trees
 
@@ -238,14 +211,17 @@ class Lowering:
         return (Code.TUPLE, *trees) if nodes else [TAGS[Kind.TUPLE], *trees]
 
     def _dict(self, value: dict[Any, Any]) -> Tree:
+        """A dict; the keys of a `ColumnDict` are names of columns."""
         if not _STRING.issuperset(map(type, value)):
             return self._dict_of_any_keys(value)
-        if _NATIVE.issuperset(map(type, value.values())):
+        around, names = self._column, iter(value)
+        if type(value) is ColumnDict:
+            names = self._entered(value)
+        elif _NATIVE.issuperset(map(type, value.values())):
             return value
-        trees, nodes = self._children(value, value.values())
-        if nodes:
-            return (Code.MAP, tuple(value), *trees)
-        return dict(zip(value, trees, strict=True))
+        trees, nodes = self._children(names, value.values())
+        self._column = around
+        return (Code.MAP, tuple(value), *trees) if nodes else dict(zip(value, trees, strict=True))
 
     def _dict_of_any_keys(self, value: dict[Any, Any]) -> Tree:
         self._check_distinct(value)
@@ -258,6 +234,13 @@ class Lowering:
         self.values.insert(mark, keys)
         return (Code.DICT, None, *trees)
 
+    def _set(self, value: Any) -> Tree:
+        self._check_distinct(value)
+        members = [self._key(item) for item in value]
+        # Sorted by encoded bytes: a set's own order follows the process's hash seed.
+        members.sort(key=self._pack)
+        return [TAGS[Kind.SET if isinstance(value, set) else Kind.FROZENSET], *members]
+
     def _check_distinct(self, keys: Collection[Any]) -> None:
         try:
             check_distinct(list(keys), "keys")
@@ -266,8 +249,7 @@ class Lowering:
             raise self._refused(error.reason, error.detail) from error
 
     def _key(self, key: Any) -> Tree:
-        """A dict key or set member: what is hashed by identity would lose its meaning."""
-        self._check_key(key)
+        """A dict key or set member."""
         if type(key) is bytes:
             return key
         # What `default` returns may be equal to another key, or not be one.
@@ -275,22 +257,9 @@ class Lowering:
         tree = self._child(key, key)
         self._default = default
         if type(tree) is tuple:
-            raise self._refusal(key, " as a dict key or set member: it holds tensors or arrays")
+            why = " as a dict key or set member: tensors are hashed by identity"
+            raise self._refusal(key, why)
         return tree
-
-    def _check_key(self, key: Any) -> None:
-        if isinstance(key, (torch.Tensor, TensorDictBase, NonTensorData)):
-            raise self._refusal(key, " as a dict key or set member: it is hashed by identity")
-        if isinstance(key, (tuple, frozenset)):
-            for item in key:
-                self._check_key(item)
-
-    def _set(self, value: Any) -> Tree:
-        self._check_distinct(value)
-        members = [self._key(item) for item in value]
-        # Sorted by encoded bytes: a set's own order follows the process's hash seed.
-        members.sort(key=self._pack())
-        return [TAGS[Kind.SET if isinstance(value, set) else Kind.FROZENSET], *members]
 
     def _bytes(self, value: bytes) -> Tree:
         if len(value) < INLINE_BYTES:
@@ -300,35 +269,29 @@ class Lowering:
 
     # Rows of objects
 
-    def _rows(self, payloads: Iterable[Any]) -> None:
+    def _rows(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
-        pack = self._pack()
         rows: list[bytes | Lowered] = []
         outer = self.items, self.values, self.unbacked
         # Rows that are one object are lowered once, and kept, so that their id stays theirs.
         known: dict[int, tuple[Any, int]] = {}
         firsts: list[int] = []
         for i, payload in enumerate(payloads):
-            if type(payload) in _NATIVE:
-                firsts.append(i)
-                rows.append(pack(payload))
-                continue
-            _, first = known.setdefault(id(payload), (payload, i))
+            first = i
+            if type(payload) not in _NATIVE:
+                _, first = known.setdefault(id(payload), (payload, i))
             firsts.append(first)
             if first < i:
                 rows.append(rows[first])
-                continue
-            self.items, self.values, self.unbacked = [], [], []
-            tree = self._child(i, payload)
-            try:
-                if type(tree) is tuple:
-                    rows.append(self.finished(tree))
-                else:
-                    rows.append(pack(tree))
-            except ValueError as error:
-                raise self._refused("too_large", f"msgpack: {error}") from error
+            elif type(payload) in _NATIVE:
+                rows.append(self._pack(payload))
+            else:
+                self.items, self.values, self.unbacked = [], [], []
+                tree = self._child(i, payload)
+                rows.append(self.finished(tree) if type(tree) is tuple else self._packed(tree))
         self.items, self.values, self.unbacked = outer
         self.items.append(Documents(_alike(rows, firsts)))
+        return (Code.NON_TENSOR_ROWS,)
 
     # numpy
 
@@ -368,18 +331,19 @@ class Lowering:
                 # Tensors with holes are compacted on their device: only rows leave it.
                 holes = parts.lengths
                 self.on_devices += (parts.offsets, parts.values if holes is None else holes)
-            self.items.append(UnreadCells(parts, name, (), self._column[1], "jagged tensor"))
+            self.items.append(UnreadCells(parts, name, (), self._column[1]))
             return (Code.JAGGED, name, parts.values.dim(), parts.ragged_dim)
         if type(tensor) not in TENSOR_TYPES:
             raise self._refusal(tensor)
         if tensor.layout is torch.strided:
             return self._strided_nested(tensor) if tensor.is_nested else self._dense(tensor)
         tensor = tensor.detach()
-        shape = tuple(tensor.shape)
         if tensor.layout is torch.sparse_coo:
+            shape = tuple(tensor.shape)
             self.items += shape
-            parts_ = self._plain(tensor._indices()), self._dense(tensor._values())
-            return (Code.SPARSE_COO, len(shape), int(tensor.is_coalesced()), *parts_)
+            indices = self._dense(tensor._indices(), stored=PLAIN)
+            values = self._dense(tensor._values())
+            return (Code.SPARSE_COO, len(shape), int(tensor.is_coalesced()), indices, values)
         remedy = ".to_sparse_coo()" if "sparse" in str(tensor.layout) else ".to_dense()"
         raise self._refusal(tensor, f" with layout {tensor.layout}; call {remedy} first")
 
@@ -391,29 +355,25 @@ class Lowering:
             raise self._refusal(tensor, " from the meta device: it has no values")
         return name
 
-    def _dense(self, tensor: torch.Tensor) -> Tree:
-        name = self._torch_dtype(tensor)
-        shape = tensor.shape
+    def _dense(self, tensor: torch.Tensor, stored: int | None = None) -> Tree:
+        """A TENSOR; with `stored`, one that is not stored in another way."""
+        name, shape = self._torch_dtype(tensor), tuple(tensor.shape)
         rank = len(shape)
         if rank > MAX_NDIM:
             raise self._refusal(tensor, f" with {rank} dims: the limit is {MAX_NDIM}")
         if not tensor.is_cpu:
             self.on_devices.append(tensor)
-        self.items.append(UnreadCells(tensor, name, tuple(shape), self._column[1]))
+        if stored is None:
+            self.items.append(UnreadCells(tensor, name, shape, self._column[1]))
+        else:
+            self.items.append(UnreadCells(tensor, None, (stored, *shape)))
         return (Code.TENSOR, name, rank)
-
-    def _plain(self, indices: torch.Tensor) -> Tree:
-        """A tensor that is never stored narrow."""
-        tree = self._dense(indices)
-        self.items[-1] = UnreadCells(indices, None, (PLAIN, *indices.shape))
-        return tree
 
     def _views(self, view: RaggedView, bounds: IntArray) -> Tree:
         memory: Any = view.memory
-        shape = view.values_shape
         data = as_bytes(memory) if view.starts is None else view
-        self.items.append((data, PLAIN, None, shape))
-        base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(shape))
+        self.items.append((data, PLAIN, None, view.values_shape))
+        base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
         return (Code.TENSOR_VIEWS, base, self._integers(bounds))
 
     def _integers(self, rows: IntArray) -> Tree:
@@ -435,107 +395,76 @@ class Lowering:
         rows = self._integers(sizes.reshape(len(shapes), rank or 1))
         return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
-    # tensordict
+    # Columns
+
+    def _entered(self, names: Iterable[str]) -> Iterator[str]:
+        """The names of columns of a batch, each of which is the one that is lowered next."""
+        around = self._column
+        for name in names:
+            if self._narrow is not None:
+                path = (*around[0], name)
+                self.columns[path] = None
+                self._column = path, around[1] or path in self._narrow
+            yield name
+        self._column = around
 
     def _columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
-        items = self.items
-        items.append(value.rows)
+        self.items.append(value.rows)
         nodes: list[Tree] = []
-        around, named = self._column, self._narrow is not None
-        for name, column in value.columns.items():
-            if named:
-                self._enter(around, name)
-            kind, narrow = type(column), self._column[1]
-            if kind is RaggedView:
-                dtype = TORCH_NAMES.get(column.dtype)
-                if dtype is None or isinstance(column.memory, torch.Tensor):
-                    self._path.append(name)
-                    column, dtype = self._rows_of_tensor(column)
-                    self._path.pop()
-                items.append(UnreadCells(column, dtype, (), narrow))
-                nodes.append((Code.JAGGED, dtype, len(column.shape), column.ragged_dim))
-            elif kind is np.ndarray:
-                dtype = NUMPY_NAMES[column.dtype]
-                items.append(UnreadCells(column, dtype, column.shape, narrow))
-                nodes.append((Code.TENSOR, dtype, column.ndim))
-            elif kind is Documents:
-                items.append(column)
-                nodes.append((Code.NON_TENSOR_ROWS,))
-            else:
-                self._path.append(name)
-                if kind is not list:
-                    tensor = isinstance(column, torch.Tensor) and kind is not UnbatchedTensor
-                    nodes.append(self._tensor(column) if tensor else self.lower(column))
-                elif column:
-                    self._rows(column)
-                    nodes.append((Code.NON_TENSOR_ROWS,))
-                else:
-                    nodes.append(self.lower(leaf_of_rows(column)))
-                self._path.pop()
-        self._column = around
+        for name in self._entered(value.columns):
+            column = value.columns[name]
+            self._path.append(name)
+            nodes.append(_COLUMNS.get(type(column), Lowering.lower)(self, column))
+            self._path.pop()
         return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
 
-    def _column_dict(self, columns: ColumnDict) -> Tree:
-        """The columns of a batch that is a dict."""
-        if not _STRING.issuperset(map(type, columns)):
-            return self._dict_of_any_keys(columns)
-        around = self._column
-        names = columns if self._narrow is None else self._entered(columns)
-        trees, nodes = self._children(names, columns.values())
-        self._column = around
-        node = (Code.MAP, tuple(columns), *trees)
-        return node if nodes else dict(zip(columns, trees, strict=True))
+    def _view(self, view: RaggedView) -> Tree:
+        memory, name = view.memory, TORCH_NAMES.get(view.dtype)
+        if name is None or isinstance(memory, torch.Tensor):
+            rows: Any = memory
+            name = self._torch_dtype(rows)
+            if not rows.is_cpu:
+                values = values_of(view)  # only rows leave the device
+                view = end_to_end(values, view.row_splits)
+                self.on_devices.append(values)
+        self.items.append(UnreadCells(view, name, (), self._column[1]))
+        return (Code.JAGGED, name, len(view.shape), view.ragged_dim)
 
-    def _enter(self, around: tuple[Name, bool], name: str) -> None:
-        """Make `name`, a column of the batch `around`, the one that is lowered next."""
-        narrow: Any = self._narrow
-        names = (*around[0], name)
-        self.columns[names] = None
-        self._column = names, around[1] or names in narrow
+    def _cells(self, array: np.ndarray[Any, Any]) -> Tree:
+        """The array over the memory of a tensor."""
+        name = NUMPY_NAMES[array.dtype]
+        self.items.append(UnreadCells(array, name, array.shape, self._column[1]))
+        return (Code.TENSOR, name, array.ndim)
 
-    def _entered(self, names: Iterable[str]) -> Iterator[str]:
-        around = self._column
-        for name in names:
-            self._enter(around, name)
-            yield name
+    def _documents(self, rows: Documents) -> Tree:
+        self.items.append(rows)
+        return (Code.NON_TENSOR_ROWS,)
 
-    def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
-        """Rows of a rectangle that is not an array, and the name of their dtype."""
-        memory: Any = view.memory
-        name = self._torch_dtype(memory)
-        if not memory.is_cpu:
-            # Only rows leave the device.
-            values = values_of(view)
-            view = end_to_end(values, view.row_splits)
-            self.on_devices.append(values)
-        return view, name
+    def _objects(self, rows: list[Any]) -> Tree:
+        return self._rows(rows) if rows else self.lower(leaf_of_rows(rows))
+
+    # tensordict
 
     def _tensordict(self, td: TensorDictBase) -> Tree:
         self._batch_size(td)
-        keys: list[str] = []
         nodes: list[Tree] = []
-        around = self._column
-        leaf: Any
-        for key, leaf in td.items():
+        leaves: dict[str, Any] = dict(td.items())
+        for key in self._entered(leaves):
+            leaf = leaves[key]
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
                 leaf = self._default(leaf)  # here, so that its rows are checked
             if not fits_into(leaf, td):
                 wanted, found = list(td.batch_size), list(leaf.batch_size)
                 detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
                 raise self._refused("row_mismatch", detail)
-            if self._narrow is not None:
-                self._enter(around, key)
-            keys.append(key)
             node = self._child(key, leaf)
             if type(node) is not tuple or node[0] not in LEAVES:
                 self._path.append(key)
-                raise self._refusal(
-                    leaf, " as a leaf of a TensorDict; make it a NonTensorData of the batch's size"
-                )
+                remedy = "make it a NonTensorData of the batch's size"
+                raise self._refusal(leaf, f" as a leaf of a TensorDict; {remedy}")
             nodes.append(node)
-        self._column = around
-        return (Code.TENSORDICT, len(td.batch_size), tuple(keys), *nodes)
+        return (Code.TENSORDICT, len(td.batch_size), tuple(leaves), *nodes)
 
     def _lazy_view(self, view: Any) -> Tree:
         try:
@@ -546,13 +475,22 @@ class Lowering:
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
         if not stack.tensordicts and stack.batch_dims != 1:
-            raise self._refusal(
-                stack, " without members; encode TensorDict({}, batch_size=x.batch_size)"
-            )
-        self._check_unnamed(stack, [stack_dim_name(stack)])
+            remedy = "encode TensorDict({}, batch_size=x.batch_size)"
+            raise self._refusal(stack, f" without members; {remedy}")
         return (Code.LAZY_STACK, int(stack.stack_dim), *self._members_of(stack))
 
+    def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
+        payloads = payloads_of_stack(stack)
+        if payloads is not None:
+            self._check_unnamed(stack, [stack_dim_name(stack)])
+            return self._rows(payloads)
+        if not stack.tensordicts:
+            remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
+            raise self._refusal(stack, f" of several dims without members; {remedy}")
+        return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *self._members_of(stack))
+
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
+        self._check_unnamed(stack, [stack_dim_name(stack)])
         if self._stacks == MAX_STACKS:
             detail = f"expected at most {MAX_STACKS} stacks in each other, found more"
             raise self._refused("too_deep", detail)
@@ -563,19 +501,12 @@ class Lowering:
 
     def _non_tensor_data(self, data: NonTensorData) -> Tree:
         self._batch_size(data)
-        return (Code.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
-
-    def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
-        self._check_unnamed(stack, [stack_dim_name(stack)])
-        payloads = payloads_of_stack(stack)
-        if payloads is not None:
-            self._rows(payloads)
-            return (Code.NON_TENSOR_ROWS,)
-        if not stack.tensordicts:
-            remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
-            raise self._refusal(stack, f" of several dims without members; {remedy}")
-        members = self._members_of(stack)
-        return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
+        mark = len(self.values)
+        tree = self._child("data", data.data)
+        if type(tree) is not tuple:
+            self.values.insert(mark, tree)
+            tree = None
+        return (Code.NON_TENSOR_DATA, len(data.batch_size), tree)
 
     def _check_unnamed(self, td: Any, names: Sequence[str | None]) -> None:
         if any(name is not None for name in names):
@@ -587,9 +518,8 @@ class Lowering:
         if batch_size:
             self._check_unnamed(td, td.names)
         if any(dim < 0 for dim in batch_size):
-            raise self._refused(
-                "bad_shape", f"expected a batch size from 0 on, found {list(batch_size)}"
-            )
+            detail = f"expected a batch size from 0 on, found {list(batch_size)}"
+            raise self._refused("bad_shape", detail)
         if batch_size.numel() > MAX_UNBACKED_ROWS:
             self.unbacked.append((self._where(), batch_size.numel()))
         self.items += batch_size
@@ -606,6 +536,47 @@ _REMEDY_OF_BATCHES = (
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 
+_Handler = Callable[[Lowering, Any], Tree]
+
+_HANDLERS: dict[type, _Handler] = {
+    dict: Lowering._dict,
+    ColumnDict: Lowering._dict,
+    tuple: Lowering._tuple,
+    bytes: Lowering._bytes,
+    set: Lowering._set,
+    frozenset: Lowering._set,
+    np.ndarray: Lowering._array,
+    np.memmap: Lowering._array,
+    Columns: Lowering._columns,
+    **dict.fromkeys(LIST_TYPES, Lowering._list),
+    **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
+    **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),
+    LazyStackedTensorDict: Lowering._lazy_stack,
+    NonTensorData: Lowering._non_tensor_data,
+    NonTensorStack: Lowering._non_tensor_stack,
+}
+
+_BASES: tuple[tuple[type, _Handler], ...] = (
+    (torch.Tensor, Lowering._tensor),
+    (np.generic, Lowering._scalar),
+    (LAZY_VIEW, Lowering._lazy_view),
+)
+
+# What means something else as one of `Columns`.
+_COLUMNS: dict[type, _Handler] = {
+    RaggedView: Lowering._view,
+    np.ndarray: Lowering._cells,
+    Documents: Lowering._documents,
+    list: Lowering._objects,
+}
+
+
+def _handler(kind: type) -> _Handler | None:
+    """The handler of a type that is not listed."""
+    if registered_name(kind) is not None:
+        return Lowering._registered
+    return next((handler for base, handler in _BASES if issubclass(kind, base)), None)
+
 
 def _alike(rows: Sequence[bytes | Lowered], firsts: Sequence[int]) -> list[bytes] | list[Lowered]:
     """All rows as documents; or as messages, if one is. Equal `firsts` are one object."""
@@ -621,38 +592,6 @@ def _alike(rows: Sequence[bytes | Lowered], firsts: Sequence[int]) -> list[bytes
 _ARRAY_OF_ONE = b"\x91"  # what msgpack writes before the only item
 
 
-_HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
-    dict: Lowering._dict,
-    tuple: Lowering._tuple,
-    bytes: Lowering._bytes,
-    set: Lowering._set,
-    frozenset: Lowering._set,
-    np.ndarray: Lowering._array,
-    np.memmap: Lowering._array,
-    Columns: Lowering._columns,
-    ColumnDict: Lowering._column_dict,
-    **dict.fromkeys(LIST_TYPES, Lowering._list),
-    **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
-    **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),
-    LazyStackedTensorDict: Lowering._lazy_stack,
-    NonTensorData: Lowering._non_tensor_data,
-    NonTensorStack: Lowering._non_tensor_stack,
-}
-
-_BASES: tuple[tuple[type, Callable[[Lowering, Any], Tree]], ...] = (
-    (torch.Tensor, Lowering._tensor),
-    (np.generic, Lowering._scalar),
-    (LAZY_VIEW, Lowering._lazy_view),
-)
-
-
-def _handler(kind: type) -> Callable[[Lowering, Any], Tree] | None:
-    """The handler of a type that is not listed."""
-    if registered_name(kind) is not None:
-        return Lowering._registered
-    return next((handler for base, handler in _BASES if issubclass(kind, base)), None)
-
-
 def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
     """Plain tensors over one storage as a view of it without the gaps between them, and their
     (N, 2) starts and ends among its cells; None if they are not that.
@@ -660,16 +599,13 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     TransferQueue sends thousands of row views, which would be a frame each.
     """
     first = values[0]
-    if len(values) < 2 or not _viewable(first):
+    if not _viewable(first):
         return None
-    storage = first.untyped_storage().data_ptr()
-    cell = tuple(first.shape[1:])
+    storage, cell = first.untyped_storage().data_ptr(), tuple(first.shape[1:])
     for value in values:
         if (
-            type(value) is not torch.Tensor
-            or value.dtype != first.dtype
-            or tuple(value.shape[1:]) != cell
-            or not _viewable(value)
+            not _viewable(value)
+            or (value.dtype, tuple(value.shape[1:])) != (first.dtype, cell)
             or value.untyped_storage().data_ptr() != storage
         ):
             return None
@@ -679,13 +615,14 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
     # An empty view may be anywhere; put it where it makes no gap.
     places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
-    if ((places - places.min()) % inner).any():
+    start = int(places.min())
+    if ((places - start) % inner).any():
         return None
-    starts = (places - places.min()) // inner
+    starts = (places - start) // inner
     ends = starts + lengths
 
     firsts, lasts, moves = joined_ranges(starts, ends)
-    span = first.as_strided((int(lasts[-1]) * inner,), (1,), int(places.min())).view(-1, *cell)
+    span = first.as_strided((int(lasts[-1]) * inner,), (1,), start).view(-1, *cell)
     pieces = None if len(firsts) == 1 else firsts
     row_splits = RowSplits.from_lengths(lasts - firsts)
     view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)

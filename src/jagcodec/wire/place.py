@@ -229,9 +229,9 @@ class PlacingAll(Placing):
         view: Any = column.source
         if type(view) is not RaggedView:
             try:
-                view = view_of_parts(view, column.path, self._pool, self._copies)
+                view = view_of_parts(view, "jagged tensor", self._pool, self._copies)
             except ArgumentError as error:
-                raise UnsupportedTypeError(error.reason, column.path, error.detail) from error
+                raise UnsupportedTypeError(error.reason, error.path, error.detail) from error
         if isinstance(view.memory, torch.Tensor) and not view.memory.is_cpu:
             if view.starts is not None:  # only rows leave the device
                 view = end_to_end(values_of(view), view.row_splits, view.ragged_dim)
