@@ -15,7 +15,6 @@ from hypothesis.internal.constants_ast import Constants
 
 from jagcodec import stdlib
 from jagcodec.wire import registry
-from tests.device import install
 
 # No deadlines, because no test looks at the clock.
 settings.register_profile(
@@ -96,9 +95,3 @@ def _stdlib_types_are_asked_for():
         registry._loaded_too.clear()
     elif tuple in registry._loaded_too:
         registry._loaded_too.remove(tuple)
-
-
-@pytest.fixture
-def own_device():
-    """Makes `tests.device.DEVICE` usable."""
-    install()

@@ -64,29 +64,23 @@ class _DLTensor(ctypes.Structure):
     """https://dmlc.github.io/dlpack/latest/c_api.html, the only public way to a tensor there."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("dtype_code", ctypes.c_uint8),
-        ("dtype_bits", ctypes.c_uint8),
+        *(("data", ctypes.c_void_p), ("device_type", ctypes.c_int32)),
+        *(("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32)),
+        *(("dtype_code", ctypes.c_uint8), ("dtype_bits", ctypes.c_uint8)),
         ("dtype_lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("shape", "strides")),
         ("byte_offset", ctypes.c_uint64),
     )
 
 
 class _Managed(ctypes.Structure):
     _fields_ = (
-        ("tensor", _DLTensor),
-        ("context", ctypes.c_void_p),
+        *(("tensor", _DLTensor), ("context", ctypes.c_void_p)),
         ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
     )
 
 
 _EXTERNAL_DEVICE = 12  # kDLExtDev, which PyTorch reads as PrivateUse1
-_ALIGNMENT = 512
 _addresses = itertools.count(1 << 60, 1 << 36)  # no process can have memory there
 _memory: dict[int, torch.Tensor] = {}  # by address: bytes on the CPU
 _managed: dict[int, Any] = {}
@@ -175,25 +169,17 @@ def _copy_from(
     return target
 
 
-class _Stream:
-    def synchronize(self) -> None:
-        _wait()
-
-
 def _module() -> types.ModuleType:
     """What PyTorch and this library ask of `torch.<device>`, as `torch.cuda` has it."""
     module = types.ModuleType(f"torch.{KIND}")
+    constants: dict[str, object] = {"_is_in_bad_fork": False, "_lazy_init": None}
+    constants |= {"current_device": 0, "device_count": 1, "manual_seed_all": None}
+    constants |= {"is_available": True, "is_initialized": True}
     functions: dict[str, Callable[..., object]] = {
-        "_is_in_bad_fork": lambda: False,
-        "_lazy_init": lambda: None,
-        "current_device": lambda: 0,
-        "current_stream": lambda device=None: _Stream(),
-        "device_count": lambda: 1,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "manual_seed_all": lambda seed: None,
-        "synchronize": lambda device=None: _wait(),
+        name: lambda *args, value=value: value for name, value in constants.items()
     }
+    functions["synchronize"] = lambda device=None: _wait()
+    functions["current_stream"] = lambda device=None: types.SimpleNamespace(synchronize=_wait)
     vars(module).update(functions)
     return module
 

@@ -70,10 +70,22 @@ def watched(device):
     traffic.waits = sum("synchronizing CUDA operation" in str(w.message) for w in caught)
 
 
-def test_the_count_counts(device):
+def test_copies_and_waits_are_counted_and_a_copy_that_was_not_waited_for_is_not_there(device):
+    there = torch.arange(1, 4, device=device)
     with watched(device) as traffic:
-        torch.ones(3, device=device).sum().item()
+        there.sum().item()
     assert traffic.waits == 1
+    if device != DEVICE:
+        return
+    here = torch.zeros(3, dtype=torch.int64)
+    with watched(device) as traffic:
+        here.copy_(there, non_blocking=True)
+        there.add_(10)
+        assert here.tolist() == [0, 0, 0]
+        torch.get_device_module(device).current_stream(device).synchronize()
+        assert here.tolist() == [1, 2, 3]
+        there[:2].cpu()
+    assert (traffic.fetched, traffic.waits) == ([24, 16], 2)
 
 
 # --- messages ----------------------------------------------------------------------------------
