@@ -26,13 +26,9 @@ class Part(NamedTuple):
     values: list[Any]
 
 
-def document(value):
-    """The node of a value without buffers."""
-    return Part(None, [], [value])
-
-
 def part_of(value):
-    return value if isinstance(value, Part) else document(value)
+    """A part, or the node of a value without buffers."""
+    return value if isinstance(value, Part) else Part(None, [], [value])
 
 
 def code_of(kind):
@@ -190,7 +186,7 @@ class Rows(NamedTuple):
 
     @property
     def group(self):
-        """Their ragged group, whose offsets lie behind them in `payload`."""
+        """Their ragged group, whose offsets are after them in `payload`."""
         lengths = [end - start for start, end in itertools.pairwise(self.bounds)]
         place = [0, len(self.data)] if len(lengths) > 1 else [0, 0]
         return [*place, len(lengths), min(lengths, default=0), max(lengths, default=0)]
@@ -206,42 +202,29 @@ class RowMessage(bytes):
 
 
 def rows_of(*items):
-    """Rows of values; an item that is bytes is a row as it is.
-
-    If one is a message, all values are.
-    """
+    """Rows of values; bytes are a row unchanged. If one is a message, all values are."""
     blobs = any(isinstance(item, RowMessage) for item in items)
-    data, bounds = b"", [0]
-    for item in items:
-        data += (
-            row_message(message(item)) if blobs and not isinstance(item, bytes) else packed(item)
-        )
-        bounds.append(len(data))
-    return Rows(data, bounds, 256 if blobs else 0)
+    rows = [
+        row_message(message(item)) if blobs and not isinstance(item, bytes) else packed(item)
+        for item in items
+    ]
+    bounds = [0, *itertools.accumulate(map(len, rows))]
+    return Rows(b"".join(rows), bounds, 256 if blobs else 0)
 
 
-def message_of_rows(*items, kind="NON_TENSOR_ROWS", **changes):
+def message_of_rows(*items, kind="NON_TENSOR_ROWS"):
     """A message of one node of documents, one per row."""
-    return message_of(rows_of(*items), kind, **changes)
-
-
-def message_of(rows, kind="NON_TENSOR_ROWS", **changes):
-    """A message of one node of rows."""
+    rows = rows_of(*items)
     if kind == "OBJECT_ARRAY":
-        root = object_array([rows.group[2]], len(rows.data), stored=rows.stored)
+        root = object_array([len(items)], len(rows.data), stored=rows.stored)
     else:
         root = rows_node(len(rows.data), stored=rows.stored)
-    payload = [rows.payload] if rows.payload else []
-    return message(root, *payload, groups=[rows.group], **changes)
+    return message(root, *[rows.payload] * bool(rows.payload), groups=[rows.group])
 
 
 def row_message(frames):
-    """A message as it lies in a row: before zeros up to a multiple of 64."""
-    return blob_row(blob(frames))
-
-
-def blob_row(data):
-    """What should be a blob, as a row of blobs."""
+    """A message in a row: before zeros up to a multiple of 64."""
+    data = blob(frames)
     return RowMessage(data + bytes(-len(data) % 64))
 
 

@@ -91,30 +91,8 @@ def payload(value, rows=()):
     return node("NON_TENSOR_DATA", len(rows), numbers=rows, children=[value])
 
 
-def indirect(f: Draft, i, rows):
-    """Rows in a group and cells of their own, of which there are few."""
-    lengths = lengths_of(i, rows)
-    run = run_of(bytes(min(2, sum(lengths))), [0] * rows, narrow=1)
-    return column(f, "JAGGED", [run], lengths)
-
-
-def indirect_shared(f: Draft, i, rows):
-    cells = f.once("cells", lambda: f.put(b"\7"))
-    return column(f, "JAGGED", [run_of(cells, cells=1)], [1] * rows)
-
-
-def indirect_runs(f: Draft, i, rows):
-    """A prefix, other cells, and none."""
-    ones = [1] * rows
-    prefix = run_of(b"\0", [0] * rows, rows=ones, narrow=1)
-    runs = [prefix, run_of(b"\0", rows=ones), run_of(rows=[0] * rows)]
-    return column(f, "JAGGED", runs, [2] * rows)
-
-
-def indirect_tensor(f: Draft, i, rows):
-    # Of cells so large that few of them are looked at when they are written again, too.
-    run = run_of(bytes(128), [0] * rows, narrow=1)
-    return column(f, "TENSOR", [run], [1] * rows, "int64", [16])
+def indirect(f: Draft, kind, lengths, *runs, **options):
+    return column(f, kind, runs, lengths, **options)
 
 
 def indirect_rows(stored):
@@ -123,8 +101,7 @@ def indirect_rows(stored):
     def make(f: Draft, i, rows):
         row = packed([[], i % 100, "x"])
         run = run_of(row, [0] * rows, narrow=1)
-        lengths = [len(row)] * rows
-        return column(f, "NON_TENSOR_ROWS", [run], lengths, stored=stored)
+        return indirect(f, "NON_TENSOR_ROWS", [len(row)] * rows, run, stored=stored)
 
     return make
 
@@ -150,10 +127,22 @@ COLUMNS: dict[str, Column] = {
     "rows of records": documents(lambda row: record("TUPLE", row % 100)),
     "rows with marks": documents(lambda row: -57),  # d0 c7: like an extension
     "rows of messages": messages_in_rows,
-    "indirect": indirect,
-    "indirect, shared": indirect_shared,
-    "indirect, runs": indirect_runs,
-    "indirect tensor": indirect_tensor,
+    # Rows in a group and cells of their own, of which there are few.
+    "indirect": lambda f, i, n: indirect(
+        f, "JAGGED", lengths_of(i, n), run_of(bytes(min(2, i + n)), [0] * n, narrow=1)
+    ),
+    "indirect, shared": lambda f, i, n: indirect(
+        f, "JAGGED", [1] * n, run_of(f.once("cells", lambda: f.put(b"\7")), cells=1)
+    ),
+    # A prefix, other cells, and none.
+    "indirect, runs": lambda f, i, n: indirect(
+        *(f, "JAGGED", [2] * n, run_of(b"\0", [0] * n, rows=[1] * n, narrow=1)),
+        *(run_of(b"\0", rows=[1] * n), run_of(rows=[0] * n)),
+    ),
+    # Of cells so large that few of them are looked at when they are written again, too.
+    "indirect tensor": lambda f, i, n: indirect(
+        f, "TENSOR", [1] * n, run_of(bytes(128), [0] * n, narrow=1), dtype="int64", inner=[16]
+    ),
     "indirect rows": indirect_rows(65),
     "indirect rows of one object": indirect_rows(129),
 }
