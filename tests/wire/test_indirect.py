@@ -149,16 +149,14 @@ def test_a_bad_document_names_its_row(bad, stored):
 # --- bombs -------------------------------------------------------------------------------------
 
 
-def rows_made(rows, each, columns=1, spare=0):
+def rows_made(rows, each, columns=1):
     """Columns that take much more than their message: the same cells in all rows."""
     f = Draft()
     cells = f.put(bytes(each))
-    group = f.shared_group([each] * rows)
-    leaves = {}
-    for i in range(columns):
-        buffer, offset = f.put(table(run(each, cells, group=group)))
-        leaves[f"c{i}"] = jagged(group, 1, [rows * each], "uint8", buffer, offset, 65)
-    f.put(bytes(spare))
+    leaves = {
+        f"c{i}": column(f, "JAGGED", [run_of(cells, cells=each)], [each] * rows)
+        for i in range(columns)
+    }
     return f.message(tensordict([rows], leaves))
 
 
@@ -168,12 +166,10 @@ def claimed(kind, lengths, dims, dtype="uint8"):
     group = f.group(lengths)
     place = f.put(table(run(1, (0, 0), group=group, index=(0, 0), narrow=1)))
     if kind == "TENSOR":
-        made = tensor(dtype, dims, place[0], place[1], 65)
-    elif kind == "JAGGED":
-        made = jagged(group, 1, dims, dtype, place[0], place[1], 65)
-    else:
-        made = rows_node(dims[0], place[0], place[1], group, 129)
-    return f.message(made)
+        return f.message(tensor(dtype, dims, *place, stored=65))
+    if kind == "JAGGED":
+        return f.message(jagged(group, 1, dims, dtype, *place, stored=65))
+    return f.message(rows_node(dims[0], *place, group=group, stored=129))
 
 
 BOMBS = {
@@ -210,19 +206,18 @@ def test_no_row_of_a_tensor_is_made_that_has_no_bytes():
 ROW = b"\x92" + b"\xdc\x04\x00" + b"\x90" * (1 << 10) + b"\xc0"
 
 
-def columns_of_documents():
+def documents(rows, columns=1, **options):
     f = Draft()
-    lengths = [len(ROW)] * 400
-    columns = (column(f, "NON_TENSOR_ROWS", [run_of(ROW)], lengths) for _ in range(3))
-    return f.message(tensordict([400], {f"c{i}": made for i, made in enumerate(columns)}))
+    made = [
+        column(f, "NON_TENSOR_ROWS", [run_of(ROW)], [len(ROW)] * rows, **options)
+        for _ in range(columns)
+    ]
+    return f.message(tensordict([rows], {f"c{i}": part for i, part in enumerate(made)}))
 
 
 def constant(rows, each):
     """Rows of one cell, again and again."""
-    values = torch.zeros(rows * each, dtype=torch.int64)
-    offsets = torch.arange(0, rows * each + 1, each)
-    column = torch.nested.nested_tensor_from_jagged(values, offsets)
-    return TensorDict({"zeros": column}, batch_size=[rows])
+    return TensorDict({"zeros": nested([[0] * each] * rows)}, batch_size=[rows])
 
 
 def offsets_of(rows):
@@ -233,19 +228,17 @@ def offsets_of(rows):
 EXPANDED: dict[str, tuple[Any, int, int]] = {
     "a frame of zstd": (compressed(tensor(shape=[1 << 20]), [1 << 20], zeros(1 << 20)), 1, 1 << 20),
     "rows": (rows_made(400, 1 << 10, 9), 1, 9 * 400 * ((1 << 10) + 32) + offsets_of(400)),
-    "documents": (
-        batch_of("NON_TENSOR_ROWS", run_of(ROW), lengths=[len(ROW)] * 1000), 64, 1000 * len(ROW)
-    ),
+    "documents": (documents(1000), 64, 1000 * len(ROW)),
     "documents that are one object": (
-        batch_of("NON_TENSOR_ROWS", run_of(ROW), lengths=[len(ROW)] * 1000, stored=129),
-        1, 1000 * (len(ROW) + 32) + offsets_of(1000),
+        *(documents(1000, stored=129), 1),
+        1000 * (len(ROW) + 32) + offsets_of(1000),
     ),
-    "columns of documents": (columns_of_documents(), 64, 3 * 400 * len(ROW)),
+    "columns of documents": (documents(400, columns=3), 64, 3 * 400 * len(ROW)),
     "what elide writes": (
-        encode(constant(1 << 10, 1 << 12), elide=True),
-        1, 8 * (1 << 22) + 32 * (1 << 10) + offsets_of(1 << 10),
+        *(encode(constant(1 << 10, 1 << 12), elide=True), 1),
+        8 * (1 << 22) + 32 * (1 << 10) + offsets_of(1 << 10),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EXPANDED)
@@ -280,11 +273,8 @@ def test_rows_without_cells_count():
     """Thousands of columns of rows without cells take time; so they count as bytes."""
     f = Draft()
     rows, columns = 1 << 16, 3000
-    group = f.shared_group([0] * (rows - 1) + [1])
-    index, data = f.put(bytes(rows // 8)), f.put(b"\7")
-    place = f.put(table(run(1, data, group=group, index=index, narrow=1)))
+    leaf = column(f, "JAGGED", [run_of(b"\7", [0] * rows, narrow=1)], [0] * (rows - 1) + [1])
     f.put(bytes(64 * columns))
-    leaf = jagged(group, 1, [1], "uint8", place[0], place[1], 65)
     frames = f.message(tensordict([rows], {f"c{i}": leaf for i in range(columns)}))
     assert refused(decode, frames).reason == "too_large"
     assert 64 * size(frames) + (1 << 30) < columns * 8 * rows
@@ -306,19 +296,11 @@ def test_tables_and_indices_are_copied_before_they_are_checked():
 # --- what is written ---------------------------------------------------------------------------
 
 
-def rows_that_differ_at(at, length=4000, rows=8):
-    """Rows that are equal but for one cell."""
-    base = np.random.default_rng(0).integers(0, 1 << 40, length)
-    made = [base.copy() for _ in range(rows)]
-    for i, row in enumerate(made):
-        row[at] = i
-    return made
-
-
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("at", [0, 15, 16, 511, 512, 1999, 2000, 3984, 3999])
 def test_rows_that_are_equal_but_for_one_cell(at, narrow):
-    made = rows_that_differ_at(at)
+    made = np.tile(np.random.default_rng(0).integers(0, 1 << 40, 4000), (8, 1))
+    made[:, at] = range(8)
     halves = {f"c{i}": nested([row[:2000], row[2000:]]) for i, row in enumerate(made)}
     dense = {f"c{i}": torch.tensor(row) for i, row in enumerate(made)}
     for td in (
