@@ -20,46 +20,32 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 200
 
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.FloorDiv: ast.Mult,
+OTHER: dict[type[ast.AST], Any] = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
+    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult},
 }
 
 
 def changed(node: ast.AST) -> ast.AST | None:
     """A node with one fault in it; None if this kind of node is left alone."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-        ops = [COMPARISONS[type(node.ops[0])](), *node.ops[1:]]
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in OTHER:
+        ops = [OTHER[type(node.ops[0])](), *node.ops[1:]]
         return ast.Compare(node.left, ops, node.comparators)
     if isinstance(node, ast.BoolOp):
-        return ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+        return ast.BoolOp(OTHER[type(node.op)](), node.values)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return node.operand
-    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        return ast.BinOp(node.left, ARITHMETIC[type(node.op)](), node.right)
-    if isinstance(node, ast.Constant) and type(node.value) is bool:
-        return ast.Constant(not node.value)
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return ast.Constant(node.value + 1)
+    if isinstance(node, ast.BinOp) and type(node.op) in OTHER:
+        return ast.BinOp(node.left, OTHER[type(node.op)](), node.right)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return ast.Constant(not node.value if type(node.value) is bool else node.value + 1)
     if isinstance(node, ast.IfExp):
         return ast.IfExp(node.test, node.orelse, node.body)
     return None

@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +203,7 @@ def test_equal_rows_next_to_a_tensor_stay_apart():
 
 
 def test_the_device_of_what_arrives():
+    device: Any
     for device in ("foo", 3.5, "cuda:99"):
         with pytest.raises(ValueError, match=r"decode\(device\)"):
             decode(encode(1), device=device)
