@@ -52,7 +52,6 @@ class RecordWriter:
         ArgumentError: Another writer has this record open (reason ``"busy"``), in this process or
             in another; or `keep` is less than 1.
         ArgumentTypeError: `directory` is not a path.
-        OSError: The file system failed.
 
     If a writer is killed, only the step that it was writing is lost; readers do not see what is
     left of it. Close the writer, or use it in ``with``. Threads may share it. A process that was
@@ -102,15 +101,13 @@ class RecordWriter:
         Args:
             step: Above all steps of the record; see `rewind`.
             batch: A batch as `open_wire` reads it: a TensorDict, a `BatchedDataDict`, a dict with
-                one TensorDict in it, or a `WireBatch`, such as ``open_wire(frames)``. Do not change
-                it in the meantime.
+                one TensorDict in it, or a `WireBatch`, such as ``open_wire(frames)``.
             options: Those of `encode`, such as `meta`. `checksum` is True unless you pass it.
 
         Raises:
             ArgumentError: There is such a step or a newer one (reason ``"conflict"``); the writer
-                is closed, or of another process; or an option is not as for `encode`.
+                is closed, or of another process (``"busy"``); or as from `encode`.
             ArgumentTypeError: `batch` is not a batch.
-            UnsupportedTypeError: As `encode`.
             OSError: The file system failed; no step was deleted.
         """
         where = "RecordWriter.write"
@@ -130,11 +127,8 @@ class RecordWriter:
         """Delete this step and all after it, for a run that goes on from an earlier checkpoint.
 
         The newest goes first: whenever the process is killed, the steps that are left have no
-        gaps. Steps that were deleted before, because they are not kept, do not come back.
-
-        Raises:
-            ArgumentError: The writer is closed, or of another process; or `step` is negative.
-            OSError: The file system failed.
+        gaps. Steps that were deleted before, because they are not kept, do not come back. Raises
+        `ArgumentError` if the writer is closed, or of another process, or `step` is negative.
         """
         where = "RecordWriter.rewind"
         first = _step(step, f"{where}(step)")
@@ -191,8 +185,7 @@ class RecordReader:
 
     Raises:
         ArgumentTypeError: `directory` is not a path.
-        FileNotFoundError: There is no such directory.
-        NotADirectoryError: It is a file.
+        OSError: It is not a directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

@@ -30,18 +30,17 @@ _FORMS = ("padded", "wire", "narrow", "elide", "both")
 
 @dataclass(frozen=True)
 class ColumnTax:
-    """One column, in bytes.
+    """One column, in bytes; None if they were not measured.
 
-    Bytes are those of a rectangle, and of messages without options, with `narrow`, with `elide`,
-    and with both; None if they were not measured. Cells that columns share count for the first.
+    Cells that columns share count for the first.
     """
 
     name: str  # names of nested columns are joined with dots
     layout: str  # "jagged", "rectangular", "object" or "other": how it is sent
-    padded_bytes: int
-    wire_bytes: int
-    narrow_bytes: int | None = None
-    elide_bytes: int | None = None
+    padded_bytes: int  # as a rectangle
+    wire_bytes: int  # in a message without options
+    narrow_bytes: int | None = None  # with narrow
+    elide_bytes: int | None = None  # with elide
     both_bytes: int | None = None
 
     @property
@@ -125,12 +124,10 @@ def padding_tax(
         (4800, 3200, 800, 0.67)
 
     Args:
-        source: A batch: a TensorDict, a dict of columns, a `BatchedDataDict`, a `WireBatch`,
-            frames, or a blob. Or padded columns, with `lengths` and `token_aligned_fields` as
-            for `pack_jagged_fields`. Or bare lengths, (N,) integers: then the tax of one column of
-            int64 tokens.
-        lengths: Of padded columns: (N,) valid tokens per row.
-        token_aligned_fields: Of padded columns: names of the per-token ones.
+        source: A batch in any form. Or padded columns, with `lengths` and `token_aligned_fields`.
+            Or bare lengths, (N,) integers: then the tax of one column of int64 tokens.
+        lengths: Of padded columns, as for `pack_jagged_fields`.
+        token_aligned_fields: Of padded columns, as for `pack_jagged_fields`.
         padded_width: Width S of the rectangles; by default the longest row, or of padded columns
             their own, so that a batch measures less tax than the wider columns it came from.
         options: Measure `narrow` and `elide` of `encode` too: the batch is encoded once for each.
@@ -141,9 +138,8 @@ def padding_tax(
         row offsets, without a header.
 
     Raises:
-        ArgumentError: A row is longer than `padded_width`, or as from `pack_jagged_fields`.
-        ArgumentTypeError: `source` has another type, or as from `pack_jagged_fields`.
-        UnsupportedTypeError: As `encode`.
+        ArgumentError: A row is longer than `padded_width`; or as from `pack_jagged_fields`.
+        ArgumentTypeError: `source` has another type; or as from `encode`.
         WireFormatError: A message is malformed.
     """
     if padded_width is not None:

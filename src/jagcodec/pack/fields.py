@@ -149,13 +149,8 @@ def encode_fields(
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
         are aliased by their frames. Packed ones are copied into frame 1 if they are below 16 KiB,
         else into one allocation, which is freed with the last of their frames; or straight into
-        `out`. Rows of a mask with holes are copied twice.
-
-    Raises:
-        ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
-        ArgumentKeyError: As from `pack_jagged_fields`.
-        ArgumentTypeError: As from `pack_jagged_fields`; or `out` is not a writable buffer.
-        UnsupportedTypeError: As from `encode`.
+        `out`. Rows of a mask with holes are copied twice. Raises as `pack_jagged_fields` and
+        `encode` do.
     """
     columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
     if out is None and not options:

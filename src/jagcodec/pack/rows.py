@@ -55,10 +55,9 @@ def pack_rows(
 
     Args:
         rows: A sequence of N mappings with the same names, one per sample; or a mapping of names
-            to N rows each: lists, tuples, arrays or tensors (N, ...). Not generators or iterators.
-            A row is a list, tuple, `range` or `array` of ints, floats or bools, a numpy array, a
-            tensor, a number, or any other Python value. Lists of lists of equal lengths are rows of
-            cells with as many dims.
+            to N rows each: a list, a tuple, an array or a tensor (N, ...). A row is a list, tuple,
+            `range` or `array` of numbers, or of lists of equal lengths of them, a numpy array, a
+            tensor, a number, or any other Python value.
         dtypes: Name to the dtype of the column's cells (`torch.dtype`), to `object` for a column
             of Python objects, or to a `FieldSchema`, as the `schema` of an earlier `WireBatch` has
             them. In columns that it does not name, ints become int64, or float32 if a float
@@ -110,13 +109,7 @@ def encode_rows(
 
     Returns:
         Frames, as `encode` returns them. If there is one row, a frame aliases an array or a tensor
-        of 16 KiB or more.
-
-    Raises:
-        ArgumentError: As from `pack_rows`.
-        ArgumentKeyError: As from `pack_rows`.
-        ArgumentTypeError: As from `pack_rows`.
-        UnsupportedTypeError: As from `encode`.
+        of 16 KiB or more. Raises as `pack_rows` and `encode` do.
     """
     where = "encode_rows"
     plain = dtypes is None and same_length == rectangular == ()

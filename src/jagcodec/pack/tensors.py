@@ -76,7 +76,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
     Args:
         val: Any strided tensor; a jagged one is returned detached.
-        lengths: (N,) non-negative integers: a tensor, an array, a list or a tuple.
+        lengths: As for `to_nested_by_length`, but of any size.
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached; else `val` detached and
@@ -84,8 +84,8 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         integers on the CPU, and the first and the last cell after a row differ.
 
     Raises:
-        ArgumentError: `lengths` is not one-dimensional, or one is negative.
-        ArgumentTypeError: `val` is not a tensor, or lengths are not integers.
+        ArgumentError: `lengths` is not (N,), or one is negative.
+        ArgumentTypeError: `val` is not a strided tensor, or lengths are not integers.
     """
     return _pack_or_keep(val, lengths, "maybe_pack_jagged", exact_width=True)
 
@@ -102,19 +102,14 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         torch.Size([2])
 
     Args:
-        val: (N, S, ...) with S at least the longest length: sequence parallelism pads S up to a
-            multiple of its size. A jagged tensor is returned detached.
+        val: (N, S, ...) with S at least the longest length. A jagged one is returned detached.
         lengths: As for `maybe_pack_jagged`.
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached; or `val` detached and contiguous
         if it does not have N rows, has fewer than two dims, or S is below the longest length.
         Warns (`JagcodecWarning`) if a `val` of two dims or more is not packed, and as
-        `maybe_pack_jagged` does.
-
-    Raises:
-        ArgumentError: As from `maybe_pack_jagged`.
-        ArgumentTypeError: As from `maybe_pack_jagged`.
+        `maybe_pack_jagged` does. Raises as that does, too.
     """
     return _pack_or_keep(val, lengths, "pack_per_token_field", exact_width=False)
 
