@@ -65,24 +65,6 @@ def printed(run, *arguments):
     return out
 
 
-def test_inspect_prints_columns_rows_and_bytes(run, file):
-    lines = printed(run, "inspect", file).splitlines()
-    assert lines[0] == (
-        f"{file}: TensorDict of 4 rows, {file.stat().st_size} B in 2 frames; checksums verified"
-    )
-    assert lines[1].startswith("encode(..., narrow=True) saves ")
-    assert lines[2] == (
-        "As rectangles the columns take 256 B: 70.0% of the padded cells are tokens."
-    )
-    names = [line.split()[0] for line in lines[3:7]]
-    assert names == ["column", "ids", "logprobs", "reward"]  # by size
-    ids = next(line for line in lines if line.startswith("ids "))
-    assert ids.split()[:5] == ["ids", "jagged", "int64", "[4,", "*]"]
-    assert "112" in ids.split()
-    assert "meta: step" in lines
-    assert "rows of ids, logprobs: 1 to 5 tokens, mean 3.5, median 4.0, 14 in all" in lines
-
-
 def test_inspect_of_one_row_and_chosen_columns(run, file):
     row = ("inspect", file, "--row", 1, "--columns", "ids,reward")
     assert printed(run, *row) == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"

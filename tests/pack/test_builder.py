@@ -49,14 +49,6 @@ FULL = {
 }
 
 
-def test_a_row_of_two_turns():
-    row = grown()
-    found = row.to_row()
-    assert (listed(row), len(row)) == (FULL, 5)
-    assert [found[name].dtype for name in list(FULL)[:3]] == [np.float32, np.int64, np.bool_]
-    assert repr(row).startswith("RowBuilder(tokens=5, columns=['logprobs', 'input_ids'")
-
-
 def pickled(row):
     return pickle.loads(pickle.dumps(row))
 
@@ -141,6 +133,9 @@ def test_a_refused_append_changes_nothing(chunks, match):
         with pytest.raises(ArgumentError, match=match):
             row.append(**chunks)
         assert (listed(row), len(row)) == (FULL, 5)
+    found = [column.dtype for column in row.to_row().values() if hasattr(column, "dtype")]
+    assert found == [np.float32, np.int64, np.bool_]
+    assert repr(row).startswith("RowBuilder(tokens=5, columns=['logprobs', 'input_ids'")
 
 
 def test_columns_must_be_as_long_as_each_other():
@@ -319,12 +314,11 @@ def test_bad_options(arguments, options, match):
         RowBuilder(*arguments, **options)
 
 
-@pytest.mark.parametrize("tokens", [-1, 6, 2.5, "2", None])
-def test_bad_truncation(tokens):
+def test_bad_truncation():
     row = grown()
-    with pytest.raises(ArgumentError, match="truncate"):
-        row.truncate(tokens)
-    row.truncate(5)
+    for tokens in (-1, 6, 2.5, "2", None):
+        with pytest.raises(ArgumentError, match="truncate"):
+            row.truncate(tokens)
     assert listed(row) == FULL
     row.truncate(0)
     assert len(row) == 0

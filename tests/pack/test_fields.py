@@ -11,7 +11,6 @@ from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
-    decode,
     encode,
     encode_fields,
     materialize,
@@ -144,35 +143,6 @@ def test_fused_is_composed_however_large_the_offsets_are(rows):
     for name, column in fields.items():
         kept = torch.arange(7) < lengths[:, None]
         assert torch.equal(columns[name], (column * kept)[:, : lengths.max()])
-
-
-# --- masks -------------------------------------------------------------------------------------
-
-
-def test_prompts_on_the_left_and_responses_on_the_right_come_back():
-    """As verl pads them: three cells of prompt, three of response."""
-    fields = {"ids": IDS, "logprobs": IDS.float() * MASK, "attention_mask": MASK}
-    frames = encode_fields(fields, mask="attention_mask")
-    assert decode(frames)["ids"].values().tolist() == [3, 4, 5, 2, 3, 4, 5, 6]
-    batch = materialize(
-        frames,
-        padding_side="left_right",
-        prompt_lengths=MASK[:, :3].sum(1),
-        prompt_width=3,
-        pad_to_seqlen=6,
-        pad_value_dict={"ids": 9},
-    )
-    assert all(torch.equal(batch[name], column) for name, column in fields.items())
-
-
-def test_a_mask_with_holes_restores_what_it_packed():
-    holes = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 0]])
-    ids = torch.arange(12).view(2, 6).where(holes == 1, 9)
-    fields = {"ids": ids, "mask": holes}
-    td = decode(encode_fields(fields, mask="mask", token_aligned_fields=["ids"], narrow=["mask"]))
-    out = torch.full(holes.shape, 9)
-    out[td["mask"] == 1] = td["ids"].values()
-    assert torch.equal(out, ids)
 
 
 # --- columns of objects ------------------------------------------------------------------------

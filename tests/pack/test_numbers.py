@@ -20,7 +20,7 @@ from jagcodec import (
     stack_or_nest,
 )
 from jagcodec.errors import ArgumentTypeError
-from tests.oracle import bits, cell_of
+from tests.oracle import assert_same, bits, cell_of
 from tests.strategies import whole_numbers
 
 
@@ -214,26 +214,47 @@ def test_chunks_of_a_column_are_of_one_dtype(chunks, refused, dtype, expected):
         assert (found.dtype, found.tolist()) == (dtype, expected)
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype", "expected"),
-    [
-        ([0, 1, 0.5], torch.float32, [0.0, 1.0, 0.5]),
-        ([[1, 2], [], [2.5]], torch.float32, [1.0, 2.0, 2.5]),
-        ([[2**24 + 1], [0.5]], None, "row 0, cell 0: .*float32 holds exactly, found 16777217"),
-        ([2**24 + 1, 0.5], None, "row 0: .*float32 holds exactly, found 16777217"),
-        ([np.array([1], dtype=np.int32), [2, 3]], torch.int32, [1, 2, 3]),
-        ([[1], torch.tensor([2, 3]), np.array([4], dtype=np.int8)], torch.int64, [1, 2, 3, 4]),
-        ([[], torch.tensor([2.0])], torch.float32, [2.0]),
-        ([[1], np.array([0.5])], None, "row 1"),
-        ([torch.ones(1), torch.ones(1).double()], None, "row 1: .*float64"),
-        ([torch.ones(1, dtype=torch.bfloat16), [2]], torch.bfloat16, [1, 2]),
-    ],
-)
+ROWS: list[tuple[Any, Any, Any]] = [
+    ([0, 1, 0.5], torch.float32, [0.0, 1.0, 0.5]),
+    ([True, False], torch.bool, [True, False]),
+    ([np.float64(2), np.float64(3)], torch.float64, [2, 3]),
+    ([np.int16(3), np.int16(4)], torch.int16, [3, 4]),
+    ([torch.tensor(4), torch.tensor(5)], torch.int64, [4, 5]),
+    ([[1, 2], [], [2.5]], torch.float32, [1.0, 2.0, 2.5]),
+    ([np.array([1], dtype=np.int32), [2, 3]], torch.int32, [1, 2, 3]),
+    ([[1], torch.tensor([2, 3]), np.array([4], dtype=np.int8)], torch.int64, [1, 2, 3, 4]),
+    ([[], torch.tensor([2.0])], torch.float32, [2.0]),
+    ([torch.ones(1, dtype=torch.bfloat16), [2]], torch.bfloat16, [1, 2]),
+    ([[2**24 + 1], [0.5]], ArgumentError, "0, cell 0: .*float32 holds exactly, found 16777217"),
+    ([2**24 + 1, 0.5], ArgumentError, "0: .*float32 holds exactly, found 16777217"),
+    ([[1], np.array([0.5])], ArgumentTypeError, "1"),
+    ([torch.ones(1), torch.ones(1).double()], ArgumentTypeError, "1: .*float64"),
+    ([np.zeros((2, 3)), np.zeros((2, 4))], ArgumentError, "1: .*tokens, 3"),
+    ([[1], [2, 1 << 63]], ArgumentError, "1, cell 1: .*int64"),
+    ([0, 1 << 63], ArgumentError, "1: .*int64"),
+    ([[1], [2, "x"]], ArgumentTypeError, "1, cell 1: .*'x'.*object"),
+    ([True, 0.5], ArgumentTypeError, r"1: .*bools.*0\.5"),
+    ([[None, [2]], [None, [3]]], ArgumentTypeError, "0, cell 0: .*None"),
+    ([[[None, 1], [2, 3]]], ArgumentTypeError, "0, cell 0: .*None"),
+    ([[1], None], ArgumentTypeError, "1: .*None.*object"),
+    ([None, 1], ArgumentTypeError, "0: .*None"),
+    ([1, "x"], ArgumentTypeError, "1: .*'x'"),
+    (["x", 1], ArgumentTypeError, "1: .*an object, as str in row 0"),
+    ([["x"], [1]], ArgumentTypeError, "1: .*object"),
+    ([["a", None], [1, 2]], ArgumentTypeError, r"1: .* as list in row 0, found \[1, 2\]"),
+    ([1, [2]], ArgumentError, "1: expected shape"),
+]
+
+
+@pytest.mark.parametrize(("rows", "dtype", "expected"), ROWS)
 def test_rows_of_a_column_are_of_one_dtype(rows, dtype, expected):
-    if dtype is None:
-        with pytest.raises((ArgumentError, ArgumentTypeError), match=expected):
-            pack_rows({"x": rows})
+    if not isinstance(dtype, torch.dtype):
+        for pack in (pack_rows, encode_rows):
+            with pytest.raises(dtype, match=rf"^{pack.__name__}\('x'\), row {expected}"):
+                pack({"x": rows})
         return
     column = pack_rows({"x": rows})["x"]
     cells = column.values() if column.is_nested else column
     assert (cells.dtype, cells.tolist()) == (dtype, expected)
+    assert column.is_nested == (np.ndim(rows[-1]) > 0)
+    assert_same(decode(encode_rows({"x": rows}))["x"], column)
