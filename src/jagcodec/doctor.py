@@ -41,7 +41,7 @@ def doctor() -> dict[str, Any]:
         library cannot be imported, and ``advice``, a list of sentences.
     """
     report: dict[str, Any] = {
-        "jagcodec": f"{__version__}, {_wheel() or 'a checkout'}, {Path(__file__).parent}",
+        "jagcodec": f"{__version__}, {Path(__file__).parent}",
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": platform.platform(),
         **{name: _version(name) for name in REQUIRED},
@@ -103,16 +103,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _wheel() -> str | None:
-    """The first tag of the wheel, if what is installed is what is imported."""
-    try:
-        installed = importlib.metadata.distribution("jagcodec")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    if Path(str(installed.locate_file("jagcodec"))).resolve() != Path(__file__).resolve().parent:
-        return None
-    lines = (installed.read_text("WHEEL") or "").splitlines()
-    tags = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
-    return tags[0] if tags else None
