@@ -60,10 +60,9 @@ class OpenMessage(NamedTuple):
 def open_source(source: Any, path: str) -> OpenMessage:
     """Open a message of any value, and compare its checksums, if it has any."""
     message = open_message(source, path, Reading(by_range=True))
-    header, frames = message.header, message.frames or ()
-    size = sum(map(len, frames))
+    header, size = message.header, message.header.total
     if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
-        size = blob_end(len(frames[0]), header.stored)
+        size = blob_end(size - sum(header.stored), header.stored)
     root = header.schema.root
     batch, others = batch_in(root) or (None, [])
     entries = _values_of(root) if batch is None else [*_columns_of(batch, ())]
