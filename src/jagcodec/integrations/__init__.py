@@ -27,12 +27,10 @@ def setup() -> None:
             tensordict or verl that this wire format does not support.
         ModuleNotFoundError: Ray is not installed.
 
-    It imports Ray, but neither torch nor tensordict or verl: the types are found by their names
-    when Ray writes them. They are written with the options of `jagcodec.integrations.ray.register`,
-    if you called it. Types for which you gave Ray a serializer keep it. Undo it with
-    `jagcodec.integrations.ray.unregister`.
-
-    Ray accepts one ``worker_process_setup_hook`` per job. If you have another one, call `setup`
-    from it. Calling `setup` twice is harmless.
+    Every TensorDict, jagged tensor, `BatchedDataDict`, `WireBatch` and `DataProto` of verl that
+    `ray.put`, a task argument or a result holds, at any depth, is written as a message, with the
+    options of `jagcodec.integrations.ray.register` if you called it. Types for which you gave Ray a
+    serializer keep it. Calling this twice is harmless; `jagcodec.integrations.ray.unregister`
+    undoes it. It imports Ray, but not torch, tensordict or verl.
     """
     _reducers.carry()

@@ -21,9 +21,8 @@ def reading_output(path: str, expected: str) -> Iterator[None]:
     except JagcodecError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ArgumentError(
-            "bad_type", path, f"expected {expected}, found {type(error).__name__}: {error}"
-        ) from error
+        found = f"expected {expected}, found {type(error).__name__}: {error}"
+        raise ArgumentError("bad_type", path, found) from error
 
 
 def token_ids(ids: Iterable[Any]) -> list[int]:
@@ -38,13 +37,12 @@ def logprob(value: Any, path: str) -> float:
 
 def check_count(found: int, expected: int, path: str, of: str) -> None:
     if found != expected:
-        raise ArgumentError(
-            "bad_length", path, f"expected {expected} items like {of}, found {found}"
-        )
+        detail = f"expected {expected} items like {of}, found {found}"
+        raise ArgumentError("bad_length", path, detail)
 
 
 def same_keys(rows: dict[str, Row]) -> list[Row]:
-    """Rows, by the paths of their samples, without the keys that are None in all of them."""
+    """Rows by the paths of their samples: without keys that are None in all, with own lists."""
     for key in {key: None for row in rows.values() for key in row}:
         without = [path for path, row in rows.items() if row[key] is None]
         if 0 < len(without) < len(rows):
@@ -55,5 +53,6 @@ def same_keys(rows: dict[str, Row]) -> list[Row]:
                 "for it in every request, or leave out samples that have none",
             )
     return [
-        {key: value for key, value in row.items() if value is not None} for row in rows.values()
+        {key: x.copy() if type(x) is list else x for key, x in row.items() if x is not None}
+        for row in rows.values()
     ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def to_arrow(batch: Any) -> pyarrow.Table:
-    """The columns of a batch as an Arrow table, one way: to read rollouts with other tools.
+    """The columns of a batch as an Arrow table, to read rollouts with other tools.
 
     Example:
         >>> from jagcodec import encode_rows
@@ -36,22 +36,12 @@ def to_arrow(batch: Any) -> pyarrow.Table:
             blob.
 
     Returns:
-        A table of N rows with the columns of the batch in their order; what belongs to the whole
-        batch (`meta`) is left out.
-
-        ============================================  ============================================
-        column                                        in the table
-        ============================================  ============================================
-        jagged, per token or with ragged dim 2        lists, of lists where a row has several dims
-        (N,) numbers or bools                         numbers or bools
-        (N, ...)                                      fixed-size lists
-        rows of `str` or None; of `bytes` or None     text; binary
-        rows of other objects                         text: each object as JSON
-        a batch within the batch                      a struct
-        ============================================  ============================================
-
-        bfloat16 and float8 become float32, which holds them exactly. The cells of the table are
-        copies, or the memory of rectangles; do not write to these while the table is in use.
+        A table of N rows with the columns of the batch in their order, without its `meta`. Jagged
+        columns (ragged in dim 1 or 2) become lists, (N,) numbers and bools themselves, (N, ...)
+        fixed-size lists, rows of `str` or None text, of `bytes` or None binary, rows of other
+        objects text with each as JSON, and a batch within the batch a struct. bfloat16 and float8
+        become float32, which holds them exactly. The cells of the table are copies, or the memory
+        of rectangles; do not write to these while the table is in use.
 
     Raises:
         ArgumentError: Arrow does not have the dtype or layout of a column, an object is not one
@@ -82,12 +72,9 @@ def _array(pa: Any, column: Any, path: str) -> Any:
     if isinstance(column, torch.Tensor) and column.is_nested:
         # Rows may differ in several dims: each is a value by itself.
         return pa.array([_numbers(row, path).tolist() for row in column.unbind()])
-    if type(column) in _TENSORS and column.layout is torch.strided:
+    if type(column) in (torch.Tensor, torch.nn.Parameter) and column.layout is torch.strided:
         return _fixed(pa, _numbers(column, path), tuple(column.shape[1:]), path)
     raise _refused(path, describe(column))
-
-
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _lists(pa: Any, view: RaggedView, path: str) -> Any:
@@ -142,9 +129,6 @@ def _objects(pa: Any, items: list[Any], path: str) -> Any:
 
 
 def _refused(path: str, found: str) -> ArgumentError:
-    return ArgumentError(
-        "bad_type",
-        path,
-        f"expected a column that an Arrow table can hold, found {found}; leave the column out, or "
-        "convert it",
-    )
+    expected = f"expected a column that an Arrow table can hold, found {found}"
+    detail = f"{expected}; leave the column out, or convert it"
+    return ArgumentError("bad_type", path, detail)

@@ -25,14 +25,10 @@ def register_images() -> None:
         >>> decode(encode({"images": [image]}))["images"][0] == image
         True
 
-    Raises:
-        UnsupportedTypeError: Not by this call, but by `encode`, for an image whose `info` holds
-            an object that cannot be encoded.
-
-    An image arrives with its mode, size, pixels, palette and `info`. Pixels are sent raw, so the
-    reader never parses an image file. An image opened from a file, such as a `JpegImageFile`,
-    arrives as a plain `PIL.Image.Image`, without its file, `format` and further frames. Calling
-    this twice is harmless.
+    An image arrives with its mode, size, pixels, palette and `info`; if `info` holds an object that
+    cannot be encoded, `encode` raises. Pixels are sent raw, so the reader never parses an image
+    file. An image opened from a file arrives as a plain `PIL.Image.Image`, without its file,
+    `format` and further frames. Calling this twice is harmless.
     """
     register_type(Image.Image, "PIL.Image", to_state=_state, from_state=_image)
     Image.init()  # every format that this Pillow opens has a type of its own
@@ -49,17 +45,11 @@ def _file_types(base: type) -> list[type]:
 
 def _state(image: Image.Image) -> dict[str, Any]:
     pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)  # loads pixels not yet read from a file
-    palette = None
+    state = {"mode": image.mode, "size": image.size, "pixels": pixels, "palette": None}
     if image.mode in ("P", "PA"):
         mode = image.im.getpalettemode()
-        palette = (mode, image.im.getpalette(mode, mode))
-    return {
-        "mode": image.mode,
-        "size": image.size,
-        "pixels": pixels,
-        "palette": palette,
-        "info": dict(image.info),
-    }
+        state["palette"] = (mode, image.im.getpalette(mode, mode))
+    return {**state, "info": dict(image.info)}
 
 
 def _image(state: Any) -> Image.Image:

@@ -42,36 +42,21 @@ def register(**options: Unpack[EncodeOptions]) -> None:
 
     Args:
         options: Those of `encode`, such as `allow_pickle` and `default` for objects inside batches
-            that cannot be encoded.
+            that cannot be encoded. Calling this again replaces them.
 
     Raises:
         UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
             that cannot be encoded.
 
-    It applies to every TensorDict, jagged tensor, `BatchedDataDict` and `WireBatch`, and to every
-    `DataProto` of verl, in what `ray.put`, a task argument or a result holds, at any depth: they
-    are written as the frames of `encode`. A type for which you gave Ray a serializer keeps it.
-    It applies to this process alone: for the workers of a job, use the hook
-    `jagcodec.integrations.setup`. A process that only reads just needs jagcodec installed. Calling
-    it again replaces the options.
-
-    Reading a TensorDict, a jagged tensor or a BatchedDataDict copies it. The copy may be written
-    to and is what `decode` documents: on the CPU, without gradients. A `WireBatch` reads the store
-    in place: its header at once, each column on demand, as a copy. It keeps its object in the
-    store. Of a `WireBatch`, only the chosen rows and columns are written.
-
-    Subclasses of these classes are left to Ray. Ray cannot look inside a batch that is written
-    this way: it finds no ObjectRef there (`encode` raises for those) and no tensor to send by a
-    `tensor_transport`.
+    It does what `jagcodec.integrations.setup` does, for this process. What you get back is on the
+    CPU and without gradients. A `WireBatch` keeps its object in the store. Subclasses of the types
+    are left to Ray.
     """
     carry(options)
 
 
 def unregister() -> None:
-    """Undo `register` and `jagcodec.integrations.setup` in this process.
-
-    Ray writes batches as before, and what is in its store stays readable.
-    """
+    """Undo `register` and `setup` in this process; what is in Ray's store stays readable."""
     restore_reducers()
 
 
@@ -135,8 +120,8 @@ def _in_place(pieces: list[Any]) -> ByteArray:
 
 def _owned(frames: list[list[Any]]) -> list[ByteArray]:
     """Copy frames out of the store, which is read-only: a write there kills the process."""
-    # Into one block: the system would take many small blocks back as soon as they are freed, and
-    # zero them again for the next batch, which costs more than the copy.
+    # Into one block: the system takes back many small ones when they are freed, and zeroes them
+    # again for the next batch, which costs more than the copy.
     sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
     owned = allocate_together(sizes)
     for pieces, memory in zip(frames, owned, strict=True):

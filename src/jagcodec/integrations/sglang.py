@@ -45,26 +45,17 @@ def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]
         [[1, 2, 3]]
 
     Args:
-        responses: A response, or a list of them, nested to any depth, as batches of batches are.
-            They are those of SGLang 0.5.23, from which this was read; JSON's lists are as good as
-            tuples.
+        responses: A response, or a list of them, nested to any depth, as of SGLang 0.5.23, from
+            which this was read. JSON's lists are as good as tuples.
 
     Returns:
-        A dict per response, in order. Its keys:
-
-        * `prompt_ids`: a list of ints: `prompt_token_ids` (asked for by
-          ``return_prompt_token_ids=True``), or the tokens of `input_token_logprobs` if these cover
-          the prompt;
-        * `response_ids`: a list of ints, `output_ids`;
-        * `logprobs`: a list of floats, those of the sampled tokens (``return_logprob=True``);
-        * `finish_reason`: a string, the `type` of SGLang's dict: ``"stop"``, ``"length"`` or
-          ``"abort"``;
-        * `prompt_logprobs`: a list of floats, those of the prompt's own tokens
-          (``logprob_start_len=0``). The first one, which SGLang leaves out, is 0.0;
-        * `routed_experts`: the numpy array that SGLang sent as base64. It is flat and read-only:
-          ``reshape(-1, layers, top_k)`` has a row per token.
-
-        A key that SGLang returned for no sample is in no row. Lists belong to their row.
+        A dict per response, in order. `prompt_ids` (`prompt_token_ids`, which you get for
+        ``return_prompt_token_ids=True``, or the tokens of `input_token_logprobs` if these cover
+        the prompt) and `response_ids` are lists of ints. `logprobs` (of the sampled tokens,
+        ``return_logprob=True``) and `prompt_logprobs` (``logprob_start_len=0``; the first one is
+        0.0) are lists of floats. `finish_reason` is the `type` of SGLang's dict.
+        `routed_experts` is an array, flat and read-only: ``reshape(-1, layers, top_k)`` has a row
+        per token. A key that SGLang returned for no sample is in no row. Lists belong to their row.
 
     Raises:
         ArgumentError: Only some samples have a key, a response is not one of ``/generate``, or its
@@ -95,9 +86,7 @@ def _row(response: Any, path: str) -> Row:
     return {
         "prompt_ids": prompt,
         "response_ids": ids,
-        "logprobs": _logprobs(
-            meta.get("output_token_logprobs"), ids, f"{path}.output_token_logprobs"
-        ),
+        "logprobs": _logprobs(meta.get("output_token_logprobs"), ids, path),
         "finish_reason": None if finish is None else finish["type"],
         "prompt_logprobs": prompt_logprobs,
         "routed_experts": experts,
@@ -108,6 +97,7 @@ def _logprobs(triples: Any, ids: list[int], path: str) -> list[float] | None:
     """The logprobs of (logprob, token id, text), one for each of these ids."""
     if triples is None:
         return None
+    path = f"{path}.output_token_logprobs"
     check_count(len(triples), len(ids), path, "output_ids")
     for at, (_, token, _) in enumerate(triples):
         if token != ids[at]:
@@ -124,12 +114,9 @@ def _prompt(response: Any, meta: Any, path: str) -> tuple[list[int] | None, list
     if not values or len(values) != count:
         # Older versions return the last token of each prompt, without a logprob.
         if any(value is not None for value in values):
-            raise ArgumentError(
-                "bad_length",
-                path,
-                f"expected the logprobs of all {count} tokens of the prompt, found {len(values)}; "
-                "pass logprob_start_len=0 for all of them, or leave it out for none",
-            )
+            expected = f"expected the logprobs of all {count} tokens of the prompt, found "
+            remedy = f"{len(values)}; pass logprob_start_len=0 for all, or leave it out for none"
+            raise ArgumentError("bad_length", path, expected + remedy)
         return None if prompt is None else token_ids(prompt), None
     values[0] = 0.0 if values[0] is None else values[0]
     ids = token_ids(prompt or [token for _, token, _ in triples])

@@ -2,13 +2,8 @@
 
 Once this module is imported, `encode` and `decode` accept a DataProto, alone or anywhere inside
 other values, over every transport; and members of any `Enum`, such as verl's `DatasetPadMode`, if
-the receiver has imported its module.
-
-Each row of a rectangle in `batch` is sent without the run of equal cells that it begins with and
-the one that it ends with. These are its left and right padding, detected from the row's own bits,
-so no mask is needed, no column has to be named, and no value can be lost. A column in which this
-saves less than an eighth is sent unchanged, as are jagged columns and everything else. What
-arrives has the same shapes, bits and order, and may be written to.
+the receiver has imported its module. What arrives has the same shapes, bits and order, and may be
+written to.
 """
 
 from __future__ import annotations
@@ -52,12 +47,7 @@ def install(**options: Unpack[EncodeOptions]) -> None:
             data = ray.get(ray.put(data))
 
     Args:
-        options: Those of `encode`, such as `narrow`, `elide` and `compress` for fewer bytes between
-            machines, and `allow_pickle` and `default` for objects that cannot be encoded.
-
-    Raises:
-        UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
-            that cannot be encoded.
+        options: Those of `encode`, such as `narrow` for fewer bytes.
 
     It does what `jagcodec.integrations.ray.register` does, also for what verl's worker groups
     dispatch and collect. `jagcodec.integrations.ray.unregister` undoes it.

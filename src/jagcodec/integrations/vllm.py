@@ -25,8 +25,8 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
         >>> from jagcodec.integrations.vllm import rows_of
         >>> sampled = [{7: Of(logprob=-0.5), 9: Of(logprob=-0.25)}, {8: Of(logprob=-0.125)}]
         >>> samples = [
-        ...     Of(token_ids=[7, 8], logprobs=sampled, finish_reason="stop", routed_experts=None),
-        ...     Of(token_ids=[8], logprobs=sampled[1:], finish_reason="stop", routed_experts=None),
+        ...     Of(token_ids=[7, 8], logprobs=sampled, finish_reason="stop"),
+        ...     Of(token_ids=[8], logprobs=sampled[1:], finish_reason="stop"),
         ... ]
         >>> outputs = [Of(prompt_token_ids=[1, 2, 3], prompt_logprobs=None, outputs=samples)]
         >>> rows = rows_of(outputs)
@@ -40,17 +40,10 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
         outputs: A list of finished `RequestOutput`s, as of vLLM 0.33.0, from which this was read.
 
     Returns:
-        A dict per `CompletionOutput`, in order: n of them for a request with n samples. Its keys:
-
-        * `prompt_ids`, `response_ids`: lists of ints;
-        * `logprobs`: a list of floats, those of the sampled tokens;
-        * `finish_reason`: a string, such as ``"stop"``, ``"length"`` or ``"abort"``;
-        * `prompt_logprobs`: a list of floats, those of the prompt's own tokens. The first one,
-          which vLLM leaves out, is 0.0;
-        * `routed_experts`: the numpy array that vLLM returned, (tokens, layers, top k).
-
-        A key that vLLM returned for no sample is in no row: `logprobs`, `prompt_logprobs` and
-        `routed_experts` have to be asked for. Lists belong to their row; arrays are vLLM's.
+        A dict per `CompletionOutput`, in order. `prompt_ids` and `response_ids` are lists of ints,
+        `logprobs` (of the sampled tokens) and `prompt_logprobs` (the first one is 0.0) lists of
+        floats, `finish_reason` is a string, and `routed_experts` vLLM's own array (tokens, layers,
+        top k). A key that vLLM returned for no sample is in no row. Lists belong to their row.
 
     Raises:
         ArgumentError: Only some samples have a key, an output is not a `RequestOutput`, or it has
@@ -62,35 +55,32 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
     for i, output in enumerate(outputs):
         path = f"vllm.rows_of(outputs)[{i}]"
         with reading_output(path, "a RequestOutput of vLLM"):
-            ids = output.prompt_token_ids
-            ids = None if ids is None else token_ids(ids)
-            logprobs = _logprobs(output.prompt_logprobs, ids, f"{path}.prompt_logprobs", first=0.0)
+            prompt, logprobs = output.prompt_token_ids, None
+            if prompt is not None:
+                prompt = token_ids(prompt)
+                where = f"{path}.prompt_logprobs"
+                logprobs = _logprobs(output.prompt_logprobs, prompt, where, first=0.0)
             for j, sample in enumerate(output.outputs):
                 here = f"{path}.outputs[{j}]"
                 with reading_output(here, "a CompletionOutput of vLLM"):
-                    rows[here] = _row(sample, ids, logprobs, here)
+                    ids = token_ids(sample.token_ids)
+                    rows[here] = {
+                        "prompt_ids": prompt,
+                        "response_ids": ids,
+                        "logprobs": _logprobs(sample.logprobs, ids, f"{here}.logprobs"),
+                        "finish_reason": sample.finish_reason,
+                        "prompt_logprobs": logprobs,
+                        # Older versions lack it.
+                        "routed_experts": getattr(sample, "routed_experts", None),
+                    }
     return same_keys(rows)
 
 
-def _row(
-    sample: Any, prompt: list[int] | None, prompt_logprobs: list[float] | None, path: str
-) -> Row:
-    ids = token_ids(sample.token_ids)
-    return {
-        "prompt_ids": None if prompt is None else prompt.copy(),
-        "response_ids": ids,
-        "logprobs": _logprobs(sample.logprobs, ids, f"{path}.logprobs"),
-        "finish_reason": sample.finish_reason,
-        "prompt_logprobs": None if prompt_logprobs is None else prompt_logprobs.copy(),
-        "routed_experts": getattr(sample, "routed_experts", None),  # older versions lack it
-    }
-
-
 def _logprobs(
-    positions: Any, ids: list[int] | None, path: str, first: float | None = None
+    positions: Any, ids: list[int], path: str, first: float | None = None
 ) -> list[float] | None:
     """The logprob of each token in its dict of tokens; `first` if the first dict is empty."""
-    if positions is None or ids is None:
+    if positions is None:
         return None
     check_count(len(positions), len(ids), path, "token ids")
     found = []
