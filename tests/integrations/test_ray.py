@@ -5,19 +5,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from jagcodec import (
-    BatchedDataDict,
-    WireBatch,
-    encode,
-    open_wire,
-    stack_or_nest,
-)
+from jagcodec import BatchedDataDict, WireBatch, encode, open_wire, stack_or_nest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 from jagcodec.integrations import ray as integration  # noqa: E402
 from jagcodec.integrations import setup  # noqa: E402
-from tests.helpers import PAYLOADS, make_batch  # noqa: E402
+from tests.helpers import PAYLOADS, address, make_batch, size  # noqa: E402
 from tests.integrations.conftest import SECONDS, needs  # noqa: E402
 from tests.oracle import assert_same  # noqa: E402
 
@@ -39,24 +33,28 @@ def there_and_back(value):
     return get(ray.put(value))
 
 
-# As a message of Ray's, in the store in pieces, and in the store in one piece.
-SIZES = pytest.mark.parametrize(
-    "cells_per_token", [1, 20_000, 100_000], ids=["small", "in the store", "large"]
-)
-
-
 # --- the store ---------------------------------------------------------------------------------
 
 
 @pytest.mark.cluster
 class TestStore:
-    @SIZES
+    # As a message of Ray's, in the store in pieces, and in the store in one piece.
+    @pytest.mark.parametrize(
+        "cells_per_token", [1, 20_000, 100_000], ids=["small", "in the store", "large"]
+    )
     def test_its_readers_get_memory_of_their_own(self, registered, cells_per_token):
         reference = ray.put(make_batch(cells_per_token))
         first, second = get(reference), get(reference)
-        first["ids"].values().zero_()  # a write to the store would kill this process
-        first["reward"].zero_()
-        assert_same(second, make_batch(cells_per_token))
+        wire = ray.put(open_wire(encode(make_batch(cells_per_token))))
+        found, again = get(wire), get(wire)  # the store gives every reader the same memory
+        places = [[address(frame) for frame in each.to_frames()] for each in (found, again)]
+        assert cells_per_token == 1 or places[0] == places[1]
+        assert all(memoryview(frame).readonly for frame in found.to_frames())
+        for td in (first, found.to_tensordict()):
+            td["ids"].values().zero_()  # a write to the store would kill this process
+            td["reward"].zero_()
+        for td in (second, again.to_tensordict()):
+            assert_same(td, make_batch(cells_per_token))
 
     def test_ray_is_given_no_buffer_that_it_copies_slowly(self, registered):
         """Of more than 1 MiB it starts threads for each, which pays off from about 8 MiB on."""
@@ -70,30 +68,12 @@ class TestStore:
         assert max(sizes) == 15 * 100_000 * 8  # in one piece
         assert not [size for size in sizes if 2**20 < size <= 2**23]
 
-    @SIZES
-    def test_a_wire_batch_reads_the_store_and_copies_what_it_hands_out(
-        self, registered, cells_per_token
-    ):
-        reference = ray.put(open_wire(encode(make_batch(cells_per_token))))
-        # The store gives every reader the same memory.
-        found, again = get(reference), get(reference)
-        places = [
-            [np.frombuffer(frame, dtype=np.uint8).ctypes.data for frame in opened.to_frames()]
-            for opened in (found, again)
-        ]
-        assert cells_per_token == 1 or places[0] == places[1]
-        assert all(memoryview(frame).readonly for frame in found.to_frames())
-        td = found.to_tensordict()
-        td["ids"].values().zero_()
-        td["reward"].zero_()
-        assert_same(again.to_tensordict(), make_batch(cells_per_token))
-
     def test_only_the_chosen_rows_of_a_wire_batch_are_sent(self, registered):
         wire = open_wire(encode(make_batch(20_000))).select(["logprobs", "message"]).rows([4, 2])
         found = there_and_back(there_and_back(wire))
         assert type(found) is WireBatch
         assert found.fields == ("logprobs", "message")
-        assert sum(memoryview(frame).nbytes for frame in found.to_frames()) < 10_000
+        assert size(found.to_frames()) < 10_000
 
     def test_a_wire_batch_keeps_its_object_in_the_store(self, registered):
         found = there_and_back(open_wire(encode(make_batch(20_000))))  # its reference is gone
@@ -203,7 +183,7 @@ class TestWorkers:
         assert [row.tolist() for row in found["ids"].unbind()] == [[1.5] * 2, [2.5] * 3]
 
 
-# --- the hook, in processes of its own -----------------------------------------------------------
+# --- the hook, in new processes ------------------------------------------------------------------
 
 # What a process writes, read by a reader of this library, and the readers that it names.
 TOOLS = """
@@ -222,26 +202,16 @@ def batch():
 """
 
 
-class TestHook:
-    @pytest.mark.parametrize("first", ["", "batch()", "import jagcodec.integrations.ray"])
-    def test_batches_are_written_whatever_is_imported_first(self, python, first):
-        code = "setup()\nsetup()\nnames, td = written(batch())\nprint(names, td['a'].tolist())"
-        assert python(f"{TOOLS}{first}\n{code}").stdout == "['ray'] [0, 1, 2]\n"
-
-    @needs("verl")
-    def test_dataproto_and_then_every_type_by_the_reader_of_verl(self, python):
-        code = """
+ANY = "setup()\nsetup()\nnames, td = written(batch())\nprint(names, td['a'].tolist())"
+OF_VERL = """
 setup()
 before, _ = written(batch())
 import verl
 names, data = written(verl.DataProto(batch=batch(), meta_info={"step": 3}))
 print(before, names, written(batch())[0], data.batch["a"].tolist(), data.meta_info)
 """
-        assert python(TOOLS + code).stdout == "['ray'] ['verl'] ['verl'] [0, 1, 2] {'step': 3}\n"
-
-    def test_options_of_the_user_are_kept(self, python):
-        """Those of a call before the hook, and of one after it."""
-        code = """
+# The options of a call before the hook, and of one after it.
+OPTIONS = """
 import pathlib
 from jagcodec import BatchedDataDict
 from jagcodec.integrations.ray import register, unregister
@@ -259,10 +229,7 @@ except TypeError as error:
 register(allow_pickle=True)
 print(first, refused, written(paths)[1] == paths)
 """
-        assert python(TOOLS + code).stdout == "True True True\n"
-
-    def test_threads_that_write_the_first_batch_at_the_same_time(self, python):
-        code = """
+THREADS = """
 import threading
 td = batch()
 setup()
@@ -277,7 +244,25 @@ threads = [threading.Thread(target=work) for _ in range(4)]
 [thread.join() for thread in threads]
 print(found)
 """
-        assert python(TOOLS + code).stdout == f"{[['ray']] * 4}\n"
+
+
+class TestHook:
+    @pytest.mark.parametrize(
+        ("code", "printed"),
+        [
+            (ANY, "['ray'] [0, 1, 2]"),
+            (f"batch()\n{ANY}", "['ray'] [0, 1, 2]"),
+            (f"import jagcodec.integrations.ray\n{ANY}", "['ray'] [0, 1, 2]"),
+            pytest.param(
+                OF_VERL, "['ray'] ['verl'] ['verl'] [0, 1, 2] {'step': 3}", marks=needs("verl")
+            ),
+            (OPTIONS, "True True True"),
+            (THREADS, f"{[['ray']] * 4}"),
+        ],
+        ids=["batch", "batch before", "integration before", "of verl", "options", "threads"],
+    )
+    def test_what_a_process_writes(self, python, code, printed):
+        assert python(f"{TOOLS}{code}").stdout == f"{printed}\n"
 
     def test_other_classes_of_these_names_are_ray_s(self, python, tmp_path):
         (tmp_path / "verl").mkdir()
