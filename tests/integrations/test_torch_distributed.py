@@ -42,6 +42,7 @@ from jagcodec.errors import (
 )
 from jagcodec.integrations import torch_distributed as td_module
 from jagcodec.integrations.torch_distributed import all_gather_rows, broadcast
+from jagcodec.memory.blocks import new_block
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.spec import MAGIC, VERSION
 from tests.helpers import make_batch
@@ -329,7 +330,7 @@ def test_every_rank_learns_that_one_cannot_encode(world, work):
 
 
 def do_no_memory(rank, work, values, options):
-    def scarce(size, new_block=td_module.new_block):
+    def scarce(size):
         if size > 8_000_000 and rank == 2:
             raise MemoryError("no 8 MB left")
         return new_block(size)
@@ -447,7 +448,9 @@ def do_forge_numbers(place, number, rank, *call):
     """Rank 1 announces another number, where ranks agree on what is to come."""
 
     def forged(self, row, exchanged=td_module._Exchange._exchanged):
-        return exchanged(self, [*row[:place], number, *row[place + 1 :]] if rank == 1 else row)
+        start = 8 * place
+        forged = row[:start] + Q.pack(number) + row[start + 8 :]
+        return exchanged(self, forged if rank == 1 else row)
 
     with patch.object(td_module._Exchange, "_exchanged", forged):
         return do_call(rank, *call)
@@ -459,9 +462,7 @@ def forged(world, place, number, work):
 
 
 @pytest.mark.parametrize("work", WORKS)
-@pytest.mark.parametrize(
-    ("place", "number"), [(0, 2), (0, -1), (2, -1), (2, 4097), (2, 1 << 40), (3, -1)]
-)
+@pytest.mark.parametrize(("place", "number"), [(0, 2), (0, -1), (2, -1), (3, -1)])
 def test_forged_numbers_are_an_error_on_every_rank(world, place, number, work):
     for error in refused(forged(world, place, number, work), world, *[TransportError] * RANKS):
         assert (error.reason, error.path) == ("peer_failed", f"{work.__name__}, rank 1")
@@ -469,7 +470,7 @@ def test_forged_numbers_are_an_error_on_every_rank(world, place, number, work):
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_forged_size_is_refused_before_memory_is_allocated(world, work):
-    for error in forged(world, 3, 1 << 55, work):
+    for error in forged(world, 2, 1 << 55, work):
         assert isinstance(error, (TransportError, WireFormatError)), error
         assert f"found {1 << 55}" in error.detail
     assert_usable(world)

@@ -1,9 +1,9 @@
 """Batches between the ranks of a `torch.distributed` job.
 
-Both functions have the same steps. All ranks exchange a row of integers: which function each one
-calls, whether it failed, and how large its message is. Each rank then allocates memory, and all
-report whether they could. The messages follow, each as one blob, without padding and without
-pickle. Finally all ranks report whether they could read the headers.
+Both functions have the same steps. All ranks exchange which function each one calls, how large its
+message is, and its error if it failed. Each rank then allocates memory, and all report whether they
+could. The messages follow, each as one blob, without padding and without pickle. Finally all ranks
+report whether they could read the headers.
 
 On a backend for CPU tensors (gloo, mpi) messages go from host memory to host memory. With NCCL
 they are copied to the current CUDA device for the transfer, and back. This path has not run on a
@@ -12,7 +12,8 @@ GPU yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -27,7 +28,6 @@ from jagcodec.errors import (
     TransportError,
     TransportTimeoutError,
     WireFormatError,
-    brief,
 )
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.tensor_bytes import ByteArray
@@ -148,7 +148,7 @@ def all_gather_rows(
 
 
 _NAMES = ("broadcast", "all_gather_rows")
-_MOST_WORDS = 4096  # bytes in which a rank reports its failure
+_ROW = struct.Struct("<qqq1000s")  # function, src, bytes of the message, words about a failure
 
 
 class _Exchange:
@@ -258,23 +258,19 @@ class _Exchange:
             result = step()
         except Exception as error:
             failure = error
-            words = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MOST_WORDS]
+            words = f"{type(error).__name__}: {error}".encode(errors="replace")
         size = len(result) if isinstance(result, torch.Tensor) else 0
-        call = [_NAMES.index(self.where), src if self._is_rank(src) else -1]
-        table = self._exchanged([*call, len(words), size])
-        for place, row in enumerate(table):
-            known = 0 <= row[0] < len(_NAMES) and 0 <= row[2] <= _MOST_WORDS
-            if not known or row[3] < 0:
+        call = (_NAMES.index(self.where), src if self._is_rank(src) else -1)
+        table = [_ROW.unpack(row) for row in self._exchanged(_ROW.pack(*call, size, words))]
+        for place, (name, _, size, words) in enumerate(table):
+            if not 0 <= name < len(_NAMES) or size < 0:
                 remedy = "run the same version of jagcodec on every rank, in a new group"
-                found = f"expected numbers of this function, found {brief(row)}; {remedy}"
+                found = f"expected numbers of this function, found {name} and {size}; {remedy}"
                 raise self._failed(place, found)
-        failed = next((place for place, row in enumerate(table) if row[2]), None)
-        if failed is not None:
-            length = table[failed][2]
-            mine = bytearray(words[:length].ljust(length))
-            (heard,) = self._broadcast([(failed, torch.frombuffer(mine, dtype=torch.uint8))])
-            found = f"found that it failed: {bytes(heard.numpy()).decode(errors='replace')}"
-            raise failure or self._failed(failed, f"expected this rank to take part, {found}")
+            if words[0]:
+                said = words.rstrip(b"\0").decode(errors="replace")
+                found = f"expected this rank to take part, found that it failed: {said}"
+                raise failure or self._failed(place, found)
         if any(row[:2] != table[0][:2] for row in table):
             calls = ", ".join(
                 f"{_NAMES[row[0]]}({f'src={row[1]}' if row[1] >= 0 else ''}) on rank {rank}"
@@ -282,14 +278,15 @@ class _Exchange:
             )
             detail = f"expected the same call on every rank, found {calls}"
             raise ArgumentError("conflict", self.where, detail)
-        return result, [row[3] for row in table]
+        return result, [row[2] for row in table]
 
-    def _exchanged(self, row: Sequence[Any]) -> list[list[int]]:
-        mine = torch.tensor(row, dtype=torch.int64, device=self.carrier)
+    def _exchanged(self, row: bytes) -> list[bytes]:
+        """The row of each rank."""
+        mine = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.carrier)
         rows = [torch.empty_like(mine) for _ in self.ranks]
         with self._reported():
             dist.all_gather(rows, mine, group=self.group)
-        return [row.tolist() for row in rows]
+        return [row.cpu().numpy().tobytes() for row in rows]
 
     def _broadcast(self, sent: Iterable[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
         """Send the bytes of the rank at each place to memory of the same size on every rank."""

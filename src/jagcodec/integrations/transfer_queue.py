@@ -122,28 +122,26 @@ class StorageOptions:
         return open_wire(frames, allow_pickle=self.allow_pickle, limits=limits or self.limits)
 
 
+_OPTIONS = {"allow_pickle": bool, "narrow": bool, "limits": Mapping}
+
+
 def options_of(config: Mapping[str, Any]) -> StorageOptions:
     """The options in the configuration of the backend."""
-    where = f"backend.{NAME}.jagcodec"
-    values = _known(config.get("jagcodec"), StorageOptions, where)
-    for name in ("allow_pickle", "narrow"):
-        if type(values.get(name, False)) is not bool:
-            found = f"expected true or false, found {brief(values[name])}"
-            raise ArgumentTypeError("bad_type", f"{where}.{name}", found)
-    if "limits" in values:
-        values["limits"] = Limits(**_known(values["limits"], Limits, f"{where}.limits"))
-    return StorageOptions(**values)
+    where, given = f"backend.{NAME}.jagcodec", config.get("jagcodec")
+    _check_type(given, Mapping, where)
+    given = {} if given is None else given
+    check_options(given, _OPTIONS, where)
+    for name, value in given.items():
+        _check_type(value, _OPTIONS[name], f"{where}.{name}")
+    limits = given.get("limits") or {}
+    check_options(limits, [field.name for field in dataclasses.fields(Limits)], f"{where}.limits")
+    return StorageOptions(**{**given, "limits": Limits(**limits)})
 
 
-def _known(given: Any, fields: Any, where: str) -> dict[str, Any]:
-    """A mapping of the fields of a dataclass, as a dict."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        found = f"expected a mapping of options, found {type(given).__name__}"
-        raise ArgumentTypeError("bad_type", where, found)
-    check_options(given, [field.name for field in dataclasses.fields(fields)], where)
-    return dict(given)
+def _check_type(value: Any, kind: Any, path: str) -> None:
+    if not isinstance(value, kind) and not (value is None and kind is Mapping):
+        expected = "true or false" if kind is bool else "a mapping of options"
+        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(value)}")
 
 
 def body_of(frames: Sequence[Any]) -> dict[str, Any]:
