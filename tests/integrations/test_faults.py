@@ -14,18 +14,11 @@ import threading
 import time
 from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 import zmq
 
-from jagcodec import (
-    decode,
-    dump,
-    encode,
-    load,
-    pack_jagged_fields,
-)
+from jagcodec import decode, dump, encode, load, pack_rows
 from jagcodec.errors import TransportTimeoutError
 from jagcodec.integrations.zmq import recv_frames, send_frames
 from tests.integrations.conftest import process
@@ -39,16 +32,11 @@ CELLS = 1 << 20  # of a column: more than the buffers of two sockets hold
 # --- both sides --------------------------------------------------------------------------------
 
 
-def message_of(number, cells=CELLS):
+def message_of(number):
     """A batch whose rows tell which one it is."""
-    messages = np.empty(2, dtype=object)
-    messages[:] = [{"number": number}, None]
-    td = pack_jagged_fields(
-        {"ids": torch.full((2, cells), number), "message": messages},
-        lengths=torch.tensor([cells, 1]),
-        token_aligned_fields=["ids"],
-    )
-    return {"number": number, "batch": td}
+    rows = [{"ids": torch.full((CELLS,), number), "message": {"number": number}}]
+    rows += [{"ids": torch.full((1,), number), "message": None}]
+    return {"number": number, "batch": pack_rows(rows)}
 
 
 def assert_whole(message, number):
@@ -85,10 +73,7 @@ def context():
 class Relay:
     """Between a process that connects and one that listens: forwards so many bytes, then holds.
 
-    Args:
-        port: Of the one that listens.
-        limit: Bytes of the one that connects; with `of_answers`, of the one that listens. What
-            the other says is forwarded without limit.
+    The `limit` is of the one that connects; with `of_answers`, of the one that listens on `port`.
     """
 
     def __init__(self, port, limit, of_answers=False):

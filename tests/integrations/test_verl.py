@@ -14,6 +14,7 @@ from jagcodec import UnsupportedTypeError, decode, encode
 pytest.importorskip("verl", reason="verl is not installed: see docs/verl.md")
 
 import ray
+from PIL import Image
 from verl import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import (
@@ -244,38 +245,27 @@ class TestRay:
             data.non_tensor_batch["uid"][0] = "changed"
             written = cloudpickle.dumps(data)
             data.meta_info["hook"] = b"jagcodec.integrations.verl" in written
-            return data, len(more["data"])
+            return data, len(more["data"]), more["td"]
 
         @ray.remote(runtime_env={"worker_process_setup_hook": None})
         def read(data):  # which needs no hook
             return data.batch["input_ids"].sum().item(), len(data)
 
+        image = Image.new("RGB", (3, 2), (9, 8, 7))
+        column = tu.nested_tensor_from_tensor_list([torch.arange(3), torch.arange(1)])
+        td = tu.get_tensordict({"ids": column, "images": [[image], []]}, {"step": 3})
         data = make_dataproto(200)
         assert get(read.remote(data)) == (data.batch["input_ids"].sum().item(), 200)
-        found, rows = get(work.remote(data, {"data": data[:5]}))
+        found, rows, back = get(work.remote(data, {"data": data[:5], "td": td}))
+        assert_same(back["ids"], column)
+        assert tu.get(back, "images") == [[image], []]
+        assert tu.get(back, "step") == 3
         assert rows == 5
         assert found.meta_info.pop("hook")
         assert found.non_tensor_batch["uid"][0] == "changed"
         data.batch["old_log_probs"] *= 2
         data.non_tensor_batch["uid"][0] = "changed"
         assert_same(found, data)
-
-    def test_tensordicts_and_images_of_theirs(self, installed):
-        pytest.importorskip("PIL", reason="Pillow is not installed: pip install '.[pillow]'")
-        from PIL import Image
-
-        image = Image.new("RGB", (3, 2), (9, 8, 7))
-        column = tu.nested_tensor_from_tensor_list([torch.arange(3), torch.arange(1)])
-        td = tu.get_tensordict({"ids": column, "images": [[image], []]}, {"step": 3})
-
-        @ray.remote
-        def back(td):
-            return td
-
-        found = get(back.remote(td))
-        assert_same(found["ids"], column)
-        assert tu.get(found, "images") == [[image], []]
-        assert tu.get(found, "step") == 3
 
     def test_a_worker_group_of_verl(self, installed):
         """Dispatched in chunks, collected and joined by verl, worked on by two of its workers."""

@@ -35,7 +35,12 @@ def register_images() -> None:
     for cls in _file_types(ImageFile.ImageFile):
         register_type(cls, f"PIL.{cls.__name__}", to_state=_state, from_state=_image)
     # Text in the `info` of PNG files: a str subclass with a language.
-    register_type(PngImagePlugin.iTXt, "PIL.iTXt", to_state=_text_state, from_state=_text)
+    register_type(
+        PngImagePlugin.iTXt,
+        "PIL.iTXt",
+        to_state=lambda text: (str.__str__(text), text.lang, text.tkey),
+        from_state=lambda state: PngImagePlugin.iTXt(*state),
+    )
 
 
 def _file_types(base: type) -> list[type]:
@@ -66,12 +71,3 @@ def _image(state: Any) -> Image.Image:
         image.load()  # applies the palette
     image.info = dict(state["info"])
     return image
-
-
-def _text_state(text: PngImagePlugin.iTXt) -> tuple[str, Any, Any]:
-    return str.__str__(text), text.lang, text.tkey
-
-
-def _text(state: Any) -> PngImagePlugin.iTXt:
-    text: PngImagePlugin.iTXt = PngImagePlugin.iTXt(*state)
-    return text

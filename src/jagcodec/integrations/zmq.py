@@ -307,9 +307,9 @@ def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
 
 def _check(socket: Any, timeout: Any, where: str) -> None:
     if isinstance(socket, zmq.asyncio.Socket) != where.startswith("async_"):
-        name = where.removeprefix("async_")
-        found = f"expected a socket of the other kind, found {brief(socket)}; use {name} for "
-        remedy = f"sockets of zmq.Context, and async_{name} for those of zmq.asyncio.Context"
+        name, kind = where.removeprefix("async_"), type(socket).__module__
+        found = f"expected another kind of socket, found one of {kind}; use {name} for sockets "
+        remedy = f"of zmq.Context, and async_{name} for those of zmq.asyncio.Context"
         raise ArgumentTypeError("bad_type", f"{where}(socket)", found + remedy)
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 <= timeout <= _LONGEST):
