@@ -183,8 +183,7 @@ def through_ray(shape: str, rounds: int) -> dict[str, list[Turn]]:
 
 def through_data_proto(shape: str, rounds: int) -> dict[str, list[Turn]]:
     """verl's DataProto by verl's own methods, and by jagcodec's."""
-    from jagcodec.integrations.ray import unregister
-    from jagcodec.integrations.verl import install
+    from jagcodec.integrations.ray import register, unregister
 
     data = data_proto(len(lengths_of(shape)))
 
@@ -201,8 +200,8 @@ def through_data_proto(shape: str, rounds: int) -> dict[str, list[Turn]]:
             "stock, numpy": put(
                 partial(os.environ.__setitem__, METHOD, "numpy"), partial(os.environ.pop, METHOD)
             ),
-            "jagcodec": put(install, unregister),
-            "jagcodec, narrow": put(partial(install, narrow=True), unregister),
+            "jagcodec": put(register, unregister),
+            "jagcodec, narrow": put(partial(register, narrow=True), unregister),
         }
         return measure(ways, rounds)
 

@@ -82,11 +82,10 @@ def verl(request):
     ray = request.getfixturevalue("cluster")
     from verl import DataProto
 
-    from jagcodec.integrations.ray import unregister
-    from jagcodec.integrations.verl import install
+    from jagcodec.integrations.ray import register, unregister
 
     def carry(value, **options):
-        install(**options)
+        register(**options)
         try:
             if isinstance(value, WireBatch):
                 return ray.get(ray.put(value), timeout=SECONDS)

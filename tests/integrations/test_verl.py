@@ -27,6 +27,7 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from jagcodec.integrations import verl as integration
+from jagcodec.integrations.ray import register as register_for_ray
 from jagcodec.integrations.ray import unregister
 from tests import oracle
 
@@ -226,7 +227,7 @@ class TestTensorDicts:
 
 @pytest.fixture
 def installed(cluster):
-    integration.install()
+    register_for_ray()
     yield
     unregister()
 
@@ -318,8 +319,8 @@ class TestRay:
         assert tu.get(found, "step") == 3
 
     def test_unregister_restores(self, cluster):
-        integration.install()
-        integration.install()
+        register_for_ray()
+        register_for_ray()
         data = make_dataproto()
         reference = ray.put(data)
         unregister()

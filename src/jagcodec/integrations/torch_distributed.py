@@ -88,9 +88,7 @@ def broadcast(
         ArgumentError: Ranks called different functions, or passed a different `src` (every rank
             raises); a rank other than `src` passed a batch; `src` or this process is not in the
             group; `device` is not a valid device; or there is no process group.
-        UnsupportedTypeError: On rank `src`, as `encode`; the others raise TransportError.
-        WireFormatError: As `decode`, on the rank that cannot decode the message; `.path` names
-            the rank that sent it.
+        UnsupportedTypeError, WireFormatError: As `encode` and `decode`, on the rank that fails.
     """
     exchange = _Exchange("broadcast", group, device, allow_pickle, limits)
 
@@ -123,15 +121,9 @@ def all_gather_rows(
         [0, 1, 2]
         >>> dist.destroy_process_group()
 
-    Args:
-        batch: A TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns, with any
-            number of rows, including zero; of the same kind and with the same columns on all
-            ranks.
-        group: The participating ranks, by default all. Each of them must make this call.
-        device: Where to put tensors on this rank; by default the CPU.
-        allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
-        default: As for `encode`.
-        limits: As for `decode`.
+    The batches are TensorDicts, `WireBatch`es, `BatchedDataDict`s or dicts of columns, of the same
+    kind and with the same columns on all ranks, and any number of rows, including zero. The other
+    arguments are those of `broadcast`.
 
     Returns:
         ``concat_rows`` of all batches, in new memory.

@@ -3,7 +3,7 @@
 Once this module is imported, `encode` and `decode` accept a DataProto, alone or anywhere inside
 other values, over every transport; and members of any `Enum`, such as verl's `DatasetPadMode`, if
 the receiver has imported its module. What arrives has the same shapes, bits and order, and may be
-written to.
+written to. For Ray, call `jagcodec.integrations.setup`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 import enum
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Unpack
+from typing import Any
 
 from tensordict import TensorDict
 
 from jagcodec.integrations import ray as through_ray
 from jagcodec.integrations._needed import needed
-from jagcodec.integrations._reducers import Reducer, carry
+from jagcodec.integrations._reducers import Reducer
 from jagcodec.integrations._trim import padded_batch, trimmed_batch
-from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.registry import register_type, use_loaded
 
 with needed(__name__, "verl, installed as docs/verl.md shows"):
@@ -32,27 +31,6 @@ if find_spec("PIL") is not None:  # without Pillow no value holds an image
     register_images()
 
 # --- Ray -----------------------------------------------------------------------------------------
-
-
-def install(**options: Unpack[EncodeOptions]) -> None:
-    """Make Ray write verl's batches to its object store in this wire format, from this process.
-
-    Example:
-        .. code-block:: python
-
-            import ray
-            from jagcodec.integrations.verl import install
-
-            install()
-            data = ray.get(ray.put(data))
-
-    Args:
-        options: Those of `encode`, such as `narrow` for fewer bytes.
-
-    It does what `jagcodec.integrations.ray.register` does, also for what verl's worker groups
-    dispatch and collect. `jagcodec.integrations.ray.unregister` undoes it.
-    """
-    carry(options)
 
 
 def reducers(**options: Any) -> dict[type, Reducer]:

@@ -86,8 +86,7 @@ def send_frames(
         ArgumentError: `timeout` is not a valid number of seconds, or a ROUTER got no envelope.
         ArgumentTypeError: This is an asyncio socket, or `envelope` is neither bytes nor a list
             of bytes.
-        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
-            send (REQ, REP).
+        zmq.ZMQError: The socket is closed, or it is not its turn to send (REQ, REP).
     """
     return _finished(_send(socket, frames, envelope, timeout, "send_frames"))
 
