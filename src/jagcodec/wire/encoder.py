@@ -89,9 +89,9 @@ def encode(
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
             and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
             and values exactly. Costs two looks at each of them here and a copy there. True is for
-            all of them; a list of names for the columns that it names, of every TensorDict and
-            `BatchedDataDict` in `obj`. Name a column of a nested batch by a tuple:
-            ``("extra", "ids")``. The name of a nested batch is for all of its columns.
+            all of them; a list of names for columns of every TensorDict and `BatchedDataDict` in
+            `obj`. Name a column of a nested batch by a tuple: ``("extra", "ids")``. The name of a
+            nested batch is for all of its columns.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
             alike, as those of one prompt do, columns of one memory or of equal cells, rows that
             begin the longest one, as masks and positions do, columns that are two others end to
@@ -101,15 +101,14 @@ def encode(
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames, for links slower than memory: ``"zstd"``, or
             ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
-            Both sides need ``pip install 'zstandard>=0.22'``. Readers need no option.
-            A frame that would not get smaller is sent as it is.
+            Both sides need ``pip install 'zstandard>=0.22'``; readers need no option. A frame that
+            would not get smaller is sent as it is.
         allow_pickle: Pickle objects outside this set instead of rejecting them. `decode` must be
             given the same option; only for peers that you trust with your process.
         default: A function, as in json, msgspec and orjson. It is called with each value of a
-            type that is not in this list, and returns one that can be encoded in its place, or
-            raises. Its result is encoded like any other value. If it returns the value
-            itself, that is pickled or rejected as without it. It is not called for dict keys and
-            set members.
+            type that is not in this list, but not with dict keys and set members. It returns one
+            that is encoded in its place, or raises. If it returns the value itself, that is pickled
+            or rejected as without it.
         meta: What belongs to the whole message, such as the step and the version of the model: a
             mapping of values without tensors and arrays. It is read as `meta` of a `WireBatch`,
             and not part of the result of `decode`. Of a `WireBatch`, it is added to its `meta`.
@@ -117,22 +116,16 @@ def encode(
     Returns:
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
         ``send_multipart(frames, copy=False)``. Memory that is already contiguous on the CPU is
-        aliased, not copied, and kept alive by its frame: write to it only after the frames are
-        sent. The same holds for ``tensor.share_memory_()``, which putting the tensor on a queue of
-        torch.multiprocessing calls, because it moves the memory away from under the frame.
-        Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied to one
-        block, for CUDA of pinned memory, which lives as long as one of its frames; the device is
-        waited for once.
-        With `out`, the size of the blob that was written.
+        aliased, not copied, and kept alive by its frame: write to it, or call
+        ``tensor.share_memory_()`` (as a queue of torch.multiprocessing does), only after the frames
+        are sent. Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied
+        to one block, for CUDA of pinned memory, which lives as long as one of its frames; the
+        device is waited for once. With `out`, the size of the blob that was written.
 
-    Example of `out`:
+    Example of `out` and `default`:
         >>> memory = bytearray(1000)
-        >>> size = encode({"step": 3}, out=memory)
+        >>> size = encode([ValueError("no reward")], out=memory, default=repr)
         >>> decode(memory[:size])
-        {'step': 3}
-
-    Example of `default`:
-        >>> decode(encode([ValueError("no reward")], default=repr))
         ["ValueError('no reward')"]
 
     Raises:
@@ -235,22 +228,18 @@ def _plain_names(names: Iterable[Name]) -> list[Any]:
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
     """The document with values of the whole message."""
     if not isinstance(meta, Mapping):
-        raise ArgumentTypeError(
-            "bad_type", "meta", f"expected a mapping of names to values, found {describe(meta)}"
-        )
+        detail = f"expected a mapping of names to values, found {describe(meta)}"
+        raise ArgumentTypeError("bad_type", "meta", detail)
     document = Lowering(allow_pickle, default).lower(dict(meta))
     if type(document) is tuple:
-        raise UnsupportedTypeError(
-            "unsupported_type",
-            "meta",
-            "expected values without tensors, arrays and long bytes, found one; make it a column, "
-            "or a value next to the batch: encode({'batch': batch, 'more': value})",
-        )
+        expected = "expected values without tensors, arrays and long bytes, found one"
+        remedy = "make it a column, or encode({'batch': batch, 'more': value})"
+        raise UnsupportedTypeError("unsupported_type", "meta", f"{expected}; {remedy}")
     return document
 
 
 class MsgpackEncoder:
-    """`encode` as an object, where a framework wants one. Holds its options and no other state.
+    """`encode` as an object, where a framework wants one: it holds the options and nothing else.
 
     Example:
         >>> from jagcodec import MsgpackDecoder, MsgpackEncoder

@@ -16,6 +16,10 @@ from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.spec import PLAIN
 
 
+Name: TypeAlias = tuple[str, ...]
+"""A column: the names of the nested batches that it is in, and its own."""
+
+
 class Columns(NamedTuple):
     """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
 
@@ -27,25 +31,21 @@ class Columns(NamedTuple):
     columns: Mapping[str, Any]
 
 
-Name: TypeAlias = tuple[str, ...]
-"""A column: the names of the nested batches that it is in, and its own."""
+class ColumnDict(dict[str, Any]):
+    """The columns of a batch that is a dict, such as a `BatchedDataDict`."""
 
 
 class OpenBatch:
     """A batch that is read when it is encoded: a `WireBatch`."""
 
     __slots__ = ()
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What belongs to the whole batch."""
-        raise NotImplementedError
+    meta: Any  # what belongs to the whole batch
 
     def to_encode(self) -> Any:
         """The value to encode."""
         raise NotImplementedError
 
-    def narrow_names(self) -> list[tuple[str, ...]]:
+    def narrow_names(self) -> list[Name]:
         """The columns to store in as few bytes as hold them."""
         raise NotImplementedError
 
@@ -78,15 +78,8 @@ class UnreadCells(NamedTuple):
         return type(self.source) is RaggedView or type(self.source) is NestedParts
 
 
-class ColumnDict(dict[str, Any]):
-    """The columns of a batch that is a dict, such as a `BatchedDataDict`."""
-
-
 class Documents(NamedTuple):
-    """Rows, all of them documents or messages.
-
-    The numbers are buffer, offset, how they are stored, group and size.
-    """
+    """Rows, all of them documents or messages."""
 
     rows: Sequence[bytes] | Sequence[Lowered]
 
