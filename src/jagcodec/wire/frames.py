@@ -178,15 +178,16 @@ def _check_whole(blob: ByteArray, size: int, path: str) -> None:
 class PendingMessage:
     """A message, some of whose buffers are not written yet."""
 
-    __slots__ = ("buffers", "documents", "header")
+    __slots__ = ("buffers", "documents", "header", "rows")
 
     def __init__(self, header: bytes, buffers: list[Any]) -> None:
         self.header: bytes = header
         self.buffers: list[Any] = buffers  # bytes, or the size of one that is not written yet
         self.documents: int = 0  # bytes of indirect documents that become objects
+        self.rows: list[Any] = []  # what is still to be written
 
     def write(self, targets: list[ByteArray]) -> None:
-        """Write the buffers that are not written yet to those of all `targets` in their places."""
+        """Write the rows to the buffers, all of which are `targets`."""
 
     def sources(self) -> list[np.ndarray[Any, Any]]:
         """The memory that `write` reads."""
@@ -201,7 +202,7 @@ def frames_of(message: PendingMessage) -> list[Frame]:
 def written(message: PendingMessage) -> list[ByteArray]:
     """The buffers of a message, all of them written."""
     buffers = message.buffers
-    if int not in map(type, buffers):
+    if not message.rows:
         return buffers
     fresh = iter(allocate_together([part for part in buffers if type(part) is int]))
     whole = [next(fresh) if type(part) is int else part for part in buffers]

@@ -15,7 +15,6 @@ from jagcodec.ragged.views import NestedParts, RaggedView
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.spec import PLAIN
 
-
 Name: TypeAlias = tuple[str, ...]
 """A column: the names of the nested batches that it is in, and its own."""
 

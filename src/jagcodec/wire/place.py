@@ -55,15 +55,14 @@ from jagcodec.wire.spec import (
 class Placing(PendingMessage):
     """A message while its items are placed: small buffers end to end in frame 1, then the large."""
 
-    __slots__ = ("_group_of", "_groups", "_rows", "_size", "_small")
+    __slots__ = ("_group_of", "_groups", "_size", "_small")
 
     def __init__(self) -> None:
         super().__init__(b"", [0])  # a header when it is finished
         self._size = 0  # of frame 1
-        # The contents of frame 1 in turn: gaps, and memory or the size of rows to be copied.
-        self._small: list[Any] = []
+        self._small: list[Any] = []  # the contents of frame 1, zeros for rows to be copied
         # Rows to be copied: the buffer, the offset in it, and their bytes.
-        self._rows: list[tuple[int, int, int, RaggedView]] = []
+        self.rows: list[tuple[int, int, int, RaggedView]] = []
         self._groups: list[tuple[int, ...]] = []
         self._group_of: dict[Rows, int] = {}
 
@@ -85,10 +84,10 @@ class Placing(PendingMessage):
             elif size:
                 end = self._size
                 offset = (end + 63) & -ALIGNMENT
-                small += (GAPS[offset - end], size if apart else data)
+                small += (GAPS[offset - end], bytes(size) if apart else data)
                 self._size = offset + size
             if apart and size:
-                self._rows.append((buffer, offset, size, data))
+                self.rows.append((buffer, offset, size, data))
             if rows is not None:
                 group = group_of.get(rows)
                 if group is None:
@@ -129,13 +128,10 @@ class Placing(PendingMessage):
     ) -> PendingMessage:
         """The message, once everything is placed."""
         buffers = self.buffers
-        if not self._size:
-            buffers[:1] = [] if len(buffers) == 1 else [np.empty(0, np.uint8)]
-        elif self._rows and int in map(type, self._small):
-            buffers[0] = self._size
-        else:
-            # All of frame 1 is there: one pass, where `write` needs a call for each buffer.
+        if self._size:
             buffers[0] = np.frombuffer(bytearray().join(self._small), np.uint8)
+        else:
+            buffers[:1] = [] if len(buffers) == 1 else [np.empty(0, np.uint8)]
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         for path, rows in unbacked:
             if rows > sum(sizes):
@@ -148,27 +144,14 @@ class Placing(PendingMessage):
         return self
 
     def write(self, targets: list[ByteArray]) -> None:
-        if self.buffers and type(self.buffers[0]) is int:
-            first: Any = targets[0].data
-            end = 0
-            for gap, data in zip(self._small[::2], self._small[1::2], strict=True):
-                start = end + len(gap)
-                if gap:
-                    first[end:start] = gap
-                end = start + (data if type(data) is int else data.nbytes)
-                if type(data) is not int:
-                    first[start:end] = np.frombuffer(data, np.uint8)
         copies = []
-        for buffer, start, size, view in self._rows:
+        for buffer, start, size, view in self.rows:
             copies.append(copy_task(view, targets[buffer][start : start + size]))
         rowcopy.copy_all(copies)
 
     def sources(self) -> list[np.ndarray[Any, Any]]:
         sources: list[Any] = []
-        if self.buffers and type(self.buffers[0]) is int:
-            small = (data for data in self._small[1::2] if type(data) is not int)
-            sources += [np.frombuffer(data, np.uint8) for data in small]
-        for *_, view in self._rows:
+        for *_, view in self.rows:
             memory: Any = view.memory
             if isinstance(memory, tuple):
                 sources += memory
