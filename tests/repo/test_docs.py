@@ -165,70 +165,51 @@ def quoted(names):
     return ", ".join("*dims*" if name == "*" else f"`{name}`" for name in names) or "none"
 
 
-def test_wire_format_lists_every_kind_of_node():
+def test_wire_format_lists_every_kind_of_node_and_record_dtype_and_number_of_a_run():
     children = {schema.ANY: "any number", schema.PER_KEY: "one per key", 0: "none"}
-    expected = [
-        (
-            str(int(kind)),
-            kind.name,
-            quoted(form.fields),
-            quoted(form.numbers),
-            children.get(form.children, str(form.children)),
-        )
+    nodes = [
+        (str(int(kind)), kind.name, quoted(form.fields), quoted(form.numbers))
+        + (children.get(form.children, str(form.children)),)
         for kind, form in schema.FORMS.items()
     ]
-    assert rows_of_table("nodes") == expected
-
-
-def test_wire_format_lists_every_kind_of_record():
+    assert rows_of_table("nodes") == nodes
     starred = {"*items": "any number of `items`"}
-    expected = [
+    records = [
         (str(int(kind)), kind.name, ", ".join(starred.get(name, f"`{name}`") for name in fields))
         for kind, fields in documents.RECORDS.items()
     ]
-    assert rows_of_table("records") == expected
-
-
-def test_wire_format_lists_every_dtype():
-    listed = re.findall(r"(\w+) (\d+)", generated("dtypes"))
-    assert {name: int(size) for name, size in listed} == spec.TORCH_DTYPES
-
-
-def test_wire_format_lists_every_number_of_a_run():
+    assert rows_of_table("records") == records
+    dtypes = re.findall(r"(\w+) (\d+)", generated("dtypes"))
+    assert {name: int(size) for name, size in dtypes} == spec.TORCH_DTYPES
     assert tuple(re.findall(r"`(\w+)", generated("runs"))) == spec.RUN_NUMBERS
+
+
+def test_wire_format_and_security_name_the_limits():
     text = " ".join(page("docs/wire-format.md").split())
-    assert f"a table of K rows of {len(spec.RUN_NUMBERS)} int64" in text
-    assert f"may be {spec.INDIRECT} + K." in text
-    assert f"K is from 1 to {spec.MOST_RUNS} for a JAGGED" in text
-    assert f"may also be stored as {spec.ONE_OBJECT}:" in text
-    assert f"If `index_buffer` is {spec.NO_INDEX}, there is no index" in text
-
-
-def test_wire_format_says_how_much_a_message_may_ask_for():
-    text = " ".join(page("docs/wire-format.md").split())
-    default = jagcodec.Limits().expanded
-    assert f"at most {spec.EXPANSION} times the bytes of the message" in text
-    assert f"{spec.EXPANSION} for each byte of documents" in text
-    assert f"a {spec.EXPANSION}th of the reader's own allowance" in text
-    assert f"{spec.ROW_COST} for each row of each of its runs" in text
-    assert f"the reader's own allowance (2^{default.bit_length() - 1} bytes)." in text
-    assert f"| `expanded` | 2^{default.bit_length() - 1} |" in page("SECURITY.md")
-
-
-def test_wire_format_names_the_limits():
-    text = page("docs/wire-format.md")
-    sizes = {"16 KiB": spec.SMALL_BUFFER, "4 KiB": spec.INLINE_BYTES}
-    for name, size in sizes.items():
-        assert name in text
-        assert int(name.split()[0]) * 1024 == size
-    assert f"2^{spec.MAX_UNBACKED_ROWS.bit_length() - 1} rows" in text
-    for limit in (
-        *(spec.ALIGNMENT, spec.MAX_NDIM, spec.MAX_DEPTH, spec.MAX_STACKS),
-        spec.MAX_EQUAL_HASHES,
+    bits = {
+        "expanded": jagcodec.Limits().expanded.bit_length() - 1,
+        "rows": spec.MAX_UNBACKED_ROWS.bit_length() - 1,
+    }
+    for part in (
+        f"a table of K rows of {len(spec.RUN_NUMBERS)} int64",
+        f"may be {spec.INDIRECT} + K.",
+        f"K is from 1 to {spec.MOST_RUNS} for a JAGGED",
+        f"may also be stored as {spec.ONE_OBJECT}:",
+        f"If `index_buffer` is {spec.NO_INDEX}, there is no index",
+        f"at most {spec.EXPANSION} times the bytes of the message",
+        f"{spec.EXPANSION} for each byte of documents",
+        f"a {spec.EXPANSION}th of the reader's own allowance",
+        f"{spec.ROW_COST} for each row of each of its runs",
+        f"the reader's own allowance (2^{bits['expanded']} bytes).",
+        f"2^{bits['rows']} rows",
+        f"{spec.SMALL_BUFFER / 1024:g} KiB",
+        f"{spec.INLINE_BYTES / 1024:g} KiB",
+        *(f" {limit} " for limit in (spec.ALIGNMENT, spec.MAX_NDIM, spec.MAX_DEPTH)),
+        *(f" {limit} " for limit in (spec.MAX_STACKS, spec.MAX_EQUAL_HASHES)),
+        bytes(memoryview(jagcodec.encode(None)[0])[:10]).hex(" "),
     ):
-        assert f" {limit} " in text
-    start = bytes(memoryview(jagcodec.encode(None)[0])[:10])
-    assert start.hex(" ") in text
+        assert part in text
+    assert f"| `expanded` | 2^{bits['expanded']} |" in page("SECURITY.md")
 
 
 def test_pictures_show_what_the_code_returns_and_are_shown():

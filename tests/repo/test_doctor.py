@@ -66,12 +66,15 @@ print("\\n".join(report_lines(doctor())))
 
 
 def test_extensions_that_were_not_built_are_named_with_the_remedy(monkeypatch):
-    monkeypatch.delenv("JAGCODEC_ROWCOPY", raising=False)
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", "")
     lines = lines_without("jagcodec.rowcopy._kernel", "jagcodec.cells._cells")
     assert re.match(r"numpy \(.*jagcodec\.rowcopy\._kernel", lines["row kernel"])
     assert re.match(r"python \(.*jagcodec\.cells\._cells", lines["cells"])
     assert lines["!"].startswith("the C extensions are not in use")
     assert "JAGCODEC_REQUIRE_COMPILED=1" in lines["!"]
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")
+    problem = lines_without("jagcodec.rowcopy._kernel")["!"]
+    assert re.search(r"ROWCOPY: expected .* found 'compiled', .* install a C compiler", problem)
 
 
 def test_a_torch_that_cannot_be_imported_is_what_the_report_says():
@@ -86,6 +89,7 @@ def test_variables_are_what_the_report_says(monkeypatch):
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "numpy")
     lines = lines_without()
     assert lines["cells"] == "python (JAGCODEC_ROWCOPY=numpy)"
+    assert lines["row kernel"].startswith("numpy")
     assert "!" not in lines
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "fast")
     monkeypatch.setenv("JAGCODEC_KEEP_BLOCKS", "0")

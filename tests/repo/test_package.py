@@ -131,6 +131,14 @@ def test_the_sdist_holds_every_file_of_the_checkout(tmp_path):
     assert not [name for name in held if name.endswith((".so", ".pyc"))]
 
 
+def test_the_source_and_the_wheel_name_one_python():
+    source = (ROOT / "src/jagcodec/rowcopy/_kernel.c").read_text()
+    (version,) = re.findall(r"#define Py_LIMITED_API 0x(..)(..)0000\n", source)
+    major, minor = (int(digits, 16) for digits in version)
+    assert f'"cp{major}{minor}"' in (ROOT / "setup.py").read_text()
+    assert f'requires-python = ">={major}.{minor}"' in (ROOT / "pyproject.toml").read_text()
+
+
 def test_the_workflow_runs_the_steps_of_ci_run():
     script = (ROOT / ".ci" / "run").read_text()
     local, elsewhere = re.findall(r'^(?:LOCAL|ELSEWHERE)="(.*)"$', script, re.M)
