@@ -111,17 +111,15 @@ def test_paths_of_deep_nesting_are_bounded():
     assert caught.value.path.count("...") <= 3
 
 
-def test_names_of_a_strangers_columns_are_few_in_the_error_of_a_missing_one():
+def test_values_of_callers_and_names_of_a_strangers_columns_are_few_too():
     columns = {f"{LONG[:300]}{i}": torch.ones(2, 1) for i in range(300)}
     batch = open_wire(encode_fields(columns, lengths=torch.tensor([1, 1])))
-    for ask in (lambda: batch.select([LONG]), lambda: batch[LONG]):
-        with pytest.raises(KeyError) as caught:
-            ask()
+    for error, call in (
+        (KeyError, lambda: batch.select([LONG])),
+        (KeyError, lambda: batch[LONG]),
+        (JagcodecError, lambda: encode_fields({EVIL: np.ones(3)}, lengths=torch.tensor([1, 1]))),
+    ):
+        with pytest.raises(error) as caught:
+            call()
         assert isinstance(caught.value, JagcodecError)
         is_shown(caught.value)
-
-
-def test_values_of_callers_are_shown_in_few_printable_characters_too():
-    with pytest.raises(JagcodecError) as caught:
-        encode_fields({EVIL: np.ones(3)}, lengths=torch.tensor([1, 1]))
-    is_shown(caught.value)

@@ -87,7 +87,15 @@ def test_ints_have_no_more_bits_than_the_precision(half, row, code, precision, b
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_lists_that_change_while_they_are_read(half):
+def test_items_that_raise_and_lists_that_change_while_they_are_read(half):
+    class Raises:
+        def __index__(self):
+            raise error
+
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        with pytest.raises(error):
+            fill(half, [[1, Raises()]], "q")
+
     class Shrinks:
         def __index__(self):
             row.clear()
@@ -117,17 +125,6 @@ def test_no_more_is_written_than_there_is_room_for():
     for rows, lengths, room, code, error, match in bad:
         with pytest.raises(error, match=match):
             _cells.fill(rows, np.array(lengths), room, code, 0, plain_number)
-
-
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_what_items_raise_is_raised(half, error):
-    class Raises:
-        def __index__(self):
-            raise error
-
-    with pytest.raises(error):
-        fill(half, [[1, Raises()]], "q")
 
 
 @given(
