@@ -225,49 +225,35 @@ def tensors(rows: int) -> Part:
     )
 
 
-def to_one_batch(samples: Sequence[Mapping[str, Any]], calls: Calls) -> Part:
-    """Each side makes a padded batch of the samples."""
-    for name, call in calls.items():
-        same_columns(call(), padded(samples), name)
-    return with_last(calls)
-
-
 def join(rows: int) -> Part:
-    """Messages of one row to one padded batch: as lists of frames, and opened one by one."""
+    """Messages to one padded batch: one of each row, eight, and one of all rows.
+
+    `materialize` takes them as lists of frames; `open` opens them as they come in.
+    """
     samples = make_samples(rows)
-    messages = [copied(jagcodec.encode_rows([sample])) for sample in samples]
+
+    def messages(size: int) -> list[Any]:
+        starts = range(0, rows, size)
+        return [copied(jagcodec.encode_rows(samples[i : i + size])) for i in starts]
+
+    def opened(blobs: Sequence[Any]) -> Any:
+        return jagcodec.materialize(jagcodec.concat_rows(list(map(jagcodec.open_wire, blobs))))
+
+    each, eight, one = messages(1), messages(-(-rows // 8)), messages(rows)[0]
+    blobs, eight_blobs = (list(map(jagcodec.to_blob, listed)) for listed in (each, eight))
     pickles = [pickle.dumps(sample, protocol=5) for sample in samples]
-    blobs = [jagcodec.to_blob(message) for message in messages]
     calls: Calls = {
-        "materialize": lambda: jagcodec.materialize(messages),
-        "one by one": lambda: opened_and_joined(blobs),
+        "materialize": lambda: jagcodec.materialize(each),
+        "open": lambda: opened(blobs),
         "pad_sequence": lambda: padded(map(pickle.loads, pickles)),
-    }
-    return to_one_batch(samples, calls)
-
-
-def opened_and_joined(messages: Iterable[Any]) -> Any:
-    """Messages opened as they come in, and padded together."""
-    batch = jagcodec.concat_rows([jagcodec.open_wire(message) for message in messages])
-    return jagcodec.materialize(batch)
-
-
-def parts(rows: int) -> Part:
-    """Eight messages to one padded batch, compared with one message of all rows."""
-    samples = make_samples(rows)
-    size = -(-rows // 8)
-    eight = [
-        copied(jagcodec.encode_rows(samples[start : start + size]))
-        for start in range(0, rows, size)
-    ]
-    blobs = [jagcodec.to_blob(message) for message in eight]
-    one = copied(jagcodec.encode_rows(samples))
-    calls: Calls = {
         "8 messages": lambda: jagcodec.materialize(eight),
-        "8 open": lambda: opened_and_joined(blobs),
+        "8 open": lambda: opened(eight_blobs),
         "one message": lambda: jagcodec.materialize(one),
     }
-    return to_one_batch(samples, calls)
+    for name, call in calls.items():
+        same_columns(call(), padded(samples), name)
+    ratios = [(name, "pad_sequence") for name in ("materialize", "open")]
+    return Part(calls, [*ratios, *((name, "one message") for name in ("8 messages", "8 open"))])
 
 
 def split(rows: int) -> Part:
@@ -324,7 +310,7 @@ def budget(rows: int) -> Part:
     )
 
 
-_ALL = (lists, one_row, tensors, join, parts, split, budget)
+_ALL = (lists, one_row, tensors, join, split, budget)
 PARTS: dict[str, Callable[[int], Part]] = {part.__name__: part for part in _ALL}
 
 

@@ -235,25 +235,6 @@ def test_rows_may_begin_at_multiples_of_a_stride(kernel):
     assert out.tolist() == [120, 0, 1, 120, *[120] * 4, 8, 9, 10, 120]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_columns_may_share_their_numbers(kernel, threads):
-    """Among columns that do not, and one whose cells are the numbers of others."""
-    lengths, starts, others = ints([2, 0, 1]), ints([1, 0, 4]), ints([1, 1, 0])
-    cells = np.arange(48, dtype=np.uint8)
-    rows = cells.reshape(6, 8)
-    copies, expected = [], []
-    for i in range(40):
-        own = others.copy() if i % 3 else lengths
-        copies.append((np.zeros(8 * own.sum(), np.uint8), cells, None, starts, own, 8))
-        kept = [rows[a : a + n] for a, n in zip(starts, own, strict=True)]
-        expected.append(np.concatenate(kept).tobytes())
-    copies.append((np.zeros(24, dtype=np.uint8), lengths, None, None, ints([3]), 8))
-    expected.append(lengths.tobytes())
-    kernel.copy(copies, threads)
-    assert [copy[0].tobytes() for copy in copies] == expected
-
-
 def ends_of(row):
     """How many equal cells a row begins with, and how many follow before those it ends with."""
     changes = [i for i in range(1, len(row)) if row[i] != row[i - 1]]
