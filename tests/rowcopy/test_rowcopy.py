@@ -510,17 +510,11 @@ def test_other_threads_run_during_a_large_copy():
     """With a switch interval of an hour, another thread runs only where the GIL is let go."""
     code = """
 sys.setswitchinterval(3600)
-ran = threading.Event()
-go = threading.Lock()
+ran, go = threading.Event(), threading.Lock()
 go.acquire()
-def other():
-    with go:
-        ran.set()
-thread = threading.Thread(target=other)
-thread.start()
+threading.Thread(target=lambda: (go.acquire(), ran.set())).start()
 memory = np.ones(1 << 26, dtype=np.uint8)
-lengths = np.array([1 << 26]); starts = np.array([0])
-out = np.empty_like(memory)
+lengths, starts, out = np.array([1 << 26]), np.array([0]), np.empty_like(memory)
 assert not ran.is_set()
 go.release()
 for _ in range(1000):
@@ -549,8 +543,7 @@ stop = threading.Event()
 def busy():
     while not stop.is_set():
         right()
-thread = threading.Thread(target=busy)
-thread.start()
+threading.Thread(target=busy).start()
 codes = []
 for _ in range(5):
     child = os.fork()
@@ -558,7 +551,6 @@ for _ in range(5):
         os._exit(0 if right() else 1)
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 stop.set()
-thread.join()
 print(codes == [0] * 5, right())
 """
     assert run(code).split() == ["True", "True"]
