@@ -58,7 +58,7 @@ def test_what_is_not_needed_is_not_imported(code, names):
     assert said_by(f"{code}\nprint(json.dumps([n for n in {names} if n in sys.modules]))") == []
 
 
-def test_a_star_dir_and_attributes_have_every_name_and_no_other():
+def test_a_star_and_dir_have_every_name_and_public_modules_are_attributes():
     code = """
 import jagcodec
 listed = dir(jagcodec)
@@ -72,6 +72,9 @@ print(json.dumps([sorted(names.keys() - {"__builtins__"}), listed, modules]))
     assert {*star, "errors", "types"} <= set(listed)
     assert len(set(listed)) == len(listed)
     assert modules == {name: f"jagcodec.{name}" for name in vars(jagcodec)["_MODULES"]}
+
+
+def test_what_does_not_exist_is_an_attribute_error():
     assert not hasattr(jagcodec, "__path_of_nothing__")
     with pytest.raises(AttributeError, match="module 'jagcodec' has no attribute 'encod'"):
         getattr(jagcodec, "encod")  # noqa: B009, a checker would refuse the attribute
