@@ -29,7 +29,7 @@ endif
 ifdef TENSORDICT
 # Bytes are the same on every version: tests that damage, bound and count them are left out.
 CHOSEN = -m "not slow and not cuda" -k "not one_flipped_bit" tests/batch tests/pack tests/testing tests/wire src \
-	$(patsubst %,--ignore=tests/wire/test_%.py,compressed files growth header hostile)
+	$(patsubst %,--ignore=tests/wire/test_%.py,files growth hostile)
 SETTINGS = PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT)
 endif
 

@@ -21,6 +21,18 @@ from tests.oracle import described
 from tests.wire import spec_reader
 from tests.wire.forge import blob
 
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"narrow": True},
+    {"elide": True},
+    {"compress": "zstd"},
+    {"checksum": True},
+    {"narrow": True, "elide": True},
+    {"narrow": True, "checksum": True, "compress": ("zstd", -7)},
+    {"narrow": True, "elide": True, "compress": ("zstd", 3), "checksum": True},
+]
+"""Those of `encode` with which values are sent."""
+
 
 def opened(frames: Any) -> Any:
     """Everything that an open batch tells."""

@@ -57,6 +57,7 @@ from tests.wire.forge import (
 )
 from tests.wire.readers import (
     BATCH_READERS,
+    OPTIONS,
     WHOLE_BATCH_READERS,
     agree,
     opened,
@@ -247,15 +248,6 @@ def test_any_damage_gives_every_reader_of_a_batch_a_value_or_the_error(seed):
         found = outcome(reader, frames)
         if value is None and name in WHOLE_BATCH_READERS and "checksum" not in why:
             assert isinstance(found, WireFormatError), name
-
-
-OPTIONS = (
-    {},
-    {"narrow": True},
-    {"checksum": True, "narrow": True},
-    {"compress": "zstd"},
-    {"compress": ("zstd", -7), "checksum": True},
-)
 
 
 @settings(max_examples=100)

@@ -211,26 +211,23 @@ def test_what_cannot_be_sent_is_refused_with_its_place_and_a_remedy(make, path, 
         assert re.search(text, str(error))
 
 
-NO_DTYPES = {
-    "fields": (lambda: np.zeros(2, "i4,f8"), "make a dict of its fields"),
-    "fields of nothing": (lambda: np.zeros(2, np.dtype([])), "allow_pickle"),
-    "objects in fields": (lambda: np.zeros(2, [("a", "O")]), "make a dict of its fields"),
-    "scalar with fields": (lambda: np.zeros(1, "i4,f8")[0], "make a dict of its fields"),
-    "record": (lambda: np.zeros(1, np.dtype((np.record, "i4,f8")))[0], "make a dict of its"),
-    "long double": (lambda: np.ones(2, "g"), "convert it with .astype"),
-    "long double scalar": (lambda: np.longdouble(1), "convert it with .astype"),
-    "complex long double": (lambda: np.ones(2, "G"), "convert it with .astype"),
-}
+FIELDS, CONVERT = "make a dict of its fields", "convert it with .astype"
+NO_DTYPES = [
+    (lambda: np.zeros(2, "i4,f8"), FIELDS),
+    (lambda: np.zeros(2, [("a", "O")]), FIELDS),
+    (lambda: np.zeros(1, "i4,f8")[0], FIELDS),
+    (lambda: np.zeros(1, np.dtype((np.record, "i4,f8")))[0], FIELDS),
+    (lambda: np.zeros(2, np.dtype([])), "allow_pickle"),
+    (lambda: np.ones(2, "g"), CONVERT),
+    (lambda: np.longdouble(1), CONVERT),
+    (lambda: np.ones(2, "G"), CONVERT),
+]
 if hasattr(np, "dtypes") and hasattr(np.dtypes, "StringDType"):
-    NO_DTYPES["strings"] = (
-        lambda: np.array(["a", "b"], np.dtypes.StringDType()),
-        "convert it with .astype",
-    )
+    NO_DTYPES.append((lambda: np.array(["a", "b"], np.dtypes.StringDType()), CONVERT))
 
 
-@pytest.mark.parametrize("name", NO_DTYPES)
-def test_dtypes_that_messages_do_not_have_are_refused_or_pickled(name):
-    make, remedy = NO_DTYPES[name]
+@pytest.mark.parametrize(("make", "remedy"), NO_DTYPES)
+def test_dtypes_that_messages_do_not_have_are_refused_or_pickled(make, remedy):
     for value, path in (({"k": [1, make()]}, "$.k[1]"), (np.array([0, make()], object), "$[1]")):
         error = refused(value)
         assert error.path == path

@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ from tests.strategies import (
     tensordicts,
     trees,
 )
-from tests.wire.readers import assert_reads
+from tests.wire.readers import OPTIONS, assert_reads
 from tests.wire.values import (
     KINDS,
     NUMPY,
@@ -52,16 +51,6 @@ from tests.wire.values import (
     as_it_arrives,
 )
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"narrow": True},
-    {"elide": True},
-    {"compress": "zstd"},
-    {"checksum": True},
-    {"narrow": True, "elide": True},
-    {"narrow": True, "checksum": True, "compress": ("zstd", -7)},
-    {"narrow": True, "elide": True, "compress": ("zstd", 3), "checksum": True},
-]
 WAYS = {
     "as sent": decode,
     "received": lambda frames: decode(receive(frames)),
