@@ -618,13 +618,10 @@ def test_small_batches():
         assert select_rows({"x": [5, 6]}, np.array([1, 0], unsigned))["x"] == [6, 5]
     conjugated = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
     assert select_rows({"x": conjugated}, [1])["x"].tolist() == [[3 + 1j]]
-    array = np.array(["a", ["b"], None], dtype=object)
-    td = TensorDict({"x": array, "y": NonTensorStack("a", "b", "c")}, [3])
-    both, none = concat_rows([td, select_rows(td, [1])]), select_rows(td, [])
+    td = TensorDict({"x": np.array(["a", ["b"], None], dtype=object)}, [3])
+    both = concat_rows([select_rows(td, []), td, select_rows(td, [1])])
     assert both.get("x").data.tolist() == ["a", ["b"], None, ["b"]]
-    assert both.get("y").tolist() == ["a", "b", "c", "b"]
-    assert materialize(none)["y"].shape == (0,)
-    assert concat_rows([none, td]).get("y").tolist() == ["a", "b", "c"]
+    assert materialize(select_rows({"y": NonTensorStack("a")}, []))["y"].shape == (0,)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(50, 120), st.data())
@@ -665,24 +662,17 @@ def test_split_by_tokens_and_back():
 # --- columns side by side ----------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
-def test_rows_of_other_lengths_are_refused_at_the_first_that_differs(both):
-    lengths, found = zip(*both, strict=True)
-    td, column = TensorDict({"ids": nest(*lengths)}, [len(both)]), nest(*found, fill=2.0)
-    if lengths == found:
-        joined = join_columns([td, {"new": column}])
-        assert (td["ids"] * joined["new"]).values().tolist() == [2.0] * sum(lengths)
-        return
-    row = next(i for i, (a, b) in enumerate(both) if a != b)
-    written = TensorDict({"new": column}, [len(both)])
+def test_rows_of_other_lengths_are_refused_at_the_first_that_differs():
+    td = TensorDict({"ids": nest(1, 4, 1)}, [3])
+    written = TensorDict({"new": nest(1, 3, 2)}, [3])
     batches: Any
-    for batches in ([td, {"new": column}], [encode(td), encode(written)]):
+    for batches in ([td, dict(written.items())], [encode(td), encode(written)]):
         with pytest.raises(ArgumentError) as caught:
             join_columns(batches)
-        assert caught.value.reason == "bad_length"
-        assert caught.value.path == f"join_columns(batches[1])['new'], row {row}"
-        assert caught.value.detail == (
-            f"expected {lengths[row]} tokens like 'ids' of the first batch, found {found[row]}"
+        assert caught.value.args == (
+            "bad_length",
+            "join_columns(batches[1])['new'], row 1",
+            "expected 4 tokens like 'ids' of the first batch, found 3",
         )
 
 
@@ -1019,14 +1009,9 @@ def test_what_is_made_of_it_keeps_its_type_and_meta_info(layout):
     other = batch.copy()
     other.meta_info["step"] = 7.0
     assert BatchedDataDict.concat([batch, other]).meta_info == {}
-
-
-def test_move():
-    batch = trainer_batch("jagged")
-    batch["more"] = batch["ids"] + 1
+    assert all(batch.to("cpu")[name] is column for name, column in batch.items())
     moved = batch.to("meta")
-    assert moved["ids"].device.type == "meta"
+    assert (moved["reward"].device.type, moved.meta_info) == ("meta", {"step": 7})
     assert moved["message"] is batch["message"]
-    assert moved.meta_info == batch.meta_info
-    assert batch.to("cpu")["ids"] is batch["ids"]
-    assert moved["ids"].offsets() is moved["more"].offsets()
+    if layout == "jagged":
+        assert moved["ids"].offsets() is moved["logprob"].offsets()
