@@ -740,6 +740,7 @@ def test_rows_of_tensorclasses_and_of_what_belongs_to_the_whole_batch(form):
     ]
     assert [row["array"] for row in rows] == ["a", None]
     assert [[*row["one"]] for row in rows] == [[0, 1, 2]] * 2
+    assert_same(concat_rows([select_rows(td, [1]), td]).get("one"), td.get("one"))
 
 
 def test_numpy_columns():
@@ -791,6 +792,11 @@ DIFFER: list[tuple[list[Any], type[Exception], str]] = [
     (ids(NonTensorData("x", batch_size=[1])), ArgumentTypeError, "one kind"),
     ([TensorDict(GRID, [1]), TensorDict({"x": torch.ones(1, 3)}, [1])], ArgumentError, "row shape"),
     ([TensorDict(of_ragged_dim(dim), [1]) for dim in (1, 2)], ArgumentError, "ragged dim"),
+    (
+        [TensorDict({"x": UnbatchedTensor(torch.ones(n))}, [1]) for n in (2, 3)],
+        ArgumentError,
+        "row for each",
+    ),
     ([TensorDict(COO, [2])] * 2, ArgumentError, r"'x'.*coo; call \.to_dense"),
     ([TensorDict({}, [1, 2]), TensorDict({}, [1, 3])], ArgumentError, "batch dims"),
 ]
@@ -837,6 +843,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         (([TD, [1]],), ArgumentTypeError, r"batches\[1\].*expected a batch"),
         (([TD, {"ids": [1]}],), ArgumentTypeError, "kind of column"),
         (([CSR, CSR],), ArgumentError, "csr"),
+        (([{"x": np.ones((1, n))} for n in (1, 2)],), ArgumentError, "row shape"),
         *(((batches,), error, text) for batches, error, text in DIFFER),
     ],
     join_columns: [
