@@ -25,24 +25,23 @@ class _Column(NamedTuple):
     """A column whose rows are end to end."""
 
     data: memoryview
-    cell: int  # bytes of one cell, of a row of a rectangle, or 1 of documents
+    cell: int  # bytes of one cell, or of a row of a rectangle
     offsets: list[int] | None  # where rows begin, in cells; None of a rectangle
     dims: tuple[int, ...]  # of a cell; () of documents
 
 
-class Slicer:
+class Slicer(NamedTuple):
     """The columns of one message, from which parts are cut out."""
 
-    def __init__(self, columns: list[_Column], tree: tuple[Any, ...], values: bytes) -> None:
-        self._columns = columns
-        self._tree = tree
-        self._values = values
+    columns: list[_Column]
+    tree: tuple[Any, ...]
+    values: bytes
 
     def cut(self, start: int, stop: int) -> list[Frame]:
         """The frames of rows `start` to `stop`, of which there are some."""
         items: list[int | Item] = [stop - start]
         known: dict[int, tuple[int, int, int, bytes]] = {}  # columns share their offsets
-        for data, cell, offsets, dims in self._columns:
+        for data, cell, offsets, dims in self.columns:
             if offsets is None:
                 cut = data[start * cell : stop * cell]
                 items.append((cut, PLAIN, None, (stop - start, *dims)))
@@ -53,7 +52,7 @@ class Slicer:
                 own = known[id(offsets)] = _rows_of(offsets[start : stop + 1])
             cut = data[first * cell : last * cell]
             items.append((cut, PLAIN, own, (last - first, *dims)))
-        return frames_of_items(self._tree, items, self._values)
+        return frames_of_items(self.tree, items, self.values)
 
 
 def _rows_of(offsets: list[int]) -> tuple[int, int, int, bytes]:
@@ -93,16 +92,11 @@ def _column(
         return None
     if leaf.blobs:  # some may be documents in a part of the rows
         return None
-    if leaf.group is None:
-        if leaf.shape[0] != rows:
-            return None
-        data = message.read(*leaf.place[:2], rows * leaf.cell_bytes)
-        return _Column(data.data, leaf.cell_bytes, None, leaf.shape[1:])
-    splits = message.splits(leaf)
-    if splits.rows != rows:
+    known, total = None, leaf.shape[0]
+    if leaf.group is not None:
+        splits = message.splits(leaf)
+        known, total = offsets.setdefault(leaf.group, splits.host.tolist()), splits.total
+    if rows != (total if known is None else len(known) - 1):
         return None
-    known = offsets.setdefault(leaf.group, splits.host.tolist())
-    data = message.read(*leaf.place[:2], splits.total * leaf.cell_bytes)
-    if node.kind is Kind.JAGGED:
-        return _Column(data.data, leaf.cell_bytes, known, leaf.shape[1:])
-    return _Column(data.data, 1, known, ())
+    data = message.read(*leaf.place[:2], total * leaf.cell_bytes)
+    return _Column(data.data, leaf.cell_bytes, known, leaf.shape[1:])
