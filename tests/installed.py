@@ -21,19 +21,19 @@ def main() -> None:
     parser.add_argument("--pure", action="store_true")
     options = parser.parse_args()
     spec = importlib.util.find_spec("jagcodec")
-    check(spec is not None and spec.origin is not None, "expected jagcodec, found no such package")
-    package = Path(spec.origin).parent  # type: ignore[arg-type]
+    assert spec is not None, "expected jagcodec, found no such package"
+    package = Path(spec.origin or "").parent
     checkout = Path(__file__).resolve().parent.parent
-    check(checkout / "src" not in package.parents, f"expected what is installed, found {package}")
+    assert checkout / "src" not in package.parents, f"expected what is installed, found {package}"
     binaries = sorted(path.name for path in package.rglob("*.so"))
     done = []
     if options.compiled:
-        check(binaries == ["_cells.abi3.so", "_kernel.abi3.so"], f"expected both, found {binaries}")
+        assert binaries == ["_cells.abi3.so", "_kernel.abi3.so"], f"expected both, found {binaries}"
         call_cells(package / "cells" / "_cells.abi3.so")
         call_kernel(package / "rowcopy" / "_kernel.abi3.so")
         done.append("C modules")
     if options.pure:
-        check(binaries == [], f"expected no binaries, found {binaries}")
+        assert binaries == [], f"expected no binaries, found {binaries}"
     command()
     done.append("command")
     if importlib.util.find_spec("torch") is not None:
@@ -41,11 +41,6 @@ def main() -> None:
         done.append("whole trip")
     version = importlib.metadata.version("jagcodec")
     print(f"jagcodec {version} on Python {sys.version.split()[0]}: {', '.join(done)}")
-
-
-def check(holds: bool, said: str) -> None:
-    if not holds:
-        raise SystemExit(f"installed.py: {said}")
 
 
 def loaded(path: Path):
@@ -58,11 +53,11 @@ def loaded(path: Path):
 
 def call_cells(path: Path) -> None:
     cells = loaded(path)
-    check(cells.pack([1, -2, 300]) == ("int16", b"\x01\x00\xfe\xff,\x01"), "pack")
+    assert cells.pack([1, -2, 300]) == ("int16", b"\x01\x00\xfe\xff,\x01"), "pack"
     lengths, out = array("q", [2, 1]), array("i", [0, 0, 0])
-    check(cells.fill([[5, 6], (7,)], lengths, out, "i", 0, None) is None, "fill")
-    check(list(out) == [5, 6, 7], f"fill wrote {out}")
-    check(cells.fill([[5, 6], (1 << 31,)], lengths, out, "i", 0, None) == (1, 0), "fill of 2**31")
+    assert cells.fill([[5, 6], (7,)], lengths, out, "i", 0, None) is None, "fill"
+    assert list(out) == [5, 6, 7], f"fill wrote {out}"
+    assert cells.fill([[5, 6], (1 << 31,)], lengths, out, "i", 0, None) == (1, 0), "fill of 2**31"
 
 
 def call_kernel(path: Path) -> None:
@@ -70,15 +65,15 @@ def call_kernel(path: Path) -> None:
     source, end_to_end = bytes(range(12)), bytearray(5)
     starts, lengths = array("q", [1, 8]), array("q", [2, 3])
     kernel.copy([(end_to_end, source, None, starts, lengths, 1)], 2)
-    check(end_to_end == bytes([1, 2, 8, 9, 10]), f"copy wrote {bytes(end_to_end)!r}")
+    assert end_to_end == bytes([1, 2, 8, 9, 10]), f"copy wrote {bytes(end_to_end)!r}"
     rectangle = bytearray(8)
     kernel.pad([(rectangle, source, starts, lengths, None, 4, 1, b"\xff")], 1)
-    check(rectangle == bytes([1, 2, 255, 255, 8, 9, 10, 255]), f"pad wrote {bytes(rectangle)!r}")
+    assert rectangle == bytes([1, 2, 255, 255, 8, 9, 10, 255]), f"pad wrote {bytes(rectangle)!r}"
     try:
         kernel.copy([(end_to_end, source, None, array("q", [1, 11]), lengths, 1)], 1)
     except ValueError:
         return
-    check(False, "a row behind the end of its source was copied")
+    raise AssertionError("a row past the end of its source was copied")
 
 
 def command() -> None:
@@ -88,7 +83,7 @@ def command() -> None:
     for arguments, status in ((["--help"], 0), (["doctor"], int(without_torch))):
         run = subprocess.run([script, *arguments], capture_output=True, text=True, cwd="/")
         found = f"{run.returncode}: {run.stdout}{run.stderr}"
-        check(run.returncode == status and not run.stderr, f"{arguments} ended with {found}")
+        assert (run.returncode, run.stderr) == (status, ""), f"{arguments} ended with {found}"
     print(run.stdout, end="")
 
 
@@ -98,8 +93,8 @@ def trip(options: argparse.Namespace) -> None:
     from jagcodec import decode, encode_fields, materialize, rowcopy
 
     name = rowcopy.backend().name
-    check(name == "compiled" or not options.compiled, f"expected the compiled kernel, found {name}")
-    check(name == "numpy" or not options.pure, f"expected numpy, found {name}")
+    assert name == "compiled" or not options.compiled, f"expected the compiled kernel, found {name}"
+    assert name == "numpy" or not options.pure, f"expected numpy, found {name}"
     ids = torch.arange(1, 13).view(3, 4)
     lengths = torch.tensor([2, 4, 3])
     columns = {"ids": ids, "answer": ["42", "", "yes"]}
@@ -107,9 +102,9 @@ def trip(options: argparse.Namespace) -> None:
     received = [bytes(memoryview(frame)) for frame in frames]
     batch = materialize(received, pad_value_dict={"ids": -1})
     masked = torch.where(torch.arange(4) < lengths[:, None], ids, -1)
-    check(torch.equal(batch["ids"], masked), f"found {batch['ids']}")
-    check(batch["answer"].tolist() == ["42", "", "yes"], f"found {batch['answer']}")
-    check(decode(received)["ids"].offsets().tolist() == [0, 2, 6, 9], "offsets")
+    assert torch.equal(batch["ids"], masked), f"found {batch['ids']}"
+    assert batch["answer"].tolist() == ["42", "", "yes"], f"found {batch['answer']}"
+    assert decode(received)["ids"].offsets().tolist() == [0, 2, 6, 9], "offsets"
 
 
 if __name__ == "__main__":
