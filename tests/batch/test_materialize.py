@@ -119,14 +119,21 @@ def calls(draw):
         else:
             columns["flat"] = draw(tensors((rows,)))
     names = [*columns, "absent"]
-    width, multiple = draw(st.sampled_from([0, 3, 4, 5, 9])), draw(st.integers(1, 4))
+    alone = draw(st.sampled_from([None, "width", "multiple", "kept", "aligned", "side", "mask"]))
+
+    def option(name, default, values):
+        """Often the only option that is not the default."""
+        return draw(values) if alone in (None, name) else default
+
+    width = option("width", 0, st.sampled_from([0, 3, 4, 5, 9]))
+    multiple = option("multiple", 1, st.integers(1, 4))
     options: dict[str, Any] = {"pad_to_seqlen": width, "pad_to_multiple": multiple}
-    kept = draw(st.lists(st.sampled_from(names), max_size=1))
+    kept = option("kept", [], st.lists(st.sampled_from(names), max_size=1))
     options["keep_jagged"] = kept
-    aligned = draw(st.none() | st.lists(st.sampled_from(names), max_size=2))
+    aligned = option("aligned", None, st.none() | st.lists(st.sampled_from(names), max_size=2))
     options["token_aligned_fields"] = aligned
-    side = draw(st.sampled_from(SIDES))
-    by_name = draw(st.booleans())
+    side = option("side", "right", st.sampled_from(SIDES))
+    by_name = option("side", False, st.booleans())
     options["padding_side"] = {names[0]: side} if by_name else side
     prompts = prompt_width = None
     if side == "left_right":
@@ -148,7 +155,7 @@ def calls(draw):
     ones = {k for k in pads if k in columns and columns[k].dtype in PADDED_WITH_ONES}
     options["pad_value_dict"] = {**dict.fromkeys(sorted(ones), 1), "absent": "any"}
     masked = [name for name in columns if name.startswith("jagged") and name not in kept]
-    mask = draw(st.sampled_from([None, *masked]))
+    mask = option("mask", None, st.sampled_from([None, *masked]))
     options["attention_mask_of"] = mask
 
     def expected():
