@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
@@ -102,6 +102,8 @@ def test_every_value_by_every_way_with_all_options(values, eager):
     for make in values.values():
         value = make()
         assert_arrives(value, as_it_arrives(value), WAYS)
+        for options in OPTIONS if values in (PYTHON, TORCH, NUMPY) else []:
+            assert_reads(message(encode(value, **options)), value)
 
 
 # With sparse tensors, lazy stacks or grids of objects in them.
@@ -134,13 +136,6 @@ def test_every_batch_that_is_opened(name):
             for key, leaf in before.items():
                 if type(leaf) is torch.Tensor and leaf.layout is torch.strided:
                     assert_same(after.get(key), leaf.detach().contiguous())
-
-
-@pytest.mark.parametrize("values", [PYTHON, TORCH, NUMPY], ids=["python", "torch", "numpy"])
-def test_the_second_reader_reads_every_value(values, eager):
-    for make, options in itertools.product(values.values(), OPTIONS):
-        value = make()
-        assert_reads(message(encode(value, **options)), value)
 
 
 def test_no_torch_dtype_is_forgotten():
@@ -232,6 +227,20 @@ def test_memory_and_files_hold_any_value(tmp_path_factory, value, options, mmap)
     dump(value, path, **options)
     assert path.read_bytes() == blob
     assert_same(load(path, mmap=mmap), value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_inside_others(name):
+    for wrap in (
+        lambda value: [value, 1],
+        lambda value: NonTensorData([value], batch_size=[2]),
+        lambda value: NonTensorStack(NonTensorData([value]), "x"),
+    ):
+        value = wrap(KINDS[name]())
+        decoded = decode(encode(value))
+        assert_same(decode(encode(decoded)), decoded)
+        if not any(word in name for word in ("lazily", "sub", "parameters")):
+            assert_same(decoded, value)
 
 
 # --- rows of any batch -------------------------------------------------------------------------
