@@ -191,11 +191,11 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     size = math.prod(cells.shape[1:]) * cells.itemsize
     row_starts, ends = np.arange(rows) * width, starts + lengths
     sides = [(before, starts, row_starts), (after, width - ends, row_starts + ends)]
-    sides = [side for side in sides if side[0].size]
-    # One that all padded rows share, if there is one, and the one of most cells.
-    common, *_ = min(sides, key=lambda side: (len(side[0]), -side[1].sum()), default=(cells[:0],))
-    pad = common.reshape(-1, cells.shape[-1])[:1]
-    out, bits = as_bytes(rectangle.tensor), pad.tobytes() or b"\0"
+    pad, most = np.zeros((1, cells.shape[-1]), cells.dtype), 0
+    for pads, counts, _ in sides:
+        if len(pads) == 1 and counts.sum() > most:  # the one of most cells that all rows share
+            pad, most = pads.reshape(-1, cells.shape[-1])[:1], counts.sum()
+    out, bits = as_bytes(rectangle.tensor), pad.tobytes()
     firsts, source = np.cumsum(lengths) - lengths, array_bytes(np.ascontiguousarray(cells))
     task = rowcopy.Pad(out, source, firsts, lengths, starts, width, size, bits)
     if rectangle.zeroed and not any(bits):

@@ -213,24 +213,22 @@ class _Exchange:
         own, sizes = self._agree(src, checked)
         places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
 
-        def room(place: int) -> torch.Tensor:
-            mine = own is not None and place == self.place
-            return own if mine else self._room(place, sizes[place])
-
         def opened(place: int, blob: torch.Tensor) -> tuple[int, Message]:
             device = usable_device(self.device, self.where)
             with self._named(place):
                 how = Reading(self.limits, None, device, self.allow_pickle)
                 return place, open_message(blob.numpy(), "message", how)
 
-        blobs, _ = self._agree(src, lambda: [(place, room(place)) for place in places])
+        blobs, _ = self._agree(src, lambda: [(i, self._room(i, sizes[i], own)) for i in places])
         arrived = self._broadcast(blobs)
         messages: list[tuple[int, Message]]
         messages, _ = self._agree(src, lambda: [*map(opened, places, arrived)])
         return messages
 
-    def _room(self, place: int, size: int) -> torch.Tensor:
-        """Memory for a message to be received."""
+    def _room(self, place: int, size: int, own: torch.Tensor | None) -> torch.Tensor:
+        """Memory for a message to be received; this rank's own one has it."""
+        if own is not None and place == self.place:
+            return own
         most = self.limits.bytes
         if size > most:
             raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")

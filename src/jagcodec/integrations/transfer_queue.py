@@ -17,8 +17,7 @@ import dataclasses
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,7 +42,7 @@ from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import full_rows
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
 from jagcodec.wire.wire_batch import WireBatch, open_wire
@@ -191,10 +190,10 @@ def sendable(data: Any) -> Columns:
             return _values_of_leaf(leaf)
         if leaf.dim() == 1:
             return leaf
-        length = leaf.shape[1]
+        length, cells = leaf.shape[1], leaf.detach().cpu().flatten(0, 1).contiguous()
         if length not in splits:
             splits[length] = RowSplits.from_lengths(np.full(rows, length))
-        return full_rows(leaf.detach().cpu(), splits[length])
+        return RaggedView(cells, cells.dtype, cells.shape, 1, None, splits[length])
 
     return Columns(rows, {name: column(leaf) for name, leaf in data.items()})
 
@@ -407,22 +406,19 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
 
     # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
 
-    @contextmanager
-    def _stock_rows(self) -> Iterator[None]:
+    def _with_stock_rows(self, handle: Callable[[Any], Any], request: Any) -> tuple[Any, Any]:
         rows = self.storage_data
         self.storage_data = rows.as_stock()
         try:
-            yield
+            return handle(request), self.storage_data
         finally:
             self.storage_data = rows
 
     def _handle_save_checkpoint(self, request: Any) -> Any:
-        with self._stock_rows():
-            return super()._handle_save_checkpoint(request)
+        return self._with_stock_rows(super()._handle_save_checkpoint, request)[0]
 
     def _handle_load_checkpoint(self, request: Any) -> Any:
-        with self._stock_rows():
-            response, loaded = super()._handle_load_checkpoint(request), self.storage_data
+        response, loaded = self._with_stock_rows(super()._handle_load_checkpoint, request)
         if response.body["success"]:
             try:
                 self.storage_data = RowStorage.of_stock(loaded, self.storage_data.options)
