@@ -107,7 +107,7 @@ class ColumnDescription:
     kind: str
     dtype: str | None  # on the wire
     shape: tuple[int | None, ...] | None  # None for the ragged dim
-    stored: str  # "narrow", "indirect" or empty
+    stored: str  # "narrow", "indirect", both, or empty
     bytes: int  # cells that columns share count for the first of them
     rows: int | None  # index in MessageDescription.rows_of
 
@@ -164,8 +164,8 @@ def describe_message(found: OpenMessage) -> MessageDescription:
         bytes=found.bytes,
         plain_bytes=plain,
         frames=1 + len(header.sizes),
-        narrow=walk.narrow,
-        elide=walk.elide,
+        narrow=any("narrow" in column.stored for column in columns),
+        elide=any("indirect" in column.stored for column in columns),
         compress="zstd" if header.compressed else None,
         checksum=header.checksums is not None,
         columns=columns,
@@ -204,33 +204,30 @@ class _Walk(Places):
 
     def __init__(self, message: Message) -> None:
         super().__init__(message.header.sizes)
-        self.narrow: bool = False
-        self.elide: bool = False
         # Of each ragged group: its place among them, and the names of its columns.
         self.groups: dict[int, tuple[int, list[str]]] = {}
         self._message = message
         self._values = _document_bounds(message.header.packed_values)
-        self._size = 0  # of the column that is described now
         # Writers share whole places alone, so a place is counted once by where it begins.
         self._counted: set[tuple[int, int]] = set()
+        # Of the column that is described now.
+        self._size = 0
+        self._stored: set[str] = set()
 
     def column(self, entry: Entry) -> ColumnDescription:
         """Describe a column, and count the bytes in it that no column before it has."""
-        node = entry.node
-        self._size = 0
+        node, rows = entry.node, None
+        self._size, self._stored = 0, set()
         self._count(node)
-        leaf = leaf_of(node, self._message.numbers)
-        stored, rows = "", None
-        if leaf is not None and (leaf.runs or _is_narrow(leaf)):
-            stored = "indirect" if leaf.runs else "narrow"
-        if node.kind is Kind.JAGGED and leaf is not None and leaf.group is not None:
-            rows, names = self.groups.setdefault(leaf.group, (len(self.groups), []))
+        if node.kind is Kind.JAGGED:
+            group = self._message.numbers[node.number + 3]
+            rows, names = self.groups.setdefault(group, (len(self.groups), []))
             names.append(entry.name)
         kind = f"type {node.fields[0]}" if node.kind is Kind.USER else kind_of(node)
         typed = node.children[0] if node.kind in INTEGER_ROWS else node
         form = FORMS.get(typed.kind)
         dtype = typed.fields[0] if form is not None and "dtype" in form.fields else None
-        shape = _shape(self._message, node)
+        shape, stored = _shape(self._message, node), ", ".join(sorted(self._stored))
         return ColumnDescription(
             entry.name, entry.keys, kind, dtype, shape, stored, self._size, rows
         )
@@ -249,28 +246,29 @@ class _Walk(Places):
         elif form is not None and form.numbers:
             check_node(node, message.numbers, message.header.groups, self)
         leaf = leaf_of(node, message.numbers)
-        if leaf is not None:
-            self.elide = self.elide or leaf.runs > 0
-            self.narrow = self.narrow or _is_narrow(leaf)
+        if leaf is not None and leaf.runs:
             self._count_runs(leaf)
+        elif leaf is not None:
+            self._note(leaf.place.stored, leaf.place.cells)
         for child in node.children:
             self._count(child)
+
+    def _note(self, stored: int, cells: int) -> None:
+        if cells and stored != PLAIN:
+            self._stored.add("narrow")
 
     def _count_runs(self, leaf: Leaf) -> None:
         """Count the places that the table of a column names."""
         groups = self._message.header.groups
-        for run in runs_at(self._message, leaf) if leaf.runs else ():
+        self._stored.add("indirect")
+        for run in runs_at(self._message, leaf):
             cells = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
-            self.narrow = self.narrow or bool(cells and run.stored != PLAIN)
+            self._note(run.stored, cells)
             self.claim(run.buffer, run.offset, cells)
             if run.index_buffer != NO_INDEX:
                 rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
                 index = stored_size("int64", run.index_stored, rows)
                 self.claim(run.index_buffer, run.index_offset, index)
-
-
-def _is_narrow(leaf: Leaf) -> bool:
-    return bool(leaf.place.stored != PLAIN and leaf.place.cells and not leaf.runs)
 
 
 def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
