@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tensordict import NonTensorData
 
 from jagcodec import (
     ArgumentError,
@@ -273,6 +274,9 @@ def test_resumed_rows_send_what_was_sent():
     one = open_wire(encode(td)).rows([1])
     row = RowBuilder.from_message(one, same_length=["ids"])
     assert len(row) == 4
+    td["whole"] = NonTensorData("gsm8k", batch_size=[2])
+    whole = RowBuilder.from_message(open_wire(encode(td)).rows([1]), same_length=["ids"])
+    assert decode(whole.to_frames())["whole"] == ["gsm8k"]
     assert message(row.to_frames()) == message(one.to_frames())
     row.append(ids=[9])
     row.set(embedding=torch.ones(2))

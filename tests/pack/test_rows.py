@@ -174,6 +174,7 @@ def test_what_a_column_may_be(column, expected, form):
 
 WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"x": [[None]]}, {"dtypes": {"x": torch.float32}}, ArgumentTypeError, "row 0, cell 0: .*None"),
+    ({"x": [[1.0], [1e5]]}, {"dtypes": {"x": torch.float16}}, ArgumentError, "row 1, cell 0: .*16"),
     ({"x": [[], []]}, {}, ArgumentError, "'x'.*dtypes="),
     ({"x": [[1], [2, 3]]}, {"rectangular": ["x"]}, ArgumentError, "row 1: .*rectangular"),
     ({"a": [[1]], "b": [[1, 2]]}, {"same_length": ["a", "b"]}, ArgumentError, r"'b'\), row 0"),

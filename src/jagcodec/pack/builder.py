@@ -273,10 +273,10 @@ class RowBuilder:
                 chunks = [cells] if len(cells) else []
                 row._columns[name] = _Grown(leaf.dtype, True, len(cells), chunks)
                 continue
-            if is_non_tensor(leaf):
-                leaf = rows_of_leaf(leaf, 1)
             if schema[name].kind == "tensor":
                 leaf = contiguous_bits(leaf).clone()
+            elif is_non_tensor(leaf):
+                leaf = rows_of_leaf(leaf, 1)
             elif not isinstance(leaf, np.ndarray):
                 detail = f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
                 raise ArgumentTypeError("bad_type", path, detail + "other columns")
