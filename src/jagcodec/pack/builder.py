@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
-from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
+from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
 from jagcodec.pack.cells import Rows, cells_of_rows, described, misfit
 from jagcodec.pack.rows import encode_rows, read_dtypes
 from jagcodec.ragged.copy_rows import values_of
@@ -30,24 +31,31 @@ class _Grown:
     dtype: torch.dtype | None = None  # until a number decides it
     is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
     tokens: int = 0
-    chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
+    # None of them is empty. Integers of the same bits if numpy does not have the dtype.
+    chunks: list[npt.NDArray[Any]] = field(default_factory=list)
 
-    def whole(self) -> torch.Tensor:
+    def whole(self) -> npt.NDArray[Any]:
         """All cells, which from now on are one chunk."""
         if not self.chunks:
             # float32 if nothing decides the dtype, as torch.tensor([]) is
-            return torch.empty(0, dtype=self.dtype or torch.float32)
+            return _bits(torch.empty(0, dtype=self.dtype or torch.float32))
         if len(self.chunks) > 1:
-            self.chunks = [cat_bits(self.chunks, 0)]
+            self.chunks = [np.concatenate(self.chunks)]
         return self.chunks[0]
 
     def cells(self) -> Any:
         """A copy of all cells: an array, or a tensor if numpy does not have the dtype."""
-        cells = cat_bits([self.whole()], 0)
-        try:
-            return cells.numpy()
-        except TypeError:
-            return cells
+        bits = self.whole().copy()
+        cells = torch.from_numpy(bits)
+        return bits if self.dtype in (None, cells.dtype) else cells.view(self.dtype)
+
+
+def _bits(cells: Any) -> npt.NDArray[Any]:
+    """Cells as an array, or as integers of the same bits if numpy does not have the dtype."""
+    try:
+        return np.asarray(cells)
+    except TypeError:
+        return np.asarray(cells.view(same_width_ints(cells.dtype)))
 
 
 class RowBuilder:
@@ -147,7 +155,7 @@ class RowBuilder:
             if added[name]:
                 if name not in tokens:
                     shape = column.chunks[0].shape[1:] if column.chunks else ()
-                    cells = cells.expand(added[name], *shape)
+                    cells = np.broadcast_to(cells, (added[name], *shape))
                 column.chunks.append(cells)
                 column.tokens += added[name]
         self._columns = columns
@@ -210,7 +218,7 @@ class RowBuilder:
             raise ArgumentError("bad_option", path, detail)
         for name, column in self._columns.items():
             if self._counts(name) and column.tokens > most:
-                column.chunks = [column.whole()[:most].clone()] if most else []
+                column.chunks = [column.whole()[:most].copy()] if most else []
                 column.tokens = most
 
     def to_row(self) -> dict[str, Any]:
@@ -269,7 +277,7 @@ class RowBuilder:
                 if leaf.ragged_dim != 1:
                     detail = f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}"
                     raise ArgumentError("bad_shape", path, detail)
-                cells = cat_bits([values_of(leaf)], 0)  # a copy
+                cells = _bits(values_of(leaf)).copy()
                 chunks = [cells] if len(cells) else []
                 row._columns[name] = _Grown(leaf.dtype, True, len(cells), chunks)
                 continue
@@ -293,7 +301,7 @@ class RowBuilder:
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
 
-_Read: TypeAlias = tuple[_Grown, torch.Tensor, int | None]
+_Read: TypeAlias = tuple[_Grown, npt.NDArray[Any], int | None]
 """A column, the cells to append to it, and their tokens; None for one number."""
 
 
@@ -303,14 +311,14 @@ def _read(column: _Grown, chunk: Any, path: str) -> _Read:
     if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
-        return column, torch.empty(0), 0
+        return column, np.empty(0), 0
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:
         made: Any = cells_of_rows([chunk], None if ints else column.dtype)
         if ints and isinstance(made, Rows) and made.dtype != torch.int64:
             if made.dtype.is_floating_point:  # the ints too, if they stay exact
                 whole: Any = cells_of_rows([column.whole()], torch.float32)
-                chunks = [torch.as_tensor(whole.values)] if column.tokens else []
+                chunks = [whole.values] if column.tokens else []
                 column = replace(column, dtype=torch.float32, chunks=chunks)
             made = cells_of_rows([chunk], column.dtype)
     except JagcodecError as error:
@@ -318,7 +326,7 @@ def _read(column: _Grown, chunk: Any, path: str) -> _Read:
     if not isinstance(made, Rows):
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
-    cells = torch.as_tensor(made.values)
+    cells = _bits(made.values)
     if column.chunks and made.lengths and cells.shape[1:] != column.chunks[0].shape[1:]:
         detail = f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
         raise ArgumentError("bad_shape", path, f"{detail}found {tuple(cells.shape[1:])}")
