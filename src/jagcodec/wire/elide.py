@@ -135,8 +135,9 @@ class _Searched:
 
     def begin_alike(self, firsts: IntArray) -> bool:
         """Whether two of a few rows begin with the same cell: of large cells, the same bytes."""
-        words = self.words if self.words.ndim == 1 else self.words[:, 0]
-        return len(set(words.take(firsts).tolist())) < len(firsts)
+        words = self.words
+        few = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
+        return len(set(few.tolist())) < len(few)
 
     def equals(self, other: _Searched) -> list[Run] | None:
         """Another column of the same rows, with the same cells."""

@@ -184,7 +184,8 @@ class PendingMessage:
         self.header: bytes = header
         self.buffers: list[Any] = buffers  # bytes, or the size of one that is not written yet
         self.documents: int = 0  # bytes of indirect documents that become objects
-        self.rows: list[Any] = []  # what is still to be written
+        # Rows still to be written: the buffer, the offset in it, their bytes, and a `RaggedView`.
+        self.rows: list[tuple[int, int, int, Any]] = []
 
     def write(self, targets: list[ByteArray]) -> None:
         """Write the rows to the buffers, all of which are `targets`."""

@@ -61,8 +61,6 @@ class Placing(PendingMessage):
         super().__init__(b"", [0])  # a header when it is finished
         self._size = 0  # of frame 1
         self._small: list[Any] = []  # the contents of frame 1, zeros for rows to be copied
-        # Rows to be copied: the buffer, the offset in it, and their bytes.
-        self.rows: list[tuple[int, int, int, RaggedView]] = []
         self._groups: list[tuple[int, ...]] = []
         self._group_of: dict[Rows, int] = {}
 
