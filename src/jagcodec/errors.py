@@ -56,7 +56,9 @@ class JagcodecError(Exception):
         path, detail = shown(path, LONGEST_PATH), shown(detail, LONGEST_DETAIL)
         # The three arguments are Exception.args, so the error survives pickling between processes.
         super().__init__(reason, path, detail)
-        self.reason, self.path, self.detail = reason, path, detail
+        self.reason: Reason = reason
+        self.path: str = path
+        self.detail: str = detail
 
     def __str__(self) -> str:
         return f"{self.path}: {self.detail}"
