@@ -561,7 +561,7 @@ class TestStorage:
 
     @pytest.fixture
     def storage(self):
-        return backend.RowStorage(None, backend.StorageOptions())
+        return backend._RowStorage(None, backend.StorageOptions())
 
     @staticmethod
     def body(**columns):

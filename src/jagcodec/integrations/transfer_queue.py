@@ -297,7 +297,7 @@ def _places(rows: Sequence[_Row]) -> tuple[list[WireBatch], list[int]]:
     return list(firsts), [firsts[batch] + row for batch, row in rows]
 
 
-class RowStorage(StorageUnitData):  # type: ignore[misc]
+class _RowStorage(StorageUnitData):  # type: ignore[misc]
     """What a storage unit holds: `_Row`s where TransferQueue has tensors and objects."""
 
     def __init__(self, storage_size: int | None, options: StorageOptions) -> None:
@@ -340,7 +340,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
     # Checkpoints have TransferQueue's format: a queue without jagcodec can load them.
 
     @classmethod
-    def of_stock(cls, data: StorageUnitData, options: StorageOptions) -> RowStorage:
+    def of_stock(cls, data: StorageUnitData, options: StorageOptions) -> _RowStorage:
         """The rows of one of TransferQueue's own storage units."""
         storage = cls(None, options)
         for name, rows in data.field_data.items():
@@ -377,7 +377,7 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
     def __init__(self, *args: Any, options: StorageOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # No client knows the address before this returns.
-        self.storage_data = RowStorage(self.storage_unit_size, options)
+        self.storage_data = _RowStorage(self.storage_unit_size, options)
 
     def get_zmq_server_info(self) -> _StorageUnitInfo:
         """The address, as a class of this module: unpickling it registers the backend."""
@@ -421,7 +421,7 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         response, loaded = self._with_stock_rows(super()._handle_load_checkpoint, request)
         if response.body["success"]:
             try:
-                self.storage_data = RowStorage.of_stock(loaded, self.storage_data.options)
+                self.storage_data = _RowStorage.of_stock(loaded, self.storage_data.options)
             except JagcodecError as error:
                 response.body = {"success": False, "message": str(error)}
         return response

@@ -73,8 +73,9 @@ def send_frames(
         frames: What `encode`, `encode_fields` or `encode_rows` returned.
         envelope: Frames to send before the message: the envelope that `recv_frames` returned, a
             peer's identity, or the topic of a PUB socket.
-        timeout: Seconds to wait while the high-water mark is reached or no peer is connected. PUB
-            and XPUB never wait.
+        timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
+            does not wait. None: the socket's own ``SNDTIMEO``. PUB and XPUB never wait: libzmq
+            drops messages for subscribers that are too slow.
 
     Returns:
         A tracker. Frames of 64 KiB and more alias the encoded tensors, and keep them alive: write
@@ -110,11 +111,11 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
 
     Args:
         socket: A socket of any type that receives multipart messages.
-        timeout: Seconds to wait for a message.
+        timeout: Seconds to wait for a message; 0 does not wait. None: the socket's ``RCVTIMEO``.
 
     Returns:
         The envelope and the frames. Their memory belongs to this process; over ``inproc://`` it is
-        the sender's.
+        the sender's, so decode with ``copy=True`` there to write to the tensors.
 
     Raises:
         TransportTimeoutError: No message arrived in time.

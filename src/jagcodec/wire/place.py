@@ -240,7 +240,8 @@ class PlacingAll(Placing):
         data, starts, row_splits = _laid_out(rows, like)
         stored = PLAIN
         if like is not None:
-            self.documents += len(data) if one_object else row_splits.total
+            more = len(data) if one_object else row_splits.total
+            self.documents: int = self.documents + more
             stored = ONE_OBJECT if one_object else INDIRECT + 1
             data = self._table([Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True)
         if rows and isinstance(documents.rows[0], Lowered):
