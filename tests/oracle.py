@@ -206,8 +206,10 @@ def _batch(value: Any) -> Any:
         others = parts["_non_tensordict"] or {}
         others = {name: described(part) for name, part in others.items() if part is not None}
         return (type(value), described(parts["_tensordict"]), others)
-    names = [value.names] if any(value.names) else []
-    if isinstance(value, LazyStackedTensorDict):
+    stack = isinstance(value, LazyStackedTensorDict)
+    # Below 0.12 a stack without members has no names to ask for.
+    names = [value.names] if (not stack or value.tensordicts) and any(value.names) else []
+    if stack:
         members = [described(member) for member in value.tensordicts]
         return ("LAZY_STACK", value.stack_dim, members, *names)
     leaves = {key: described(value._get_str(key, None)) for key in value.keys()}  # noqa: SIM118
