@@ -275,6 +275,9 @@ def test_any_columns_and_rows_of_any_batch(batch, options, data):
     assert encode_fields(batch.fields, out=memory, **names, **options) == len(memory)
     assert_same(decode(memory), packed)
 
+    rest = open_wire(frames).rows(slice(1, None))
+    assert_same(decode(rest.to_frames()), select_rows(packed, slice(1, None)))
+
     columns = data.draw(st.permutations(sorted(batch.fields)))[: data.draw(st.integers(0, 3))]
     index, rows = data.draw(indices(len(batch.lengths)))
     part = open_wire(to_blob(frames) + b"secret").rows(index).select(columns)
