@@ -20,7 +20,7 @@ REPOSITORY = "https://github.com/jagcodec/jagcodec"
 STABLE_ABI = None if sysconfig.get_config_var("Py_GIL_DISABLED") else "cp311"
 
 # Without a compiler numpy does what the extensions do, more slowly, and `jagcodec doctor` says so.
-# Who would rather have no build than a slow one sets this to 1.
+# If you would rather have no build than a slow one, set this to 1.
 REQUIRE_COMPILED = os.environ.get("JAGCODEC_REQUIRE_COMPILED", "")
 if REQUIRE_COMPILED not in ("", "0", "1"):
     raise SystemExit(f"JAGCODEC_REQUIRE_COMPILED: expected 0 or 1, found {REQUIRE_COMPILED!r}")

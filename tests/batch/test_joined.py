@@ -293,6 +293,8 @@ def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_con
     metas = [{"step": 3, "worker": 0}, {}, {"step": 3, "worker": 1, "scored": True}]
     batch = join_columns([encode(WHOLE, meta=meta) for meta in metas], replace=True)
     assert (batch.meta, batch.metas) == ({"step": 3, "scored": True}, metas)
+    in_memory = [materialize(encode(WHOLE, meta=meta), layout="jagged") for meta in metas]
+    assert join_columns(in_memory, replace=True).meta_info == batch.meta
     assert open_wire(encode(batch, meta={"step": 4})).meta == {"step": 4, "scored": True}
     forms: list[Any] = [
         BatchedDataDict(WHOLE.items(), meta_info={"step": 7, "seed": 1}),
@@ -300,7 +302,7 @@ def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_con
         open_wire(encode(WHOLE, meta={"step": 7, "more": 2})),
     ]
     assert concat_rows(forms).meta_info == materialize(forms).meta_info == {"step": 7}
-    assert join_columns(forms, replace=True).meta_info == {"step": 7}
+    assert join_columns(forms, replace=True).meta_info == {"step": 7, "more": 2}
 
 
 def test_batches_in_values_are_opened():

@@ -180,6 +180,8 @@ def test_the_fewest_options_that_save_most(column, advice):
         (lambda: padding_tax([-1]), ValueError, "row 0"),
         (lambda: padding_tax([0.5]), TypeError, "integer"),
         (lambda: padding_tax(["x"]), TypeError, "lengths"),
+        (lambda: padding_tax([rollouts(), rollouts()]), TypeError, "one batch.*concat_rows"),
+        (lambda: padding_tax([encode(rollouts())] * 2), TypeError, "one batch.*concat_rows"),
         (lambda: padding_tax(7), TypeError, "lengths"),
         (lambda: padding_tax(None), TypeError, "lengths"),
         (lambda: padding_tax([2**62] * 3), ValueError, "add up"),

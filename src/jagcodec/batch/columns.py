@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -112,7 +112,7 @@ def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
     in_memory_ones = (batch for batch in open_ones if not isinstance(batch, WireBatch))
     kind = next(in_memory_ones, open_ones[0])
     whole = [in_memory(batch, kind) for batch in open_ones]
-    return with_meta(concat_leaves(whole, RowSplitsPool(), where), open_ones)
+    return with_meta(concat_leaves(whole, RowSplitsPool(), where), open_ones, agreed)
 
 
 def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
@@ -135,9 +135,12 @@ def in_memory(batch: Any, kind: Any) -> Any:
     return like(kind, dict(td.items()), len(batch)) if isinstance(kind, dict) else td
 
 
-def with_meta(joined: Any, batches: Sequence[Any]) -> Any:
+def with_meta(
+    joined: Any, batches: Sequence[Any], rule: Callable[[Sequence[Any]], dict[str, Any]]
+) -> Any:
+    """A batch in memory that was joined, with what `rule` makes of the metas."""
     if hasattr(joined, "meta_info"):
-        joined.meta_info = agreed([meta_of(batch) for batch in batches])
+        joined.meta_info = rule([meta_of(batch) for batch in batches])
     return joined
 
 

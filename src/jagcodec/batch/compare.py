@@ -78,6 +78,13 @@ def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def uncontradicted(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several mappings have, unless two of them have it with other values."""
+    names = dict.fromkeys(name for meta in metas for name in meta)
+    each = (agreed([{name: meta[name]} for meta in metas if name in meta]) for name in names)
+    return {name: value for found in each for name, value in found.items()}
+
+
 # --- values ------------------------------------------------------------------------------------
 
 

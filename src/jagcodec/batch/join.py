@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jagcodec.batch.compare import agreed
+from jagcodec.batch.compare import agreed, uncontradicted
 from jagcodec.batch.leaves import concat_leaves
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
@@ -530,11 +530,8 @@ class JoinedColumns(ColumnSource):
         return self._columns
 
     def meta(self) -> dict[str, Any]:
-        # The rows are the same: a message without a value does not speak against it.
-        found: dict[str, Any] = {}
-        for name in dict.fromkeys(chain.from_iterable(metas := self.metas())):
-            found |= agreed([{name: meta[name]} for meta in metas if name in meta])
-        return found
+        # The rows are the same: a message without a value does not contradict it.
+        return uncontradicted(self.metas())
 
     def metas(self) -> list[dict[str, Any]]:
         return [batch.meta for batch in self._batches]

@@ -20,6 +20,7 @@ from jagcodec.batch.columns import (
     several,
     with_meta,
 )
+from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.join import join_rows, side_by_side
 from jagcodec.batch.leaves import leaf_of_column
 from jagcodec.batch.parts import parts_of_rows, repeated_rows
@@ -248,8 +249,8 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         A `WireBatch` over all of them if all are encoded: only the row lengths of jagged columns
         are read. Otherwise a batch of the kind of the first that is not, on its device. Its columns
         are aliased; jagged ones of equal row lengths share one offsets tensor, so that
-        ``both["a"] * both["b"]`` works, and gradients flow through them. Its `meta` is what all of
-        them agree on.
+        ``both["a"] * both["b"]`` works, and gradients flow through them. Its `meta` is what none of
+        them contradicts.
 
     Raises:
         ArgumentError: There is no batch, they differ in their number of rows, a jagged column
@@ -270,7 +271,8 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
             path = f"{where}[{name!r}]"
             column = leaf if isinstance(kind, dict) else leaf_of_column(leaf, path)
             columns[name] = _sharing(column, pool, getattr(kind, "device", None), path)
-    return with_meta(like(kind, columns, row_count_of(kind, where)), open_ones)
+    joined = like(kind, columns, row_count_of(kind, where))
+    return with_meta(joined, open_ones, uncontradicted)
 
 
 def _sharing(leaf: Any, pool: RowSplitsPool, device: torch.device | None, path: str) -> Any:

@@ -159,7 +159,11 @@ def padding_tax(
             if isinstance(column, torch.Tensor) and not is_jagged(column)
         }
         return _measured(td, how, rectangles)
-    if not isinstance(source, (dict, TensorDictBase, WireBatch)) and not _is_message(source):
+    if not isinstance(source, _BATCHES) and not _is_message(source):
+        several = isinstance(source, (list, tuple)) and source
+        if several and (isinstance(source[0], (*_BATCHES, list)) or _is_message(source[0])):
+            detail = "expected one batch, found a list of them; concat_rows makes one"
+            raise ArgumentTypeError("bad_type", _SOURCE, detail)
         return _of_lengths(source, how)
     batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
@@ -168,6 +172,7 @@ def padding_tax(
     return _measured(batch if isinstance(batch, TensorDictBase) else columns, how)
 
 
+_BATCHES = (dict, TensorDictBase, WireBatch)
 _SOURCE = "padding_tax(source)"
 _OVERHEAD = "header and offsets"
 _LAYOUTS = {

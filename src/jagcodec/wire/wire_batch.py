@@ -536,7 +536,8 @@ class MessageColumns(ColumnSource):
         if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
             leaf = leaf_of_rows(list(leaf))  # a column of a dict
         if not is_leaf(leaf):
-            raise fail("bad_value", f"expected a leaf, found {type(leaf).__name__}")
+            found = f"found {type(leaf).__name__}; decode reads such a column"
+            raise fail("bad_value", f"expected a leaf of a TensorDict, {found}")
         shape = first_dims(leaf, len(self.sizes))
         if shape != self.sizes:
             raise rows_differ(self.sizes, shape)
