@@ -5,6 +5,7 @@ import array
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import traceback
@@ -220,6 +221,14 @@ def test_files_that_are_not_messages(path, read):
         path.write_bytes(content)
         with pytest.raises(WireFormatError) as raised:
             read(path)
+    assert f"in the file {str(path)!r}" in "".join(traceback.format_exception(raised.value))
+    ids = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged)
+    blob = bytearray(to_blob(encode(TensorDict({"ids": ids}, [2]))))
+    offsets = blob.index(struct.pack("<3q", 0, 3, 8))
+    blob[offsets + 8] = 9
+    path.write_bytes(blob)
+    with pytest.raises(WireFormatError, match="ids") as raised:
+        open_wire(path)["ids"]
     assert f"in the file {str(path)!r}" in "".join(traceback.format_exception(raised.value))
     with pytest.raises(FileNotFoundError):
         read(path.parent / "absent")

@@ -89,8 +89,13 @@ def noted_file(path: str) -> Iterator[None]:
     try:
         yield
     except WireFormatError as error:
-        error.add_note(f"in the file {path!r}; if it was cut short, get it from its writer again")
+        note_file(error, path)
         raise
+
+
+def note_file(error: WireFormatError, path: str) -> None:
+    """Name the file in the traceback of an error."""
+    error.add_note(f"in the file {path!r}; if it was cut short, get it from its writer again")
 
 
 def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:

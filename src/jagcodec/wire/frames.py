@@ -287,6 +287,7 @@ class Reading(NamedTuple):
     allow_pickle: bool = False
     by_range: bool = False  # only some values are wanted: each is copied by itself, if at all
     verify: bool = True  # checksums of frames are compared
+    file: str | None = None  # the name of the file that it is in, for errors
 
 
 class Buffers:

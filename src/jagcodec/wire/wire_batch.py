@@ -33,7 +33,7 @@ from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.files import file_path, noted_file, read_file
+from jagcodec.wire.files import file_path, note_file, noted_file, read_file
 from jagcodec.wire.frames import Frame, Reading
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import FieldSchema, field_of, rows_of_node
@@ -435,7 +435,10 @@ class MessageColumns(ColumnSource):
             try:
                 found[name] = read(node, *options)
             except WireFormatError as error:
-                raise inside(error, name) from error
+                named = inside(error, name)
+                if self.message.reading.file is not None:
+                    note_file(named, self.message.reading.file)
+                raise named from error
             except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
                 raise
             except Exception as error:  # torch, numpy and tensordict raise all kinds
@@ -595,6 +598,7 @@ def open_wire(
         name = file_path(source, "open_wire(source)", "decode accepts a message in memory")
         with noted_file(name):
             source = read_file(name, "open_wire(source)", how.limits, mmap=True)
+            how = how._replace(file=name)
             return batch_of_message(open_message(source, "open_wire(source)", how))
     if callable(source):
         return batch_of_message(open_store(source, how))
