@@ -7,23 +7,51 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-# A bad argument.
-_Value = Literal["bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option"]
-_Rows = Literal["row_mismatch", "row_too_long", "conflict", "empty_prompt"]
-_Name = Literal["no_such_field", "no_such_row", "new_field"]
-# An object that cannot be encoded.
-_Object = Literal["unsupported_type", "too_deep", "too_large"]
-# A message that cannot be read.
-_Start = Literal["no_message", "foreign", "unknown_version", "bad_header"]
-_Node = Literal["unknown_kind", "unknown_dtype", "bad_record", "bad_rows", "bad_value"]
-_Frame = Literal["frame_count", "frame_size", "out_of_bounds", "bad_offsets", "bad_sparse"]
-_Content = Literal["bad_checksum", "unknown_type", "pickle_refused"]
-# A message that could not be delivered.
-_Delivery = Literal["timed_out", "no_peer", "peer_failed"]
-# A store that does not have the key, or a record in use.
-_Store = Literal["no_such_key", "busy"]
-
-Reason = Literal[_Value, _Rows, _Name, _Object, _Start, _Node, _Frame, _Content, _Delivery, _Store]
+Reason = Literal[
+    # a bad argument to a layout, column or trainer function
+    "bad_type",
+    "bad_dtype",
+    "bad_shape",
+    "bad_length",
+    "bad_pad",
+    "bad_option",
+    "row_mismatch",
+    "row_too_long",
+    "conflict",
+    "empty_prompt",
+    "no_such_field",
+    "no_such_row",
+    "new_field",
+    # an object that cannot be encoded
+    "unsupported_type",
+    "too_deep",
+    "too_large",
+    # a message that cannot be read
+    "no_message",
+    "foreign",
+    "unknown_version",
+    "bad_header",
+    "unknown_kind",
+    "unknown_dtype",
+    "bad_record",
+    "frame_count",
+    "frame_size",
+    "out_of_bounds",
+    "bad_offsets",
+    "bad_sparse",
+    "bad_rows",
+    "bad_value",
+    "bad_checksum",
+    "unknown_type",
+    "pickle_refused",
+    # a message that could not be delivered
+    "timed_out",
+    "no_peer",
+    "peer_failed",
+    # a record that does not have the step, or is in use
+    "no_such_key",
+    "busy",
+]
 """The closed set of reason codes: programs branch on these, people read the text."""
 
 REASONS: frozenset[str] = frozenset(get_args(Reason))

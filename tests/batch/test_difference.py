@@ -2,6 +2,7 @@
 
 import math
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -164,6 +165,18 @@ def test_arrays_and_plain_values():
     assert (found.column, found.row, found.cell) == ("x", 1, (2,))
     a, b = ({float("nan"): value} for value in (1, 2))  # keys that equal nothing
     assert str(first_difference([a], [b])).endswith("value 1 and 2")
+
+
+def test_equal_columns_are_compared_without_memory_of_their_size():
+    ids = torch.arange(1 << 20)
+    rows = nested([ids[: 1 << 19], ids[1 << 19 :]])
+    for left, right in ((ids, ids.clone()), (rows, rows.clone())):
+        tracemalloc.start()
+        try:
+            assert first_difference(left, right) is None
+            assert tracemalloc.get_traced_memory()[1] < ids.nbytes / 64
+        finally:
+            tracemalloc.stop()
 
 
 def test_what_values_lie_in_is_compared_and_not_only_they():

@@ -278,11 +278,12 @@ def test_without_a_process_group(call):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("group", "no group"), *(("src", src) for src in (9, -1, True, 0.0, None))],
+    [("group", "no group"), ("limits", 0), *(("src", src) for src in (9, -1, True, 0.0, None))],
 )
-def test_a_group_or_src_that_is_not_valid_is_refused_on_every_rank(world, name, value):
+def test_an_argument_that_is_not_valid_is_refused_on_every_rank(world, name, value):
     outcomes = world.call(broadcast, [1, None, None], **{"src": 0, name: value})
-    for error in refused(outcomes, world, *[ArgumentError] * RANKS):
+    kind = ArgumentTypeError if name == "limits" else ArgumentError
+    for error in refused(outcomes, world, *[kind] * RANKS):
         assert error.path == f"broadcast({name})"
 
 

@@ -307,6 +307,7 @@ def test_messages_that_cannot_be_resumed():
     ("arguments", "options", "match"),
     [
         (([("x", torch.int64)],), {}, "dict of names to dtypes, found list"),
+        (([],), {}, "dict of names to dtypes, found list"),
         (({"x": np.int64},), {}, "a torch dtype, object or"),
         (({5: torch.int64},), {}, "names that are strings, found 5"),
         (({"x": torch.qint8},), {}, r"\['x'\].*qint8"),

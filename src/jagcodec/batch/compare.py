@@ -21,7 +21,7 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief, child_path, describe, shown
-from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
+from jagcodec.memory.tensor_bytes import ByteArray, as_bytes, as_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
@@ -249,8 +249,9 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
     if found is not None:
         return found
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
-        shape = tuple(a.shape)
-        cell = _first_cell(as_bytes(a), as_bytes(b), shape) if cells else None
+        if not cells or _same_bits(a, b):
+            return None
+        cell = _first_cell(as_bytes(a), as_bytes(b), tuple(a.shape))
         return None if cell is None else _at_cell(at, cell, *_cell_texts(a[cell], b[cell]))
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
         return replace(at, what="value", left=describe(a), right=describe(b)) if cells else None
@@ -284,6 +285,8 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
         return None
     # Tokens first, so that the first difference is that of the first row.
     values = [values_of(view).movedim(dim - 1, 0) for view in (left, right)]
+    if _same_bits(*values):
+        return None
     cell = _first_cell(as_bytes(values[0]), as_bytes(values[1]), tuple(values[0].shape))
     if cell is None:
         return None
@@ -310,6 +313,11 @@ def _at_cell(at: Difference, cell: tuple[int, ...], left: str = "", right: str =
     if at.row is None and not at.inside:
         return replace(at, row=cell[0], cell=cell[1:]) if cell else at
     return replace(at, cell=cell)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two strided tensors of one dtype and shape are the same, without memory for it."""
+    return torch.equal(as_words(a), as_words(b.to(a.device)))
 
 
 def _first_cell(a: ByteArray, b: ByteArray, shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -150,7 +150,8 @@ class _Exchange:
         self, where: str, group: Any, device: Any, allow_pickle: bool, limits: Limits | None
     ) -> None:
         self.where, self.group, self.device = where, group, device
-        self.allow_pickle, self.limits = allow_pickle, limits or DEFAULT_LIMITS
+        self.allow_pickle = allow_pickle
+        self.limits = DEFAULT_LIMITS if limits is None else limits
         try:
             self.place = dist.get_rank(group)  # in the group
             if self.place < 0:

@@ -105,7 +105,8 @@ class RowBuilder:
         self._columns: dict[str, _Grown] = {}
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
-        for name, said in read_dtypes(dtypes or {}, "RowBuilder(dtypes)").items():
+        given = {} if dtypes is None else dtypes
+        for name, said in read_dtypes(given, "RowBuilder(dtypes)").items():
             if said.kind in ("", "jagged"):
                 self._columns[name] = _Grown(said.dtype, is_chosen=True)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -283,11 +283,13 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
             check_fields(row, f"{where}(rows), row 0")
             names = row.keys()
         elif row.keys() != names:
-            raise _other_names(list(names), list(row.keys()), i, where)
+            raise _other_names(names, row.keys(), i, where)
     return len(rows), {name: [row[name] for row in rows] for name in names}
 
 
-def _other_names(names: list[Any], found: list[Any], row: int, where: str) -> ArgumentKeyError:
+def _other_names(
+    names: Collection[Any], found: Collection[Any], row: int, where: str
+) -> ArgumentKeyError:
     """The error of a sample whose names are not those of the first."""
     lacking = [name for name in names if name not in found]
     name = brief([*lacking, *(name for name in found if name not in names)][0])
