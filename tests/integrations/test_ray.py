@@ -5,7 +5,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from jagcodec import BatchedDataDict, WireBatch, encode, open_wire, stack_or_nest
+from jagcodec import (
+    ArgumentError,
+    BatchedDataDict,
+    WireBatch,
+    encode,
+    open_wire,
+    pack_rows,
+    stack_or_nest,
+    to_rows,
+)
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
@@ -67,6 +76,25 @@ class TestStore:
                 )
         assert max(sizes) == 15 * 100_000 * 8  # in one piece
         assert not [size for size in sizes if 2**20 < size <= 2**23]
+
+    @pytest.mark.parametrize("registered", [False, True])
+    def test_lists_of_samples_and_dicts_of_lists_are_one_message(self, cluster, registered):
+        samples = [
+            {"tokens": [1, 2, 3], "log_probs": torch.ones(2), "reward": 1.0, "image": {"x": None}},
+            {"tokens": [1], "log_probs": torch.zeros(1), "reward": 0.0, "image": None},
+        ]
+        lists = {name: [row[name] for row in samples] for name in samples[0]}
+        if registered:
+            integration.register()
+        for rows in (samples, lists):
+            reference = integration.put(rows, narrow=True, meta={"partition": [4, 7]})
+            found = get(reference)
+            assert type(found) is WireBatch
+            assert found.meta == {"partition": [4, 7]}
+            assert to_rows(found, as_="list") == to_rows(pack_rows(samples), as_="list")
+        integration.unregister()
+        with pytest.raises(ArgumentError, match="expected 2 rows like 'tokens', found 1"):
+            integration.put(lists | {"reward": [1.0]})
 
     def test_only_the_chosen_rows_of_a_wire_batch_are_sent(self, registered):
         wire = open_wire(encode(make_batch(20_000))).select(["logprobs", "message"]).rows([4, 2])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 
+from jagcodec import encode_rows
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.integrations._needed import needed
 from jagcodec.integrations._reducers import Reducer, carry, restore_reducers
@@ -23,9 +24,38 @@ from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 with needed(__name__, "Ray: pip install 'ray>=2.40'"):
-    import ray.cloudpickle  # noqa: F401
+    import ray
+    import ray.cloudpickle
 
 VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)
+
+
+def put(
+    rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]], **options: Any
+) -> ray.ObjectRef:
+    """Put samples, or a dict of lists such as slime's `train_data`, into Ray's store as a message.
+
+    Example:
+        .. code-block:: python
+
+            import ray
+            from jagcodec import to_rows
+            from jagcodec.integrations.ray import put
+
+            train_data = {"tokens": [[1, 2, 3], [1, 2]], "rewards": [1.0, 0.0]}
+            batch = ray.get(put(train_data, meta={"step": 7}))
+            samples = to_rows(batch)
+
+    Args:
+        rows: As for `encode_rows`: a list of samples, one dict each, or a dict of names to lists
+            with an item per sample: a number, a list of numbers, a tensor, or any other value.
+        options: Those of `encode_rows`. What belongs to the whole batch goes into `meta`.
+
+    Returns:
+        The reference of a `WireBatch`. ``ray.put(rows)`` would pickle every item by itself. Whether
+        `register` was called makes no difference. Raises as `encode_rows`.
+    """
+    return ray.put(open_wire(encode_rows(rows, **options), limits=NO_LIMITS))
 
 
 def register(**options: Unpack[EncodeOptions]) -> None:
