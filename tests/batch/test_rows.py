@@ -524,9 +524,10 @@ def test_a_range_is_a_slice_and_a_pickled_batch_of_slices_holds_only_its_rows():
         {"ids": cells, "grid": cells.clone()}, lengths=[10_000] * 4, token_aligned_fields=["ids"]
     )
     part, chosen = select_rows(td, slice(1, 2)), select_rows(td, [1])
-    for whole, view in ((td["ids"].values(), part["ids"].values()), (td["grid"], part["grid"])):
-        assert view.data_ptr() == whole.data_ptr() + 80_000
-        assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    for same in (part, select_rows(td, range(1, 2))):
+        for whole, view in ((td["ids"].values(), same["ids"].values()), (td["grid"], same["grid"])):
+            assert view.data_ptr() == whole.data_ptr() + 80_000
+            assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
     assert chosen["grid"].data_ptr() != part["grid"].data_ptr()
     assert_same(chosen, part)
     columns = BatchedDataDict(td.items()).rows(slice(1, 2))

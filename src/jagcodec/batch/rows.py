@@ -49,14 +49,14 @@ def select_rows(batch: Any, index: Any) -> Any:
         batch: A TensorDict of batch size (N, ...), a `WireBatch`, a `BatchedDataDict`, or a dict
             of columns of any kind: jagged, strided nested, rectangular, packed, non-tensor,
             nested, numpy arrays or lists. Or the frames or the blob of one.
-        index: A slice, integers (list, tensor, array; negative ones count from the end; they
-            may repeat), N booleans, or one integer for a batch of one row.
+        index: A slice, a range, integers (list, tensor, array; negative ones count from the end;
+            they may repeat), N booleans, or one integer for a batch of one row.
 
     Returns:
         A batch of the same kind; of a message a `WireBatch`, of which nothing is read yet.
         Columns of equal row lengths share one offsets tensor, and gradients flow through them. A
-        slice of step 1 aliases contiguous CPU columns, as torch's slices do; anything else is one
-        copy per column. A payload of the whole batch stays one.
+        slice or a range of step 1 aliases contiguous CPU columns, as torch's slices do; anything
+        else is one copy per column. A payload of the whole batch stays one.
 
     Raises:
         ArgumentIndexError: A row does not exist.

@@ -30,7 +30,7 @@ from jagcodec.wire import documents
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.header import NO_VALUES, start_of
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.place import frames_of_items
@@ -241,13 +241,13 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
             nodes.append(node)
         else:
             return None
-    tree = (Code.TENSORDICT, 1, tuple(row), *nodes)
+    start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
     values, meta = NO_VALUES, options.get("meta")
     if meta is not None:
         pickles = options.get("allow_pickle", False)
         document = meta_document(meta, pickles, options.get("default"))
         values = documents.packer().pack([document])
-    return frames_of_items(tree, items, values)
+    return frames_of_items(start, items, values)
 
 
 # --- arguments ---------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ Chosen: TypeAlias = "range | IntArray"
 
 
 def choose_rows(index: Any, rows: int, where: str) -> Chosen:
-    """A slice, integers, booleans or one integer as rows of 0 to ``rows - 1``."""
+    """A slice, a range, integers, booleans or one integer as rows of 0 to ``rows - 1``."""
+    if isinstance(index, range) and 0 <= index.start <= index.stop <= rows:
+        index = slice(index.start, index.stop, index.step)
     if isinstance(index, slice):
         chosen = range(rows)[index]
         if chosen.step == 1:

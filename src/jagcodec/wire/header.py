@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 from msgpack import ExtType, UnpackException, unpackb
 
-from jagcodec.errors import WireFormatError, brief
+from jagcodec.errors import UnsupportedTypeError, WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.documents import not_msgpack
@@ -56,11 +56,14 @@ _KEYS = [MAGIC, "schema", "numbers", "values"]
 _known: dict[Any, bytes] = {}
 
 
-def _start_of(tree: Any) -> bytes:
+def start_of(tree: Any) -> bytes:
     """A header up to its numbers: with its schema, nested tuples of names, numbers and so on."""
     known = _known.get(tree)
     if known is None:
-        schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
+        try:
+            schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
+        except ValueError as error:
+            raise _too_large(str(error)) from error
         known = _until_numbers(schema)
         # The tuples of names and numbers take more memory than their bytes.
         keep(_known, tree, known, 64 * len(schema))
@@ -68,19 +71,19 @@ def _start_of(tree: Any) -> bytes:
 
 
 def write_header(
-    tree: Any,
+    start: bytes,
     numbers: list[int],
     values: bytes,
     groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
 ) -> bytes:
-    """The header of a message without stored sizes and checksums; ValueError if it is too large."""
+    """The header that begins with `start`, of a message without stored sizes and checksums."""
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
     all_numbers += sizes
     packed = struct.pack(f"<{len(all_numbers)}q", *all_numbers)
-    return _joined(_start_of(tree), packed, values)
+    return _joined(start, packed, values)
 
 
 def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
@@ -103,8 +106,8 @@ def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: b
 
 def _joined(start: bytes, numbers: bytes, values: bytes) -> bytes:
     # What msgpack makes of the map, which takes longer to begin than this does.
-    middle = _BEFORE_NUMBERS, _bin_start(numbers), numbers
-    return b"".join((start, *middle, _BEFORE_VALUES, _bin_start(values), values))
+    end = _WITHOUT_VALUES if values == NO_VALUES else behind_numbers(values)
+    return b"".join((start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, end))
 
 
 def _until_numbers(schema: bytes) -> bytes:
@@ -133,7 +136,11 @@ def _bin_start(data: bytes) -> bytes:
         return b"\xc5" + size.to_bytes(2, "big")
     if size < 1 << 32:
         return b"\xc6" + size.to_bytes(4, "big")
-    raise ValueError(f"{size} bytes of schema, numbers or values; msgpack allows 2**32 - 1")
+    raise _too_large(f"expected schema, numbers and values below 2**32 bytes each, found {size}")
+
+
+def _too_large(detail: str) -> UnsupportedTypeError:
+    return UnsupportedTypeError("too_large", "$", detail)
 
 
 def _header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:

@@ -25,7 +25,7 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes
 from jagcodec.wire.elide import elide, equal_documents
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of
-from jagcodec.wire.header import NO_VALUES, write_header
+from jagcodec.wire.header import NO_VALUES, start_of, write_header
 from jagcodec.wire.lowered import (
     Cells,
     Columns,
@@ -82,19 +82,17 @@ class Placing(PendingMessage):
             elif size:
                 end = self._size
                 offset = (end + 63) & -ALIGNMENT
-                small += (GAPS[offset - end], bytes(size) if apart else data)
+                small.append(GAPS[offset - end])
+                small.append(bytes(size) if apart else data)
                 self._size = offset + size
             if apart and size:
                 self.rows.append((buffer, offset, size, data))
-            if rows is not None:
-                group = group_of.get(rows)
-                if group is None:
-                    group = self._group(rows)
-                numbers += (buffer, offset, stored, group, *dims)
-            elif stored is None:
-                numbers += (buffer, offset, *dims)
+            if rows is None:
+                numbers += (buffer, offset) if stored is None else (buffer, offset, stored)
             else:
-                numbers += (buffer, offset, stored, *dims)
+                group = group_of.get(rows)
+                numbers += (buffer, offset, stored, self._group(rows) if group is None else group)
+            numbers += dims
         return numbers
 
     def _put(self, data: Any) -> list[int]:
@@ -119,7 +117,7 @@ class Placing(PendingMessage):
 
     def finish(
         self,
-        tree: Any,
+        start: bytes,
         numbers: list[int],
         values: bytes,
         unbacked: Sequence[tuple[str, int]] = (),
@@ -127,7 +125,7 @@ class Placing(PendingMessage):
         """The message, once everything is placed."""
         buffers = self.buffers
         if self._size:
-            buffers[0] = np.frombuffer(bytearray().join(self._small), np.uint8)
+            buffers[0] = np.frombuffer(bytearray().join(self._small), _BYTE)
         else:
             buffers[:1] = [] if len(buffers) == 1 else [np.empty(0, np.uint8)]
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
@@ -135,10 +133,7 @@ class Placing(PendingMessage):
             if rows > sum(sizes):
                 expected = f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}"
                 raise UnsupportedTypeError("too_large", path, expected)
-        try:
-            self.header: bytes = write_header(tree, numbers, values, self._groups, sizes)
-        except ValueError as error:
-            raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
+        self.header: bytes = write_header(start, numbers, values, self._groups, sizes)
         return self
 
     def write(self, targets: list[ByteArray]) -> None:
@@ -175,7 +170,7 @@ class PlacingAll(Placing):
         tree, items, values, unbacked = lowered
         if self._narrows or self._elides:
             items = self._end_to_end(items)
-        return self.finish(tree, self.place(self._plain(items)), values, unbacked)
+        return self.finish(start_of(tree), self.place(self._plain(items)), values, unbacked)
 
     @property
     def elided(self) -> bool:
@@ -323,7 +318,8 @@ class PlacingAll(Placing):
         return np.array(table, dtype=np.int64).view(np.uint8)
 
 
-_NOTHING: ByteArray = np.empty(0, np.uint8)
+_BYTE = np.dtype(np.uint8)
+_NOTHING: ByteArray = np.empty(0, _BYTE)
 
 
 def _in_order(view: RaggedView) -> Any:
@@ -352,10 +348,10 @@ def _laid_out(
 # --- without options ---------------------------------------------------------------------------
 
 
-def frames_of_items(tree: Any, items: Iterable[int | Item], values: bytes) -> list[Frame]:
-    """The message of a schema, its plain items, and the packed documents of the header."""
+def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) -> list[Frame]:
+    """The message of the start of its header, its plain items, and the packed documents."""
     placing = Placing()
-    return frames_of(placing.finish(tree, placing.place(items), values))
+    return frames_of(placing.finish(start, placing.place(items), values))
 
 
 _PLAIN = frozenset((RaggedView, np.ndarray))
@@ -388,4 +384,5 @@ def frames_of_columns(columns: Columns) -> list[Frame] | None:
             nodes.append((Code.TENSOR, NUMPY_NAMES[data.dtype], data.ndim))
         else:
             return None
-    return frames_of_items((Code.TENSORDICT, 1, tuple(columns.columns), *nodes), items, NO_VALUES)
+    start = start_of((Code.TENSORDICT, 1, tuple(columns.columns), *nodes))
+    return frames_of_items(start, items, NO_VALUES)

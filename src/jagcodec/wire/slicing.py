@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jagcodec.wire.frames import Frame
+from jagcodec.wire.header import start_of
 from jagcodec.wire.leaf import leaf_of
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.message import Message
@@ -21,38 +22,39 @@ from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
-class _Column(NamedTuple):
+class _Cuttable(NamedTuple):
     """A column whose rows are end to end."""
 
     data: memoryview
     cell: int  # bytes of one cell, or of a row of a rectangle
-    offsets: list[int] | None  # where rows begin, in cells; None of a rectangle
+    offsets: int | None  # which of the offsets of the message are those of its rows
     dims: tuple[int, ...]  # of a cell; () of documents
 
 
 class Slicer(NamedTuple):
     """The columns of one message, from which parts are cut out."""
 
-    columns: list[_Column]
-    tree: tuple[Any, ...]
+    columns: list[_Cuttable]
+    offsets: list[list[int]]  # where rows begin, in cells; columns share them
+    start: bytes  # of the header of each part
     values: bytes
 
     def cut(self, start: int, stop: int) -> list[Frame]:
         """The frames of rows `start` to `stop`, of which there are some."""
-        items: list[int | Item] = [stop - start]
-        known: dict[int, tuple[int, int, int, bytes]] = {}  # columns share their offsets
-        for data, cell, offsets, dims in self.columns:
-            if offsets is None:
-                cut = data[start * cell : stop * cell]
-                items.append((cut, PLAIN, None, (stop - start, *dims)))
-                continue
-            first, last = offsets[start], offsets[stop]
-            own = known.get(id(offsets))
-            if own is None:
-                own = known[id(offsets)] = _rows_of(offsets[start : stop + 1])
-            cut = data[first * cell : last * cell]
-            items.append((cut, PLAIN, own, (last - first, *dims)))
-        return frames_of_items(self.tree, items, self.values)
+        rows = stop - start
+        items: list[int | Item] = [rows]
+        bounds = [
+            (offsets[start], offsets[stop], _rows_of(offsets[start : stop + 1]))
+            for offsets in self.offsets
+        ]
+        for data, cell, which, dims in self.columns:
+            if which is None:
+                items.append((data[start * cell : stop * cell], PLAIN, None, (rows, *dims)))
+            else:
+                first, last, own = bounds[which]
+                cut = data[first * cell : last * cell]
+                items.append((cut, PLAIN, own, (last - first, *dims)))
+        return frames_of_items(self.start, items, self.values)
 
 
 def _rows_of(offsets: list[int]) -> tuple[int, int, int, bytes]:
@@ -71,32 +73,32 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
     header = message.header
     if rows > MAX_UNBACKED_ROWS or header.schema.values:
         return None
-    offsets: dict[int, list[int]] = {}
-    columns: list[_Column] = []
+    groups: list[int] = []
+    columns: list[_Cuttable] = []
     for node in nodes.values():
-        column = _column(message, node, rows, offsets)
+        column = _cuttable(message, node, rows, groups)
         if column is None:
             return None
         columns.append(column)
     nodes_of = [(int(node.kind), *node.fields) for node in nodes.values()]
-    tree = (int(Kind.TENSORDICT), 1, tuple(nodes), *nodes_of)
-    return Slicer(columns, tree, header.packed_values)
+    start = start_of((int(Kind.TENSORDICT), 1, tuple(nodes), *nodes_of))
+    offsets = [message.row_splits(group).host.tolist() for group in groups]
+    return Slicer(columns, offsets, start, header.packed_values)
 
 
-def _column(
-    message: Message, node: Node, rows: int, offsets: dict[int, list[int]]
-) -> _Column | None:
-    """A column from which rows can be cut out; None of any other."""
+def _cuttable(message: Message, node: Node, rows: int, groups: list[int]) -> _Cuttable | None:
+    """A column from which rows can be cut out; None of any other. Its group is one of `groups`."""
     leaf = leaf_of(node, message.numbers)
     if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.stored != PLAIN:
         return None
     if leaf.blobs:  # some may be documents in a part of the rows
         return None
-    known, total = None, leaf.shape[0]
+    which, found = None, leaf.shape[0]
     if leaf.group is not None:
-        splits = message.splits(leaf)
-        known, total = offsets.setdefault(leaf.group, splits.host.tolist()), splits.total
-    if rows != (total if known is None else len(known) - 1):
+        if leaf.group not in groups:
+            groups.append(leaf.group)
+        which, found = groups.index(leaf.group), message.splits(leaf).rows
+    if found != rows:
         return None
-    data = message.read(*leaf.place[:2], total * leaf.cell_bytes)
-    return _Column(data.data, leaf.cell_bytes, known, leaf.shape[1:])
+    data = message.read(*leaf.place[:2], leaf.shape[0] * leaf.cell_bytes)
+    return _Cuttable(data.data, leaf.cell_bytes, which, leaf.shape[1:])

@@ -235,8 +235,8 @@ class WireBatch(OpenBatch):
         """These rows, in this order; they may repeat. Reads nothing.
 
         Args:
-            index: A slice, or integers (list, tensor, array; negative ones count from the end),
-                or N booleans, or one integer for a batch of one row.
+            index: A slice, a range, integers (list, tensor, array; negative ones count from the
+                end), N booleans, or one integer for a batch of one row.
 
         Raises:
             ArgumentIndexError: A row does not exist.
