@@ -24,7 +24,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.describe import check_message, describe_message, open_source
-from jagcodec.cli.text import cells_text, size_text
+from jagcodec.cli.inspection import cells_text, size_text
 from jagcodec.record import RecordWriter
 from tests.wire import cases
 from tests.wire.test_golden import NAMES, Point, kept, load, message_of
@@ -70,10 +70,9 @@ def test_inspect_of_one_row_and_chosen_columns(run, file):
     assert printed(run, *row) == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"
     expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
     assert json.loads(printed(run, *row, "--json")) == {"row": 1, "columns": expected}
-    out = printed(run, "inspect", file, "--columns", "reward", "--no-taxes")
+    out = printed(run, "inspect", file, "--columns", "reward")
     assert "reward" in out
     assert "ids" not in out
-    assert "saves" not in out
     path = file.with_name("next to a batch.jag")
     dump({"td": batch(), "step": 3}, path)
     for chosen in ("ids", "$.step"):
@@ -289,10 +288,6 @@ def test_verify_goes_on_after_a_message_that_is_not_sound(run, file, tmp_path):
     assert status == 2
     assert f"{file}: sound, " in out
     assert str(bad) in err
-    status, out, _ = run("verify", bad, file, "--json")
-    assert status == 2
-    assert [each["sound"] for each in json.loads(out)] == [False, True]
-    assert json.loads(out)[0]["reason"] == "frame_size"
 
 
 def exported(path):
@@ -384,7 +379,6 @@ def test_golden_messages_are_described_verified_and_compared(name, run, stored):
         if entry["rows"] is not None:
             assert entry["name"] in found["rows_of"][entry["rows"]]["columns"]
     assert ("not read" in printed(run, "verify", path)) == (name == "pickle")
-    assert json.loads(printed(run, "verify", path, "--json"))[0]["sound"]
     # It is the same as itself, and as no other.
     other = stored("small_batch" if name != "small_batch" else "rollout")
     if name == "pickle":  # whose value cannot be looked at
@@ -476,7 +470,7 @@ assert main(["diff", batch, batch]) == 2
     assert "ids     1\npoints  unknown: " in done.stdout
     assert '"unknown": "' in done.stdout
     assert "golden.Point" in done.stdout
-    assert "2 values of types that are not known here" in done.stdout
+    assert done.stdout.count("  not read: ") == 2
     assert "points" in done.stderr
 
 
@@ -490,10 +484,11 @@ assert main(["diff", batch, batch]) == 2
         (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "[1.5 -2. ]"),
         (torch.tensor(1.5).to(torch.float8_e5m2), "1.5"),
         (np.array([True, False]), "[True False]"),
-        ("a\x1b[31m", "'a\\x1b[31m'"),
-        ({"role": "user"}, "{'role': 'user'}"),
+        ("a\x1b[31m", '"a\\u001b[31m"'),
+        ({"role": "user"}, '{"role": "user"}'),
         (np.array("a\x1b\n"), "a\\x1b\\n"),
-        ([10**5000], "[an int of 16610 bits]"),
+        ([10**5000], '["an int of 16610 bits"]'),
+        ({10**5000}, '"set"'),
         (torch.tensor([1, 2], dtype=torch.uint8).view(torch.bits8), "[1 2]"),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jagcodec._version import __version__
 from jagcodec.cli import commands, inspection
-from jagcodec.cli.text import error_line
+from jagcodec.cli.inputs import error_line
 from jagcodec.errors import JagcodecError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141

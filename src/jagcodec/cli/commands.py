@@ -14,13 +14,15 @@ from jagcodec.cli.inputs import (
     add_columns,
     add_json,
     add_message,
+    counted,
     display_name,
+    error_line,
+    name_text,
     naming,
     read_message,
     whole,
     whole_file,
 )
-from jagcodec.cli.text import counted, error_line, name_text
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, shown
 from jagcodec.wire.spec import BLOB_MAGIC
 
@@ -52,7 +54,6 @@ def add_others(parsers: Any) -> None:
         epilog="Exit status: 0 where all are sound, 2 where one is not, or cannot be read.",
     )
     add_message(parser, "files", nargs="+")
-    add_json(parser)
     parser.set_defaults(run=_verify)
     parser = parsers.add_parser(
         "export",
@@ -84,7 +85,6 @@ def add_others(parsers: Any) -> None:
         "threads, and which frameworks are here.",
         epilog="Exit status: 0; 1 where the library cannot be imported.",
     )
-    add_json(parser)
     parser.set_defaults(run=_doctor)
 
 
@@ -99,9 +99,8 @@ def _diff(options: argparse.Namespace) -> int:
             read.append(read_whole(read_message(file), display_name(file), options.columns))
     found = list(islice(differences(*read), None if options.all else 1))
     if options.json:
-        print(
-            json.dumps({"same": not found, "differences": [vars(each) for each in found]}, indent=2)
-        )
+        document = {"same": not found, "differences": [vars(each) for each in found]}
+        print(json.dumps(document, indent=2))
     for each in [] if options.json else found:
         print(f"{display_name(options.left)} {display_name(options.right)} differ: {each}")
     return 1 if found else 0
@@ -110,37 +109,28 @@ def _diff(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from jagcodec.batch.describe import check_message
 
-    reports: list[dict[str, Any]] = []
+    status = 0
     for file in options.files:
-        name = display_name(file)
-        report: dict[str, Any] = {"file": name, "sound": False}
-        reports.append(report)
         try:
             with naming(file, "check_message(source)"):
                 found, unknown = check_message(read_message(file))
         except (JagcodecError, OSError) as error:
+            status = 2
             print(error_line(error), file=sys.stderr)
-            report |= {"reason": getattr(error, "reason", "unreadable"), "why": str(error)}
             continue
         checksums = found.message.header.checksums is not None
-        report |= {"sound": True, "bytes": found.bytes, "checksums": checksums, "not_read": unknown}
-        if not options.json:
-            text = "checksums verified" if checksums else "no checksums"
-            print(f"{name}: sound, {found.bytes:,} B, {text}")
-            for why in unknown.values():
-                print(f"  not read: {why}")
-            if unknown:
-                print(f"  {counted(len(unknown), 'value')} of types that are not known here")
-    if options.json:
-        print(json.dumps(reports, indent=2))
-    return 0 if all(report["sound"] for report in reports) else 2
+        text = "checksums verified" if checksums else "no checksums"
+        print(f"{display_name(file)}: sound, {found.bytes:,} B, {text}")
+        for why in unknown.values():
+            print(f"  not read: {why}")
+    return status
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def _doctor(_: argparse.Namespace) -> int:
     from jagcodec.doctor import doctor, report_lines
 
     report = doctor()
-    print(json.dumps(report, indent=2) if options.json else "\n".join(report_lines(report)))
+    print("\n".join(report_lines(report)))
     return 0 if report["problem"] is None else 1
 
 
@@ -225,20 +215,17 @@ def _json_lines(batch: Any) -> bytes:
     """One JSON object per row."""
     from jagcodec.batch.to_rows import to_rows
 
-    columns = {name: [row[name] for row in to_rows(batch, [name], "list")] for name in batch.fields}
     lines = []
-    for row in range(len(batch)):
-        cells = [f"{json.dumps(name)}: {_json(name, columns[name], row)}" for name in columns]
-        lines.append(f"{{{', '.join(cells)}}}\n")
+    for row, cells in enumerate(to_rows(batch, as_="list")):
+        texts = (f"{json.dumps(name)}: {_json(cells[name], name, row)}" for name in cells)
+        lines.append(f"{{{', '.join(texts)}}}\n")
     return "".join(lines).encode()
 
 
-def _json(name: str, values: list[Any], row: int) -> str:
+def _json(value: Any, name: str, row: int) -> str:
     try:
-        return json.dumps(values[row])
+        return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        detail = (
-            f"expected a value that JSON has, found {shown(str(error), 120)}; leave the column "
-        )
+        detail = f"expected a value that JSON has, found {shown(str(error), 120)}; leave the column"
         path = f"column {brief(name)}, row {row}"
-        raise ArgumentError("bad_type", path, detail + "out with --columns") from error
+        raise ArgumentError("bad_type", path, f"{detail} out with --columns") from error

@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and messages in files and on standard input."""
+"""What commands share: arguments, messages in files and on standard input, and words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def names(text: str) -> list[str]:
     """Names with commas between them."""
     listed = [name for name in text.split(",") if name]
     if not listed:
-        raise argparse.ArgumentTypeError("expected names with commas between them, found none")
+        raise argparse.ArgumentTypeError("expected names with commas between them")
     return listed
 
 
@@ -47,8 +47,21 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 # --- files -------------------------------------------------------------------------------------
 
 
+def name_text(name: str) -> str:
+    """A name that a stranger may have chosen, on one line."""
+    return shown(name, 32)
+
+
+def counted(number: int, one: str) -> str:
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
+
+
+def error_line(error: BaseException) -> str:
+    return f"jagcodec: error: {shown(str(error), 1000)}"
+
+
 def display_name(file: str) -> str:
-    """What a file is called, on one line; only what cannot be printed is changed."""
+    """The name of a file on one line; only what cannot be printed is changed."""
     return "standard input" if file == "-" else shown(file, 4096)  # the longest path on Linux
 
 

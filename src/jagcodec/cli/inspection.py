@@ -14,20 +14,15 @@ from jagcodec.cli.inputs import (
     add_columns,
     add_json,
     add_message,
+    counted,
     display_name,
+    error_line,
+    name_text,
     naming,
     read_message,
     whole,
 )
-from jagcodec.cli.text import (
-    cells_json,
-    cells_text,
-    counted,
-    error_line,
-    name_text,
-    size_text,
-)
-from jagcodec.errors import JagcodecError, WireFormatError, shown
+from jagcodec.errors import JagcodecError, WireFormatError, brief, shown
 
 if TYPE_CHECKING:
     from jagcodec.batch.describe import ColumnDescription, Entry, MessageDescription, RowLengths
@@ -48,9 +43,6 @@ def add_inspect(parsers: Any) -> None:
     parser.add_argument("--row", metavar="N", type=whole, help="print one row of a batch instead")
     add_columns(parser, "print")
     parser.add_argument("--all", action="store_true", help="with --row, print every cell")
-    parser.add_argument(
-        "--no-taxes", action="store_true", help="read no cells: do not measure options of encode"
-    )
     add_json(parser)
     parser.set_defaults(run=_inspect, fail=parser.error)
 
@@ -75,7 +67,7 @@ def _inspect(options: argparse.Namespace) -> int:
             return 0
         found = describe_message(message)
     tax, unknown = None, None  # or why this process cannot measure it
-    if not options.no_taxes and message.batch and found.rows is not None:
+    if message.batch and found.rows is not None:
         try:
             tax = padding_tax(source, options=True)
         except JagcodecError as error:
@@ -155,20 +147,69 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
 
 def _row(cells: dict[str, Any], options: argparse.Namespace) -> str:
     """The values of a row by column, as text or as JSON."""
-    unknown = {name: str(x) for name, x in cells.items() if isinstance(x, WireFormatError)}
     if options.json:
         columns = {
-            name: {"unknown": unknown[name]} if name in unknown else cells_json(value)
+            name: {"unknown": str(value)} if isinstance(value, WireFormatError) else _plain(value)
             for name, value in cells.items()
         }
         return json.dumps({"row": options.row, "columns": columns}, indent=2)
     width = max((len(name_text(name)) for name in cells), default=0)
     lines = [f"row {options.row}"]
     for name, value in cells.items():
-        text = json.dumps(cells_json(value)) if options.all else cells_text(value)
-        text = f"unknown: {unknown[name]}" if name in unknown else text
+        text = f"unknown: {value}"
+        if not isinstance(value, WireFormatError):
+            text = json.dumps(_plain(value)) if options.all else cells_text(value)
         lines.append(f"{name_text(name):<{width}}  {text}")
     return "\n".join(lines)
+
+
+def cells_text(value: Any) -> str:
+    """A value of a row on one line, safe to print; shortened, as numpy does it."""
+    import numpy as np
+
+    array = _as_array(value)
+    if not isinstance(array, np.ndarray) or array.dtype == object:
+        return shown(json.dumps(_plain(value), ensure_ascii=False), 240)
+    if not array.ndim:
+        return shown(str(array[()]), 400)
+    with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
+        text = " ".join(np.array2string(array).split())
+    return shown(text.replace("[ ", "["), 400)
+
+
+def _as_array(value: Any) -> Any:
+    """A tensor as an array; one that numpy has no dtype for by its values, or by its bytes."""
+    import torch
+
+    from jagcodec.memory.tensor_bytes import number_array
+
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
+        return value
+    try:
+        return number_array(value, widened=True)
+    except (TypeError, RuntimeError):
+        return value.view(torch.uint8).numpy()
+
+
+def _plain(value: Any) -> Any:
+    """A value for JSON; numbers that JSON does not have, and other objects, are text."""
+    if value is None or type(value) in (bool, str):
+        return value
+    if type(value) is int:  # Python may refuse to print more than 4,300 digits
+        return value if value.bit_length() <= 14_000 else brief(value)
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else repr(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    array = _as_array(value)
+    if hasattr(array, "dtype") and array.dtype.kind in "biufc":
+        return _plain(array.tolist())
+    try:
+        return repr(value)
+    except ValueError:  # of a number of too many digits within
+        return brief(value)
 
 
 # --- a message ---------------------------------------------------------------------------------
@@ -225,6 +266,14 @@ def _shape_text(shape: tuple[int | None, ...] | None) -> str:
 
 def _bytes_text(size: int, found: MessageDescription) -> tuple[str, str]:
     return f"{size:,}", f"{size / (found.plain_bytes or 1):.1%}"
+
+
+def size_text(size: int) -> str:
+    """A number of bytes, in units of about three digits."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= 10 * unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size:,} B"
 
 
 def _lengths(rows: RowLengths) -> str:
