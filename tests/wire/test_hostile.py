@@ -417,14 +417,14 @@ def test_bounds_and_shapes_are_checked_as_they_are_used(monkeypatch, views):
     parts = [rows[:1], rows[1:]]
     value: Any = parts if views else torch.nested.nested_tensor(parts)
     frames = [bytearray(frame) for frame in encode(value)]
-    integers = Message.integers
+    int64s_of = Message.int64s
 
     def scribbled(*args):
-        found = integers(*args)
+        found = int64s_of(*args)
         frames[1][64:] = b"\x7f" * len(frames[1][64:])
         return found
 
-    monkeypatch.setattr(Message, "integers", scribbled)
+    monkeypatch.setattr(Message, "int64s", scribbled)
     assert [part.tolist() for part in decode(frames)] == [[[0, 1]], [[2, 3], [4, 5]]]
     assert frames[1][-1] == 0x7F
 

@@ -33,7 +33,7 @@ from jagcodec import (
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.wire import compress, header
 from jagcodec.wire.header import read_header
-from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, NO_INDEX, PLAIN, Kind
 from tests.helpers import Store, message, message_in, nested, receive, rollouts, size
 from tests.oracle import assert_same

@@ -21,10 +21,9 @@ from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build
-from jagcodec.wire.frames import Reading, blob_end, buffer_bytes, is_blob
-from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
-from jagcodec.wire.message import Message, open_message
+from jagcodec.wire.message import Message, Reading, open_message, runs_at
 from jagcodec.wire.schema import (
     FORMS,
     INTEGER_ROWS,

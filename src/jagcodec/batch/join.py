@@ -354,7 +354,7 @@ class JoinedRows(ColumnSource):
         place, view = found
         row_splits, starts = view.row_splits, view.starts
         if chosen is not None:
-            row_splits, starts = chosen.among(0, row_splits)
+            row_splits, starts = chosen.among(row_splits)
             if view.starts is not None:
                 starts = view.row_starts()[chosen.at]
         row_splits = self._pool_of(chosen).unique(row_splits)

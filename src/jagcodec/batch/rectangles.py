@@ -254,8 +254,8 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
     if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:
         return None
     message, rows, chosen = source.message, source.sizes[0], batch.chosen
-    frames, numbers = message.arrays, message.numbers
-    if frames is None or not rows:
+    frames, numbers = message.buffers, message.numbers
+    if not message.in_memory or not rows:
         return None
     columns: dict[str, Any] = batch.nodes()
     jagged: list[Any] = []
@@ -273,7 +273,7 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
                 starts = splits.starts
                 total = splits.total if splits.rows == rows else -1
                 if chosen is not None:
-                    splits, starts = chosen.among(group, splits)
+                    splits, starts = chosen.among(splits)
             except WireFormatError:
                 return None
             lengths, place = splits.lengths, (splits.rows, splits.max)

@@ -92,7 +92,7 @@ def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int,
 
 
 def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> Sequence[Any]:
-    """The buffers of a message, of which some are compressed, as `Buffers` has them.
+    """The buffers of a message, of which some are compressed, as `Message` has them.
 
     What is decompressed is new memory; `lazily` decompresses each at its first use.
     """

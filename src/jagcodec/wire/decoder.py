@@ -37,7 +37,6 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import bad, cells_of, inside
 from jagcodec.wire.dtypes import check_text, numpy_dtype
-from jagcodec.wire.frames import writable
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
@@ -47,6 +46,7 @@ from jagcodec.wire.message import (
     open_message,
     open_row,
     reading,
+    writable,
 )
 from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
@@ -199,7 +199,7 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
 
 def _tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
     base, bounds = node.children
-    found, rows = message.integers(bounds), message.numbers[base.dims]
+    found, rows = _integers(message, bounds), message.numbers[base.dims]
     starts, ends = found.T
     good = (starts >= 0) & (starts <= ends) & (ends <= rows)
     if not good.all():
@@ -210,10 +210,16 @@ def _tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Te
     return [values[a:b] for a, b in found.tolist()]
 
 
+def _integers(message: Message, node: Node) -> IntArray:
+    """A TENSOR of int64s, which are as wide as that, on the host."""
+    buffer, offset, _, *shape = message.numbers[node.number : node.end]
+    return message.int64s(buffer, offset, math.prod(shape)).reshape(shape)
+
+
 def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     cells, sizes = node.children
     (rank,) = node.fields
-    shapes = _checked_shapes(message.integers(sizes), rank, message.numbers[cells.dims])
+    shapes = _checked_shapes(_integers(message, sizes), rank, message.numbers[cells.dims])
     return strided_nested(message.tensor(cells), shapes)
 
 
@@ -349,7 +355,7 @@ def objects(
 ) -> list[Any]:
     """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or some of them."""
     leaf = message.leaf(node)
-    view = message.rows_of(leaf, chosen)
+    view = message.rows(node, chosen)
     rows: Any = range(view.row_splits.rows) if chosen is None else chosen.index
     index = None
     if leaf.runs:
@@ -380,7 +386,7 @@ def raw_documents(
     leaf = message.leaf(node)
     if leaf.runs or leaf.blobs:
         return objects(message, node, budget, chosen)
-    view: Any = message.rows_of(leaf, chosen)
+    view: Any = message.rows(node, chosen)
     data, starts = view.memory.tobytes(), view.row_starts()
     ends = (starts + view.row_splits.lengths).tolist()
     items = [data[a:b] for a, b in zip(starts.tolist(), ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Frames and blobs, and where the bytes of a message come from.
+"""Frames and blobs: the bytes of a message, in several buffers or in one.
 
 A blob is a message in one buffer: a preamble of 24 bytes (magic, version, header size), the header,
 and the frames of the payload, each at a multiple of 64 bytes, the bytes between them zero.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
 from jagcodec.memory import aligned
-from jagcodec.memory.blocks import allocate_together, new_block
+from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart, borrowed
+from jagcodec.memory.tensor_bytes import ByteArray, are_apart
 from jagcodec.wire.checks import fail
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
@@ -273,87 +272,3 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
         expected = f"expected writable memory, found read-only {type(buffer).__name__}"
         raise ArgumentTypeError("bad_type", path, expected)
     return array
-
-
-# --- where bytes come from ---------------------------------------------------------------------
-
-
-class Reading(NamedTuple):
-    """How a message is read: the options of `decode`, and two more."""
-
-    limits: Limits = DEFAULT_LIMITS
-    copy: bool | None = None
-    device: torch.device | None = None  # where tensors go; None: where their cells are
-    allow_pickle: bool = False
-    by_range: bool = False  # only some values are wanted: each is copied by itself, if at all
-    verify: bool = True  # checksums of frames are compared
-    file: str | None = None  # the name of the file that it is in, for errors
-
-
-class Buffers:
-    """The buffers of a message, of which ranges are read as they are asked for.
-
-    The header vouches for every place that is asked for. A read-only array is copied at the first
-    value in it, once for all of them; of a message that is read by range each value is copied by
-    itself, because few of them may be asked for.
-    """
-
-    __slots__ = ("_owned", "buffers", "in_memory", "reading")
-
-    def __init__(self, buffers: Sequence[Any], reading: Reading, in_memory: bool) -> None:
-        # Arrays; or, of a buffer that is not in memory, a function (offset, size) -> bytes.
-        self.buffers: Sequence[Any] = buffers
-        self.reading: Reading = reading
-        self.in_memory: bool = in_memory  # whole buffers can be read without a cost
-        # Memory that may be kept.
-        self._owned: dict[int, ByteArray] = {}
-
-    @property
-    def arrays(self) -> Sequence[ByteArray] | None:
-        """The buffers as arrays; None if they are not all in memory."""
-        return self.buffers if self.in_memory else None
-
-    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """Bytes, flat, aligned and safe to write to."""
-        data = self._owned.get(buffer)
-        if data is None:
-            if buffer >= len(self.buffers):
-                return _NOTHING  # an empty value needs no buffer
-            data = self.buffers[buffer]
-            if size == 0:
-                return _NOTHING
-            whole, copy = type(data) is np.ndarray, self.reading.copy
-            if whole and copy is None and data.flags.writeable:
-                self._owned[buffer] = data
-            elif self.reading.by_range or not whole:
-                return writable(self.read(buffer, offset, size), copy, alignment)
-            else:
-                data = self._owned[buffer] = writable(data, copy)
-        data = data[offset : offset + size]
-        return copied(data) if alignment > 1 and address(data) % alignment else data
-
-    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """Bytes as they came, only to be read."""
-        if not size:
-            return _NOTHING
-        found = self.buffers[buffer]
-        data: ByteArray = found(offset, size) if callable(found) else found[offset : offset + size]
-        return data
-
-
-def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
-    """`data`, or a copy: always (`copy` True), of read-only (None) or of unaligned memory."""
-    read_only = not data.flags.writeable
-    if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
-        data = copied(data)
-    elif read_only:
-        # numpy is told that it may write this memory: for `copy=False` alone.
-        data = borrowed(address(data), len(data), data)
-    return data
-
-
-def copied(data: ByteArray) -> ByteArray:
-    """New memory with the same bytes, at an address that suits every dtype."""
-    copy: ByteArray = new_block(len(data)).data
-    copy[:] = data
-    return copy

@@ -1,4 +1,4 @@
-"""What a column is: its description, the place of its cells, and ranges of them."""
+"""What a column is: its description, and the place of its cells."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.dtypes import torch_dtype
-from jagcodec.wire.frames import Buffers
-from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import DOCUMENT_ROWS, INTEGER_ROWS, Group, Node, runs_of
-from jagcodec.wire.spec import BITS, BLOBS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
-
-MOST_RANGES = 4096
-"""Ranges of one column that are fetched one by one; of more, the column is read whole."""
+from jagcodec.wire.spec import BLOBS, PLAIN, TORCH_DTYPES, Kind
 
 
 class FieldSchema(NamedTuple):
@@ -128,20 +122,3 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     blobs = documents and bool(stored & BLOBS) and cells > 0
     place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, cells, name)
     return Leaf(place, shape, ragged_dim, group, runs, blobs)
-
-
-def cell_range(buffers: Buffers, place: CellPlace, start: int, end: int) -> ByteArray:
-    """The bytes of cells `start` to `end` of a place whose bounds were checked; read only."""
-    buffer, offset, stored, _, name = place
-    if stored == PLAIN or start == end:
-        size = TORCH_DTYPES[name]
-        return buffers.read(buffer, offset + start * size, (end - start) * size)
-    if stored == BITS:
-        # Bits are read by the byte, and those before the first cell thrown away.
-        first = start // 8
-        data = buffers.read(buffer, offset + first, (end + 7) // 8 - first)
-        cells = widened(data, stored, name, end - 8 * first)
-        return cells[(start - 8 * first) * TORCH_DTYPES[name] :]
-    width, _ = STORED_WIDTHS[stored]
-    data = buffers.read(buffer, offset + start * width, (end - start) * width)
-    return widened(data, stored, name, end - start)

@@ -5,28 +5,27 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from jagcodec._arguments import usable_device
-from jagcodec.errors import brief
+from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory import aligned
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
+from jagcodec.memory.blocks import new_block
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, borrowed, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
-from jagcodec.ragged.row_index import Chosen
+from jagcodec.ragged.row_index import Chosen, joined_ranges
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, bad, fail, inside
+from jagcodec.wire.checks import INT64_MAX, bad, expect, fail, inside
 from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
-    Buffers,
-    Reading,
     blob_end,
     buffer_bytes,
     frame_arrays,
@@ -35,16 +34,36 @@ from jagcodec.wire.frames import (
     is_blob,
     read_preamble,
     starts_of,
-    writable,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
-from jagcodec.wire.indirect import Source, view_of_runs
-from jagcodec.wire.leaf import MOST_RANGES, CellPlace, Leaf, cell_range, leaf_of
+from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import revived
 from jagcodec.wire.schema import Node, stored_size
-from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, Kind
+from jagcodec.wire.spec import (
+    BITS,
+    EXPANSION,
+    INDIRECT,
+    NO_INDEX,
+    PLAIN,
+    RUN_NUMBERS,
+    STORED_WIDTHS,
+    TORCH_DTYPES,
+)
+
+
+class Reading(NamedTuple):
+    """How a message is read: the options of `decode`, and three more."""
+
+    limits: Limits = DEFAULT_LIMITS
+    copy: bool | None = None
+    device: torch.device | None = None  # where tensors go; None: where their cells are
+    allow_pickle: bool = False
+    by_range: bool = False  # only some values are wanted: each is copied by itself, if at all
+    verify: bool = True  # checksums of frames are compared
+    file: str | None = None  # the name of the file that it is in, for errors
+
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -189,9 +208,6 @@ class Budget:
             raise exceeded("expanded", message.limits.expanded, beyond, what)
 
 
-_JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
-
-
 class ChosenRows:
     """Rows chosen of a batch, found once in each ragged group for all of its columns."""
 
@@ -201,7 +217,7 @@ class ChosenRows:
         self.index: Chosen = index
         self._pool: RowSplitsPool | None = None
         # The splits of the group are kept, so that their id stays theirs.
-        self._found: dict[int | None, tuple[RowSplits, IntArray, RowSplits | None]] = {}
+        self._found: dict[int, tuple[RowSplits, IntArray, RowSplits | None]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -219,18 +235,18 @@ class ChosenRows:
         index = self.index
         return slice(index.start, index.stop) if isinstance(index, range) else index
 
-    def among(self, group: int | None, rows: RowSplits | None) -> tuple[RowSplits, IntArray]:
+    def among(self, rows: RowSplits | None) -> tuple[RowSplits, IntArray]:
         """The rows alone, end to end, and (rows,) where they begin among all those of a group.
 
-        Rows without a group are those of rectangles, one cell each.
+        Without a group they are those of a rectangle, one cell each.
         """
-        # Of a ragged group the object, which columns of several messages do not share.
-        key = None if group is None else id(rows)
+        key = id(rows)
         known = self._found.get(key)
         if known is None:
             if rows is None:
-                ones = np.ones(len(self), dtype=np.int64)
-                found = RowSplits.from_lengths(ones), np.asarray(self.index, dtype=np.int64)
+                index = self.index
+                starts = np.arange(index.start, index.stop) if isinstance(index, range) else index
+                found = RowSplits.from_lengths(np.ones(len(self), dtype=np.int64)), starts
             else:
                 lengths = np.ascontiguousarray(rows.lengths[self.at])
                 # Rows may repeat, and cells of no bytes may be many.
@@ -243,18 +259,29 @@ class ChosenRows:
         return known[:2]
 
 
-class Message(Source):
-    """An open message: its checked header and its buffers. Threads may share it."""
+class Message:
+    """An open message: its checked header and its buffers. Threads may share it.
+
+    The header vouches for every place that is asked for. A read-only frame is copied at the first
+    value in it, once for all of them; of a message that is read by range each value is copied by
+    itself, because few of them may be asked for.
+    """
 
     __slots__ = (
         "_groups",
+        "_in_runs",
+        "_owned",
         "_unread",
-        "_wholes",
+        "_wide",
         "allow_pickle",
+        "buffers",
         "device",
         "frames",
+        "header",
+        "in_memory",
         "limits",
         "numbers",
+        "reading",
     )
 
     def __init__(
@@ -265,20 +292,24 @@ class Message(Source):
         frames: Sequence[Any] | None,
         in_memory: bool = True,
     ) -> None:
-        Buffers.__init__(self, buffers, reading, in_memory)
-        self.header = header
+        self.header: Header = header
         self.numbers: list[int] = header.numbers
+        # Arrays; or, of a buffer that is not in memory, a function (offset, size) -> bytes.
+        self.buffers: Sequence[Any] = buffers
+        self.in_memory: bool = in_memory  # whole buffers can be read without a cost
+        self.reading: Reading = reading
         self.limits: Limits = reading.limits
         self.device: torch.device | None = reading.device  # None leaves tensors where cells are
         self.allow_pickle: bool = reading.allow_pickle
         self.frames: Sequence[Any] | None = frames  # header first; None if they are fetched
-        self.widened: dict[CellPlace, ByteArray] = {}
         # The documents of the header, but for those that a reader has. The one that pops the list
         # owns it until it is put back.
         self._unread: list[list[Any]] = [header.values] if header.values else []
-        self._groups: dict[int | None, RowSplits] = {}
-        # Columns in memory with all of their rows, by the first of their numbers.
-        self._wholes: dict[int, RaggedView] = {}
+        self._groups: dict[int, RowSplits] = {}
+        self._owned: dict[int, ByteArray] = {}  # buffers that may be kept
+        self._wide: dict[CellPlace, ByteArray] = {}  # cells that were stored narrow
+        # Indirect columns in memory with all of their rows, by the first of their numbers.
+        self._in_runs: dict[int, RaggedView] = {}
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The dims of a node, which are the last of its numbers."""
@@ -314,14 +345,68 @@ class Message(Source):
             raise inside(bad("a mapping", type(value).__name__), "meta")
         return value
 
+    # Bytes
+
+    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
+        """Bytes as they came, only to be read."""
+        if not size:
+            return _NOTHING  # an empty value needs no buffer
+        found = self.buffers[buffer]
+        data: ByteArray = found(offset, size) if callable(found) else found[offset : offset + size]
+        return data
+
+    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
+        """Bytes, flat, aligned and safe to write to."""
+        if not size:
+            return _NOTHING
+        data = self._owned.get(buffer)
+        if data is None:
+            data = self.buffers[buffer]
+            whole, copy = type(data) is np.ndarray, self.reading.copy
+            if whole and copy is None and data.flags.writeable:
+                self._owned[buffer] = data
+            elif self.reading.by_range or not whole:
+                return writable(self.read(buffer, offset, size), copy, alignment)
+            else:
+                data = self._owned[buffer] = writable(data, copy)
+        data = data[offset : offset + size]
+        return copied(data) if alignment > 1 and address(data) % alignment else data
+
+    def int64s(self, buffer: int, offset: int, count: int) -> IntArray:
+        """Integers in a copy: what is checked must not change with the message's memory."""
+        return np.frombuffer(bytearray(self.read(buffer, offset, 8 * count)), dtype=np.int64)
+
+    def cells(self, place: CellPlace, start: int, end: int) -> ByteArray:
+        """The bytes of cells `start` to `end` of a place, as wide as their dtype; read only."""
+        buffer, offset, stored, _, name = place
+        if stored == PLAIN or start == end:
+            size = TORCH_DTYPES[name]
+            return self.read(buffer, offset + start * size, (end - start) * size)
+        if stored == BITS:
+            # Bits are read by the byte, and those before the first cell thrown away.
+            first = start // 8
+            data = self.read(buffer, offset + first, (end + 7) // 8 - first)
+            cells = widened(data, stored, name, end - 8 * first)
+            return cells[(start - 8 * first) * TORCH_DTYPES[name] :]
+        width, _ = STORED_WIDTHS[stored]
+        data = self.read(buffer, offset + start * width, (end - start) * width)
+        return widened(data, stored, name, end - start)
+
+    def all_cells(self, place: CellPlace) -> ByteArray:
+        """All cells of a place, made as wide as their dtype only once."""
+        known = self._wide.get(place)
+        if known is None:
+            known = self.cells(place, 0, place.cells)
+            if place.cells and place.stored != PLAIN:
+                self._wide[place] = known
+        return known
+
     # Rows
 
-    def row_splits(self, group: int, chosen: ChosenRows | None = None) -> RowSplits:
-        """The rows of a ragged group, or some of them; read once."""
+    def row_splits(self, group: int) -> RowSplits:
+        """The rows of a ragged group; read once."""
         found = self._groups.get(group)
-        if found is None:
-            found = self._groups.setdefault(group, self._read_group(group))
-        return found if chosen is None else chosen.among(group, found)[0]
+        return found or self._groups.setdefault(group, self._read_group(group))
 
     def _read_group(self, index: int) -> RowSplits:
         group = self.header.groups[index]
@@ -329,9 +414,7 @@ class Message(Source):
         if group.rows < 2:
             # The shortest and the longest row are all.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
-        data = self.read(group.buffer, group.offset, 8 * (group.rows + 1))
-        # A copy: offsets that were checked must not change with the message's memory.
-        offsets = np.frombuffer(bytearray(data), dtype=np.int64)
+        offsets = self.int64s(group.buffer, group.offset, group.rows + 1)
         row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
             found = brief(offsets[:8].tolist())
@@ -343,6 +426,16 @@ class Message(Source):
             raise fail("bad_offsets", detail, path=path)
         return row_splits
 
+    def splits(self, group: int | None, total: int) -> RowSplits:
+        """The rows of a column of so many cells, which end where its cells do."""
+        if group is None:
+            return RowSplits.from_lengths(np.ones(total, dtype=np.int64))
+        found = self.row_splits(group)
+        if found.total != total:
+            detail = f"expected ragged group {group} to end at cell {total} of the values"
+            raise fail("bad_offsets", f"{detail}, found {found.total}")
+        return found
+
     def leaf(self, node: Node) -> Leaf:
         """The place of the cells of a TENSOR, a JAGGED or rows of documents."""
         leaf = leaf_of(node, self.numbers)
@@ -350,67 +443,27 @@ class Message(Source):
             raise bad("a column whose rows can be read in place", f"a {node.kind.name}")
         return leaf
 
-    def splits(self, leaf: Leaf) -> RowSplits:
-        """All rows of a leaf, which end where its cells do."""
-        total = leaf.shape[leaf.ragged_dim - 1]
-        if leaf.group is None:
-            found = RowSplits.from_lengths(np.ones(total, dtype=np.int64))
-        else:
-            found = self.row_splits(leaf.group)
-        if found.total != total:
-            detail = f"expected ragged group {leaf.group} to end at cell {total} of the values"
-            raise fail("bad_offsets", f"{detail}, found {found.total}")
-        return found
-
     def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
         """The rows of a TENSOR, a JAGGED or of documents in place; read only.
 
         The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
         chosen rows are asked for where that is possible.
         """
-        i, numbers = node.number, self.numbers
-        whole = self._wholes.get(i)
-        if whole is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN and self.in_memory:
-            # Most columns, in as few steps as possible.
-            buffer, offset, _, group, *shape = numbers[i : node.end]
-            name, _, dim = node.fields
-            dtype, splits = DTYPES[name], self._groups.get(group) or self.row_splits(group)
-            if dtype is not None and splits.total == shape[dim - 1]:
-                data = self.read(buffer, offset, math.prod(shape) * node.itemsize)
-                whole = RaggedView(data, dtype, tuple(shape), dim, None, splits)
-                self._wholes[i] = whole
-        if whole is None:
-            leaf = self.leaf(node)
-            in_place = leaf.runs > 0 or leaf.place.stored == PLAIN or not leaf.place.cells
-            rectangle = leaf.group is None and not leaf.runs
-            if not (in_place and self.in_memory) or (rectangle and chosen is not None):
-                return self.rows_of(leaf, chosen)
-            whole = self._wholes[i] = self.rows_of(leaf, None)
-        if chosen is None:
-            return whole
-        in_order = whole.starts is None
-        if in_order and isinstance(chosen.index, range):
-            return self.rows_of(self.leaf(node), chosen)
-        own = None if node.kind is _TENSOR else numbers[i + 3]
-        picked, starts = chosen.among(own, whole.row_splits)
-        if in_order:
-            return RaggedView(
-                whole.memory, whole.dtype, whole.shape, whole.ragged_dim, starts, picked
-            )
-        return whole.choose(chosen.at, picked)
-
-    def rows_of(self, leaf: Leaf, chosen: ChosenRows | None) -> RaggedView:
-        """As `rows`, of a leaf; the view is not kept."""
+        leaf = self.leaf(node)
         splits: Any = None  # of all rows of a rectangle only if they are asked for
         if chosen is None or leaf.group is not None or leaf.runs:
-            splits = self.splits(leaf)
-        picked, starts = (splits, None) if chosen is None else chosen.among(leaf.group, splits)
-        if leaf.runs:
-            some = None if chosen is None else (np.asarray(chosen.index, dtype=np.int64), picked)
-            return view_of_runs(self, leaf, splits, some)
-        data, total = self.cells_of_rows(leaf, splits, chosen)
-        shape, starts = (leaf.shape, starts) if total is None else (leaf.shape_of(total), None)
-        return RaggedView(data, leaf.dtype, shape, leaf.ragged_dim, starts, picked)
+            splits = self.splits(leaf.group, leaf.shape[leaf.ragged_dim - 1])
+        if not leaf.runs:
+            data, total = self.cells_of_rows(leaf, splits, chosen)
+            picked, starts = (splits, None) if chosen is None else chosen.among(splits)
+            shape, starts = (leaf.shape, starts) if total is None else (leaf.shape_of(total), None)
+            return RaggedView(data, leaf.dtype, shape, leaf.ragged_dim, starts, picked)
+        if not self.in_memory:
+            return rows_in_runs(self, leaf, splits, chosen)
+        whole = self._in_runs.get(node.number)
+        if whole is None:
+            whole = self._in_runs[node.number] = rows_in_runs(self, leaf, splits, None)
+        return whole if chosen is None else whole.choose(chosen.at, chosen.among(splits)[0])
 
     def cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows | None
@@ -420,15 +473,15 @@ class Message(Source):
         place, inner, in_memory = leaf.place, leaf.inner, self.in_memory
         extent = leaf.shape[leaf.ragged_dim - 1]
         if chosen is None:
-            return cell_range(self, place, 0, place.cells), extent
+            return self.cells(place, 0, place.cells), extent
         one = isinstance(chosen.index, range) and leaf.outer == 1
         ranges = joined_rows(chosen.index) if one or not in_memory else []
         if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
-            return cell_range(self, place, 0, place.cells), None
+            return self.cells(place, 0, place.cells), None
         host: Any = range(extent + 1) if splits is None else splits.host
         bounds = [(int(host[rows.start]), int(host[rows.stop])) for rows in ranges]
         parts = [
-            cell_range(self, place, (k + a) * inner, (k + b) * inner)
+            self.cells(place, (k + a) * inner, (k + b) * inner)
             for k in range(0, leaf.outer * extent, extent or 1)
             for a, b in bounds
             if a < b
@@ -439,31 +492,24 @@ class Message(Source):
     # Tensors
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
-        """A TENSOR, or some of its rows."""
-        numbers = self.numbers
+        """The cells of a TENSOR or a JAGGED, or of some of its rows, in memory that may be kept."""
+        numbers, device = self.numbers, self.device
         if chosen is None and numbers[node.number + 2] <= INDIRECT:
-            values = self.cells(node, tuple(numbers[node.dims : node.end]))
+            values = self._whole(node, tuple(numbers[node.dims : node.end]))
         else:
-            values = self._values(node, chosen)
-        return values if self.device is None else values.to(self.device)
+            values = self._chosen(node, chosen)
+        return values if device is None else values.to(device)
 
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A JAGGED column as a nested tensor, or some of its rows."""
-        numbers, i = self.numbers, node.number
-        row_splits = self._groups.get(numbers[i + 3]) or self.row_splits(numbers[i + 3])
-        shape, dim = tuple(numbers[node.dims : node.end]), node.fields[2]
-        if chosen is None and numbers[i + 2] <= INDIRECT and row_splits.total == shape[dim - 1]:
-            values = self.cells(node, shape)
-        else:
-            values = self._values(node, chosen)
-            if chosen is not None:
-                row_splits = chosen.among(numbers[i + 3], row_splits)[0]
-        if self.device is not None:
-            values = values.to(self.device)
+        numbers, dim = self.numbers, node.fields[2]
+        row_splits = self.splits(numbers[node.number + 3], numbers[node.dims + dim - 1])
+        values = self.tensor(node, chosen)
+        if chosen is not None:
+            row_splits = chosen.among(row_splits)[0]
         return nested_tensor(values, row_splits, dim)
 
-    def cells(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
-        """All the cells of a TENSOR or JAGGED."""
+    def _whole(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
         i, numbers, name = node.number, self.numbers, node.fields[0]
         dtype = DTYPES[name]
         if dtype is None:
@@ -472,8 +518,9 @@ class Message(Source):
         cells = math.prod(shape)
         # `stored` is ignored where there are no cells.
         if stored != PLAIN and cells:
-            narrow = self.read(buffer, offset, stored_size(name, stored, cells))
-            return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
+            return from_bytes(
+                self.cells(CellPlace(buffer, offset, stored, cells, name), 0, cells), dtype, shape
+            )
         known = NAMED_ARRAYS.get(name)
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
@@ -483,26 +530,21 @@ class Message(Source):
         array: Any = np.ndarray(shape, known, data)
         return torch.from_numpy(array if array.flags.aligned else array.copy())
 
-    def integers(self, node: Node) -> IntArray:
-        """A TENSOR of int64s, which are as wide as that, on the host.
-
-        A copy: what is checked must not change with the message's memory.
-        """
-        buffer, offset, _, *shape = self.numbers[node.number : node.end]
-        data = self.read(buffer, offset, math.prod(shape) * node.itemsize)
-        return np.frombuffer(bytearray(data), dtype=np.int64).reshape(shape)
-
-    def _values(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
-        """The rows of a column end to end, in memory that may be kept."""
+    def _chosen(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
+        """Some rows of a column, or all of an indirect one."""
         leaf = self.leaf(node)
         if not leaf.runs:
-            splits = None if leaf.group is None else self.splits(leaf)
+            extent = leaf.shape[leaf.ragged_dim - 1]
+            splits = None if leaf.group is None else self.splits(leaf.group, extent)
             data, total = self.cells_of_rows(leaf, splits, chosen)
             if total is not None:
                 kept = writable(data, self.reading.copy, leaf.dtype.itemsize)
                 return from_bytes(kept, leaf.dtype, leaf.shape_of(total))
         return values_of(self.rows(node, chosen))
 
+
+MOST_RANGES = 4096
+"""Ranges of one column that are fetched one by one; of more, the column is read whole."""
 
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 _TAKEN = object()
@@ -519,3 +561,148 @@ def joined_rows(rows: Chosen) -> list[range]:
     firsts = rows[np.append(0, breaks)]
     ends = rows[np.append(breaks, len(rows)) - 1] + 1
     return [range(a, b) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
+
+
+def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
+    """`data`, or a copy: always (`copy` True), of read-only (None) or of unaligned memory."""
+    read_only = not data.flags.writeable
+    if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
+        data = copied(data)
+    elif read_only:
+        # numpy is told that it may write this memory: for `copy=False` alone.
+        data = borrowed(address(data), len(data), data)
+    return data
+
+
+def copied(data: ByteArray) -> ByteArray:
+    """New memory with the same bytes, at an address that suits every dtype."""
+    copy: ByteArray = new_block(len(data)).data
+    copy[:] = data
+    return copy
+
+
+# --- indirect columns --------------------------------------------------------------------------
+
+
+class RunNumbers(NamedTuple):
+    """The numbers of a run, in the order of `RUN_NUMBERS`."""
+
+    group: int
+    buffer: int
+    offset: int
+    stored: int
+    cells: int
+    index_buffer: int
+    index_offset: int
+    index_stored: int
+
+
+def runs_at(message: Message, leaf: Leaf) -> list[RunNumbers]:
+    """The table at the place of an indirect column."""
+    width = len(RUN_NUMBERS)
+    numbers = message.int64s(leaf.place.buffer, leaf.place.offset, width * leaf.runs)
+    return [RunNumbers(*run) for run in numbers.reshape(leaf.runs, width).tolist()]
+
+
+def rows_in_runs(
+    message: Message, leaf: Leaf, rows: RowSplits, chosen: ChosenRows | None
+) -> RaggedView:
+    """The rows of an indirect column in place; of chosen rows only the cells are read.
+
+    Rows that share cells share them until a rectangle or a tensor is made.
+    """
+    at, splits = (slice(None), rows) if chosen is None else (chosen.at, chosen.among(rows)[0])
+    cell, inner = leaf.cell_bytes, leaf.shape[1:]
+    runs = runs_at(message, leaf)
+    memories: list[ByteArray] = []
+    starts = np.empty((splits.rows, len(runs)), dtype=np.int64)
+    lengths = np.empty_like(starts)
+    left = rows.lengths
+    for k, run in enumerate(runs):
+        own = rows if leaf.group is None else _rows_of(message, leaf, run)
+        if own.rows != rows.rows or (own.lengths > left).any():
+            raise _other_rows(run)
+        left = left - own.lengths
+        lengths[:, k] = own.lengths[at]
+        begins = _starts(message, leaf, run, own)
+        place = _place(message, run[1:4], run.cells * leaf.inner, leaf.place.name)
+        if chosen is None:
+            memory, starts[:, k] = message.all_cells(place), begins
+        else:
+            memory, starts[:, k] = _ranges(message, place, begins[at], lengths[:, k], run.cells)
+        memories.append(memory)
+    if left.any():
+        raise _other_rows(runs[-1])
+    if len(runs) == 1:
+        shape = (len(memories[0]) // cell, *inner)
+        return RaggedView(memories[0], leaf.dtype, shape, 1, starts[:, 0].copy(), splits)
+    starts *= cell
+    starts += np.cumsum([0, *map(len, memories[:-1])])
+    shape = (splits.total, *inner)
+    return RaggedView(tuple(memories), leaf.dtype, shape, 1, starts, splits, lengths)
+
+
+def _rows_of(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:
+    """The rows of a run of a column that has a group."""
+    if leaf.runs == 1 and run.group != leaf.group:
+        raise _other_rows(run)
+    groups = len(message.header.groups)
+    expect(0 <= run.group < groups, "bad_record", f"a ragged group below {groups}", run.group)
+    return message.row_splits(run.group)
+
+
+def _other_rows(run: RunNumbers) -> WireFormatError:
+    text = f"expected runs of the column's rows, found others in ragged group {run.group}"
+    return fail("bad_offsets", text)
+
+
+def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
+    """At which of its cells each row of a run begins."""
+    most = splits.total
+    expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
+    if run.index_buffer == NO_INDEX:
+        expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
+        starts = np.zeros(splits.rows, dtype=np.int64)
+    else:
+        place = _place(message, run[5:8], splits.rows, "int64")
+        # A copy: what was checked must not change with the message's memory.
+        data = message.cells(place, 0, splits.rows).tobytes()
+        starts = np.frombuffer(data, dtype=np.int64)
+    inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
+    if not inside.all():
+        row = int(np.argmin(inside))
+        expected = f"expected row {row} of {splits.lengths[row]} within {run.cells} cells"
+        raise fail("out_of_bounds", f"{expected}, found it at {starts[row]}")
+    return starts
+
+
+def _place(message: Message, place: tuple[int, ...], cells: int, name: str) -> CellPlace:
+    """A place of some cells that a table names, which is in the payload."""
+    buffer, offset, stored = place
+    sizes = message.header.sizes
+    size = stored_size(name, stored, cells)
+    inside = 0 <= buffer < len(sizes) and 0 <= offset <= sizes[buffer] - size
+    if cells and not inside:
+        found = f"found buffer {brief(buffer)}, offset {brief(offset)}"
+        expected = f"expected {size} bytes of a run in the payload"
+        raise fail("out_of_bounds", f"{expected}, {found}")
+    return CellPlace(buffer, offset, stored, cells, name)
+
+
+def _ranges(
+    message: Message, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
+) -> tuple[ByteArray, IntArray]:
+    """The cells of some rows alone, and where each begins among these."""
+    held = np.flatnonzero(lengths)
+    if not len(held):
+        return _NOTHING, np.zeros_like(starts)
+    begins = starts[held]
+    firsts, lasts, moves = joined_ranges(begins, begins + lengths[held])
+    if len(firsts) > MOST_RANGES:
+        return message.all_cells(place), starts
+    each = place.cells // cells
+    bounds = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    data = [message.cells(place, each * a, each * b) for a, b in bounds]
+    moved = np.zeros_like(starts)
+    moved[held] = begins + moves
+    return np.concatenate(data), moved

@@ -97,7 +97,7 @@ def _cuttable(message: Message, node: Node, rows: int, groups: list[int]) -> _Cu
     if leaf.group is not None:
         if leaf.group not in groups:
             groups.append(leaf.group)
-        which, found = groups.index(leaf.group), message.splits(leaf).rows
+        which, found = groups.index(leaf.group), message.splits(leaf.group, found).rows
     if found != rows:
         return None
     data = message.read(*leaf.place[:2], leaf.shape[0] * leaf.cell_bytes)

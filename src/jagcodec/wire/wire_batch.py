@@ -34,12 +34,20 @@ from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, note_file, noted_file, read_file
-from jagcodec.wire.frames import Frame, Reading
-from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import FieldSchema, field_of, rows_of_node
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, OpenBatch
-from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store, reading
+from jagcodec.wire.message import (
+    Budget,
+    ChosenRows,
+    Message,
+    Reading,
+    open_message,
+    open_store,
+    reading,
+    runs_at,
+)
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import LEAVES, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
@@ -384,8 +392,8 @@ class MessageColumns(ColumnSource):
 
     def in_memory(self) -> InMemory | None:
         """What a join reads rows from; None unless they are for tensors on the host."""
-        buffers, header = self.message.arrays, self.message.header
-        if buffers is None or len(self.sizes) > 1 or self.device is not None:
+        buffers, header = self.message.buffers, self.message.header
+        if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
         first, rows = header.schema.numbers + 2, self.sizes[0]
         packed, values = header.packed_numbers, header.packed_values
@@ -480,7 +488,8 @@ class MessageColumns(ColumnSource):
 
     def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
         self._check_rows(node)
-        return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
+        splits = self.message.row_splits(self.message.numbers[node.number + 3])
+        return (splits if chosen is None else chosen.among(splits)[0]).lengths
 
     def _check_rows(self, node: Node) -> None:
         """See that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
