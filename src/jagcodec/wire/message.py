@@ -450,14 +450,18 @@ class Message:
         chosen rows are asked for where that is possible.
         """
         leaf = self.leaf(node)
+        place, shape, dim = leaf.place, leaf.shape, leaf.ragged_dim
         splits: Any = None  # of all rows of a rectangle only if they are asked for
         if chosen is None or leaf.group is not None or leaf.runs:
-            splits = self.splits(leaf.group, leaf.shape[leaf.ragged_dim - 1])
+            splits = self.splits(leaf.group, shape[dim - 1])
         if not leaf.runs:
+            if chosen is None:
+                data = self.cells(place, 0, place.cells)
+                return RaggedView(data, leaf.dtype, shape, dim, None, splits)
             data, total = self.cells_of_rows(leaf, splits, chosen)
-            picked, starts = (splits, None) if chosen is None else chosen.among(splits)
-            shape, starts = (leaf.shape, starts) if total is None else (leaf.shape_of(total), None)
-            return RaggedView(data, leaf.dtype, shape, leaf.ragged_dim, starts, picked)
+            picked, starts = chosen.among(splits)
+            shape, starts = (shape, starts) if total is None else (leaf.shape_of(total), None)
+            return RaggedView(data, leaf.dtype, shape, dim, starts, picked)
         if not self.in_memory:
             return rows_in_runs(self, leaf, splits, chosen)
         whole = self._in_runs.get(node.number)
@@ -470,10 +474,10 @@ class Message:
     ) -> tuple[ByteArray, int | None]:
         """The cells of the chosen rows end to end, read only, and how many along the ragged dim."""
         # All cells, and None, where it is better to choose the rows from these.
-        place, inner, in_memory = leaf.place, leaf.inner, self.in_memory
-        extent = leaf.shape[leaf.ragged_dim - 1]
+        place, extent = leaf.place, leaf.shape[leaf.ragged_dim - 1]
         if chosen is None:
             return self.cells(place, 0, place.cells), extent
+        inner, in_memory = leaf.inner, self.in_memory
         one = isinstance(chosen.index, range) and leaf.outer == 1
         ranges = joined_rows(chosen.index) if one or not in_memory else []
         if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
