@@ -460,14 +460,17 @@ class Message:
                 return RaggedView(data, leaf.dtype, shape, dim, None, splits)
             data, total = self.cells_of_rows(leaf, splits, chosen)
             picked, starts = chosen.among(splits)
-            shape, starts = (shape, starts) if total is None else (leaf.shape_of(total), None)
-            return RaggedView(data, leaf.dtype, shape, dim, starts, picked)
+            if total is None:
+                return RaggedView(data, leaf.dtype, shape, dim, starts, picked)
+            return RaggedView(data, leaf.dtype, leaf.shape_of(total), dim, None, picked)
         if not self.in_memory:
             return rows_in_runs(self, leaf, splits, chosen)
         whole = self._in_runs.get(node.number)
         if whole is None:
             whole = self._in_runs[node.number] = rows_in_runs(self, leaf, splits, None)
-        return whole if chosen is None else whole.choose(chosen.at, chosen.among(splits)[0])
+        if chosen is None:
+            return whole
+        return whole.choose(chosen.at, chosen.among(whole.row_splits)[0])
 
     def cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows | None
