@@ -18,6 +18,5 @@ def test_the_table_is_what_the_file_holds():
     assert [list(row) for row in zip(*columns, strict=True)] == file["rows"]
     assert [column.dtype for column in columns] == [np.int64, np.int64, np.float32]
     assert table.lengths.tolist() == [prompt + response for prompt, response, _ in file["rows"]]
-    assert (table.source, table.tokenizer) == (file["source"], file["tokenizer"])
     groups = table.prompts.reshape(-1, table.group_size)
     assert (groups == groups[:, :1]).all()

@@ -12,20 +12,16 @@ from typing import Any
 from jagcodec._version import __version__
 
 REQUIRED = ("torch", "tensordict", "numpy", "msgpack")
-OPTIONAL = (
+OPTIONAL = (  # what integrations and options use; those that are installed are listed
     *("verl", "TransferQueue", "ray", "vllm", "sglang", "pyzmq", "pillow", "omegaconf"),
     *("transformers", "zstandard", "pyarrow", "hypothesis"),
 )
-"""What integrations and options use; the versions of those that are installed are listed."""
-
+# Variables that change how the library works.
 VARIABLES = ("JAGCODEC_ROWCOPY", "JAGCODEC_KEEP_BLOCKS", "OMP_NUM_THREADS")
-"""Variables that change how the library works."""
 
 
 def doctor() -> dict[str, Any]:
     """What is installed here, which kernel copies rows, and what could be better.
-
-    It is never an error: the report names what cannot be imported.
 
     Example:
         >>> from jagcodec.doctor import doctor
@@ -34,11 +30,10 @@ def doctor() -> dict[str, Any]:
         (True, False)
 
     Returns:
-        Names to strings, in the order in which the command prints them: versions (None for a
-        required package that is missing); what copies rows (``row kernel``) and packs lists
-        (``cells``), with the reason if it is not the compiled one; threads; optional packages that
-        are installed; and variables of the environment. Last ``problem``, which is None unless the
-        library cannot be imported, and ``advice``, a list of sentences.
+        Names to strings: versions (None for a required package that is missing), what copies rows
+        (``row kernel``) and packs lists (``cells``), threads, optional packages, and variables of
+        the environment. Last ``problem``, which is None unless the library cannot be imported, and
+        ``advice``, a list of sentences.
     """
     report: dict[str, Any] = {
         "jagcodec": f"{__version__}, {Path(__file__).parent}",

@@ -1,6 +1,6 @@
 """`RecordWriter`, `RecordReader`: a directory with one message per step.
 
-A record is a directory that one `RecordWriter` writes and any number of `RecordReader`s read:
+One `RecordWriter` writes it, and any number of `RecordReader`s read it:
 
     step-0000000042.jag    the batch of step 42, as `dump` writes it and `load` and `open_wire` read
     lock                   held by the writer; the system releases it when the writer dies
@@ -18,7 +18,6 @@ from typing import Any, Unpack
 
 from jagcodec._arguments import whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
-from jagcodec.wire.blobs import refuse_frames
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, write_file
@@ -49,9 +48,8 @@ class RecordWriter:
             after a newer one is on the disk.
 
     Raises:
-        ArgumentError: Another writer has this record open (reason ``"busy"``), in this process or
-            in another; or `keep` is less than 1.
-        ArgumentTypeError: `directory` is not a path.
+        ArgumentError: Another writer has this record open (reason ``"busy"``); or `keep` is less
+            than 1.
 
     If a writer is killed, only the step that it was writing is lost; readers do not see what is
     left of it. Close the writer, or use it in ``with``. Threads may share it. A process that was
@@ -78,8 +76,8 @@ class RecordWriter:
             self._lock.close()
             if not isinstance(error, BlockingIOError):
                 raise
-            detail = f"expected a record that no writer has open, found that one has {brief(name)}"
-            raise ArgumentError("busy", where, f"{detail}; close it, or end its process") from error
+            detail = f"expected a record that no writer has open, found {brief(name)} in use"
+            raise ArgumentError("busy", where, f"{detail}; close its writer") from error
 
     def __enter__(self) -> RecordWriter:
         return self
@@ -107,7 +105,6 @@ class RecordWriter:
         Raises:
             ArgumentError: There is such a step or a newer one (reason ``"conflict"``); the writer
                 is closed, or of another process (``"busy"``); or as from `encode`.
-            ArgumentTypeError: `batch` is not a batch.
             OSError: The file system failed; no step was deleted.
         """
         where = "RecordWriter.write"
@@ -115,9 +112,8 @@ class RecordWriter:
         with self._writing:
             steps = self._steps(where)
             if steps and number <= steps[-1]:
-                detail = f"expected a step above {steps[-1]}, the newest of the record, found "
-                detail += f"{number}; rewind(step) deletes that step and those after it"
-                raise ArgumentError("conflict", f"{where}(step)", detail)
+                detail = f"expected a step above {steps[-1]}, the newest, found {number}; rewind"
+                raise ArgumentError("conflict", f"{where}(step)", f"{detail}(step) deletes steps")
             frames = _frames_of(batch, {"checksum": True, **options}, f"{where}(batch)")
             write_file(_file_of(self._directory, number), frames, where)
             if self._keep is not None:
@@ -150,14 +146,12 @@ class RecordWriter:
 
 
 def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
-    refuse_frames(batch, where)
     frames = encode(batch, **options)
     try:
         open_wire(frames, limits=NO_LIMITS)
     except WireFormatError as error:
         detail = "expected a TensorDict with a batch dim, a BatchedDataDict with a tensor, a dict "
-        detail += f"with one TensorDict in it, or a WireBatch, found {describe(batch)}; pack_rows "
-        detail += "and pack_jagged_fields make TensorDicts, and open_wire opens a message"
+        detail += f"with one TensorDict, or a WireBatch (open_wire), found {describe(batch)}"
         raise ArgumentTypeError("bad_type", where, detail) from error
     return frames
 
@@ -184,7 +178,6 @@ class RecordReader:
         directory: That of a `RecordWriter`, which need not be open.
 
     Raises:
-        ArgumentTypeError: `directory` is not a path.
         OSError: It is not a directory.
     """
 
@@ -216,7 +209,7 @@ def _directory_of(directory: Any, where: str) -> str:
     return os.path.join(os.getcwd(), name) if name else name
 
 
-_STEP = re.compile(r"step-([0-9]{10,19})\.jag")
+_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,18})\.jag")
 _PART = re.compile(r"\.[0-9a-f]{16}\.part")  # as `dump` names it
 
 
@@ -228,5 +221,4 @@ def _steps_in(directory: str) -> list[int]:
     """The steps of a record, oldest first."""
     with os.scandir(directory) as entries:
         found = [_STEP.fullmatch(entry.name) for entry in entries if not entry.is_dir()]
-    steps = [(int(match[1]), match[0]) for match in found if match]
-    return sorted(step for step, name in steps if f"step-{step:010d}.jag" == name)
+    return sorted(int(match[1]) for match in found if match)

@@ -43,7 +43,6 @@ def check_schema(
             the schema (``"new_field"``), or a column has another kind (``"bad_type"``), dtype
             (``"bad_dtype"``) or shape (``"bad_shape"``). The column is named.
         ArgumentKeyError: An optional name is not in the schema.
-        ArgumentTypeError: `batch` is not a batch, or `schema` is not a mapping to `FieldSchema`.
         WireFormatError: A message is malformed.
     """
     where = "check_schema"
@@ -76,9 +75,8 @@ def _check(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
     if wanted.shape is None:
         return
     dims, others = wanted.shape[1:], (found.shape or ())[1:]
-    if len(dims) != len(others) or any(
-        dim not in (None, other) for dim, other in zip(dims, others, strict=True)
-    ):
+    same = [dim in (None, other) for dim, other in zip(dims, others, strict=False)]
+    if len(dims) != len(others) or not all(same):
         raise _refused(name, "bad_shape", f"rows of shape {list(dims)}", str(list(others)))
 
 

@@ -41,11 +41,9 @@ def register_stdlib_types() -> None:
     * members of any `Enum`, and named tuples, if their class is in a module under its own
       name, and the receiver has imported that module.
 
-    Nothing is ever imported on the word of a message: a class that the receiver has not imported
-    is rejected, and `register_type` lets you give it a name. A sender can thereby choose among all
-    enums and named tuples that the receiver has imported, but not run any code by it, except for
-    `_missing_` of a `Flag`. Subclasses of the other types are rejected. You may call this again; it
-    does not change what was registered.
+    Nothing is ever imported on the word of a message. A sender can choose among all enums and named
+    tuples that the receiver has imported, but not run any code by it, except for `_missing_` of a
+    `Flag`. Subclasses of the other types are rejected. You may call this again.
     """
     register_types(_TYPES)
     use_loaded(enum.Enum, tuple)
@@ -54,14 +52,12 @@ def register_stdlib_types() -> None:
 _FACTORIES = {cls.__name__: cls for cls in (list, dict, set, tuple, str, bytes, int, float, bool)}
 
 
-def _defaultdict_state(value: defaultdict[Any, Any]) -> Any:
+def _factory_of(value: defaultdict[Any, Any]) -> Any:
     factory: Any = value.default_factory
     name = getattr(factory, "__name__", None)
     if factory is not None and _FACTORIES.get(str(name)) is not factory:
-        raise ValueError(
-            f"expected None or one of {', '.join(_FACTORIES)} for its factory, found {factory!r}; "
-            "call dict(x)"
-        )
+        expected = f"expected None or one of {', '.join(_FACTORIES)} for its factory"
+        raise ValueError(f"{expected}, found {factory!r}; call dict(x)")
     return name or "", dict(value)
 
 
@@ -79,31 +75,21 @@ def _datetime_text(value: datetime) -> str:
     zone, offset = value.tzinfo, value.utcoffset()
     plain = zone is None if offset is None else repr(zone) == repr(timezone(offset))
     if value.fold or not plain:
-        raise ValueError(
-            f"expected no fold, and an offset for a time zone, found fold {value.fold} and "
-            f"{zone!r}; call x.astimezone(datetime.UTC)"
-        )
+        expected = "expected no fold, and an offset for a time zone, found fold"
+        raise ValueError(f"{expected} {value.fold} and {zone!r}; call x.astimezone(datetime.UTC)")
     return value.isoformat()
 
 
+_PARTS = attrgetter("days", "seconds", "microseconds")
+
 _TYPES: tuple[NamedType, ...] = (
     (OrderedDict, "collections.OrderedDict", dict, of_one(OrderedDict, dict)),
-    (
-        defaultdict,
-        "collections.defaultdict",
-        _defaultdict_state,
-        of_fields(_defaultdict, str, dict),
-    ),
+    (defaultdict, "collections.defaultdict", _factory_of, of_fields(_defaultdict, str, dict)),
     (deque, "collections.deque", _deque_items, of_one(deque, list)),
     (bytearray, "bytearray", bytes, of_one(bytearray, bytes)),
     (datetime, "datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
     (date, "datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
-    (
-        timedelta,
-        "datetime.timedelta",
-        attrgetter("days", "seconds", "microseconds"),
-        of_fields(timedelta, int, int, int),
-    ),
+    (timedelta, "datetime.timedelta", _PARTS, of_fields(timedelta, int, int, int)),
     (UUID, "uuid.UUID", attrgetter("bytes"), of_one(lambda data: UUID(bytes=data), bytes)),
     (Decimal, "decimal.Decimal", str, of_one(Decimal, str)),
     (type(Path()), "pathlib.Path", str, of_one(Path, str)),

@@ -637,12 +637,6 @@ class TestSchema:
                 k: type(v) for k, v in stock[name].items()
             }
 
-    def test_a_column_of_other_rows_is_stock_s_error(self):
-        batch = TensorDict({"x": torch.ones(2)}, [2])
-        batch._tensordict["x"] = torch.ones(3)
-        with pytest.raises(ValueError, match="Inconsistent batch dimension for field 'x'"):
-            backend.field_schema(batch)
-
 
 class TestImport:
     def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries(self, script):

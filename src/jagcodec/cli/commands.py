@@ -36,8 +36,6 @@ def add_others(parsers: Any) -> None:
         "dtypes, shapes and lengths of rows are compared first, then cells, bit for bit: a NaN "
         "equals the same NaN, and 0.0 is not -0.0. How messages are stored (narrow, elided, "
         "compressed, with checksums) makes no difference.",
-        epilog="Exit status: 0 where they are the same, 1 where they differ, 2 for what cannot be "
-        "read.",
     )
     add_message(parser, "left", metavar="A")
     add_message(parser, "right", metavar="B")
@@ -51,7 +49,6 @@ def add_others(parsers: Any) -> None:
         help="check whether messages are sound",
         description="Read messages whole, as decode does, with their checksums: header, offsets, "
         "blocks, objects. Values of types that are not registered here are read up to these.",
-        epilog="Exit status: 0 where all are sound, 2 where one is not, or cannot be read.",
     )
     add_message(parser, "files", nargs="+")
     parser.set_defaults(run=_verify)
@@ -83,7 +80,6 @@ def add_others(parsers: Any) -> None:
         help="show what is installed here, and what copies rows",
         description="Show which versions are installed, which kernel copies rows and with how many "
         "threads, and which frameworks are here.",
-        epilog="Exit status: 0; 1 where the library cannot be imported.",
     )
     parser.set_defaults(run=_doctor)
 

@@ -14,8 +14,6 @@ import numpy.typing as npt
 class RolloutTable:
     """Lengths and rewards of real rollouts; the rows of one prompt follow each other."""
 
-    source: str  # where the rollouts are from
-    tokenizer: str  # what counted their tokens
     group_size: int  # rollouts per prompt
     prompts: npt.NDArray[np.int64]  # (N,) tokens
     responses: npt.NDArray[np.int64]  # (N,) tokens
@@ -41,13 +39,6 @@ def rollout_table() -> RolloutTable:
     """
     path = resources.files("jagcodec").joinpath("data/gsm8k_rollout_lengths.json")
     table = json.loads(path.read_text(encoding="utf-8"))
-    columns = np.array(table["rows"], dtype=np.int64).T
-    column = dict(zip(table["columns"], columns, strict=True))
-    return RolloutTable(
-        source=table["source"],
-        tokenizer=table["tokenizer"],
-        group_size=table["group_size"],
-        prompts=column["prompt_tokens"].copy(),
-        responses=column["response_tokens"].copy(),
-        rewards=column["is_correct"].astype(np.float32),
-    )
+    # A row has the columns prompt_tokens, response_tokens and is_correct.
+    prompts, responses, right = np.array(table["rows"], dtype=np.int64).T.copy()
+    return RolloutTable(table["group_size"], prompts, responses, right.astype(np.float32))

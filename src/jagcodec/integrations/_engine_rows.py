@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Real
-from operator import index
 from typing import Any
 
 from jagcodec.errors import ArgumentError, JagcodecError, brief
@@ -25,10 +24,6 @@ def reading_output(path: str, expected: str) -> Iterator[None]:
         raise ArgumentError("bad_type", path, found) from error
 
 
-def token_ids(ids: Iterable[Any]) -> list[int]:
-    return [index(token) for token in ids]
-
-
 def logprob(value: Any, path: str) -> float:
     if type(value) is not float and not isinstance(value, Real):
         raise ArgumentError("bad_type", path, f"expected a logprob, found {brief(value)}")
@@ -43,15 +38,12 @@ def check_count(found: int, expected: int, path: str, of: str) -> None:
 
 def same_keys(rows: dict[str, Row]) -> list[Row]:
     """Rows by the paths of their samples: without keys that are None in all, with own lists."""
-    for key in {key: None for row in rows.values() for key in row}:
+    for key in next(iter(rows.values()), {}):
         without = [path for path, row in rows.items() if row[key] is None]
         if 0 < len(without) < len(rows):
-            raise ArgumentError(
-                "row_mismatch",
-                without[0],
-                f"expected {key} in all samples or in none, found a sample without; ask the engine "
-                "for it in every request, or leave out samples that have none",
-            )
+            detail = f"expected {key} in all samples or in none, found a sample without; ask the "
+            detail += "engine for it in every request, or leave out samples that have none"
+            raise ArgumentError("row_mismatch", without[0], detail)
     return [
         {key: x.copy() if type(x) is list else x for key, x in row.items() if x is not None}
         for row in rows.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -87,13 +86,12 @@ def _lists(pa: Any, view: RaggedView, path: str) -> Any:
         return pa.LargeListArray.from_arrays(offsets, _fixed(pa, values, inner, path))
     if view.ragged_dim > 2:
         raise _refused(path, f"a ragged dim of {view.ragged_dim}")
-    starts, count = view.row_splits.host, len(values)
-    rows = [values[:, a:b].reshape(-1, *inner) for a, b in itertools.pairwise(starts)]
-    cells = np.concatenate([values[:0].reshape(-1, *inner), *rows])
-    lengths = np.repeat(view.row_splits.lengths, count)
-    ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]))
-    lists = pa.LargeListArray.from_arrays(ends, _fixed(pa, cells, inner, path))
-    return pa.FixedSizeListArray.from_arrays(lists, count)
+    rows = np.split(values, view.row_splits.host[1:-1], axis=1)
+    cells = np.concatenate([row.reshape(-1, *inner) for row in rows])
+    ends = np.cumsum(np.repeat(view.row_splits.lengths, len(values)))
+    offsets = pa.array(np.concatenate([[0], ends]))
+    lists = pa.LargeListArray.from_arrays(offsets, _fixed(pa, cells, inner, path))
+    return pa.FixedSizeListArray.from_arrays(lists, len(values))
 
 
 def _fixed(pa: Any, cells: npt.NDArray[Any], inner: tuple[int, ...], path: str) -> Any:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from jagcodec.errors import ArgumentError, brief
-from jagcodec.integrations._engine_rows import (
-    Row,
-    check_count,
-    logprob,
-    reading_output,
-    same_keys,
-    token_ids,
-)
+from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 
 
 def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]]:
@@ -77,7 +71,7 @@ def _flat(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _row(response: Any, path: str) -> Row:
-    meta, ids = response["meta_info"], token_ids(response["output_ids"])
+    meta, ids = response["meta_info"], [*map(index, response["output_ids"])]
     finish, experts = meta["finish_reason"], meta.get("routed_experts")
     prompt, prompt_logprobs = _prompt(response, meta, f"{path}.input_token_logprobs")
     if experts is not None:  # versions that send other dtypes than int32 name them
@@ -117,7 +111,7 @@ def _prompt(response: Any, meta: Any, path: str) -> tuple[list[int] | None, list
             expected = f"expected the logprobs of all {count} tokens of the prompt, found "
             remedy = f"{len(values)}; pass logprob_start_len=0 for all, or leave it out for none"
             raise ArgumentError("bad_length", path, expected + remedy)
-        return None if prompt is None else token_ids(prompt), None
+        return None if prompt is None else [*map(index, prompt)], None
     values[0] = 0.0 if values[0] is None else values[0]
-    ids = token_ids(prompt or [token for _, token, _ in triples])
+    ids = [index(token) for token in prompt or [token for _, token, _ in triples]]
     return ids, [logprob(value, f"{path}[{at}]") for at, value in enumerate(values)]

@@ -1,13 +1,9 @@
 """Batches between the ranks of a `torch.distributed` job.
 
-Both functions have the same steps. All ranks exchange which function each one calls, how large its
-message is, and its error if it failed. Each rank then allocates memory, and all report whether they
-could. The messages follow, each as one blob, without padding and without pickle. Finally all ranks
-report whether they could read the headers.
-
-On a backend for CPU tensors (gloo, mpi) messages go from host memory to host memory. With NCCL
-they are copied to the current CUDA device for the transfer, and back. This path has not run on a
-GPU yet.
+All ranks first exchange which function each one calls, how large its message is, and its error if
+it failed. They do so again when each has allocated memory, and when each has opened the messages,
+which are blobs. On a backend for CPU tensors (gloo, mpi) messages go from host memory to host
+memory. With NCCL they are copied to the current CUDA device and back, which has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -84,9 +80,8 @@ def broadcast(
         TransportError: Another rank failed (the error names it, and repeats its error), or the
             connection to a rank was lost.
         TransportTimeoutError: The group's time-out passed; its ranks are out of step.
-        ArgumentError: Ranks called different functions, or passed a different `src` (every rank
-            raises); a rank other than `src` passed a batch; `src` or this process is not in the
-            group; `device` is not a valid device; or there is no process group.
+        ArgumentError: Ranks made different calls (every rank raises), a rank other than `src`
+            passed a batch, or an argument is invalid.
         UnsupportedTypeError, WireFormatError: As `encode` and `decode`, on the rank that fails.
     """
     exchange = _Exchange("broadcast", group, device, allow_pickle, limits)
@@ -95,9 +90,7 @@ def broadcast(
         return exchange.encoded(batch, default) if exchange.is_source(src, batch) else None
 
     ((place, message),) = exchange.messages(src, prepare)
-    if place == exchange.place and device is None:
-        return batch
-    return exchange.value(place, message)
+    return batch if place == exchange.place and device is None else exchange.value(place, message)
 
 
 def all_gather_rows(
@@ -125,13 +118,8 @@ def all_gather_rows(
     arguments are those of `broadcast`.
 
     Returns:
-        ``concat_rows`` of all batches, in new memory.
-
-    Raises:
-        ArgumentError: As `broadcast`. If the batches differ in their columns, or one of them is
-            not a kind of batch that has rows, every rank raises the error of `concat_rows`.
-        JagcodecError: As `broadcast`. A rank whose batch cannot be encoded raises the error of
-            `encode`; the others raise TransportError.
+        ``concat_rows`` of all batches, in new memory. Raises as `broadcast`; if the batches do not
+        fit together, every rank raises the error of `concat_rows`.
     """
     exchange = _Exchange("all_gather_rows", group, device, allow_pickle, limits)
     messages = exchange.messages(None, lambda: exchange.encoded(batch, default))

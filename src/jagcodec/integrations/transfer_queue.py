@@ -13,11 +13,11 @@ and all other messages stay TransferQueue's.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -106,7 +106,7 @@ def installed() -> bool:
 # --- options and messages ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StorageOptions:
     """The configuration under ``backend.SimpleStorage.jagcodec``, as for `encode` and `decode`."""
 
@@ -133,7 +133,7 @@ def options_of(config: Mapping[str, Any]) -> StorageOptions:
     for name, value in given.items():
         _check_type(value, _OPTIONS[name], f"{where}.{name}")
     limits = given.get("limits") or {}
-    check_options(limits, [field.name for field in dataclasses.fields(Limits)], f"{where}.limits")
+    check_options(limits, [field.name for field in fields(Limits)], f"{where}.limits")
     return StorageOptions(**{**given, "limits": Limits(**limits)})
 
 
@@ -156,13 +156,9 @@ def content_of(body: Any, where: str) -> Any:
         return body[MESSAGE]
     ours = [name for name in names if str(name).startswith("jagcodec ")]
     found = ours[0] if ours else "TransferQueue's own format"
-    raise TransportError(
-        "peer_failed",
-        where,
-        f"expected a message of {MESSAGE}, found {found}; install jagcodec {__version__} in every "
-        "environment of this queue, and import jagcodec.integrations.transfer_queue before "
-        "transfer_queue.init",
-    )
+    detail = f"expected a message of {MESSAGE}, found {found}; install this version everywhere, "
+    detail += "and import jagcodec.integrations.transfer_queue before transfer_queue.init"
+    raise TransportError("peer_failed", where, detail)
 
 
 # --- columns -----------------------------------------------------------------------------------
@@ -254,25 +250,19 @@ def field_schema(data: Any) -> dict[str, dict[str, Any]]:
     """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows."""
     schema: dict[str, dict[str, Any]] = {}
     for name, leaf in data.items():
-        tensor, shape = isinstance(leaf, torch.Tensor), None
-        ragged: dict[str, Any] = {}
-        if tensor and is_jagged(leaf) and leaf.size(0) == len(data):
+        tensor = isinstance(leaf, torch.Tensor)
+        nested = tensor and leaf.is_nested
+        field = {"dtype": leaf.dtype if tensor else None, "shape": None, "is_nested": nested}
+        schema[name] = {**field, "is_non_tensor": not tensor}
+        if nested and not is_jagged(leaf):
+            schema.update(extract_field_schema(data.select(name)))
+        elif nested:
             view = view_of(leaf, f"put({name!r})")
             before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
             shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
-            shape, ragged = torch.Size(shapes[0]), {"per_sample_shapes": shapes}
-        elif (tensor and leaf.is_nested) or len(leaf) != len(data):
-            schema.update(extract_field_schema(data.select(name)))
-            continue
+            schema[name] |= {"shape": torch.Size(shapes[0]), "per_sample_shapes": shapes}
         elif tensor:
-            shape = leaf.shape[1:] or torch.Size((1,))
-        schema[name] = {
-            "dtype": leaf.dtype if tensor else None,
-            "shape": shape,
-            "is_nested": bool(ragged),
-            "is_non_tensor": not tensor,
-            **ragged,
-        }
+            schema[name]["shape"] = leaf.shape[1:] or torch.Size((1,))
     return schema
 
 
@@ -446,13 +436,8 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     ) -> None:
         """Send the rows to their storage units; nothing is sent if a value cannot be encoded."""
         if data_parser is not None:
-            raise ArgumentError(
-                "bad_option",
-                "put(data_parser)",
-                "expected None, because storage units of jagcodec keep columns as they are sent, "
-                f"found {brief(data_parser)}; parse the columns before the put, or do not import "
-                "jagcodec.integrations.transfer_queue",
-            )
+            detail = f"expected None, found {brief(data_parser)}; parse columns before the put"
+            raise ArgumentError("bad_option", "put(data_parser)", detail)
         if metadata.size == 0:
             return
         schema = field_schema(data)
@@ -524,12 +509,8 @@ def start_units(conf: Any) -> dict[str, Any]:
     """Start the storage units, where and as TransferQueue would start its own."""
     config = conf.backend[NAME]
     if (config.get("ssd_offload") or {}).get("enabled", False):
-        raise ArgumentError(
-            "bad_option",
-            f"backend.{NAME}.ssd_offload.enabled",
-            "expected false, because storage units of jagcodec keep rows in memory, found true; "
-            "set it to false, or do not import jagcodec.integrations.transfer_queue",
-        )
+        detail = "expected false, because these storage units keep rows in memory, found true"
+        raise ArgumentError("bad_option", f"backend.{NAME}.ssd_offload.enabled", detail)
     unit = partial(_unit_actor, options_of(config))
     place = simple_storage_bootstrap.initialize_simple_storage.__wrapped__
     names = {**place.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
@@ -561,12 +542,9 @@ def _not_importable(error: Exception) -> Exception:
     if missing is None:
         return error
     node = re.search(r"ip=([^,)\s]+)", str(error))
-    return TransportError(
-        "peer_failed",
-        f"node {node[1] if node else 'unknown'}",
-        f"expected {MESSAGE} in the environment of TransferQueue's controller and storage units, "
-        f"found no module named {missing[1]!r}; install this version of jagcodec there",
-    )
+    detail = f"expected {MESSAGE} at the controller and the storage units, found no module named "
+    detail += f"{missing[1]!r}; install this version of jagcodec there"
+    return TransportError("peer_failed", f"node {node[1] if node else 'unknown'}", detail)
 
 
 _RELIED_ON: dict[Any, str] = {

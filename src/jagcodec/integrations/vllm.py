@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 from jagcodec.errors import ArgumentError, brief
-from jagcodec.integrations._engine_rows import (
-    Row,
-    check_count,
-    logprob,
-    reading_output,
-    same_keys,
-    token_ids,
-)
+from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 
 
 def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
@@ -50,20 +44,21 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
             no logprob of a token. The error names the first such sample.
     """
     rows: dict[str, Row] = {}
-    with reading_output("vllm.rows_of(outputs)", "a list of vLLM's RequestOutputs"):
+    where = "vllm.rows_of(outputs)"
+    with reading_output(where, "a list of vLLM's RequestOutputs"):
         outputs = list(outputs)
     for i, output in enumerate(outputs):
-        path = f"vllm.rows_of(outputs)[{i}]"
+        path = f"{where}[{i}]"
         with reading_output(path, "a RequestOutput of vLLM"):
             prompt, logprobs = output.prompt_token_ids, None
             if prompt is not None:
-                prompt = token_ids(prompt)
-                where = f"{path}.prompt_logprobs"
-                logprobs = _logprobs(output.prompt_logprobs, prompt, where, first=0.0)
+                prompt = [*map(index, prompt)]
+                at = f"{path}.prompt_logprobs"
+                logprobs = _logprobs(output.prompt_logprobs, prompt, at, first=0.0)
             for j, sample in enumerate(output.outputs):
                 here = f"{path}.outputs[{j}]"
                 with reading_output(here, "a CompletionOutput of vLLM"):
-                    ids = token_ids(sample.token_ids)
+                    ids = [*map(index, sample.token_ids)]
                     rows[here] = {
                         "prompt_ids": prompt,
                         "response_ids": ids,
@@ -87,10 +82,9 @@ def _logprobs(
     for at, (token, position) in enumerate(zip(ids, positions, strict=True)):
         if at == 0 and first is not None and not position:
             found.append(first)
-        elif not position or token not in position:
-            tokens = brief(list(position or ()))
-            detail = f"expected the logprob of token {token}, found those of {tokens}"
-            raise ArgumentError("bad_shape", f"{path}[{at}]", detail)
-        else:
-            found.append(logprob(position[token].logprob, f"{path}[{at}]"))
+            continue
+        if token not in (position or ()):
+            detail = f"expected the logprob of token {token}, found those of "
+            raise ArgumentError("bad_shape", f"{path}[{at}]", detail + brief(list(position or ())))
+        found.append(logprob(position[token].logprob, f"{path}[{at}]"))
     return found

@@ -68,8 +68,7 @@ def send_frames(
         {'step': 3}
 
     Args:
-        socket: A socket of any type that sends multipart messages. This sets ``ROUTER_MANDATORY``
-            on a ROUTER.
+        socket: Any socket that sends multipart messages; a ROUTER gets ``ROUTER_MANDATORY``.
         frames: What `encode`, `encode_fields` or `encode_rows` returned.
         envelope: Frames to send before the message: the envelope that `recv_frames` returned, a
             peer's identity, or the topic of a PUB socket.
@@ -85,8 +84,7 @@ def send_frames(
         TransportTimeoutError: The message could not be queued in time; nothing was sent.
         TransportError: A ROUTER has no peer with this identity; nothing was sent.
         ArgumentError: `timeout` is not a valid number of seconds, or a ROUTER got no envelope.
-        ArgumentTypeError: This is an asyncio socket, or `envelope` is neither bytes nor a list
-            of bytes.
+        ArgumentTypeError: This is an asyncio socket, or `envelope` is not bytes.
         zmq.ZMQError: The socket is closed, or it is not its turn to send (REQ, REP).
     """
     return _finished(_send(socket, frames, envelope, timeout, "send_frames"))
@@ -110,7 +108,7 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
         3
 
     Args:
-        socket: A socket of any type that receives multipart messages.
+        socket: Any socket that receives multipart messages.
         timeout: Seconds to wait for a message; 0 does not wait. None: the socket's ``RCVTIMEO``.
 
     Returns:
@@ -164,10 +162,8 @@ async def async_recv_frames(
 
 # --- sockets of both kinds ---------------------------------------------------------------------
 
-MOST_SMALL_FRAMES = 1024
-"""Frames that a message may have in addition to one for every `BYTES_PER_FRAME` bytes."""
-
-BYTES_PER_FRAME = 64
+# A message may have so many frames, and one more for every so many bytes.
+MOST_SMALL_FRAMES, BYTES_PER_FRAME = 1024, 64
 
 _LONGEST = (2**31 - 1) // 1000  # seconds: libzmq counts milliseconds in an int
 
@@ -194,10 +190,8 @@ async def _send(
         raise ArgumentTypeError("bad_type", f"{where}(envelope)", found)
     if socket.type == zmq.ROUTER:
         if not leading:
-            found = "expected a peer's identity for this ROUTER, found none; pass the envelope "
-            raise ArgumentError(
-                "bad_option", f"{where}(envelope)", f"{found}that recv_frames returned"
-            )
+            detail = "expected a peer's identity for this ROUTER, found none; pass its envelope"
+            raise ArgumentError("bad_option", f"{where}(envelope)", detail)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # Made here, because send_multipart returns a tracker of the last frame only. With copy=None,
     # pyzmq copies frames below its threshold: tracking such a frame costs more than copying it.
@@ -261,8 +255,7 @@ _FIRST_KEY = bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
 
 def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
     """Split the parts where the message begins."""
-    # A ROUTER's first frame is an identity. The peer may have chosen it, so it may look like the
-    # beginning of a message.
+    # A peer may choose its identity, a ROUTER's first frame, to look like a message's.
     routed = begin = int(socket.type == zmq.ROUTER)
     if len(parts) > begin + 1 and not len(parts[begin]):
         begin += 1  # of a foreign message, which decode will refuse
@@ -280,8 +273,8 @@ def _reported(where: str, timeout: float | None, expected: str, found: str) -> I
     try:
         yield
     except zmq.Again as error:
-        limit = "within the socket's own time-out" if timeout is None else f"within {timeout:g} s"
-        detail = f"expected {expected} {limit}, found {found}; raise timeout, or check the peer"
+        limit = "the socket's own time-out" if timeout is None else f"{timeout:g} s"
+        detail = f"expected {expected} within {limit}, found {found}"
         raise TransportTimeoutError("timed_out", f"{where}(socket)", detail) from error
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
@@ -308,9 +301,9 @@ def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
 def _check(socket: Any, timeout: Any, where: str) -> None:
     if isinstance(socket, zmq.asyncio.Socket) != where.startswith("async_"):
         name, kind = where.removeprefix("async_"), type(socket).__module__
-        found = f"expected another kind of socket, found one of {kind}; use {name} for sockets "
-        remedy = f"of zmq.Context, and async_{name} for those of zmq.asyncio.Context"
-        raise ArgumentTypeError("bad_type", f"{where}(socket)", found + remedy)
+        detail = f"expected another kind of socket, found one of {kind}; use {name} with "
+        detail += f"zmq.Context, and async_{name} with zmq.asyncio.Context"
+        raise ArgumentTypeError("bad_type", f"{where}(socket)", detail)
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 <= timeout <= _LONGEST):
         expected = f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}"
