@@ -32,35 +32,27 @@ from jagcodec.wire.checks import INT64_MAX, fail, in_message
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.lowered import Documents
+from jagcodec.wire.lowered import Documents, Name
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import Node
-from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
+from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 from jagcodec.wire.stacked import InMemory, open_together
 from jagcodec.wire.wire_batch import As, Column, ColumnSource, MessageColumns, WireBatch, open_whole
 
 # --- several messages as one table -------------------------------------------------------------
 
 
-class _Place(NamedTuple):
-    """The place of a column in several messages. Each array has one number for each message."""
+class InPlace(NamedTuple):
+    """The rows of a column in several messages; those of a rectangle are one cell each."""
 
     kind: Kind
-    name: str  # of the dtype of its cells; uint8 of documents
-    inner: tuple[int, ...]  # dims of a cell
-    start: IntArray  # bytes before its first cell, as if all frames were end to end
-    cells: IntArray  # how many it has; bytes of documents
-    stored: IntArray  # how its cells are stored
-    group: IntArray | None  # its ragged group; None of a rectangle
-
-    @property
-    def narrow(self) -> bool:
-        return bool((self.stored != PLAIN).any())
+    narrow: bool  # whether a message stores its cells narrow
+    view: RaggedView
 
 
-class _Rows(NamedTuple):
-    """The rows of a column in several messages."""
+class _GroupRows(NamedTuple):
+    """The rows of a ragged group of each message, or of rectangles."""
 
     splits: RowSplits
     begins: IntArray  # (N,) at which cell of its message each begins
@@ -96,30 +88,27 @@ class Messages:
         self._node_of = np.array([places[id(message.node)] for message in messages])
         groups = np.array([message.first_group for message in schemas.values()])
         self._first_groups = self._first_numbers + groups[self._node_of]
-        self._columns: dict[str, tuple[_Place, RaggedView] | None] = {}
-        self._rows: dict[bytes, _Rows | None] = {}
+        self._columns: dict[str, InPlace | None] = {}
+        self._rows: dict[bytes, _GroupRows | None] = {}
 
-    def column(self, name: str) -> tuple[_Place, RaggedView] | None:
-        """The rows of a column in place; those of a rectangle are one cell each.
+    def column(self, name: str) -> InPlace | None:
+        """The rows of a column in place.
 
         None if they have to be read from each message: messages differ in the column, its rows are
         indirect, or it is of another kind. Also if it is not sound, for the reader to report it.
         """
         if name not in self._columns:
-            found = None
+            self._columns[name] = None
             with suppress(WireFormatError):  # a dtype that this torch lacks
-                place = self._place(name)
-                view = None if place is None else self._view(place)
-                found = None if place is None or view is None else (place, view)
-            self._columns[name] = found
+                self._columns[name] = self._column(name)
         return self._columns[name]
 
-    def _place(self, name: str) -> _Place | None:
+    def _column(self, name: str) -> InPlace | None:
         columns = [node.children[node.fields[-1].index(name)] for node in self._nodes]
         form, *others = {_form_of(column) for column in columns}
         if form is None or others:
             return None
-        kind, dtype, width = form
+        kind, spelled, width = form
         first = np.array([column.number for column in columns])[self._node_of]
         numbers = self._numbers[(self._first_numbers + first)[:, None] + np.arange(width)]
         buffer, offset, stored = numbers[:, :3].T
@@ -131,67 +120,64 @@ class Messages:
         some = (cells > 0) & (math.prod(inner) > 0)
         if not some.all():  # empty columns may be anywhere
             buffer, offset, stored = buffer * some, offset * some, stored * some
+        dtype = torch_dtype(spelled)
+        cell = math.prod(inner) * dtype.itemsize
         if (stored >= INDIRECT).any():
             return None
-        start = self._starts[self._first_buffers + buffer] + offset
-        return _Place(kind, dtype, inner, start, cells, stored, group)
-
-    def _view(self, place: _Place) -> RaggedView | None:
-        dtype = torch_dtype(place.name)
-        cell = math.prod(place.inner) * dtype.itemsize
-        if place.group is None and not (cell and (place.cells == self._counts).all()):
+        if group is None and not (cell and (cells == self._counts).all()):
             return None  # before anything is made for each of the rows, which nothing vouches for
-        rows = self._rows_of(place.group)
-        if rows is None or (rows.cells != place.cells).any():
+        rows = self._rows_of(group)
+        if rows is None or (rows.cells != cells).any():
             return None
-        memory, start = self._buffers, place.start
-        if place.narrow:
-            memory, start = self._widened(place, dtype.itemsize)
-        shape = (rows.splits.total, *place.inner)
+        memory, start = self._buffers, self._starts[self._first_buffers + buffer] + offset
+        narrow = bool((stored != PLAIN).any())
+        if narrow:
+            memory, start = self._widened(start, stored, cells * math.prod(inner), spelled)
+        shape = (rows.splits.total, *inner)
         few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
-        if not few and cell * rows.splits.total < 8 * rows.splits.rows:
-            # Rows that need less memory than their starts.
+        if few or cell * rows.splits.total >= 8 * rows.splits.rows:
+            starts = rows.begins * cell + np.repeat(start, self._counts)
+            view = RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+        else:  # rows that need less memory than their starts
             of_messages = RowSplits.from_lengths(rows.cells)
             data = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
-            return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
-        starts = rows.begins * cell + np.repeat(start, self._counts)
-        return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+            view = RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
+        return InPlace(kind, narrow, view)
 
-    def _widened(self, place: _Place, itemsize: int) -> tuple[tuple[ByteArray, ...], IntArray]:
+    def _widened(
+        self, start: IntArray, stored: IntArray, cells: IntArray, name: str
+    ) -> tuple[tuple[ByteArray, ...], IntArray]:
         """Memory in which all cells are as wide as their dtype, widened together; `start` in it."""
-        memory, end = [*self._buffers], int(self._starts[-1])
-        starts = place.start.copy()
-        for stored in np.unique(place.stored[place.stored != PLAIN]).tolist():
-            members = np.flatnonzero(place.stored == stored)
-            counts = place.cells[members] * math.prod(place.inner)
-            sizes = (counts + 7) // 8 if stored == BITS else counts * STORED_WIDTHS[stored][0]
-            if stored == BITS:  # of each message whole bytes
+        memory, end, starts = [*self._buffers], int(self._starts[-1]), start.copy()
+        for code in np.unique(stored[stored != PLAIN]).tolist():
+            members = np.flatnonzero(stored == code)
+            counts = cells[members]
+            sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
+            if code == BITS:  # of each message whole bytes
                 counts = 8 * sizes
             runs = RowSplits.from_lengths(sizes)
             narrow = RaggedView(self._buffers, torch.uint8, (runs.total,), 1, starts[members], runs)
-            total = int(counts.sum())
-            wide = widened(as_bytes(gathered([narrow])[0]), stored, place.name, total)
-            starts[members] = end + (counts.cumsum() - counts) * itemsize
+            wide = widened(as_bytes(gathered([narrow])[0]), code, name, int(counts.sum()))
+            starts[members] = end + (counts.cumsum() - counts) * TORCH_DTYPES[name]
             memory.append(wide)
             end += len(wide)
         return tuple(memory), starts
 
-    def _rows_of(self, group: IntArray | None) -> _Rows | None:
+    def _rows_of(self, group: IntArray | None) -> _GroupRows | None:
         """The rows in a ragged group of each message, or of rectangles; None if not sound."""
         key = b"" if group is None else group.tobytes()
         if key not in self._rows:
-            ones = np.ones(int(self._counts.sum()), dtype=np.int64) if group is None else None
-            lengths = ones if group is None else self._lengths(group)
-            self._rows[key] = None if lengths is None else self._begun(lengths)
+            self._rows[key] = None
+            total = int(self._counts.sum())
+            lengths = np.ones(total, np.int64) if group is None else self._lengths(group)
+            # Cells of no bytes may be many.
+            if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
+                splits = RowSplits.from_lengths(lengths)
+                begins = splits.host[self._first_rows]
+                cells = splits.host[self._first_rows + self._counts] - begins
+                begins = splits.starts - np.repeat(begins, self._counts)
+                self._rows[key] = _GroupRows(splits, begins, cells)
         return self._rows[key]
-
-    def _begun(self, lengths: IntArray) -> _Rows | None:
-        if len(lengths) * int(lengths.max(initial=0)) >= 1 << 62:
-            return None  # cells of no bytes may be many
-        splits = RowSplits.from_lengths(lengths)
-        begins = splits.host[self._first_rows]
-        cells = splits.host[self._first_rows + self._counts] - begins
-        return _Rows(splits, splits.starts - np.repeat(begins, self._counts), cells)
 
     def _lengths(self, group: IntArray) -> IntArray | None:
         """The lengths of the rows in a ragged group of each message; None if they are not sound."""
@@ -290,7 +276,7 @@ class JoinedRows(ColumnSource):
         """For each batch, the first that has the same `meta`, as its header shows unread."""
         first: dict[Any, int] = {}
         messages = self._messages.all if self._messages else [None] * len(self._parts)
-        keys = map(_meta_key, self._parts, messages)
+        keys = [(id(m.node), m.values) if m else i for i, m in enumerate(messages)]
         return [first.setdefault(key, i) for i, key in enumerate(keys)]
 
     def schema(self, key: str, rows: int) -> FieldSchema:
@@ -298,21 +284,21 @@ class JoinedRows(ColumnSource):
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
     def row_lengths(self, name: str, key: str, chosen: ChosenRows | None) -> IntArray | None:
-        found = self._in_place(key)
-        if found is None:
-            each = [part.row_lengths(key) for part in self.parts()]
+        found = self._messages and self._messages.column(key)
+        if found:
+            each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
         else:
-            each = [found[1].row_splits.lengths] if found[0] is Kind.JAGGED else [None]
+            each = [part.row_lengths(key) for part in self.parts()]
         known = [lengths for lengths in each if lengths is not None]
         if len(known) < len(each):
             return None
         lengths = np.concatenate(known)
         return lengths if chosen is None else lengths[chosen.at]
 
-    def narrow_names(self, name: str, key: str) -> list[tuple[str, ...]]:
-        found = None if self._messages is None else self._messages.column(key)
-        if found is not None:
-            return [(name,)] if found[0].narrow else []
+    def narrow_names(self, name: str, key: str) -> list[Name]:
+        found = self._messages and self._messages.column(key)
+        if found:
+            return [(name,)] if found.narrow else []
         each = [part.select([key]).narrow_names() for part in self.parts()]
         return list(dict.fromkeys(chain.from_iterable(each)))
 
@@ -321,19 +307,19 @@ class JoinedRows(ColumnSource):
         columns: dict[str, Any] = dict.fromkeys(keys)
         copied: list[tuple[str, Kind, RaggedView]] = []
         for name in keys:
-            found = self._in_place(name, chosen)
-            if found is not None and (leaves or found[0] is not Kind.JAGGED):
-                copied.append((name, *found))
-            elif found is not None:
-                columns[name] = found[1]
+            found = self._messages and self._messages.column(name)
+            if not found:
+                continue
+            columns[name] = view = self._chosen(found.view, chosen)
+            if leaves or found.kind is not Kind.JAGGED:
+                copied.append((name, found.kind, view))
         values = gathered(view for _, _, view in copied)
         for (name, kind, view), data in zip(copied, values, strict=True):
             columns[name] = data
             if kind is Kind.JAGGED:
                 columns[name] = nested_tensor(data, view.row_splits)
             elif kind is Kind.NON_TENSOR_ROWS:
-                read = _unread if form is As.ITEM else _objects
-                columns[name] = read(data, view.row_splits)
+                columns[name] = _objects(data, view.row_splits, unread=form is As.ITEM)
         apart = [name for name, column in columns.items() if column is None]
         if apart:
             columns |= self._apart(apart, chosen)
@@ -344,21 +330,13 @@ class JoinedRows(ColumnSource):
                 columns[name] = list(column) if isinstance(column, np.ndarray) else column
         return columns
 
-    def _in_place(
-        self, name: str, chosen: ChosenRows | None = None
-    ) -> tuple[Kind, RaggedView] | None:
-        """The rows of a column in place; None if they have to be read from each batch."""
-        found = None if self._messages is None else self._messages.column(name)
-        if found is None:
-            return None
-        place, view = found
+    def _chosen(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
         row_splits, starts = view.row_splits, view.starts
         if chosen is not None:
             row_splits, starts = chosen.among(row_splits)
             if view.starts is not None:
                 starts = view.row_starts()[chosen.at]
-        row_splits = self._pool_of(chosen).unique(row_splits)
-        return place.kind, replace(view, starts=starts, row_splits=row_splits)
+        return replace(view, starts=starts, row_splits=self._pool_of(chosen).unique(row_splits))
 
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
@@ -406,21 +384,18 @@ class JoinedRows(ColumnSource):
         return wanted, None if in_order else np.argsort(order)
 
 
-def _objects(data: torch.Tensor, row_splits: RowSplits) -> Any:
-    """(N,) objects of documents end to end; None if each is for the reader of its message."""
-    raw = data.numpy().tobytes()
+def _objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
+    """Documents end to end as (N,) objects, or `unread`; None if each is for the reader of its
+    message.
+    """
+    raw, bounds = data.numpy().tobytes(), row_splits.host.tolist()
+    if unread:
+        rows = [raw[start:end] for start, end in pairwise(bounds)]
+        return Documents(rows) if rows else []
     if not documents.may_hold_records(raw):
         with suppress(WireFormatError):  # found again, in the message that it is of
-            ends = row_splits.host[1:].tolist()
-            return object_array(documents.unpack_rows(raw, ends, range(len(ends))))
+            return object_array(documents.unpack_rows(raw, bounds[1:], range(row_splits.rows)))
     return None
-
-
-def _unread(data: torch.Tensor, row_splits: RowSplits) -> Documents | list[Any]:
-    """(N,) documents end to end, to be sent on."""
-    raw = data.numpy().tobytes()
-    bounds = pairwise(row_splits.host.tolist())
-    return Documents([raw[start:end] for start, end in bounds]) if row_splits.rows else []
 
 
 def _together(
@@ -503,13 +478,6 @@ def _open_one(index: int, source: Any) -> WireBatch:
         return open_whole(source, f"message {index}")
     except WireFormatError as error:
         raise in_message(error, index) from error
-
-
-def _meta_key(part: Any, message: InMemory | None) -> Any:
-    """Equal keys have equal `meta`s."""
-    if isinstance(part, WireBatch):
-        return part.source.meta_key()
-    return message and (id(message.node), message.values)
 
 
 # --- columns side by side ----------------------------------------------------------------------

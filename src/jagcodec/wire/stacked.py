@@ -30,7 +30,7 @@ class InMemory(NamedTuple):
     rows: int
     first_group: int  # which of the numbers is the first of a ragged group
     numbers: bytes  # those of its header
-    values: bytes  # the packed documents in it
+    values: Any  # the packed documents in it; of one node, equal ones have equal `meta`s
     buffers: Sequence[ByteArray]  # the frames after it
 
 

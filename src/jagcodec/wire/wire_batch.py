@@ -37,7 +37,7 @@ from jagcodec.wire.files import file_path, note_file, noted_file, read_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import FieldSchema, field_of, rows_of_node
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.lowered import Columns, OpenBatch
+from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.message import (
     Budget,
     ChosenRows,
@@ -88,30 +88,23 @@ class ColumnSource:
         raise NotImplementedError
 
     def meta(self) -> dict[str, Any]:
-        """See `WireBatch.meta`."""
         raise NotImplementedError
 
     def metas(self) -> list[dict[str, Any]]:
-        """See `WireBatch.metas`."""
         return [self.meta()]
 
-    def meta_key(self) -> Any:
-        """Equal keys have equal `meta`s."""
-        return id(self)
-
     def schema(self, key: Any, rows: int) -> FieldSchema:
-        """The schema of a column, for `rows` chosen rows."""
+        """Of a column, for `rows` chosen rows."""
         raise NotImplementedError
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        """See `WireBatch.row_lengths`."""
         raise NotImplementedError
 
     def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
         """Columns of its own, by name; `chosen` are their rows, None for all."""
         raise NotImplementedError
 
-    def narrow_names(self, name: str, key: Any) -> list[tuple[str, ...]]:
+    def narrow_names(self, name: str, key: Any) -> list[Name]:
         """The column if it is stored narrow; of a batch the columns in it that are."""
         raise NotImplementedError
 
@@ -295,7 +288,7 @@ class WireBatch(OpenBatch):
             return self.to_tensordict()
         return Columns(len(self), self._read(self.by_name, As.ITEM))
 
-    def narrow_names(self) -> list[tuple[str, ...]]:
+    def narrow_names(self) -> list[Name]:
         """The columns that are stored in fewer bytes than their dtypes have, and so sent on.
 
         Those of a nested batch by all names on the way.
@@ -396,25 +389,18 @@ class MessageColumns(ColumnSource):
         if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
         first, rows = header.schema.numbers + 2, self.sizes[0]
-        packed, values = header.packed_numbers, header.packed_values
-        return InMemory(self.node, rows, first, packed, values, buffers)
+        values = id(self) if self.beside else header.packed_values
+        return InMemory(self.node, rows, first, header.packed_numbers, values, buffers)
 
     def meta(self) -> dict[str, Any]:
-        message = self.message
-        if not self.beside:
-            return message.meta()
+        message, meta = self.message, dict[str, Any]()
         budget = Budget(message)
-        meta: dict[str, Any] = {}
         for name, node in self.beside:
             value = build(message, node, budget)
             if name is None and type(value) is not dict:
                 raise bad("a mapping next to the columns", type(value).__name__)
-            meta.update(value if name is None else {name: value})
-        meta.update(message.meta())
-        return meta
-
-    def meta_key(self) -> Any:
-        return id(self) if self.beside else (id(self.node), self.message.header.packed_values)
+            meta |= value if name is None else {name: value}
+        return meta | message.meta()
 
     def schema(self, key: Node, rows: int) -> FieldSchema:
         return field_of(key, self.message.numbers, rows)
@@ -453,16 +439,16 @@ class MessageColumns(ColumnSource):
                 raise inside(bad(f"rows of {node.kind.name}", error), name) from error
         return found
 
-    def narrow_names(self, name: str, key: Node) -> list[tuple[str, ...]]:
+    def narrow_names(self, name: str, key: Node) -> list[Name]:
         if key.kind is Kind.TENSORDICT:
             inner = zip(key.fields[-1], key.children, strict=True)
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
-        return [(name,)] if key.kind in (_TENSOR, _JAGGED) and self._is_narrow(key) else []
-
-    def _is_narrow(self, node: Node) -> bool:
-        leaf = self.message.leaf(node)
+        if key.kind is not _TENSOR and key.kind is not _JAGGED:
+            return []
+        leaf = self.message.leaf(key)
         places = runs_at(self.message, leaf) if leaf.runs else [leaf.place]
-        return leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
+        is_narrow = leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
+        return [(name,)] if is_narrow else []
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
         frames, chosen, fields = self.message.frames, batch.chosen, batch.fields
@@ -550,8 +536,10 @@ class MessageColumns(ColumnSource):
         if not is_leaf(leaf):
             found = f"found {type(leaf).__name__}; decode reads such a column"
             raise fail("bad_value", f"expected a leaf of a TensorDict, {found}")
-        shape = first_dims(leaf, len(self.sizes))
-        if shape != self.sizes:
+        nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
+        # Of a strided nested tensor, no other dim has one size.
+        sizes, shape = (self.sizes[:1], [leaf.size(0)]) if nested else (self.sizes, [*leaf.shape])
+        if shape[: len(sizes)] != sizes:
             raise rows_differ(self.sizes, shape)
         if chosen is None:
             return leaf
@@ -602,16 +590,16 @@ def open_wire(
         >>> batch.schema["ids"]
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
+    where = "open_wire(source)"
     how = reading("open_wire", limits, copy, device, allow_pickle, True, False)
     if type(source) not in _MEMORY and isinstance(source, (str, os.PathLike)):
-        name = file_path(source, "open_wire(source)", "decode accepts a message in memory")
+        name = file_path(source, where, "decode accepts a message in memory")
         with noted_file(name):
-            source = read_file(name, "open_wire(source)", how.limits, mmap=True)
-            how = how._replace(file=name)
-            return batch_of_message(open_message(source, "open_wire(source)", how))
+            data = read_file(name, where, how.limits, mmap=True)
+            return batch_of_message(open_message(data, where, how._replace(file=name)))
     if callable(source):
         return batch_of_message(open_store(source, how))
-    return batch_of_message(open_message(source, "open_wire(source)", how))
+    return batch_of_message(open_message(source, where, how))
 
 
 _MEMORY = (list, bytes, bytearray)
@@ -671,16 +659,3 @@ def _rows_of(message: Message, columns: Sequence[Node]) -> int:
                 raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
             return rows
     raise bad("a column that has rows", f"{len(columns)} without")
-
-
-def first_dims(leaf: Any, dims: int) -> list[int]:
-    """The first dims of a leaf; of a strided nested tensor those in which its rows agree."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.is_nested:
-        return list(leaf.shape[:dims])
-    sizes: list[int] = []
-    for dim in range(min(dims, leaf.dim())):
-        try:
-            sizes.append(leaf.size(dim))
-        except RuntimeError:  # rows differ in it
-            break
-    return sizes
