@@ -20,7 +20,7 @@ from jagcodec.errors import WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.checks import inside
-from jagcodec.wire.decoder import build
+from jagcodec.wire.decoder import build, message_meta
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
 from jagcodec.wire.message import Message, Reading, open_message, runs_at
@@ -168,7 +168,7 @@ def describe_message(found: OpenMessage) -> MessageDescription:
         compress="zstd" if header.compressed else None,
         checksum=header.checksums is not None,
         columns=columns,
-        meta=names_of_meta(message.meta),
+        meta=names_of_meta(lambda: message_meta(message)),
         rows_of=tuple(
             _row_lengths(tuple(names), message.row_splits(group))
             for group, (_, names) in walk.groups.items()
@@ -305,7 +305,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     message = found.message
     try:
         build(message, message.header.schema.root)
-        message.meta()
+        message_meta(message)
         return found, {}
     except WireFormatError as error:
         whole = error
@@ -318,7 +318,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
                 raise in_entry(entry, error) from error
             unknown[entry.name] = str(error)
     try:
-        message.meta()
+        message_meta(message)
     except WireFormatError as error:
         if error.reason not in UNKNOWN:
             raise
@@ -354,7 +354,7 @@ def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> 
         return Whole(open_whole(source, path).select(columns).to_tensordict(), {}, True)
     message = open_message(source, path, Reading(by_range=True))
     root = message.header.schema.root
-    return Whole(build(message, root), message.meta(), batch_in(root) is not None)
+    return Whole(build(message, root), message_meta(message), batch_in(root) is not None)
 
 
 def differences(a: Whole, b: Whole) -> Iterator[Difference]:

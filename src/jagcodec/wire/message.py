@@ -21,7 +21,7 @@ from jagcodec.ragged.row_index import Chosen, joined_ranges
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, bad, expect, fail, inside
+from jagcodec.wire.checks import INT64_MAX, bad, expect, fail
 from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
@@ -39,7 +39,6 @@ from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.records import revived
 from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import (
     BITS,
@@ -315,8 +314,8 @@ class Message:
         """The dims of a node, which are the last of its numbers."""
         return tuple(self.numbers[node.dims : node.end])
 
-    def value(self, index: int, depth: int = 0) -> Any:
-        """A document of the header, unshared, inside `depth` containers."""
+    def document(self, index: int) -> Any:
+        """A document of the header, unshared."""
         try:
             values = self._unread.pop()
         except IndexError:  # another thread has it at this moment
@@ -327,23 +326,11 @@ class Message:
         # All others are kept: a reader of every column unpacks the header once, not once for each.
         if not self._unread:
             self._unread.append(values)
-        if self.header.records:
-            return revived(value, depth, self.limits.depth, self.allow_pickle)
         return value
 
     def _unpacked(self) -> list[Any]:
         values: list[Any] = documents.unpack(self.header.packed_values, "values")
         return values
-
-    def meta(self) -> dict[str, Any]:
-        """What `encode` was given as `meta`; empty where it was not."""
-        index = self.header.schema.values
-        if len(self.header.values) == index:
-            return {}
-        value = self.value(index)
-        if type(value) is not dict:
-            raise inside(bad("a mapping", type(value).__name__), "meta")
-        return value
 
     # Bytes
 

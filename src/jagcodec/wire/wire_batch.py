@@ -31,7 +31,7 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
-from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
+from jagcodec.wire.decoder import build, message_meta, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, note_file, noted_file, read_file
 from jagcodec.wire.frames import Frame
@@ -400,7 +400,7 @@ class MessageColumns(ColumnSource):
             if name is None and type(value) is not dict:
                 raise bad("a mapping next to the columns", type(value).__name__)
             meta |= value if name is None else {name: value}
-        return meta | message.meta()
+        return meta | message_meta(message)
 
     def schema(self, key: Node, rows: int) -> FieldSchema:
         return field_of(key, self.message.numbers, rows)
