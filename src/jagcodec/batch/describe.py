@@ -21,7 +21,7 @@ from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build, message_meta
-from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
+from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
 from jagcodec.wire.message import Message, Reading, open_message, runs_at
 from jagcodec.wire.schema import (
@@ -61,7 +61,7 @@ def open_source(source: Any, path: str) -> OpenMessage:
     message = open_message(source, path, Reading(by_range=True))
     header, size = message.header, message.header.total
     if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
-        size = blob_end(size - sum(header.stored), header.stored)
+        size = starts_of(size - sum(header.stored), header.stored)[-1]
     root = header.schema.root
     batch, others = batch_in(root) or (None, [])
     entries = _values_of(root) if batch is None else [*_columns_of(batch, ())]

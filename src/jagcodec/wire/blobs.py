@@ -19,13 +19,10 @@ from jagcodec.wire.spec import MAGIC
 
 
 def to_blob(frames: Sequence[Buffer]) -> bytearray:
-    """The frames of a message as one buffer, which `decode` and `open_wire` accept too.
+    """The frames of a message in one new buffer, which `decode` and `open_wire` accept too.
 
     Args:
         frames: As `encode` returns them, or as they were received.
-
-    Returns:
-        New memory: preamble, header, and every buffer at a multiple of 64 bytes.
 
     Raises:
         ArgumentTypeError: `frames` is not a list of frames, but for example a plain value.
@@ -50,7 +47,8 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
     Args:
         obj: Anything that `encode` accepts.
         path: The file; its directory must exist and hold a second copy for a moment. An old file
-            is replaced and its permissions are kept; a new one has those of the umask.
+            is replaced and its permissions are kept; a new one has those of the umask. On return
+            it is on the disk, and so is its name where directories can be synchronised.
         options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Raises:
@@ -58,10 +56,6 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
         OSError: The file system failed; an old file is still there.
         ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it.
         ArgumentTypeError: It is not a path; or `obj` is the frames of a message.
-
-    When this returns, the file is on the disk. So is its name, unless the file system does not
-    synchronise directories or this process may not open this one: then the old file may be back
-    after a loss of power.
 
     Example:
         >>> import tempfile
@@ -95,10 +89,10 @@ def load(
     """The value that `dump` wrote.
 
     Args:
-        path: The file. Nothing is waited for, and nothing but a regular file is opened.
-        mmap: Map the file instead of reading it: pages are read on first use. The
-            mapping is private: a write to a tensor stays in this process. The file must not be
-            shortened while the value lives. `open_wire` reads parts of such a file.
+        path: A regular file; nothing is waited for.
+        mmap: Map the file instead of reading it: pages are read on first use. The mapping is
+            private: a write to a tensor stays in this process. The file must not be shortened
+            while the value lives. `open_wire` reads parts of such a file.
         device: As for `decode`.
         allow_pickle: As for `decode`.
         limits: As for `decode`. A larger file is not read.

@@ -88,34 +88,32 @@ def decode(
 
     Args:
         frames: The message's frames in order, each of the buffer protocol (bytes, bytearray,
-            memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor. Or a message in one
-            buffer, as `to_blob` makes it. Pass ``copy=True`` for a tensor that moves to shared
-            memory later (``share_memory_()``, queues of torch.multiprocessing).
-        copy: None aliases writable frames and copies read-only ones, each once however many
-            values are in it: torch has no read-only tensors, and a write into read-only memory
-            can kill the process. True copies every frame. False copies none: never write to
-            what comes back if a frame was read-only.
+            memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor; or a blob, as `to_blob`
+            makes it.
+        copy: None aliases writable frames and copies read-only ones, each once: torch has no
+            read-only tensors, and a write into read-only memory can kill the process. True copies
+            every frame, as tensors need that move to shared memory later (``share_memory_()``,
+            queues of torch.multiprocessing). False copies none: never write to what comes back if
+            a frame was read-only.
         device: Where tensors go, and the `device` of TensorDicts. None: the CPU, and None.
         allow_pickle: Unpickle what an `encode` with the same option pickled. That runs whatever
             code the sender chose: only for peers that you trust with your process.
         limits: Bounds for the message; None means the defaults of `Limits`.
 
     Returns:
-        The value. Tensors and arrays that alias a frame keep it alive, and each has a storage of
-        its own over its bytes; unaligned ones are always copied. Columns with equal row lengths
-        share one offsets tensor, so ``td["a"] * td["b"]`` works.
+        The value. Tensors and arrays that alias a frame keep it alive, each with a storage of its
+        own; unaligned ones are copied. Columns with equal row lengths share one offsets tensor, so
+        ``td["a"] * td["b"]`` works.
 
     Raises:
-        WireFormatError: The frames are not a whole message of this format and version. `.path`
-            names the place, `.reason` the fault.
+        WireFormatError: The frames are not a whole message of this format and version.
         ArgumentTypeError: `frames` is neither a list of frames nor a buffer.
         ArgumentError: There is no such device; or frames are compressed, and the library that
             decompresses them is not installed.
 
-    Nothing is unpickled unless you allow it, and names in a message are only looked up in the
-    tables of `docs/wire-format.md`, among the types that you registered and, after
-    `register_stdlib_types`, among enums and named tuples that are imported already. Safe to call
-    from several threads at once.
+    Names in a message are only looked up in the tables of `docs/wire-format.md`, among the types
+    that you registered and, after `register_stdlib_types`, among enums and named tuples that are
+    imported already. Safe to call from several threads at once.
     """
     how = reading("decode", limits, copy, device, allow_pickle)
     message = open_message(frames, "decode(frames)", how)

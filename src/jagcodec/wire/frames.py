@@ -6,6 +6,7 @@ and the frames of the payload, each at a multiple of 64 bytes, the bytes between
 
 from __future__ import annotations
 
+import array
 import struct
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -55,7 +56,9 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
     """Frames, header first, or one blob, as arrays that alias them."""
     # A peer may have sent the items of a list: one that is not a buffer makes a bad message. Any
     # other object that is not a buffer is the caller's mistake.
-    if type(frames) is not list and _is_one(frames):
+    if type(frames) is not list and (
+        not isinstance(frames, Sequence) or isinstance(frames, _ONE_BUFFER)
+    ):
         try:
             return [buffer_bytes(frames, path)]
         except WireFormatError as error:
@@ -73,19 +76,11 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
     ]
 
 
+_ONE_BUFFER = (bytes, bytearray, memoryview, str, array.array)
+"""Sequences that are one buffer, or not a message at all; others hold frames."""
+
 _BYTE = np.dtype(np.uint8)
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
-
-
-def _is_one(frames: Any) -> bool:
-    """Whether an object is one buffer, or not a message at all; otherwise it holds frames."""
-    if type(frames) is bytes or type(frames) is bytearray or not isinstance(frames, Sequence):
-        return True
-    try:
-        memoryview(frames)  # type: ignore[arg-type]
-    except TypeError:
-        return isinstance(frames, str)
-    return True
 
 
 def _no_message(found: Any, path: str) -> ArgumentTypeError:
@@ -139,16 +134,9 @@ def starts_of(header_size: int, sizes: Sequence[int]) -> list[int]:
     return [*starts, end]
 
 
-def blob_end(header_size: int, sizes: Sequence[int]) -> int:
-    """Bytes of a blob."""
-    return starts_of(header_size, sizes)[-1]
-
-
 def header_of_blob(blob: ByteArray) -> ByteArray:
     """The header of a blob, aliasing it."""
-    end = PREAMBLE.size + read_preamble(blob)
-    _check_whole(blob, end, "header")
-    return blob[PREAMBLE.size : end]
+    return _up_to(blob, PREAMBLE.size + read_preamble(blob), "header")[PREAMBLE.size :]
 
 
 def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> list[ByteArray]:
@@ -156,19 +144,16 @@ def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> 
 
     Bytes past the end are not read: shared memory comes in whole pages.
     """
-    frames, end = [header], PREAMBLE.size + len(header)
-    for size in sizes:
-        start = aligned(end)
-        end = start + size
-        frames.append(blob[start:end])
-    _check_whole(blob, end, "payload")
-    return frames
+    *starts, end = starts_of(len(header), sizes)
+    whole = _up_to(blob, end, "payload")
+    return [header, *(whole[at : at + size] for at, size in zip(starts, sizes, strict=True))]
 
 
-def _check_whole(blob: ByteArray, size: int, path: str) -> None:
+def _up_to(blob: ByteArray, size: int, path: str) -> ByteArray:
     if len(blob) < size:
         expected = f"expected a blob of at least {size} bytes, found {len(blob)}"
         raise fail("frame_size", expected, path=path)
+    return blob[:size]
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -212,7 +197,7 @@ def written(message: PendingMessage) -> list[ByteArray]:
 
 def blob_size(message: PendingMessage) -> int:
     """Bytes of the blob of a message."""
-    return blob_end(len(message.header), _sizes(message.buffers))
+    return starts_of(len(message.header), _sizes(message.buffers))[-1]
 
 
 def _sizes(buffers: Sequence[ByteArray | int]) -> list[int]:
@@ -232,13 +217,8 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
 
 def write_to(message: PendingMessage, out: Target, path: str) -> int:
     """Write a message as a blob to memory, or to what a function returns; the bytes written."""
-    memory = out(blob_size(message)) if callable(out) else out
-    return write_blob(message, writable_bytes(memory, path))
-
-
-def write_blob(message: PendingMessage, target: ByteArray) -> int:
-    """Write a message as a blob to the start of `target`, gaps included; the bytes written."""
     *starts, size = starts_of(len(message.header), _sizes(message.buffers))
+    target = writable_bytes(out(size) if callable(out) else out, path)
     if len(target) < size:
         found = f"found {len(target)}; pass a function as out=, which is called with the size"
         expected = f"expected a buffer of at least {size} bytes"

@@ -12,21 +12,20 @@ from jagcodec.wire.spec import MAX_LEVELS
 class Limits:
     """Bounds for a message. A larger one is rejected before memory is allocated for it.
 
-    The defaults hold for batches of 16,384 rows of 16,384 tokens, and reject what no such batch
-    is. Lower them for peers that you trust less, raise them for what is larger.
+    The defaults hold for batches of 16,384 rows of 16,384 tokens. Lower them for peers that you
+    trust less, raise them for larger batches.
 
     Args:
         bytes: Of a message, its header and all frames: 1 KiB for each of 2^28 tokens.
         header: Bytes of the header. From a callable source no more is asked for.
-        objects: What a message asks a reader to make, other than the items in its documents:
-            nodes of the schema, frames, ragged groups, rows of objects, views of a list, and
-            components of strided nested tensors, those of messages in its rows included. 256
-            columns of one object per row.
-        expanded: Bytes that a message asks for beyond 64 for each of its own, whatever the reason:
-            frames before they were compressed, narrow cells as wide as their dtype, what columns
-            repeat (`elide=True`), and 64 for each byte of documents and offsets. Without
-            `compress` and `elide` no message asks for more than its 64. Of compressed rows also
-            the bytes that they take padded, if these are more than the square of the message's.
+        objects: What a message asks a reader to make, other than the items in its documents: nodes
+            of the schema, frames, ragged groups, rows of objects, views of a list, components of
+            strided nested tensors, and those of messages in its rows.
+        expanded: Bytes that a message asks for beyond 64 for each of its own: frames before they
+            were compressed, narrow cells as wide as their dtype, what columns repeat (`elide`), and
+            64 for each byte of documents and offsets. Without `compress` and `elide` no message
+            asks for more than its 64. Of compressed rows also the bytes that they take padded, if
+            these are more than the square of the message's.
         depth: Nodes inside each other, counted through messages in rows and through documents
             that hold records; 104 at most, which is the format's own bound.
 

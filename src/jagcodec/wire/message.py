@@ -26,7 +26,6 @@ from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
-    blob_end,
     buffer_bytes,
     frame_arrays,
     frames_of_blob,
@@ -136,7 +135,7 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     if not is_blob(blob):
         raise bad("a message in each row", "something else")
     header, frames = _split(blob, outer.limits, in_row=True)
-    end = blob_end(len(frames[0]), header.sizes)
+    end = starts_of(len(frames[0]), header.sizes)[-1]
     if len(blob) != aligned(end) or blob[end:].any():
         raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
     reading = Reading(outer.limits, False, outer.device, outer.allow_pickle)

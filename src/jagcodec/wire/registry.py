@@ -60,13 +60,11 @@ def register_type(
     Args:
         cls: A class. A dataclass, a tensorclass, a `TypedTensorDict`, a named tuple or an `Enum`
             needs nothing more. The fields of the first four are encoded, and arrive as they were:
-            neither `__init__` nor `__post_init__` is run on them again. If a tensorclass holds
-            others, register those too. Members of an `Enum` are encoded by name.
-        name: What the type is called in messages, by default its module and qualified name. Give
-            one that outlives the next refactoring.
+            neither `__init__` nor `__post_init__` is run again. If a tensorclass holds others,
+            register those too. Members of an `Enum` are encoded by name.
+        name: What the type is called in messages, by default its module and qualified name.
         to_state: Turns a value into anything that can be encoded.
-        from_state: Turns that, on the other side, into a value. It sees what the sender wrote, so
-            it must check its argument.
+        from_state: Turns that into a value. It must check its argument, which the sender wrote.
 
     Returns:
         `cls`, so that this can be a decorator of a class.

@@ -273,11 +273,9 @@ class WireBatch(OpenBatch):
             tensor([ 8,  9, 10])
 
         Returns:
-            All columns and rows of a batch opened from frames or a blob: the frames of that
-            message. Any choice of them, several messages, or a batch over a callable: new frames,
-            as `encode` makes them of this batch, which accepts options. Columns that are stored
-            narrow stay narrow. Both are only to be read: they alias the messages wherever that
-            needs no copy.
+            All of a batch that was opened from frames or a blob: the frames of that message. Any
+            other: new frames, as `encode` makes them of this batch; columns that are stored narrow
+            stay narrow. Both are only to be read: they may alias the messages.
         """
         frames = self.source.cut(self)
         return encode(self, allow_pickle=self.source.allow_pickle) if frames is None else frames
@@ -572,7 +570,7 @@ def open_wire(
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
         `meta`. Checksums of buffers are not verified: that would read them all. A compressed frame
-        is decompressed when something in it is first asked for, and kept while the batch is open.
+        is decompressed at its first use, and kept while the batch is open.
 
     Raises:
         WireFormatError: The source is not such a message, or a callable returned too few bytes.
