@@ -164,9 +164,6 @@ def _children(message: Message, node: Node, budget: Budget) -> list[Any]:
     return values
 
 
-# Values without buffers
-
-
 def _document(message: Message, index: int, depth: int) -> Any:
     value = message.document(index)
     if message.header.records:
@@ -195,9 +192,6 @@ def _dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
     if type(keys) is not list or node.children[0].kind is not Kind.VALUE:
         raise bad("a list of keys", type(keys).__name__)
     return _dict_of(keys, items)
-
-
-# numpy
 
 
 def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
@@ -293,9 +287,6 @@ def _dense_children(message: Message, node: Node, budget: Budget) -> list[torch.
     return _children(message, node, budget)
 
 
-# tensordict
-
-
 _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
 
 
@@ -338,23 +329,22 @@ def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
             raise rows_differ(size, found)
 
 
-def _lazy_stack(message: Message, node: Node, budget: Budget) -> LazyStackedTensorDict:
+def _stack(message: Message, node: Node, budget: Budget) -> LazyStackedTensorDict | NonTensorStack:
     members = _children(message, node, budget)
-    if not all(isinstance(member, TensorDictBase) or is_tensorclass(member) for member in members):
-        raise bad("TensorDicts to stack", "something else")
-    return LazyStackedTensorDict(*members, stack_dim=node.fields[0])
+    batches = node.kind is Kind.LAZY_STACK
+    make, fits = (LazyStackedTensorDict, _is_batch) if batches else (NonTensorStack, is_non_tensor)
+    if not all(map(fits, members)):
+        raise bad(f"members of a {node.kind.name}", "something else")
+    return make(*members, stack_dim=node.fields[0])
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, TensorDictBase) or is_tensorclass(value)
 
 
 def _non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
     (payload,) = _children(message, node, budget)
     return NonTensorData(payload, batch_size=torch.Size(message.shape(node)))
-
-
-def _non_tensor_stack(message: Message, node: Node, budget: Budget) -> NonTensorStack:
-    members = _children(message, node, budget)
-    if not all(is_non_tensor(member) for member in members):
-        raise bad("non-tensor members to stack", "something else")
-    return NonTensorStack(*members, stack_dim=node.fields[0])
 
 
 # Rows of objects
@@ -486,12 +476,12 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     Kind.SPARSE_COO: _sparse_coo,
     Kind.TENSOR_VIEWS: _tensor_views,
     Kind.TENSORDICT: _tensordict,
-    Kind.LAZY_STACK: _lazy_stack,
+    Kind.LAZY_STACK: _stack,
     Kind.NON_TENSOR_DATA: _non_tensor_data,
     Kind.NON_TENSOR_ROWS: lambda message, node, budget: stack_of_payloads(
         objects(message, node, budget)
     ),
-    Kind.NON_TENSOR_STACK: _non_tensor_stack,
+    Kind.NON_TENSOR_STACK: _stack,
     Kind.USER: _user,
 }
 

@@ -99,7 +99,8 @@ def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Mess
     if sizes != header.stored:
         check_sizes(header, sizes)
     if reading.verify and header.checksums is not None:
-        check_frames(buffers, header.checksums)
+        for i, (buffer, checksum) in enumerate(zip(buffers, header.checksums, strict=True)):
+            check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
     if not header.compressed:
         return Message(header, buffers, reading, frames)
     buffers = opened_buffers(header, buffers, lazily=reading.by_range)
@@ -162,12 +163,6 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
             raise fail("frame_size", detail, path=f"frame {i + 1}")
 
 
-def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
-    """Compare the checksums of the frames after the header."""
-    for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
-        check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
-
-
 # --- reading -----------------------------------------------------------------------------------
 
 
@@ -209,23 +204,16 @@ class Budget:
 class ChosenRows:
     """Rows chosen of a batch, found once in each ragged group for all of its columns."""
 
-    __slots__ = ("_found", "_pool", "index")
+    __slots__ = ("_found", "index", "pool")
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
-        self._pool: RowSplitsPool | None = None
+        self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows of columns that were not found here
         # The splits of the group are kept, so that their id stays theirs.
         self._found: dict[int, tuple[RowSplits, IntArray, RowSplits | None]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
-
-    @property
-    def pool(self) -> RowSplitsPool:
-        """Makes equal rows of columns one object, if they were not found here."""
-        if self._pool is None:
-            self._pool = RowSplitsPool()
-        return self._pool
 
     @property
     def at(self) -> slice | IntArray:
@@ -548,12 +536,8 @@ def joined_rows(rows: Chosen) -> list[range]:
     """Chosen rows as ranges, neighbours joined."""
     if isinstance(rows, range):
         return [rows]
-    if not len(rows):
-        return []
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-    firsts = rows[np.append(0, breaks)]
-    ends = rows[np.append(breaks, len(rows)) - 1] + 1
-    return [range(a, b) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
+    parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 
 
 def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
