@@ -208,7 +208,7 @@ class ChosenRows:
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
-        self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows of columns that were not found here
+        self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows that were not found here
         # The splits of the group are kept, so that their id stays theirs.
         self._found: dict[int, tuple[RowSplits, IntArray, RowSplits | None]] = {}
 
