@@ -99,7 +99,7 @@ UNSAFE = "\x1b]0;owned\x07\x1b[2J\u202e"
     [
         (batch(ids=IDS), batch(ids=IDS.int()), "column ids: dtype torch.int64 and torch.int32"),
         (batch(ids=IDS), batch(ids=IDS[:, :1]), "column ids: shape [2, 2] and [2, 1]"),
-        (batch(ids=IDS, x=IDS), batch(ids=IDS), "the whole: columns with x and without it"),
+        (batch(ids=IDS, x=IDS), batch(ids=IDS), "the whole: extra columns x and none"),
         (
             batch(a=IDS, b=NAN),
             batch(b=NAN, a=IDS),
@@ -125,7 +125,7 @@ UNSAFE = "\x1b]0;owned\x07\x1b[2J\u202e"
         ),
         (tags("x", "y"), tags("x", "z"), "column tag, row 1: value 'y' and 'z'"),
         (in_batch(2, 3), in_batch(2, 4), "column inner.x, row 1: tokens 3 and 4"),
-        (batch(**{UNSAFE: IDS}), batch(ids=IDS), f"the whole: columns with {SAFE} and with ids"),
+        (batch(**{UNSAFE: IDS}), batch(ids=IDS), f"the whole: extra columns {SAFE} and ids"),
         (
             batch(**{UNSAFE: IDS}),
             batch(**{UNSAFE: IDS + 1}),
@@ -311,5 +311,5 @@ def test_groups_and_names_are_found_without_a_search():
     COMPARED.clear()
     difference = first_difference(left, right)
     assert difference is not None
-    assert difference.what == "columns"
+    assert difference.what == "extra columns"
     assert len(COMPARED) < 5 * n

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,11 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief, child_path, describe, shown
-from jagcodec.memory.tensor_bytes import ByteArray, as_bytes, as_words
+from jagcodec.memory.tensor_bytes import as_bytes, as_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import cell_bytes
 from jagcodec.wire.registry import registered_name, state_of
 
@@ -33,13 +35,13 @@ from jagcodec.wire.registry import registered_name, state_of
 class Difference:
     """The first difference of two values; `left` and `right` are shortened texts."""
 
-    column: str  # names joined with dots; a path with $ outside of batches; empty for the whole
-    row: int | None  # None where a whole column differs
-    cell: tuple[int, ...] | None  # within its row: (token, ...)
-    inside: str  # the path in a row that holds an object
-    what: str  # "type", "dtype", "shape", "columns", "value" ...
-    left: str
-    right: str
+    column: str = ""  # names joined with dots; a path with $ outside of batches
+    row: int | None = None  # None where a whole column differs
+    cell: tuple[int, ...] | None = None  # within its row: (token, ...)
+    inside: str = ""  # the path in a row that holds an object
+    what: str = ""  # "type", "dtype", "shape", "value" ...
+    left: str = ""
+    right: str = ""
 
     def __str__(self) -> str:
         name = shown(self.column, 60)
@@ -51,7 +53,7 @@ class Difference:
         return f"{where}: {self.what} {self.left} and {self.right}"
 
 
-WHOLE = Difference("", None, None, "", "", "", "")
+WHOLE = Difference()
 
 
 def first_difference(left: Any, right: Any) -> Difference | None:
@@ -98,7 +100,7 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _tensors(a, b, at, cells)
     if type(a) is not type(b):
-        return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
+        return _other(at, "type", type(a).__name__, type(b).__name__, always=True)
     if isinstance(a, (NonTensorStack, NonTensorDataBase)):
         found = _other(at, "batch size", a.batch_size, b.batch_size)
         if found is not None or not cells:
@@ -122,12 +124,16 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     if isinstance(a, slice):
         return _items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at, cells)
     if isinstance(a, np.ndarray):
-        return _arrays(a, b, at, cells)
+        found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
+        if found is None and cells and (a.dtype.hasobject or a.dtype.kind == "T"):
+            pairs = (compare(a[i], b[i], _step(at, i), cells) for i in np.ndindex(a.shape))
+            return next((each for each in pairs if each is not None), None)
+        return found or (_cells(a, b, at) if cells else None)
     if not cells or _are_same(a, b):
         return None
     if registered_name(type(a)) is not None and same_values(state_of(a), state_of(b)):
         return None
-    return replace(at, what="value", left=_text(a), right=_text(b))
+    return _unlike(at, a, b)
 
 
 def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Difference]:
@@ -147,7 +153,9 @@ def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Dif
     # By items, because a TensorDict iterates over its rows.
     left, right = dict(a.items()), dict(b.items())
     if not same_values([*left], [*right]):
-        yield _columns_differ(at, [*left], [*right])
+        alone = [key for key in left if key not in right], [key for key in right if key not in left]
+        what, names = ("extra columns", alone) if any(alone) else ("order of columns", (left, right))
+        yield replace(at, what=what, left=_names(names[0]), right=_names(names[1]))
         left = {key: left[key] for key in left if key in right}
         right = {key: right[key] for key in left}
     for (key, x), y in zip(left.items(), right.values(), strict=True):
@@ -157,53 +165,47 @@ def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Dif
         yield from each_difference(a.meta_info, b.meta_info, _step(at, "meta_info"), cells)
 
 
-def _other(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
-    if a == b:
+def _other(at: Difference, what: str, a: Any, b: Any, always: bool = False) -> Difference | None:
+    if a == b and not always:
         return None
-    texts = [str(list(x) if isinstance(x, torch.Size) else x) for x in (a, b)]
-    return replace(at, what=what, left=texts[0], right=texts[1])
+    left, right = (str(list(x) if isinstance(x, torch.Size) else x) for x in (a, b))
+    return replace(at, what=what, left=left, right=right)
 
 
 def _step(at: Difference, key: Any) -> Difference:
-    """A place one key or index further in: the column, then the row, then a path in the row."""
+    """A place further in: the column, then the row and cell, then a path in the row.
+
+    `key` is a name, an index, or the index of a cell, which begins with the row if `at` has none.
+    """
+    if isinstance(key, tuple):
+        if at.row is None and not at.inside:
+            return replace(at, row=key[0], cell=key[1:]) if key else at
+        return replace(at, cell=key)
     if at.column == "" and type(key) is str:
         return replace(at, column=key)
-    step = f"[{brief(key)}]" if type(key) is int else None
-    if at.column.startswith("$") and at.row is None:  # of a value that is not a batch
-        return replace(at, column=at.column + step if step else child_path(at.column, key))
-    if at.row is None and step and not at.inside:
+    of_column = at.column.startswith("$") and at.row is None  # of a value that is not a batch
+    if at.row is None and type(key) is int and not at.inside and not of_column:
         return replace(at, row=key)
-    inside = at.inside or "$"
-    return replace(at, inside=inside + step if step else child_path(inside, key))
+    above = at.column if of_column else at.inside or "$"
+    path = f"{above}[{brief(key)}]" if type(key) is int else child_path(above, key)
+    return replace(at, column=path) if of_column else replace(at, inside=path)
 
 
-def _columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Difference:
-    """Names that one of two has alone, or their order."""
-    known = set(a), set(b)
-    alone = [[x for x in a if x not in known[1]], [x for x in b if x not in known[0]]]
-    if not any(alone):
-        return replace(at, what="order of columns", left=_names(a), right=_names(b))
-    without = "without it" if sum(map(len, alone)) == 1 else "without them"
-    texts = [f"with {_names(names)}" if names else without for names in alone]
-    return replace(at, what="columns", left=texts[0], right=texts[1])
-
-
-def _names(names: Sequence[Any]) -> str:
+def _names(names: Collection[Any]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(shown(x, 60) if type(x) is str else brief(x) for x in names[:8]) + more
+    first = (shown(x, 60) if type(x) is str else brief(x) for x in islice(names, 8))
+    return (", ".join(first) or "none") + more
 
 
 def _items(a: Sequence[Any], b: Sequence[Any], at: Difference, cells: bool) -> Difference | None:
     if len(a) != len(b):
-        return replace(at, what="length", left=str(len(a)), right=str(len(b)))
+        return _other(at, "length", len(a), len(b))
     kinds = list(map(type, a))
     if _COMPARED.issuperset(kinds) and kinds == list(map(type, b)) and (not cells or a == b):
         return None
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        found = compare(x, y, _step(at, i), cells)
-        if found is not None:
-            return found
-    return None
+    pairs = enumerate(zip(a, b, strict=True))
+    found = (compare(x, y, _step(at, i), cells) for i, (x, y) in pairs)
+    return next((each for each in found if each is not None), None)
 
 
 _COMPARED = frozenset((int, bool, str, bytes, type(None)))
@@ -249,12 +251,9 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
     if found is not None:
         return found
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
-        if not cells or _same_bits(a, b):
-            return None
-        cell = _first_cell(as_bytes(a), as_bytes(b), tuple(a.shape))
-        return None if cell is None else _at_cell(at, cell, *_cell_texts(a[cell], b[cell]))
+        return _cells(a, b, at) if cells else None
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
-        return replace(at, what="value", left=describe(a), right=describe(b)) if cells else None
+        return _unlike(at, a, b) if cells else None
     found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
     for part in ("_indices", "_values"):
         x, y = (getattr(tensor, part)() for tensor in (a, b))
@@ -281,75 +280,58 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
     if len(rows):
         row = int(rows[0])
         return _other(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
-    if not cells:
-        return None
     # Tokens first, so that the first difference is that of the first row.
-    values = [values_of(view).movedim(dim - 1, 0) for view in (left, right)]
-    if _same_bits(*values):
-        return None
-    cell = _first_cell(as_bytes(values[0]), as_bytes(values[1]), tuple(values[0].shape))
-    if cell is None:
-        return None
-    row = int(np.searchsorted(left.row_splits.host, cell[0], side="right")) - 1
-    index = list(cell[1:])
-    index.insert(dim - 1, cell[0] - int(left.row_splits.host[row]))
-    return _at_cell(at, (row, *index), *_cell_texts(*(x[cell] for x in values)))
+    values = [values_of(view).movedim(dim - 1, 0) for view in (left, right)] if cells else []
+    return _cells(*values, at, left) if cells else None
 
 
-def _arrays(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
-    found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
-    if found is not None or not cells:
-        return found
-    if a.dtype.hasobject or a.dtype.kind == "T":
-        differences = (compare(a[i], b[i], _at_cell(at, i), cells) for i in np.ndindex(a.shape))
-        return next((each for each in differences if each is not None), None)
-    cell = _first_cell(cell_bytes(a), cell_bytes(b), a.shape)
-    return None if cell is None else _at_cell(at, cell, _text(a[cell]), _text(b[cell]))
-
-
-def _at_cell(at: Difference, cell: tuple[int, ...], left: str = "", right: str = "") -> Difference:
-    """The values of a cell of a column, whose first index is the row; or of an array in a row."""
-    at = replace(at, what="value", left=left, right=right)
-    if at.row is None and not at.inside:
-        return replace(at, row=cell[0], cell=cell[1:]) if cell else at
-    return replace(at, cell=cell)
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two strided tensors of one dtype and shape are the same, without memory for it."""
-    return torch.equal(as_words(a), as_words(b.to(a.device)))
-
-
-def _first_cell(a: ByteArray, b: ByteArray, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The index of the first cell that differs, in the bytes of two tensors of one shape."""
-    differs = a != b
+def _cells(a: Any, b: Any, at: Difference, rows: RaggedView | None = None) -> Difference | None:
+    """The first cell that differs of two arrays or tensors of one shape; their tokens of `rows`."""
+    is_tensor, shape = isinstance(a, torch.Tensor), tuple(a.shape)
+    if is_tensor and torch.equal(as_words(a), as_words(b.to(a.device))):
+        return None  # which took no memory
+    x, y = (as_bytes(each) if is_tensor else cell_bytes(each) for each in (a, b))
+    differs = x != y
     if not differs.any():
         return None
-    cell = int(differs.argmax()) // (len(a) // math.prod(shape))
-    return tuple(map(int, np.unravel_index(cell, shape)))
+    cell = np.unravel_index(int(differs.argmax()) // (len(x) // math.prod(shape)), shape)
+    index = [*map(int, cell)]
+    if rows is not None:
+        token, dim = index.pop(0), rows.ragged_dim - 1
+        row = int(np.searchsorted(rows.row_splits.host, token, side="right")) - 1
+        index.insert(dim, token - int(rows.row_splits.host[row]))
+        index.insert(0, row)
+    return _unlike(_step(at, tuple(index)), a[cell], b[cell])
 
 
-def _cell_texts(*cells: torch.Tensor) -> list[str]:
-    """Cells as people read them; with their bits where that shows no difference."""
-    texts = []
-    for cell in cells:
-        try:
-            texts.append(repr(cell.item()))
-        except (RuntimeError, NotImplementedError):  # of dtypes that torch cannot print
-            texts.append("")
-    if texts[0] != texts[1]:
-        return texts
-    bits = [as_bytes(cell)[::-1].tobytes().hex() for cell in cells]
-    return [f"{text} (bits {each})".strip() for text, each in zip(texts, bits, strict=True)]
+# --- texts -------------------------------------------------------------------------------------
+
+
+def _unlike(at: Difference, a: Any, b: Any) -> Difference:
+    """The difference of two values, with their bits where their texts do not show it."""
+    left, right = _text(a), _text(b)
+    if left == right and isinstance(a, (float, np.generic, torch.Tensor)):
+        left, right = (f"{_text(x)} (bits {_bits(x)})".strip() for x in (a, b))
+    return replace(at, what="value", left=left, right=right)
+
+
+def _bits(value: Any) -> str:
+    data = as_bytes(value) if isinstance(value, torch.Tensor) else np.asarray(value)
+    return data.tobytes()[::-1].hex()
 
 
 _PRINTED = (complex, set, frozenset, np.generic, range, torch.dtype, torch.device)
 
 
 def _text(value: Any) -> str:
-    """A value in few words, with the bits of a float that is not a number."""
-    if isinstance(value, float) and value != value:
-        return f"nan (bits {struct.pack('>d', value).hex()})"
+    """A value in few words."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() or value.layout is not torch.strided or value.is_meta:
+            return describe(value)
+        try:
+            return repr(value.item())
+        except (RuntimeError, NotImplementedError):  # of dtypes that torch cannot print
+            return ""
     if isinstance(value, (str, bytes)):
         return shown(repr(value[:1000]), 80)
     with suppress(ValueError):  # an int too long for Python
