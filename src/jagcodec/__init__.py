@@ -16,7 +16,7 @@ from jagcodec._version import __version__ as __version__
 _NAMES = {
     "batch.batched_data_dict": "BatchedDataDict",
     "batch.materialize": "materialize",
-    "batch.parts": "balance_rows",
+    "batch.leaves": "balance_rows",
     "batch.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
     "batch.tax": "padding_tax",
     "batch.to_rows": "to_rows",

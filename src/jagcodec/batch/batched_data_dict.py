@@ -13,17 +13,20 @@ from jagcodec.batch.compare import agreed, same_values
 from jagcodec.batch.leaves import (
     concat_leaves,
     lengths_of_columns,
-    move_leaf,
+    parts_of_rows,
+    repeated_rows,
     row_count,
     row_counts,
-    without_rest,
 )
-from jagcodec.batch.parts import parts_of_rows, repeated_rows
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.tensor_bytes import as_words, from_words
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
-from jagcodec.ragged.select import select_leaf
-from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.ragged.select import like, select_leaf
+from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
+from jagcodec.ragged.views import end_to_end
 from jagcodec.wire.lowered import ColumnDict
 from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
 
@@ -128,9 +131,9 @@ class BatchedDataDict(dict[str, Any]):
         kept: dict[int, Any] = {}
         for column in self.values():
             if isinstance(column, PackedColumn):
-                kept[id(column)] = column._replace(values=without_rest(column.values))
+                kept[id(column)] = column._replace(values=_without_rest(column.values))
             elif isinstance(column, torch.Tensor):
-                kept[id(column)] = without_rest(column)
+                kept[id(column)] = _without_rest(column)
         columns = {name: kept.get(id(column), column) for name, column in self.items()}
         return partial(type(self), meta_info=self.meta_info), (columns,)
 
@@ -225,6 +228,52 @@ def _conflict(where: str, expected: str) -> ArgumentError:
     detail = f"expected {expected:.80} under one name in both, found others; "
     detail += "rename or drop one of the two"
     return ArgumentError("conflict", f"BatchedDataDict.{where}", detail)
+
+
+# --- moving ------------------------------------------------------------------------------------
+
+
+def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSplitsPool) -> Any:
+    """A column with its tensors on `device`; itself where there is nothing to move."""
+    if isinstance(leaf, PackedColumn):
+        if leaf.values.device == device:
+            return leaf
+        view = view_of_varlen(leaf, "to")
+        values = leaf.values.to(device, non_blocking=non_blocking)
+        row_splits = pool.unique(view.row_splits)
+        return varlen_column(end_to_end(values, row_splits, view.ragged_dim), "to")
+    if isinstance(leaf, dict):
+        moved = {k: move_leaf(v, device, non_blocking, pool) for k, v in leaf.items()}
+        return like(leaf, moved, 0)
+    if is_jagged(leaf) and leaf.device != device:
+        view = view_of(leaf, "to", pool, detach=False)
+        values = values_of(view).to(device, non_blocking=non_blocking)
+        return nested_tensor(values, pool.unique(view.row_splits), view.ragged_dim)
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(device, non_blocking=non_blocking)
+    return leaf
+
+
+def _without_rest(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor whose storage holds nothing else: itself, or a copy if it is a slice.
+
+    Pickle writes whole storages. Tensors with gradients are left alone: only leaves of autograd
+    are pickled, and a slice is not one.
+    """
+    if leaf.requires_grad or (leaf.is_nested and not is_jagged(leaf)):
+        return leaf
+    if is_jagged(leaf):
+        view = view_of(leaf, "pickle")
+        values = _without_rest(values_of(view)) if view.starts is None else values_of(view)
+        if values is view.memory:
+            return leaf
+        return nested_tensor(values, view.row_splits, view.ragged_dim)
+    if leaf.layout is not torch.strided or leaf.untyped_storage().nbytes() <= leaf.nbytes:
+        return leaf
+    return from_words(as_words(leaf).clone(), leaf.dtype)
+
+
+# --- on the wire -------------------------------------------------------------------------------
 
 
 def _state(batch: BatchedDataDict) -> list[dict[str, Any]]:

@@ -93,9 +93,7 @@ def is_encoded(batch: Any) -> bool:
 
 def row_count_of(batch: Any, where: str) -> int:
     """N, of an open batch."""
-    if isinstance(batch, dict):
-        return row_counts(batch, where) or 0
-    return int(batch.batch_size[0])
+    return (row_counts(batch, where) or 0) if isinstance(batch, dict) else int(batch.batch_size[0])
 
 
 def meta_of(batch: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _tensors(a, b, at, cells)
     if type(a) is not type(b):
-        return _other(at, "type", type(a).__name__, type(b).__name__, always=True)
+        return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
     if isinstance(a, (NonTensorStack, NonTensorDataBase)):
         found = _other(at, "batch size", a.batch_size, b.batch_size)
         if found is not None or not cells:
@@ -154,7 +154,9 @@ def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Dif
     left, right = dict(a.items()), dict(b.items())
     if not same_values([*left], [*right]):
         alone = [key for key in left if key not in right], [key for key in right if key not in left]
-        what, names = ("extra columns", alone) if any(alone) else ("order of columns", (left, right))
+        what, names = (
+            ("extra columns", alone) if any(alone) else ("order of columns", (left, right))
+        )
         yield replace(at, what=what, left=_names(names[0]), right=_names(names[1]))
         left = {key: left[key] for key in left if key in right}
         right = {key: right[key] for key in left}
@@ -165,8 +167,8 @@ def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Dif
         yield from each_difference(a.meta_info, b.meta_info, _step(at, "meta_info"), cells)
 
 
-def _other(at: Difference, what: str, a: Any, b: Any, always: bool = False) -> Difference | None:
-    if a == b and not always:
+def _other(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
+    if a == b:
         return None
     left, right = (str(list(x) if isinstance(x, torch.Size) else x) for x in (a, b))
     return replace(at, what=what, left=left, right=right)
@@ -280,9 +282,11 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
     if len(rows):
         row = int(rows[0])
         return _other(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
+    if not cells:
+        return None
     # Tokens first, so that the first difference is that of the first row.
-    values = [values_of(view).movedim(dim - 1, 0) for view in (left, right)] if cells else []
-    return _cells(*values, at, left) if cells else None
+    x, y = (values_of(view).movedim(dim - 1, 0) for view in (left, right))
+    return _cells(x, y, at, left)
 
 
 def _cells(a: Any, b: Any, at: Difference, rows: RaggedView | None = None) -> Difference | None:

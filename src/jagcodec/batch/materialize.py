@@ -18,7 +18,7 @@ from jagcodec._arguments import (
     usable_device,
     whole_number,
 )
-from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.batch.batched_data_dict import BatchedDataDict, move_leaf
 from jagcodec.batch.columns import (
     AnyBatch,
     are_several,
@@ -29,7 +29,6 @@ from jagcodec.batch.columns import (
     opened,
 )
 from jagcodec.batch.join import join_rows
-from jagcodec.batch.leaves import move_leaf
 from jagcodec.batch.rectangles import (
     Key,
     Layout,

@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from jagcodec.batch.columns import (
     B,
@@ -22,15 +23,16 @@ from jagcodec.batch.columns import (
 )
 from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.join import join_rows, side_by_side
-from jagcodec.batch.leaves import leaf_of_column
-from jagcodec.batch.parts import parts_of_rows, repeated_rows
+from jagcodec.batch.leaves import parts_of_rows, repeated_rows, row_counts
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
+from jagcodec.ragged.non_tensor import leaf_of_rows
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
 from jagcodec.ragged.select import like, select_leaf
+from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.wire_batch import WireBatch
 
 
@@ -74,8 +76,7 @@ def select_rows(batch: Any, index: Any) -> Any:
         [[3], [5, 6], [3]]
     """
     where = "select_rows"
-    source = opened(batch, f"{where}(batch)")
-    rows = row_count_of(source, f"{where}(batch)")
+    source, rows = _opened(batch, where)
     return _chosen(source, choose_rows(index, rows, f"{where}(index)"), where)
 
 
@@ -112,8 +113,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
         [7, 7, 8, 8]
     """
     where = "repeat_rows"
-    source = opened(batch, f"{where}(batch)")
-    rows = row_count_of(source, f"{where}(batch)")
+    source, rows = _opened(batch, where)
     return _chosen(source, repeated_rows(rows, times, interleave), where)
 
 
@@ -175,12 +175,27 @@ def split_rows(
         [[0, 1, 3], [2, 4]]
     """
     where = "split_rows"
-    source = opened(batch, f"{where}(batch)")
-    rows = row_count_of(source, f"{where}(batch)")
-    index = parts_of_rows(
-        rows, parts, sizes, max_tokens, lengths, lambda: row_lengths_of(source, f"{where}(batch)")
-    )
+    source, rows = _opened(batch, where)
+    known = lambda: row_lengths_of(source, f"{where}(batch)")  # noqa: E731
+    index = parts_of_rows(rows, parts, sizes, max_tokens, lengths, known)
     return [_chosen(source, part, where) for part in index]
+
+
+def _opened(batch: Any, where: str) -> tuple[Any, int]:
+    """An open batch, and N."""
+    source = opened(batch, f"{where}(batch)")
+    return source, row_count_of(source, f"{where}(batch)")
+
+
+def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:
+    """These rows of an open batch."""
+    if isinstance(batch, WireBatch):
+        index: Any = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        return batch.rows(index)
+    return select_leaf(batch, chosen, RowSplitsPool(), f"{where}(batch)")
+
+
+# --- joined ------------------------------------------------------------------------------------
 
 
 @overload
@@ -269,7 +284,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     for batch in open_ones:
         for name, leaf in in_memory(batch, kind).items():
             path = f"{where}[{name!r}]"
-            column = leaf if isinstance(kind, dict) else leaf_of_column(leaf, path)
+            column = leaf if isinstance(kind, dict) else _leaf_of_column(leaf, path)
             columns[name] = _sharing(column, pool, getattr(kind, "device", None), path)
     joined = like(kind, columns, row_count_of(kind, where))
     return with_meta(joined, open_ones, uncontradicted)
@@ -314,9 +329,16 @@ def _check_side_by_side(batches: Sequence[Any], replace: bool, where: str) -> No
                 raise ArgumentError("bad_length", f"{path}[{name!r}], row {row}", detail)
 
 
-def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:
-    """These rows of an open batch."""
-    if isinstance(batch, WireBatch):
-        index: Any = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-        return batch.rows(index)
-    return select_leaf(batch, chosen, RowSplitsPool(), f"{where}(batch)")
+def _leaf_of_column(column: Any, path: str) -> Any:
+    """A column of a dict as a leaf of a TensorDict."""
+    if isinstance(column, PackedColumn):
+        view = view_of_varlen(column, path)
+        return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
+    if isinstance(column, list) or (isinstance(column, np.ndarray) and column.dtype == object):
+        return leaf_of_rows(list(column))
+    if isinstance(column, np.ndarray):
+        return torch.as_tensor(column)
+    if isinstance(column, dict):
+        leaves = {k: _leaf_of_column(inner, f"{path}[{k!r}]") for k, inner in column.items()}
+        return TensorDict(leaves, batch_size=[row_counts(column, path) or 0])
+    return column
