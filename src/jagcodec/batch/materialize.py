@@ -13,7 +13,6 @@ from tensordict import TensorDictBase
 from jagcodec._arguments import (
     check_known,
     check_option,
-    known_names,
     name_set,
     usable_device,
     whole_number,
@@ -33,24 +32,22 @@ from jagcodec.batch.rectangles import (
     Key,
     Layout,
     PaddingSide,
+    Placement,
     Rectangle,
     allocate_rectangles,
+    check_width,
     fill_rectangles,
     padded_columns,
     path_of,
-    place_prompts,
-    place_rows,
-    too_long_in,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, readable_view, view_of
+from jagcodec.ragged.nested import StridedRows, is_jagged, nested_tensor, readable_view, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
-from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
 from jagcodec.wire.limits import DEFAULT_LIMITS
@@ -165,8 +162,8 @@ def materialize(
     """
     check_option(layout, _LAYOUTS, "materialize(layout)")
     if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
-        found = f"expected a dict of column names to pads, found {type(pad_value_dict).__name__}"
-        raise ArgumentTypeError("bad_type", "materialize(pad_value_dict)", found)
+        detail = f"expected a dict of column names to pads, found {type(pad_value_dict).__name__}"
+        raise ArgumentTypeError("bad_type", "materialize(pad_value_dict)", detail)
     by_name = type(padding_side) is not str and isinstance(padding_side, Mapping)
     sides: Any = padding_side if by_name else {}
     side: Any = "right" if by_name else padding_side
@@ -187,31 +184,38 @@ def materialize(
     usual = device is None and out is None and prompt_lengths is None and not strict
     columns: dict[str, Any] | None = None
     if layout != "padded":
-        _check_unpadded(
-            layout,
-            pad_to_multiple=multiple != 1,
-            padding_side=sides or side != "right",
-            prompt_lengths=prompt_lengths is not None,
-            prompt_width=prompt_width,
-            token_aligned_fields=aligned,
-            attention_mask_of=masks,
-            pin_memory=pin_memory,
-            out=out is not None,
-        )
+        only_padded = {
+            "pad_to_multiple": multiple != 1,
+            "padding_side": sides or side != "right",
+            "prompt_lengths": prompt_lengths is not None,
+            "prompt_width": prompt_width,
+            "token_aligned_fields": aligned,
+            "attention_mask_of": masks,
+            "pin_memory": pin_memory,
+            "out": out is not None,
+        }
+        for name in (name for name, given in only_padded.items() if given):
+            detail = f"requires layout='padded', found layout={layout!r}"
+            raise ArgumentError("bad_option", f"materialize({name})", detail)
     elif pin_memory:
         _check_accelerator()
     elif usual and not (placed or aligned or kept or masks):
         columns = padded_columns(batch, pads)
     if columns is None:
         source = columns_of(batch, "materialize(td)") if isinstance(batch, dict) else batch
-        plan = _Plan(
-            layout, pads, width, multiple, sides, side, prompt_width, aligned, kept, masks, device
-        )
-        plan.prompts = plan.read_prompts(source, prompt_lengths)
+        places = Placement(width, multiple, sides, side, prompt_width)
+        places.prompts = _read_prompts(source, prompt_lengths, places)
+        plan = _Plan(layout, pads, places, aligned, kept, masks, device)
         columns = plan.columns(source, ())
         plan.add_masks(columns)
-        if strict:
-            plan.check_names([*_keys(columns, ())])
+        keys = [*_keys(columns, ())] if strict else []
+        for name, names in (
+            ("pad_value_dict", pads),
+            ("padding_side", sides),
+            ("token_aligned_fields", aligned or ()),
+            ("keep_jagged", kept),
+        ):
+            check_known(names if strict else (), keys, f"materialize({name})")
         allocate_rectangles(plan.rectangles, out, pin_memory)
         fill_rectangles(plan.rectangles, reused=out is not None)
         columns = _filled(columns, container)
@@ -272,12 +276,20 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
     return given
 
 
-def _check_unpadded(layout: Layout, **given: Any) -> None:
-    """Refuse what only rectangles have, rather than pass over it."""
-    for name, value in given.items():
-        if value:
-            found = f"requires layout='padded', found layout={layout!r}"
-            raise ArgumentError("bad_option", f"materialize({name})", found)
+def _read_prompts(batch: Any, given: Any, places: Placement) -> IntArray | None:
+    """(N,) tokens of each row that are prompt; None if no column needs them."""
+    if given is None and not places.prompt_width:
+        return None
+    where = "materialize(prompt_lengths)"
+    if "left_right" not in (places.side, *places.sides.values()) or given is None:
+        detail = f"requires padding_side='left_right', found padding_side={places.side!r}"
+        raise ArgumentError("bad_option", where, detail)
+    if isinstance(given, str):
+        columns = batch.columns if isinstance(batch, Columns) else batch
+        check_known([given], columns.keys(), where)
+        given = columns[given]
+    rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
+    return read_lengths(given, where, rows=rows).lengths
 
 
 def _check_accelerator() -> None:
@@ -299,45 +311,19 @@ class _Plan:
 
     layout: Layout
     pads: Mapping[Any, Any]
-    width: int
-    multiple: int
-    sides: Mapping[Any, PaddingSide]
-    side: PaddingSide
-    prompt_width: int
+    places: Placement
     aligned: frozenset[Any] | None
     kept: frozenset[Any]
     masks: Mapping[Any, str]
     device: torch.device | None
-    prompts: IntArray | None = None
     rectangles: list[Rectangle] = field(default_factory=list)
     # What masks need of padded columns: their rows, where these go, the width and the device.
-    _placed: dict[Key, tuple[RowSplits, IntArray | None, int, torch.device]] = field(
+    _masked: dict[Key, tuple[RowSplits, IntArray | None, int, torch.device]] = field(
         default_factory=dict
     )
     # Columns of the same rows are placed once.
-    _places: dict[tuple[RowSplits, str], tuple[IntArray | None, int]] = field(default_factory=dict)
+    _known: dict[tuple[RowSplits, str], tuple[IntArray | None, int]] = field(default_factory=dict)
     _pool: RowSplitsPool = field(default_factory=RowSplitsPool)
-
-    def read_prompts(self, batch: Any, given: Any) -> IntArray | None:
-        """(N,) tokens of each row that are prompt; None if no column needs them."""
-        if given is None and not self.prompt_width:
-            return None
-        where = "materialize(prompt_lengths)"
-        if "left_right" not in (self.side, *self.sides.values()) or given is None:
-            found = f"requires padding_side='left_right', found padding_side={self.side!r}"
-            raise ArgumentError("bad_option", where, found)
-        if isinstance(given, str):
-            columns = batch.columns if isinstance(batch, Columns) else batch
-            (name,) = known_names(given, columns.keys(), where)
-            given = columns[name]
-        rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
-        return read_lengths(given, where, rows=rows).lengths
-
-    def check_names(self, keys: list[Key]) -> None:
-        check_known(self.pads, keys, "materialize(pad_value_dict)")
-        check_known(self.sides, keys, "materialize(padding_side)")
-        check_known(self.aligned or (), keys, "materialize(token_aligned_fields)")
-        check_known(self.kept, keys, "materialize(keep_jagged)")
 
     def columns(self, batch: Any, above: tuple[str, ...]) -> dict[str, Any]:
         """The columns of a batch that is inside the batches `above`."""
@@ -358,8 +344,7 @@ class _Plan:
             elif type(leaf) is list:
                 columns[name] = object_array(leaf)
             elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
-                path = path_of((*above, name))
-                inner = leaf if isinstance(leaf, Columns) else opened(leaf, path)
+                inner = leaf if isinstance(leaf, Columns) else opened(leaf, path_of(key))
                 columns[name] = self.columns(inner, (*above, name))
             else:
                 columns[name] = self._moved(leaf)
@@ -368,7 +353,7 @@ class _Plan:
     def _nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
         stays = self.layout == "jagged"
-        if key in self.kept or (stays and not self.width):
+        if key in self.kept or (stays and not self.places.width):
             return self._moved(leaf)
         rows: RaggedView | StridedRows
         if is_jagged(leaf):
@@ -383,7 +368,7 @@ class _Plan:
             parts = () if stays else leaf.unbind()
             return self._moved(leaf if stays else torch.stack(parts) if parts else none)
         if stays:
-            self._check_width(rows.row_splits, key)
+            check_width(rows.row_splits, self.places.width, key)
             return self._moved(leaf)
         view = rows if isinstance(rows, RaggedView) else self._strided(leaf, rows, key)
         return self._ragged(view, key)
@@ -406,40 +391,41 @@ class _Plan:
         """The rows of a column in the layout that was asked for."""
         kept = key in self.kept
         padded = self.layout == "padded" and not kept
-        if padded and self.device in (None, view.device):
-            return self._rectangle(view, key)
-        if not kept:
-            self._check_width(view.row_splits, key)
-        # Compacted first, so that no hole crosses to the device.
-        row_splits = self._pool.unique(view.row_splits)
-        view = end_to_end(self._moved(_kept_values(view)), row_splits, view.ragged_dim)
-        if padded:
-            return self._rectangle(view, key)
-        if kept or self.layout == "jagged":
-            return nested_tensor(values_of(view), row_splits, view.ragged_dim)
-        return varlen_column(view, path_of(key))
-
-    def _check_width(self, row_splits: RowSplits, key: Key) -> None:
-        if self.width and row_splits.max > self.width:
-            raise too_long_in(row_splits, self.width, path_of(key))
+        if not padded or self.device not in (None, view.device):
+            if not kept:
+                check_width(view.row_splits, self.places.width, key)
+            # Compacted first, so that no hole crosses to the device, and in memory of its own.
+            values = gathered([view])[0] if isinstance(view.memory, np.ndarray) else values_of(view)
+            row_splits = self._pool.unique(view.row_splits)
+            view = end_to_end(self._moved(values), row_splits, view.ragged_dim)
+            if kept or self.layout == "jagged":
+                return nested_tensor(values_of(view), row_splits, view.ragged_dim)
+            if not padded:
+                return varlen_column(view, path_of(key))
+        rows = view.row_splits, self.places.sides.get(key, self.places.side)
+        place = self._known.get(rows)
+        if place is None:
+            place = self._known[rows] = self.places.of_rows(rows[0], key, self.places.width)
+        return self._padded(view, *place, key)
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle, widened as a jagged column is whose rows all are as long as it is wide."""
+        most = self.places.width
         named = self._widens() if self.aligned is None else key in self.aligned
         if not named or leaf.dim() < 2 or key in self.kept:
             return self._moved(leaf)
         rows, held = leaf.shape[:2]
-        if self.aligned is not None and 0 < self.width < held:
-            detail = f"expected at most pad_to_seqlen={self.width} cells, found {held}; "
+        if self.aligned is not None and 0 < most < held:
+            detail = f"expected at most pad_to_seqlen={most} cells, found {held}; "
             detail += "raise it, or leave the column out of token_aligned_fields"
             raise ArgumentError("row_too_long", path_of(key), detail)
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
-        left_pad, width = self._place(row_splits, key, max(self.width, held))
+        left_pad, width = self.places.of_rows(row_splits, key, max(most, held))
         if width == held:
             leaf = self._moved(leaf)
-            self._placed[key] = row_splits, None, width, leaf.device
+            self._masked[key] = row_splits, None, width, leaf.device
             return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
             detail = f"expected a strided rectangle to make {width} cells wide, found "
@@ -447,11 +433,12 @@ class _Plan:
             raise ArgumentError("bad_shape", path_of(key), detail)
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
-        return self._add(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
+        return self._padded(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
 
     def _widens(self) -> bool:
         """Whether rectangles are padded too, where no names are given."""
-        placed = self.width or self.multiple != 1 or self.side != "right" or self.sides
+        places = self.places
+        placed = places.width or places.multiple != 1 or places.side != "right" or places.sides
         return self.layout == "padded" and bool(placed or self.masks)
 
     def _moved(self, leaf: Any) -> Any:
@@ -459,18 +446,13 @@ class _Plan:
             return leaf
         return move_leaf(leaf, self.device, True, self._pool)
 
-    def _rectangle(self, view: RaggedView, key: Key) -> Rectangle:
-        rows = view.row_splits, self.sides.get(key, self.side)
-        place = self._places.get(rows)
-        if place is None:
-            place = self._places[rows] = self._place(view.row_splits, key, self.width)
-        return self._add(view, *place, key)
-
-    def _add(self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key) -> Rectangle:
+    def _padded(
+        self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key
+    ) -> Rectangle:
         dim, shape = view.ragged_dim, view.shape
         padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
         bits, device = self._pad_bits(view.dtype, key), view.device
-        self._placed[key] = view.row_splits, left_pad, width, device
+        self._masked[key] = view.row_splits, left_pad, width, device
         rectangle = Rectangle(padded, view.dtype, device, key, view, left_pad, width, bits)
         self.rectangles.append(rectangle)
         return rectangle
@@ -483,31 +465,13 @@ class _Plan:
     def add_masks(self, columns: dict[str, Any]) -> None:
         for name, mask in self.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
-            if name not in self._placed:
+            if name not in self._masked:
                 detail = "expected the name of a column that is padded, found "
                 detail += f"{name!r:.80} among {sorted(columns)!r:.200}"
                 raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
-                remedy = f"attention_mask_of={{{name!r}: 'another name'}}"
-                detail = f"expected no column {mask!r}, found one; pass {remedy}"
-                raise ArgumentError("conflict", where, detail)
-            row_splits, left_pad, width, device = self._placed[name]
+                detail = f"expected no column {mask!r}, found one; pass attention_mask_of="
+                raise ArgumentError("conflict", where, f"{detail}{{{name!r}: 'another name'}}")
+            row_splits, left_pad, width, device = self._masked[name]
             ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
-            columns[mask] = self._add(end_to_end(ones, row_splits), left_pad, width, mask)
-
-    def _place(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
-        side = self.sides.get(key, self.side)
-        if side != "left_right":
-            return place_rows(row_splits, side == "left", width, self.multiple, path_of(key))
-        if self.prompts is None:
-            found = "expected prompt_lengths with padding_side='left_right', found None"
-            raise ArgumentError("bad_option", "materialize(prompt_lengths)", found)
-        prompts = self.prompts, self.prompt_width
-        return place_prompts(row_splits, *prompts, self.width, self.multiple, path_of(key))
-
-
-def _kept_values(view: RaggedView) -> torch.Tensor:
-    """The rows of a view end to end, in memory that may be kept and written to."""
-    if isinstance(view.memory, np.ndarray):
-        return gathered([view])[0]
-    return values_of(view)
+            columns[mask] = self._padded(end_to_end(ones, row_splits), left_pad, width, mask)

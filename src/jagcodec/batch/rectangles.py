@@ -13,7 +13,7 @@ import torch
 from jagcodec.errors import ArgumentError, WireFormatError, describe
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
-from jagcodec.ragged.copy_rows import pad_into, pad_task, pad_tasks_of_runs
+from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
 from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
@@ -57,58 +57,65 @@ def _shown(key: Key) -> str:
 # --- where rows go -----------------------------------------------------------------------------
 
 
-def place_rows(
-    row_splits: RowSplits, left: bool, width: int, multiple: int, path: str
-) -> tuple[IntArray | None, int]:
-    """The first cell of each row (None: cell 0), and the width: 0 is that of the longest row."""
+@dataclass(slots=True)
+class Placement:
+    """The options that decide where rows go, and how wide a padded column is."""
+
+    width: int
+    multiple: int
+    sides: Mapping[Any, PaddingSide]
+    side: PaddingSide
+    prompt_width: int
+    prompts: IntArray | None = None
+
+    def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
+        """The first cell of each row (None: cell 0), and the width of a column.
+
+        That is at least `width`: 0 is the longest row.
+        """
+        side, lengths = self.sides.get(key, self.side), row_splits.lengths
+        if side != "left_right":
+            check_width(row_splits, width, key)
+            width = self._rounded(width or row_splits.max)
+            return (width - lengths if side == "left" else None), width
+        prompts = self.prompts
+        if prompts is None:
+            detail = "expected prompt_lengths with padding_side='left_right', found None"
+            raise ArgumentError("bad_option", "materialize(prompt_lengths)", detail)
+        wrong = np.flatnonzero(prompts > lengths)
+        if len(wrong):
+            row = int(wrong[0])
+            detail = f"expected a prompt within its row of {lengths[row]}, found "
+            detail += f"{prompts[row]} tokens; give columns without prompts another padding_side"
+            raise ArgumentError("bad_length", f"{path_of(key)}, row {row}", detail)
+        longest = int(prompts.max(initial=0))
+        before = self.prompt_width or longest
+        if longest > before:
+            row = int(np.argmax(prompts))
+            detail = f"expected prompts of at most prompt_width={before} tokens, found {longest}"
+            raise ArgumentError("row_too_long", f"{path_of(key)}, row {row}", detail)
+        left_pad = before - prompts
+        ends = left_pad + lengths
+        needed = max(int(ends.max(initial=0)), before)
+        if self.width and needed > self.width:
+            row = int(np.argmax(ends))
+            raise _too_long(key, row, self.width, f"{ends[row]} with its prompt padded to {before}")
+        return left_pad, self._rounded(self.width or needed)
+
+    def _rounded(self, width: int) -> int:
+        return -(-width // self.multiple) * self.multiple
+
+
+def check_width(row_splits: RowSplits, width: int, key: Key) -> None:
+    """Refuse rows of more than `width` tokens; 0 is any width."""
     if width and row_splits.max > width:
-        raise too_long_in(row_splits, width, path)
-    width = _rounded(width or row_splits.max, multiple)
-    return (width - row_splits.lengths if left else None), width
+        row = int(np.argmax(row_splits.lengths > width))
+        raise _too_long(key, row, width, row_splits.lengths[row])
 
 
-def place_prompts(
-    row_splits: RowSplits,
-    prompts: IntArray,
-    prompt_width: int,
-    width: int,
-    multiple: int,
-    path: str,
-) -> tuple[IntArray, int]:
-    """Like `place_rows`, for rows whose prompts all end at cell `prompt_width` (0: the longest)."""
-    lengths = row_splits.lengths
-    wrong = np.flatnonzero(prompts > lengths)
-    if len(wrong):
-        row = int(wrong[0])
-        found = f"expected a prompt within its row of {lengths[row]}, found {prompts[row]} tokens; "
-        found += "give columns without prompts another padding_side by name"
-        raise ArgumentError("bad_length", f"{path}, row {row}", found)
-    longest = int(prompts.max(initial=0))
-    prompt_width = prompt_width or longest
-    if longest > prompt_width:
-        found = f"expected prompts of at most prompt_width={prompt_width} tokens, found {longest}"
-        raise ArgumentError("row_too_long", f"{path}, row {int(np.argmax(prompts))}", found)
-    left_pad = prompt_width - prompts
-    ends = left_pad + lengths
-    needed = max(int(ends.max(initial=0)), prompt_width)
-    if width and needed > width:
-        row = int(np.argmax(ends))
-        raise _too_long(path, row, width, f"{ends[row]} with its prompt padded to {prompt_width}")
-    return left_pad, _rounded(width or needed, multiple)
-
-
-def _rounded(width: int, multiple: int) -> int:
-    return -(-width // multiple) * multiple
-
-
-def too_long_in(row_splits: RowSplits, width: int, path: str) -> ArgumentError:
-    row = int(np.argmax(row_splits.lengths > width))
-    return _too_long(path, row, width, row_splits.lengths[row])
-
-
-def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:
+def _too_long(key: Key, row: int, width: int, found: Any) -> ArgumentError:
     detail = f"expected rows of at most pad_to_seqlen={width} tokens, found {found}; raise it"
-    return ArgumentError("row_too_long", f"{path}, row {row}", detail)
+    return ArgumentError("row_too_long", f"{path_of(key)}, row {row}", detail)
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
     """Give each rectangle memory: new, or of `out`, tensors by name or one buffer."""
     wanted = rectangles
     if isinstance(out, Mapping):
-        wanted = [rectangle for rectangle in wanted if not _given(rectangle, out)]
+        wanted = [rectangle for rectangle in wanted if not _is_in(out, rectangle)]
         out = None
     elif out is not None:
         out = writable_bytes(out, "materialize(out)")
@@ -130,16 +137,15 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
         if isinstance(error, ArgumentError):
             raise
         largest = max(wanted, key=lambda rectangle: math.prod(rectangle.shape))
-        found = f"one of {largest.shape} for {_shown(largest.key)}: {error!s:.200}"
-        detail = f"expected rectangles that fit in memory, found {found}"
+        detail = "expected rectangles that fit in memory, found one of "
+        detail += f"{largest.shape} for {_shown(largest.key)}: {error!s:.200}"
         raise ArgumentError("too_large", "materialize", detail) from error
 
 
-def _given(rectangle: Rectangle, out: Any) -> bool:
+def _is_in(out: Any, rectangle: Rectangle) -> bool:
     """Whether `out` has a tensor for a rectangle, which then gets it."""
-    found = out
-    names = (rectangle.key,) if isinstance(rectangle.key, str) else rectangle.key
-    for name in names:
+    key, found = rectangle.key, out
+    for name in (key,) if isinstance(key, str) else key:
         if not isinstance(found, Mapping) or name not in found:
             return False
         found = found[name]
@@ -154,9 +160,8 @@ def _given(rectangle: Rectangle, out: Any) -> bool:
     if not fits:
         dtype = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
         detail = f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
-        detail += f"{rectangle.device} without a gradient, found {dtype}{describe(found)}; leave "
-        detail += "it out"
-        raise ArgumentError("bad_shape", f"materialize(out)[{_shown(rectangle.key)}]", detail)
+        detail += f"{rectangle.device} without a gradient, found {dtype}{describe(found)}"
+        raise ArgumentError("bad_shape", f"materialize(out)[{_shown(key)}]", detail)
     _check_reusable(rectangle)
     rectangle.tensor = found
     rectangle.data = as_bytes(found) if found.is_cpu else None
@@ -183,48 +188,28 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     rest: list[Copy] = []  # of rows in runs, after the last of each
     for rectangle in rectangles:
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
-        data, width = rectangle.data, rectangle.width
-        fresh = rectangle.zeroed and not any(bits)
-        task: Pad | None = None
-        if data is None:
-            pass
-        elif view.runs is not None and len(data):
-            task, others = pad_tasks_of_runs(view, data, width, left_pad, bits)
-            rest.append(others)
-        elif view.ragged_dim == 1 and type(view.memory) is np.ndarray:
-            # Most of them: rows of a message, in place.
-            row_splits = view.row_splits
+        data, fresh = rectangle.data, rectangle.zeroed and not any(bits)
+        if data is not None and is_on_host(view):
             if len(data):
-                cell = len(data) // (row_splits.rows * width)
-                starts = row_splits.starts if view.starts is None else view.starts
-                lengths = row_splits.lengths
-                task = Pad(data, view.memory, starts, lengths, left_pad, width, cell, bits)
-        else:
-            task = pad_task(view, data, width, left_pad, bits)
-        if task is not None and fresh:
-            copies.append(rows_only(task))
-        elif task is not None:
-            pads.append(task)
-        elif isinstance(view.memory, torch.Tensor):
-            _fill_by_torch(rectangle, fresh)
+                task, others = pad_tasks(view, data, rectangle.width, left_pad, bits)
+                rest += others
+                copies += [rows_only(task)] if fresh else []
+                pads += [] if fresh else [task]
+            continue
+        try:
+            rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)
+        except NotImplementedError as error:
+            if not _needs_gradient(view):
+                raise
+            detail = f"expected a dtype whose gradients torch can pad, found {rectangle.dtype}; "
+            detail += "detach the column, or use torch.no_grad()"
+            raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
     if reused and not _are_apart([*copies, *pads], rest):
         detail = "expected separate memory for each column, apart from the batch, found an overlap"
         raise ArgumentError("conflict", "materialize(out)", detail)
     copy_all(copies)
     pad_all(pads)
     copy_all(rest)
-
-
-def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
-    view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
-    try:
-        rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)
-    except NotImplementedError as error:
-        if not _needs_gradient(view):
-            raise
-        detail = f"expected a dtype whose gradients torch can pad, found {rectangle.dtype}; "
-        detail += "detach the column, or use torch.no_grad()"
-        raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
 
 
 def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:

@@ -39,7 +39,7 @@ def values_of(view: RaggedView) -> torch.Tensor:
 def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
     """The rows of each view, copied end to end: those on the CPU into one block, in one call."""
     views = list(views)
-    on_host = [_on_host(view) for view in views]
+    on_host = [is_on_host(view) for view in views]
     sizes = [
         math.prod(view.values_shape) * view.dtype.itemsize if here else 0
         for view, here in zip(views, on_host, strict=True)
@@ -66,7 +66,8 @@ def copy_task(view: RaggedView, out: ByteArray) -> Copy:
     return Copy(out, source, None, *_runs(view, by_row=False), view.cell_bytes)
 
 
-def _on_host(view: RaggedView) -> bool:
+def is_on_host(view: RaggedView) -> bool:
+    """Whether a kernel copies the rows, and not torch, which autograd follows."""
     memory = view.memory
     return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
 
@@ -107,48 +108,33 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
 # --- apart -------------------------------------------------------------------------------------
 
 
-def pad_task(
+def pad_tasks(
     view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
-) -> Pad | None:
-    """What writes the rows of a view, and their pads, into the bytes of its rectangle.
+) -> tuple[Pad, list[Copy]]:
+    """What writes the rows of a view on the host, and their pads, into the bytes of its rectangle.
 
     Row i begins at cell ``left_pad[i]`` of its part of the rectangle, or at 0; `pad_bits` is one
-    pad element. None where nothing is to be written, or where torch has to do it (`pad_into`).
+    pad element. Copies are for afterwards: of rows in runs, `Pad` writes all pads and the last run.
     """
-    if not len(out) or not _on_host(view):
-        return None
-    memory = view.memory
-    source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+    memory, cell = view.memory, view.cell_bytes
+    source: Any = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     if not isinstance(source, tuple) and (source.dtype != np.uint8 or source.ndim != 1):
         source = array_bytes(source)
-    starts, lengths = _runs(view, by_row=True)
-    if starts is None:
-        starts = view.row_starts()
-    left_pad = _for_runs(left_pad, view)
-    return Pad(out, source, starts, lengths, left_pad, width, view.cell_bytes, pad_bits)
-
-
-def pad_tasks_of_runs(
-    view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
-) -> tuple[Pad, Copy]:
-    """As `pad_task`, of rows in runs: one task for the last run and all pads, and one for the rest.
-
-    The second is for afterwards: the first writes pads to where its rows go.
-    """
-    runs: Any = view.runs
-    starts = view.row_starts()
-    before = runs.cumsum(axis=1) - runs
+    if view.runs is None:
+        starts, lengths = _runs(view, by_row=True)
+        starts = view.row_starts() if starts is None else starts
+        return Pad(
+            out, source, starts, lengths, _for_runs(left_pad, view), width, cell, pad_bits
+        ), []
+    before = view.runs.cumsum(axis=1) - view.runs
     if left_pad is not None:
         before += left_pad[:, None]
-    firsts = np.arange(len(runs), dtype=np.int64) * width
-    source: Any = view.memory
-    cell = view.cell_bytes
-    flat = np.ascontiguousarray
-    begins, lengths, left = (flat(part[:, -1]) for part in (starts, runs, before))
-    pad = Pad(out, source, begins, lengths, left, width, cell, pad_bits)
-    places = firsts[:, None] + before
-    to, begins, lengths = (flat(part[:, :-1]).reshape(-1) for part in (places, starts, runs))
-    return pad, Copy(out, source, to, begins, lengths, cell)
+    places = np.arange(len(before), dtype=np.int64)[:, None] * width + before
+    begins, flat = view.row_starts(), np.ascontiguousarray
+    starts, lengths, left = (flat(part[:, -1]) for part in (begins, view.runs, before))
+    to, others, sizes = (flat(part[:, :-1]).reshape(-1) for part in (places, begins, view.runs))
+    pad = Pad(out, source, starts, lengths, left, width, cell, pad_bits)
+    return pad, [Copy(out, source, to, others, sizes, cell)]
 
 
 def pad_into(
@@ -159,7 +145,7 @@ def pad_into(
     *,
     fresh: bool = False,
 ) -> torch.Tensor:
-    """`pad_task` by torch, for devices and autograd; `fresh`: `out` holds pads already."""
+    """`pad_tasks` by torch, for devices and autograd; `fresh`: `out` holds pads already."""
     cells, starts, lengths = _cells_and_runs(view, by_row=True)
     left_pad = _for_runs(left_pad, view)
     flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])
