@@ -248,9 +248,7 @@ def _checked_shapes(shapes: IntArray, rank: int, cells: int) -> IntArray:
     sizes = shapes.prod(axis=1)
     total = sizes.sum(dtype=np.float64)
     found = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
-    if found != cells:
-        expected = f"expected component sizes of {cells} cells, found {found}"
-        raise WireFormatError("bad_offsets", "$", expected)
+    expect(found == cells, "bad_offsets", f"component sizes of {cells} cells", found)
     return shapes
 
 
@@ -518,10 +516,9 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
 
 
 def _record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
-    names = RECORDS[kind]
-    if names[0] != "*items" and len(fields) != len(names):
-        expected = f"expected {len(names)} fields of {kind.name}"
-        raise WireFormatError("bad_record", "$", f"{expected}, found {len(fields)}")
+    names, found = RECORDS[kind], len(fields)
+    fits = names[0] == "*items" or found == len(names)
+    expect(fits, "bad_record", f"{len(names)} fields of {kind.name}", found)
     try:
         options = (allow_pickle,) if kind is Kind.PICKLE else ()
         return _RECORDS[kind](*fields, *options)

@@ -19,7 +19,7 @@ from jagcodec.memory import aligned
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import ByteArray, are_apart
-from jagcodec.wire.checks import fail
+from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
@@ -107,11 +107,8 @@ def read_preamble(start: ByteArray) -> int:
     if version != VERSION:
         found = f"found {version}; upgrade the older side"
         raise fail("unknown_version", f"expected format version {VERSION}, {found}", path=_HERE)
-    if zero:
-        raise fail("bad_header", f"expected 0 at byte 12, found {zero}", path=_HERE)
-    if size > _MAX_HEADER:
-        expected = f"expected a header below {_MAX_HEADER} bytes, found {size}"
-        raise fail("bad_header", expected, path=_HERE)
+    expect(not zero, "bad_header", "0 at byte 12", zero, _HERE)
+    expect(size <= _MAX_HEADER, "bad_header", "a header below 8 GiB", size, _HERE)
     return int(size)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from jagcodec._arguments import usable_device
-from jagcodec.errors import WireFormatError, brief
+from jagcodec.errors import brief
 from jagcodec.memory import aligned
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, borrowed, from_bytes
@@ -113,9 +113,8 @@ def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
     def get(offset: int, size: int) -> ByteArray:
         path = f"bytes {offset} to {offset + size}"
         data = buffer_bytes(source(offset, size), path)
-        if len(data) != size:
-            detail = f"expected {size} bytes from the source, found {len(data)}"
-            raise fail("frame_size", detail, path=path)
+        whole = len(data) == size
+        expect(whole, "frame_size", f"{size} bytes from the source", len(data), path)
         return data
 
     size = read_preamble(get(0, PREAMBLE.size))
@@ -154,13 +153,11 @@ def _split(
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
     """Check that the frames after the header are those that it announces."""
-    if len(sizes) != len(header.stored):
-        detail = f"expected {len(header.stored) + 1} frames, found {len(sizes) + 1}; frames were "
-        raise fail("frame_count", detail + "lost, or are of several messages", path="frames")
-    for i, (expected, found) in enumerate(zip(header.stored, sizes, strict=True)):
-        if expected != found:
-            detail = f"expected {expected} bytes, found {found}; it was cut, or changed places"
-            raise fail("frame_size", detail, path=f"frame {i + 1}")
+    one, other = len(header.stored) + 1, len(sizes) + 1
+    expect(one == other, "frame_count", f"{one} frames of one message", other, "frames")
+    for i, (size, found) in enumerate(zip(header.stored, sizes, strict=True)):
+        expected = f"{size} bytes, neither cut nor in another place"
+        expect(size == found, "frame_size", expected, found, f"frame {i + 1}")
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -391,13 +388,12 @@ class Message:
         offsets = self.int64s(group.buffer, group.offset, group.rows + 1)
         row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
-            found = brief(offsets[:8].tolist())
-            detail = f"expected offsets from 0 that never fall, found {found}"
+            detail = f"expected offsets from 0 that never fall, found {brief(offsets[:8].tolist())}"
             raise fail("bad_offsets", detail, path=path)
-        if (row_splits.min, row_splits.max) != (group.min, group.max):
-            detail = f"expected rows of {row_splits.min} to {row_splits.max} by the offsets, found "
-            detail += f"{group.min} to {group.max} in the header"
-            raise fail("bad_offsets", detail, path=path)
+        shortest, longest = row_splits.min, row_splits.max
+        expected = f"rows of {shortest} to {longest} by the offsets"
+        same = group.min == shortest and group.max == longest
+        expect(same, "bad_offsets", expected, [group.min, group.max], path)
         return row_splits
 
     def splits(self, group: int | None, total: int) -> RowSplits:
@@ -597,8 +593,8 @@ def rows_in_runs(
     left = rows.lengths
     for k, run in enumerate(runs):
         own = rows if leaf.group is None else _rows_of(message, leaf, run)
-        if own.rows != rows.rows or (own.lengths > left).any():
-            raise _other_rows(run)
+        fits = own.rows == rows.rows and not (own.lengths > left).any()
+        expect(fits, "bad_offsets", _RUNS, run.group)
         left = left - own.lengths
         lengths[:, k] = own.lengths[at]
         begins = _starts(message, leaf, run, own)
@@ -608,8 +604,7 @@ def rows_in_runs(
         else:
             memory, starts[:, k] = _ranges(message, place, begins[at], lengths[:, k], run.cells)
         memories.append(memory)
-    if left.any():
-        raise _other_rows(runs[-1])
+    expect(not left.any(), "bad_offsets", _RUNS, runs[-1].group)
     if len(runs) == 1:
         shape = (len(memories[0]) // cell, *inner)
         return RaggedView(memories[0], leaf.dtype, shape, 1, starts[:, 0].copy(), splits)
@@ -621,16 +616,13 @@ def rows_in_runs(
 
 def _rows_of(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:
     """The rows of a run of a column that has a group."""
-    if leaf.runs == 1 and run.group != leaf.group:
-        raise _other_rows(run)
+    expect(leaf.runs > 1 or run.group == leaf.group, "bad_offsets", _RUNS, run.group)
     groups = len(message.header.groups)
     expect(0 <= run.group < groups, "bad_record", f"a ragged group below {groups}", run.group)
     return message.row_splits(run.group)
 
 
-def _other_rows(run: RunNumbers) -> WireFormatError:
-    text = f"expected runs of the column's rows, found others in ragged group {run.group}"
-    return fail("bad_offsets", text)
+_RUNS = "runs of the column's rows, in their ragged group"
 
 
 def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
@@ -659,10 +651,8 @@ def _place(message: Message, place: tuple[int, ...], cells: int, name: str) -> C
     sizes = message.header.sizes
     size = stored_size(name, stored, cells)
     inside = 0 <= buffer < len(sizes) and 0 <= offset <= sizes[buffer] - size
-    if cells and not inside:
-        found = f"found buffer {brief(buffer)}, offset {brief(offset)}"
-        expected = f"expected {size} bytes of a run in the payload"
-        raise fail("out_of_bounds", f"{expected}, {found}")
+    expected = f"a buffer and an offset with {size} bytes of a run"
+    expect(inside or not cells, "out_of_bounds", expected, [buffer, offset])
     return CellPlace(buffer, offset, stored, cells, name)
 
 

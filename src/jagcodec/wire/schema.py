@@ -166,16 +166,13 @@ class Schema:
         self.depth = max(self.depth, depth)
         form = _FORMS_BY_CODE.get(item[0])
         if form is None:
-            detail = (
-                f"expected a known kind of node, found {item[0]}; the sender may be newer than "
-            )
-            raise fail("unknown_kind", detail + "this reader")
+            found = f"found {item[0]}; the sender may be newer than this reader"
+            raise fail("unknown_kind", f"expected a known kind of node, {found}")
         ends = 1 + len(form.fields)
         fields, children = item[1:ends] or _NONE, item[ends:]
         kind = Kind(item[0])
-        if len(fields) != len(form.fields):
-            detail = f"expected {len(form.fields)} fields of {kind.name}, found {brief(fields)}"
-            raise fail("bad_record", detail)
+        wanted = len(form.fields)
+        expect(len(fields) == wanted, "bad_record", f"{wanted} fields of {kind.name}", fields)
         for (name, check), field in zip(form.fields.items(), fields, strict=True):
             expect(check(field), "bad_record", f"a {name} of {kind.name}", field)
         _check_form(kind, form, fields, len(children))
@@ -229,12 +226,12 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
     wanted = form.children
     if wanted == PER_KEY:
         wanted = len(fields[-1])
-    if wanted not in (ANY, children):
-        raise fail("bad_record", f"expected {wanted} children of {kind.name}, found {children}")
-    if kind == Kind.DICT and not children:
-        raise fail("bad_record", "expected a list of keys before the values, found nothing")
-    if kind == Kind.JAGGED and fields[2] > fields[1]:
-        raise fail("bad_record", f"expected a ragged dim of 1 to {fields[1]}, found {fields[2]}")
+    fits = wanted in (ANY, children)
+    expect(fits, "bad_record", f"{wanted} children of {kind.name}", children)
+    expect(kind != Kind.DICT or children > 0, "bad_record", "a list of keys before the values", 0)
+    if kind == Kind.JAGGED:
+        rank, dim = fields[1:]
+        expect(dim <= rank, "bad_record", f"a ragged dim of 1 to {rank}", dim)
 
 
 INTEGER_ROWS = (Kind.STRIDED_NESTED, Kind.TENSOR_VIEWS)
@@ -305,14 +302,13 @@ class Places:
 def check_groups(groups: Sequence[Group], places: Places) -> None:
     """Check the numbers of the ragged groups."""
     for i, group in enumerate(groups):
-        path = f"ragged group {i}"
-        if group.min > group.max:
-            raise fail("bad_offsets", f"expected min <= max, found {list(group[3:])}", path=path)
-        if group.rows > 1:
-            places.claim_rows(group.buffer, group.offset, 8 * (group.rows + 1), path)
-        elif group.min < group.max or group.max > 0 == group.rows:
-            expected = "one length of one row" if group.rows else "0 without rows"
-            raise fail("bad_offsets", f"expected {expected}, found {list(group[3:])}", path=path)
+        path, (buffer, offset, rows, low, high) = f"ragged group {i}", group
+        expect(low <= high, "bad_offsets", "min <= max", [low, high], path)
+        if rows > 1:
+            places.claim_rows(buffer, offset, 8 * (rows + 1), path)
+        else:
+            fits = low == high and (rows == 1 or not high)
+            expect(fits, "bad_offsets", "one length of one row, 0 without rows", [low, high], path)
 
 
 def _check_at_sight(
@@ -452,10 +448,9 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         rows = 1
         for dim in shape:
             rows *= dim or 1
-        if rows > MAX_UNBACKED_ROWS and rows > places.payload:
-            detail = f"expected at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes, "
-            detail += f"found batch size {brief(shape)} over {places.payload} bytes"
-            raise fail("bad_rows", detail)
+        few = rows <= max(MAX_UNBACKED_ROWS, places.payload)
+        expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
+        expect(few, "bad_rows", expected, shape)
 
 
 def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> None:
