@@ -16,24 +16,17 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    TensorDictBase,
     UnbatchedTensor,
-    is_tensorclass,
 )
 
 from jagcodec import cells
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
+from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import strided_nested
-from jagcodec.ragged.non_tensor import (
-    batch_of,
-    is_leaf,
-    is_non_tensor,
-    object_array,
-    stack_of_payloads,
-)
+from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_of_payloads
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
@@ -330,14 +323,12 @@ def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
 def _stack(message: Message, node: Node, budget: Budget) -> LazyStackedTensorDict | NonTensorStack:
     members = _children(message, node, budget)
     batches = node.kind is Kind.LAZY_STACK
-    make, fits = (LazyStackedTensorDict, _is_batch) if batches else (NonTensorStack, is_non_tensor)
-    if not all(map(fits, members)):
-        raise bad(f"members of a {node.kind.name}", "something else")
+    for member in members:
+        is_batch = is_leaf(member) and not isinstance(member, torch.Tensor)
+        if not (is_batch if batches else is_non_tensor(member)):
+            raise bad(f"members of a {node.kind.name}", type(member).__name__)
+    make = LazyStackedTensorDict if batches else NonTensorStack
     return make(*members, stack_dim=node.fields[0])
-
-
-def _is_batch(value: Any) -> bool:
-    return isinstance(value, TensorDictBase) or is_tensorclass(value)
 
 
 def _non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
@@ -353,7 +344,7 @@ def _object_array(message: Message, node: Node, budget: Budget) -> AnyArray:
     items = objects(message, node, budget)
     if len(items) != math.prod(shape):
         raise bad(f"{math.prod(shape)} items", len(items))
-    return object_array(items).reshape(shape)
+    return non_tensor.object_array(items).reshape(shape)
 
 
 def objects(

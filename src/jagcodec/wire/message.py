@@ -20,35 +20,17 @@ from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen, joined_ranges
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire import documents
+from jagcodec.wire import documents, frames, spec
 from jagcodec.wire.checks import INT64_MAX, bad, expect, fail
 from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
-from jagcodec.wire.frames import (
-    PREAMBLE,
-    buffer_bytes,
-    frame_arrays,
-    frames_of_blob,
-    header_of_blob,
-    is_blob,
-    read_preamble,
-    starts_of,
-)
+from jagcodec.wire.frames import PREAMBLE, buffer_bytes, frame_arrays, is_blob, starts_of
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import Node, stored_size
-from jagcodec.wire.spec import (
-    BITS,
-    EXPANSION,
-    INDIRECT,
-    NO_INDEX,
-    PLAIN,
-    RUN_NUMBERS,
-    STORED_WIDTHS,
-    TORCH_DTYPES,
-)
+from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_DTYPES
 
 
 class Reading(NamedTuple):
@@ -117,7 +99,7 @@ def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
         expect(whole, "frame_size", f"{size} bytes from the source", len(data), path)
         return data
 
-    size = read_preamble(get(0, PREAMBLE.size))
+    size = frames.read_preamble(get(0, PREAMBLE.size))
     if size > reading.limits.header:
         raise exceeded("header", reading.limits.header, size, "bytes", "preamble")
     header = read_header(get(PREAMBLE.size, size).data, reading.limits)
@@ -146,9 +128,9 @@ def _split(
     blob: ByteArray, limits: Limits, *, in_row: bool = False
 ) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message in one buffer, and its frames, header first."""
-    frame = header_of_blob(blob)
+    frame = frames.header_of_blob(blob)
     header = read_header(frame.data, limits, in_row=in_row)
-    return header, frames_of_blob(blob, frame, header.stored)
+    return header, frames.frames_of_blob(blob, frame, header.stored)
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
@@ -353,13 +335,13 @@ class Message:
         if stored == PLAIN or start == end:
             size = TORCH_DTYPES[name]
             return self.read(buffer, offset + start * size, (end - start) * size)
-        if stored == BITS:
+        if stored == spec.BITS:
             # Bits are read by the byte, and those before the first cell thrown away.
             first = start // 8
             data = self.read(buffer, offset + first, (end + 7) // 8 - first)
             cells = widened(data, stored, name, end - 8 * first)
             return cells[(start - 8 * first) * TORCH_DTYPES[name] :]
-        width, _ = STORED_WIDTHS[stored]
+        width, _ = spec.STORED_WIDTHS[stored]
         data = self.read(buffer, offset + start * width, (end - start) * width)
         return widened(data, stored, name, end - start)
 
@@ -441,6 +423,12 @@ class Message:
         if chosen is None:
             return whole
         return whole.choose(chosen.at, chosen.among(whole.row_splits)[0])
+
+    def is_narrow(self, node: Node) -> bool:
+        """Whether cells of a TENSOR or JAGGED are stored in fewer bytes than their dtype has."""
+        leaf = self.leaf(node)
+        places = runs_at(self, leaf) if leaf.runs else [leaf.place]
+        return leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
 
     def cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows | None
@@ -572,7 +560,7 @@ class RunNumbers(NamedTuple):
 
 def runs_at(message: Message, leaf: Leaf) -> list[RunNumbers]:
     """The table at the place of an indirect column."""
-    width = len(RUN_NUMBERS)
+    width = len(spec.RUN_NUMBERS)
     numbers = message.int64s(leaf.place.buffer, leaf.place.offset, width * leaf.runs)
     return [RunNumbers(*run) for run in numbers.reshape(leaf.runs, width).tolist()]
 
@@ -629,7 +617,7 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
     """At which of its cells each row of a run begins."""
     most = splits.total
     expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
-    if run.index_buffer == NO_INDEX:
+    if run.index_buffer == spec.NO_INDEX:
         expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:

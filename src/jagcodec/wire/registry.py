@@ -13,25 +13,13 @@ from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import tensordict
 import torch
-from tensordict import (
-    MetaData,
-    NonTensorData,
-    NonTensorStack,
-    TensorDictBase,
-    UnbatchedTensor,
-    is_tensorclass,
-)
+from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDictBase, UnbatchedTensor
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
-from jagcodec.ragged.non_tensor import (
-    fields_of,
-    source_of,
-    tensorclass_of,
-    unbatched_of,
-    unbatched_parts,
-)
+from jagcodec.ragged import non_tensor
 
 T = TypeVar("T")
 
@@ -167,10 +155,10 @@ def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tu
         return tuple, partial(_named_tuple, cls)
     if issubclass(cls, NonTensorDataBase):
         return _non_tensor_data, partial(_non_tensor, cls)
-    if is_tensorclass(cls):
+    if tensordict.is_tensorclass(cls):
         return _parts_of_tensorclass, partial(_tensorclass, cls)
     if issubclass(cls, TensorDictBase) and hasattr(cls, "__required_keys__"):
-        return source_of, lambda td: cls.from_tensordict(_tensordict(td), check=False)
+        return non_tensor.source_of, lambda td: cls.from_tensordict(_tensordict(td), check=False)
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
         return partial(_fields, names), partial(_dataclass, cls, names)
@@ -211,13 +199,13 @@ def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
 
 
 def _parts_of_tensorclass(value: Any) -> Any:
-    fields, others = fields_of(value)
+    fields, others = non_tensor.fields_of(value)
     return (fields, others) if others else fields
 
 
 def _tensorclass(cls: Any, state: Any) -> Any:
     fields, others = state if type(state) is tuple else (state, {})
-    return tensorclass_of(cls, _tensordict(fields), of_type(others, dict))
+    return non_tensor.tensorclass_of(cls, _tensordict(fields), of_type(others, dict))
 
 
 def _tensordict(state: Any) -> TensorDictBase:
@@ -294,7 +282,7 @@ def _unbatched(state: Any) -> Any:
     size, tensor = state
     if not (size is None or type(size) is torch.Size) or type(tensor) is not torch.Tensor:
         raise ValueError("expected a batch size or None, and a tensor")
-    return unbatched_of(size, tensor)
+    return non_tensor.unbatched_of(size, tensor)
 
 
 def register_types(types: Iterable[NamedType]) -> None:
@@ -316,7 +304,7 @@ PLAIN_TYPES: tuple[NamedType, ...] = (
     (np.str_, "numpy.str_", str, of_one(np.str_, str)),
     (np.bytes_, "numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
     (MetaData, "tensordict.MetaData", _non_tensor_data, partial(_non_tensor, MetaData)),
-    (UnbatchedTensor, "tensordict.UnbatchedTensor", unbatched_parts, _unbatched),
+    (UnbatchedTensor, "tensordict.UnbatchedTensor", non_tensor.unbatched_parts, _unbatched),
 )
 
 BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"

@@ -13,27 +13,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
+from jagcodec.wire import spec
 from jagcodec.wire.checks import INT64_MAX, cells_of, expect, fail, inside
 from jagcodec.wire.documents import unpack
-from jagcodec.wire.spec import (
-    BITS,
-    BLOBS,
-    EXPANSION,
-    INDIRECT,
-    INTEGER_DTYPES,
-    MAX_LEVELS,
-    MAX_NDIM,
-    MAX_STACKS,
-    MAX_UNBACKED_ROWS,
-    MOST_RUNS,
-    ONE_OBJECT,
-    PLAIN,
-    ROW_COST,
-    RUN_NUMBERS,
-    STORED_WIDTHS,
-    TORCH_DTYPES,
-    Kind,
-)
+from jagcodec.wire.spec import INDIRECT, MAX_NDIM, MAX_UNBACKED_ROWS, PLAIN, TORCH_DTYPES, Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -161,8 +144,8 @@ class Schema:
             return Node(Kind.VALUE, _NONE, first, first, first, self.values - 1)
         if type(item) is not list or not item or type(item[0]) is not int:
             raise fail("bad_record", f"expected a node, found {brief(item)}")
-        if depth > MAX_LEVELS:
-            raise fail("too_deep", f"expected at most {MAX_LEVELS} levels, found more")
+        if depth > spec.MAX_LEVELS:
+            raise fail("too_deep", f"expected at most {spec.MAX_LEVELS} levels, found more")
         self.depth = max(self.depth, depth)
         form = _FORMS_BY_CODE.get(item[0])
         if form is None:
@@ -180,7 +163,8 @@ class Schema:
         around = self._stacks
         if kind in (Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
             self._stacks += 1
-            expect(around < MAX_STACKS, "too_deep", f"at most {MAX_STACKS} stacks", "more")
+            most = spec.MAX_STACKS
+            expect(around < most, "too_deep", f"at most {most} stacks", "more")
         elif kind is Kind.NON_TENSOR_DATA:
             self._stacks = 0  # tensordict does not look into it
         if children:
@@ -296,7 +280,7 @@ class Places:
     def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """The same for documents and offsets, whose rows need more memory than their bytes."""
         self.claim(buffer, offset, size, path)
-        self.expanded += EXPANSION * size
+        self.expanded += spec.EXPANSION * size
 
 
 def check_groups(groups: Sequence[Group], places: Places) -> None:
@@ -348,7 +332,7 @@ def _check_at_sight(
             return None
         left -= size
     left -= rows_claimed
-    return None if left < 0 else (left, EXPANSION * rows_claimed)
+    return None if left < 0 else (left, spec.EXPANSION * rows_claimed)
 
 
 def check_numbers(
@@ -387,9 +371,9 @@ LEAVES = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
 def runs_of(kind: Kind, stored: int) -> int:
     """How many runs the rows of one of `LEAVES` have; 0 if it is not indirect."""
     if kind is Kind.JAGGED:
-        return stored - INDIRECT if INDIRECT < stored <= INDIRECT + MOST_RUNS else 0
+        return stored - INDIRECT if INDIRECT < stored <= INDIRECT + spec.MOST_RUNS else 0
     if kind in DOCUMENT_ROWS:
-        return int(stored & ~BLOBS in (INDIRECT + 1, ONE_OBJECT))
+        return int(stored & ~spec.BLOBS in (INDIRECT + 1, spec.ONE_OBJECT))
     return int(stored == INDIRECT + 1)
 
 
@@ -408,10 +392,10 @@ def _claim_table(
         rows = groups[own[3]].rows
     if kind is Kind.JAGGED:
         expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
-    places.claim(own[0], own[1], 8 * len(RUN_NUMBERS) * runs)
+    places.claim(own[0], own[1], 8 * len(spec.RUN_NUMBERS) * runs)
     size = own[4] if kind in DOCUMENT_ROWS else cells_of(shape) * node.itemsize
     # Also rows without cells: each costs a step.
-    places.expanded += size + ROW_COST * rows * runs
+    places.expanded += size + spec.ROW_COST * rows * runs
 
 
 def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places) -> None:
@@ -438,7 +422,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     elif kind is Kind.BYTES:
         places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
-        known = own[2] & ~BLOBS == PLAIN or not own[4]
+        known = own[2] & ~spec.BLOBS == PLAIN or not own[4]
         expect(known, "bad_record", "documents or messages as they are", own[2])
         places.claim_rows(own[0], own[1], own[4])
     elif kind in INTEGER_ROWS:
@@ -462,7 +446,7 @@ def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> N
     wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
     expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
     places.objects += rows
-    places.expanded += EXPANSION * 8 * width * rows
+    places.expanded += spec.EXPANSION * 8 * width * rows
 
 
 def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatError | None:
@@ -491,10 +475,10 @@ def stored_size(dtype: str, stored: int, cells: int) -> int:
     itemsize = TORCH_DTYPES[dtype]
     if stored == PLAIN or not cells:
         return cells * itemsize
-    if dtype in INTEGER_DTYPES:
-        if stored == BITS:
+    if dtype in spec.INTEGER_DTYPES:
+        if stored == spec.BITS:
             return (cells + 7) // 8
-        width, signed = STORED_WIDTHS.get(stored, (itemsize, False))
+        width, signed = spec.STORED_WIDTHS.get(stored, (itemsize, False))
         if width < itemsize and not (signed and dtype.startswith(("u", "b"))):
             return cells * width
     raise fail("unknown_dtype", f"expected cells of {dtype} or narrower, found code {stored}")

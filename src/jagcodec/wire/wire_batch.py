@@ -19,13 +19,8 @@ from jagcodec._arguments import known_names, unknown_name
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
-from jagcodec.ragged.non_tensor import (
-    batch_of,
-    is_leaf,
-    leaf_of_rows,
-    object_array,
-    stack_of_payloads,
-)
+from jagcodec.ragged import non_tensor
+from jagcodec.ragged.non_tensor import batch_of, is_leaf, leaf_of_rows, stack_of_payloads
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
@@ -42,16 +37,14 @@ from jagcodec.wire.message import (
     Budget,
     ChosenRows,
     Message,
-    Reading,
     open_message,
     open_store,
     reading,
-    runs_at,
 )
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import LEAVES, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
-from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
+from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
 from jagcodec.wire.stacked import InMemory
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
@@ -443,10 +436,7 @@ class MessageColumns(ColumnSource):
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
         if key.kind is not _TENSOR and key.kind is not _JAGGED:
             return []
-        leaf = self.message.leaf(key)
-        places = runs_at(self.message, leaf) if leaf.runs else [leaf.place]
-        is_narrow = leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
-        return [(name,)] if is_narrow else []
+        return [(name,)] if self.message.is_narrow(key) else []
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
         frames, chosen, fields = self.message.frames, batch.chosen, batch.fields
@@ -503,7 +493,7 @@ class MessageColumns(ColumnSource):
                 return raw_documents(message, node, budget, chosen)
             items = objects(message, node, budget, chosen)
             if form is As.VIEW:
-                return object_array(items)
+                return non_tensor.object_array(items)
             return (stack_of_payloads if chosen is None else leaf_of_rows)(items)
         if kind is Kind.TENSORDICT:
             inner = MessageColumns(message, node, _sizes_of(message, node, self.sizes))
@@ -606,7 +596,8 @@ _MEMORY = (list, bytes, bytearray)
 
 def open_whole(source: Any, path: str) -> WireBatch:
     """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
-    return batch_of_message(open_message(source, path, Reading(by_range=True)))
+    how = reading(path, None, None, None, False, by_range=True)
+    return batch_of_message(open_message(source, path, how))
 
 
 def batch_of_message(message: Message) -> WireBatch:
