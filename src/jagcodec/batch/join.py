@@ -37,7 +37,7 @@ from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
-from jagcodec.wire.stacked import InMemory, open_together
+from jagcodec.wire.stacked import InMemory, Stack, open_together, stacks_of
 from jagcodec.wire.wire_batch import As, Column, ColumnSource, MessageColumns, WireBatch, open_whole
 
 # --- several messages as one table -------------------------------------------------------------
@@ -70,24 +70,26 @@ class Messages:
     many messages there are.
     """
 
-    def __init__(self, counts: IntArray, messages: Sequence[InMemory]) -> None:
-        """Messages of (messages,) `counts` of rows."""
-        packed = [message.numbers for message in messages]
-        buffers = [message.buffers for message in messages]
-        self.all = messages
+    def __init__(
+        self, counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
+    ) -> None:
+        """Messages of (messages,) `counts` of rows, and the frames after the header of each."""
+        self.stacks = stacks
         self._counts = counts
         self._first_rows = counts.cumsum() - counts
-        self._numbers = np.frombuffer(b"".join(packed), dtype=np.int64)
-        self._first_numbers = _starts_of(packed)[:-1] // 8
+        self._numbers = np.concatenate([stack.numbers.reshape(-1) for stack in stacks])
+        self._first_numbers, self._first_groups, self._node_of = np.empty((3, len(counts)), int)
+        end = 0
+        for i, stack in enumerate(stacks):
+            firsts = end + np.arange(len(stack.members)) * stack.numbers.shape[1]
+            self._first_numbers[stack.members] = firsts
+            self._first_groups[stack.members] = firsts + stack.first_group
+            self._node_of[stack.members] = i
+            end += stack.numbers.size
+        self._nodes = [stack.node for stack in stacks]
         self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
         self._first_buffers = _starts_of(buffers)[:-1]
         self._starts = _starts_of(self._buffers)
-        schemas = {id(message.node): message for message in messages}
-        places = {key: i for i, key in enumerate(schemas)}
-        self._nodes = [message.node for message in schemas.values()]
-        self._node_of = np.array([places[id(message.node)] for message in messages])
-        groups = np.array([message.first_group for message in schemas.values()])
-        self._first_groups = self._first_numbers + groups[self._node_of]
         self._columns: dict[str, InPlace | None] = {}
         self._rows: dict[bytes, _GroupRows | None] = {}
 
@@ -267,17 +269,20 @@ class JoinedRows(ColumnSource):
         return part
 
     def meta(self) -> dict[str, Any]:
-        return agreed([self._part(i).meta for i in dict.fromkeys(self._metas_from())])
+        return agreed([self._part(i).meta for i in sorted(_firsts(self._meta_keys()).values())])
 
     def metas(self) -> list[dict[str, Any]]:
-        return [self._part(i).meta for i in self._metas_from()]
+        keys = self._meta_keys()
+        first = _firsts(keys)
+        return [self._part(first[key]).meta for key in keys]
 
-    def _metas_from(self) -> list[int]:
-        """For each batch, the first that has the same `meta`, as its header shows unread."""
-        first: dict[Any, int] = {}
-        messages = self._messages.all if self._messages else [None] * len(self._parts)
-        keys = [(id(m.node), m.values) if m else i for i, m in enumerate(messages)]
-        return [first.setdefault(key, i) for i, key in enumerate(keys)]
+    def _meta_keys(self) -> list[Any]:
+        """For each batch, what equals the key of another with the same `meta`."""
+        keys: list[Any] = [*range(len(self._parts))]
+        for stack in self._messages.stacks if self._messages else ():
+            for i, values in zip(stack.members.tolist(), stack.values, strict=True):
+                keys[i] = id(stack.node), values
+        return keys
 
     def schema(self, key: str, rows: int) -> FieldSchema:
         kind, dtype, shape = self._part(0).select([key]).schema[key]
@@ -430,21 +435,21 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     `where` is what errors call it; those of a damaged message name it.
     """
     parts: list[Any] = list(sources)
-    messages: list[InMemory | None]
+    stacks: list[Stack] = []
     if any(isinstance(part, WireBatch) for part in parts):
         parts = [*chain.from_iterable(map(_parts_of, parts))]
-        messages = [None] * len(parts)
+        buffers: list[Sequence[ByteArray]] = [()] * len(parts)
     else:  # the caller may change a list of frames before a column is read
-        frames, messages = open_together(parts, where, DEFAULT_LIMITS)
-        parts = list[Any](frames)
-    counts: list[int] = []
-    fields: list[Sequence[str]] = []
+        frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
+        parts, buffers = list[Any](frames), [own[1:] for own in frames]
+    counts = np.full(len(parts), -1, dtype=np.int64)
+    fields: dict[int, Sequence[str]] = {}
+    for stack in stacks:
+        counts[stack.members] = stack.numbers[:, stack.node.dims]
+        fields[int(stack.members[0])] = stack.node.fields[-1]
     inner: Sequence[int] = []
-    for i, message in enumerate(messages):
-        if message is not None:
-            counts.append(message.rows)
-            fields.append(message.node.fields[-1])
-            continue
+    alone: dict[int, InMemory] = {}
+    for i in np.flatnonzero(counts < 0).tolist():
         if not isinstance(parts[i], WireBatch):
             parts[i] = _open_one(i, parts[i])
         batch: WireBatch = parts[i]
@@ -454,15 +459,17 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
             detail = f"expected batch dims {list(inner)} after the first, like batch 0, found "
             detail += str(list(sizes[1:]))
             raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
-        counts.append(len(batch))
-        fields.append(batch.fields)
+        counts[i] = len(batch)
+        fields[i] = batch.fields
         if isinstance(source, MessageColumns) and batch.chosen is None:
-            messages[i] = source.in_memory()
-    names = same_fields(enumerate(fields), where)
+            message = source.in_memory()
+            if message is not None:
+                alone[i], buffers[i] = message, message.buffers
+    names = same_fields(sorted(fields.items()), where)
     table = None
-    if all(messages):
-        table = Messages(np.array(counts, dtype=np.int64), messages)  # type: ignore[arg-type]
-    return WireBatch(JoinedRows(names, counts, parts, table))
+    if len(alone) + sum(len(stack.members) for stack in stacks) == len(parts):
+        table = Messages(counts, [*stacks, *stacks_of(alone)], buffers)
+    return WireBatch(JoinedRows(names, counts.tolist(), parts, table))
 
 
 def _parts_of(source: Any) -> Sequence[Any]:
@@ -478,6 +485,11 @@ def _open_one(index: int, source: Any) -> WireBatch:
         return open_whole(source, f"message {index}")
     except WireFormatError as error:
         raise in_message(error, index) from error
+
+
+def _firsts(keys: Sequence[Any]) -> dict[Any, int]:
+    """Where each key is first."""
+    return {key: i for i, key in reversed(list(enumerate(keys)))}
 
 
 # --- columns side by side ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ other is opened by itself: then `read_header` decides whether it is valid, and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,33 +27,47 @@ class InMemory(NamedTuple):
     """A sound message with its frames in memory."""
 
     node: Node  # of the batch; its last field names the columns, its children
-    rows: int
     first_group: int  # which of the numbers is the first of a ragged group
     numbers: bytes  # those of its header
     values: Any  # the packed documents in it; of one node, equal ones have equal `meta`s
     buffers: Sequence[ByteArray]  # the frames after it
 
 
-class _Stack(NamedTuple):
-    """Headers with one schema, and with as many ragged groups and frames each."""
+class Stack(NamedTuple):
+    """Sound messages of one schema, whose headers have as many numbers each."""
 
-    schema: Schema
+    node: Node  # as of `InMemory`
+    first_group: int
     members: IntArray  # which messages they are, in ascending order
     numbers: IntArray  # (messages, K)
-    groups: IntArray  # (messages, groups, 5): as in `Group`
-    values: Sequence[bytes]
+    values: Sequence[Any]  # of each, as of `InMemory`
+
+
+def stacks_of(messages: Mapping[int, InMemory]) -> list[Stack]:
+    """Messages that were opened one by one, by which of several each is."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for i, message in messages.items():
+        alike.setdefault((id(message.node), len(message.numbers)), []).append(i)
+    stacks = []
+    for members in alike.values():
+        some = [messages[i] for i in members]
+        packed = b"".join([message.numbers for message in some])
+        numbers = np.frombuffer(packed, dtype=np.int64).reshape(len(some), -1)
+        values = [message.values for message in some]
+        stacks.append(Stack(*some[0][:2], np.array(members), numbers, values))
+    return stacks
 
 
 def open_together(
     sources: Sequence[Any], where: str, limits: Limits
-) -> tuple[list[list[ByteArray]], list[InMemory | None]]:
-    """The frames of messages; and those that are sound at first sight, None for any other."""
+) -> tuple[list[list[ByteArray]], list[Stack]]:
+    """The frames of messages, and those messages that are sound at first sight."""
     frames = [frame_arrays(source, where) for source in sources]
     # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
     alike: dict[tuple[int, int], list[int]] = {}
     for i, own in enumerate(frames):
         alike.setdefault((len(own[0]), len(own)), []).append(i)
-    found: list[InMemory | None] = [None] * len(frames)
+    stacks: list[Stack] = []
     for (_, count), members in alike.items():
         same = [frames[i] for i in members]
         if count == 1 and is_blob(same[0][0]):
@@ -62,21 +76,14 @@ def open_together(
         shaped = np.array(sizes, dtype=np.int64).reshape(len(members), count)
         headers = [own[0] for own in same]
         stack = _open_alike(headers, np.array(members), shaped[:, 1:], limits)
-        if stack is None:
-            continue
-        node, first = stack.schema.root, stack.schema.numbers + 2
-        whole, width = stack.numbers.tobytes(), 8 * stack.numbers.shape[1]
-        numbers = [whole[at : at + width] for at in range(0, len(whole), width)]
-        rows = stack.numbers[:, node.dims].tolist()
-        each = zip(stack.members.tolist(), rows, numbers, stack.values, strict=True)
-        for i, count, packed, values in each:
-            found[i] = InMemory(node, count, first, packed, values, frames[i][1:])
-    return frames, found
+        if stack is not None:
+            stacks.append(stack)
+    return frames, stacks
 
 
 def _open_alike(
     headers: Sequence[ByteArray], members: IntArray, sizes: IntArray, limits: Limits
-) -> _Stack | None:
+) -> Stack | None:
     """The messages that are like the first, and sound at first sight."""
     size = len(headers[0])
     # A copy: what was checked must not change with the messages' memory.
@@ -108,16 +115,15 @@ def _open_alike(
     packed = [values] * len(headers)
     if (matrix[:, last:] != matrix[0, last:]).any():
         packed = [whole[at - len(values) : at] for at in range(size, len(whole) + 1, size)]
-    ragged = numbers[:, first : first + 5 * groups].reshape(len(numbers), groups, 5)
-    stack = _Stack(schema, members, numbers, ragged, packed)
+    fits = {each: _values_fit(each, schema.values) for each in set(packed)}
     with np.errstate(over="ignore", invalid="ignore"):
-        sound = _sound(stack, sizes, size, limits)
-    if sound.all():
-        return stack
-    if not sound.any():
-        return None
-    packed = [v for v, fits in zip(packed, sound.tolist(), strict=True) if fits]
-    return _Stack(schema, members[sound], numbers[sound], stack.groups[sound], packed)
+        sound = _sound(schema, numbers, groups, sizes, size, limits)
+    if not all(fits.values()):
+        sound &= [fits[each] for each in packed]
+    if not sound.all():
+        members, numbers = members[sound], numbers[sound]
+        packed = [each for each, fit in zip(packed, sound.tolist(), strict=True) if fit]
+    return Stack(schema.root, first, members, numbers, packed) if len(members) else None
 
 
 _IN_PLACE = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS)
@@ -125,14 +131,19 @@ _BATCHES = (Kind.TENSORDICT, Kind.NON_TENSOR_DATA)
 
 
 def _sound(
-    stack: _Stack, sizes: IntArray, header_bytes: int, limits: Limits
+    schema: Schema,
+    numbers: IntArray,
+    groups: int,
+    sizes: IntArray,
+    header_bytes: int,
+    limits: Limits,
 ) -> npt.NDArray[np.bool_]:
-    """Which messages of a stack are sound at first sight; the others may be, too.
+    """Which messages are sound at first sight; the others may be, too.
 
-    As `read_header` checks them one by one. `sizes` are those of their frames, (messages, frames).
+    As `read_header` checks them one by one. `numbers` are those of their headers, (messages, K),
+    and of as many `groups` each; `sizes` those of their frames, (messages, frames).
     """
-    schema, numbers, (count, groups) = stack.schema, stack.numbers, stack.groups.shape[:2]
-    held, first = sizes.shape[1], schema.numbers + 2
+    (count, held), first = sizes.shape, schema.numbers + 2
     # Rows that no cell vouches for have one dim.
     simple = all(
         node.kind in _IN_PLACE or (node.kind in _BATCHES and node.end - node.dims == 1)
@@ -144,12 +155,10 @@ def _sound(
     sound &= (numbers[:, first + 5 * groups :] == sizes).all(axis=1)
     payload = sizes.sum(axis=1)
     sound &= payload + header_bytes <= limits.bytes
-    fits = {values: _values_fit(values, schema.values) for values in set(stack.values)}
-    if not all(fits.values()):
-        sound &= [fits[values] for values in stack.values]
     objects = np.full(count, schema.size + groups + held)
     each = np.arange(count)[:, None]
-    buffer, offset, rows, low, high = stack.groups.transpose(2, 0, 1)
+    ragged = numbers[:, first : first + 5 * groups].reshape(count, groups, 5)
+    buffer, offset, rows, low, high = ragged.transpose(2, 0, 1)
     short = rows < 2
     right = np.where(short, (low == high) & ((rows == 1) | (high == 0)), low <= high)
     sound &= right.all(axis=1)

@@ -379,9 +379,9 @@ class MessageColumns(ColumnSource):
         buffers, header = self.message.buffers, self.message.header
         if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
-        first, rows = header.schema.numbers + 2, self.sizes[0]
+        first = header.schema.numbers + 2
         values = id(self) if self.beside else header.packed_values
-        return InMemory(self.node, rows, first, header.packed_numbers, values, buffers)
+        return InMemory(self.node, first, header.packed_numbers, values, buffers)
 
     def meta(self) -> dict[str, Any]:
         message, meta = self.message, dict[str, Any]()
