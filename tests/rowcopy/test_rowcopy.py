@@ -14,10 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from jagcodec import (
-    materialize,
-    rowcopy,
-)
+from jagcodec import materialize, rowcopy
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView

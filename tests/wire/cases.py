@@ -11,28 +11,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.wire.forge import (
-    GROUP,
-    PAYLOAD,
-    RowMessage,
-    array,
-    batch,
-    blob,
-    int64s,
-    jagged,
-    message,
-    message_of_rows,
-    node,
-    object_array,
-    record,
-    row_message,
-    rows_node,
-    sparse_coo,
-    strided_nested,
-    tensor,
-    tensordict,
-    user,
-)
+from tests.wire import forge
+from tests.wire.forge import GROUP, PAYLOAD, RowMessage, int64s, jagged, message, record, tensor
 
 # --- the files ---------------------------------------------------------------------------------
 
@@ -101,7 +81,7 @@ MAY_ACCEPT |= {"a type of device with a line break"}
 
 # --- more, which a reader in another language need not be tested with: "reason: what is wrong" --
 
-INNER = row_message(message(tensor(), b"\7"))
+INNER = forge.row_message(message(tensor(), b"\7"))
 OPEN_ARRAY = b"\xdd\x05\xf5\xe1\x00"  # it claims 100 million items
 
 
@@ -109,7 +89,7 @@ def wrapping_offsets():
     """Each length is 1 or more as int64 reckons, and they end where they should."""
     cells = int64s(0, 2**63 - 1, -(2**63), -1, 5) + bytes(5)
     return message(
-        tensordict([4], {"x": jagged(offset=40)}), cells, groups=[[0, 0, 4, 1, 2**63 - 1]]
+        forge.tensordict([4], {"x": jagged(offset=40)}), cells, groups=[[0, 0, 4, 1, 2**63 - 1]]
     )
 
 
@@ -121,28 +101,28 @@ def timestamp(form, before=b"", items=0):
 MORE = {
     title.split(": ", 1)[1]: Case("", made, title.split(": ", 1)[0])
     for title, made in {
-        "foreign: a blob with a header of no bytes": blob(message(1), size=0),
+        "foreign: a blob with a header of no bytes": forge.blob(message(1), size=0),
         "unknown_dtype: a dtype of torch's that has no cells": message(tensor("qint8"), PAYLOAD),
         "unknown_dtype: a list for a dtype": message(tensor(["int64", "u1"]), PAYLOAD),
-        "unknown_dtype: code after a dtype": message(array("<i4; import os"), PAYLOAD),
+        "unknown_dtype: code after a dtype": message(forge.array("<i4; import os"), PAYLOAD),
         "bad_record: a jagged tensor without dims": message(
             jagged(shape=[]), PAYLOAD, groups=[GROUP]
         ),
         "bad_record: 2^124 cells of documents": message(
-            object_array([2**62, 2**62], 5), PAYLOAD, groups=[GROUP]
+            forge.object_array([2**62, 2**62], 5), PAYLOAD, groups=[GROUP]
         ),
         "bad_sparse: cells that are not those of the indices": message(
-            sparse_coo(tensor("int64", [1, 1]), tensor(shape=[2], offset=8), shape=[3]),
+            forge.sparse_coo(tensor("int64", [1, 1]), tensor(shape=[2], offset=8), shape=[3]),
             int64s(0) + b"xy",
         ),
         "bad_value: a stack past the dims of its members": message(
-            node("LAZY_STACK", 5, children=[tensordict([1], {})])
+            forge.node("LAZY_STACK", 5, children=[forge.tensordict([1], {})])
         ),
         "bad_value: a component without dims of no cells": message(
-            strided_nested(1, 1, 0, (0, 8)), int64s(0) + b"x"
+            forge.strided_nested(1, 1, 0, (0, 8)), int64s(0) + b"x"
         ),
         "bad_offsets: offsets that fall below 0": message(
-            batch(jagged()), int64s(0, -1, 5) + bytes(40), groups=[GROUP]
+            forge.batch(jagged()), int64s(0, -1, 5) + bytes(40), groups=[GROUP]
         ),
         "bad_offsets: offsets whose differences wrap around": wrapping_offsets(),
         "bad_record: a scalar whose bytes are an integer": message(
@@ -151,14 +131,18 @@ MORE = {
         "bad_record: a scalar of three fields": message(record("SCALAR", "<i4", b"1234", 5)),
         "bad_record: a BIG_INT without a field": message(record("BIG_INT")),
         "bad_value: a bool in a torch.Size": message(record("USER", "torch.Size", [True])),
-        "bad_value: a type of device with a line break": message(user("torch.device", "cuda\n", 0)),
+        "bad_value: a type of device with a line break": message(
+            forge.user("torch.device", "cuda\n", 0)
+        ),
         "unknown_kind: a timestamp of 4 bytes": timestamp(b"\xd6\xff\0\0\0\5"),
         "unknown_kind: a timestamp of 8 bytes": timestamp(b"\xd7\xff" + bytes(8)),
         "unknown_kind: a timestamp behind 500 bytes of 255": timestamp(
             b"\xc7\x0c\xff" + bytes(12), b"\xcc\xff" * 500, 500
         ),
-        "bad_value: a row of zeros among messages": message_of_rows(INNER, RowMessage(bytes(64))),
-        "bad_value: a row that is a part of the magic": message_of_rows(
+        "bad_value: a row of zeros among messages": forge.message_of_rows(
+            INNER, RowMessage(bytes(64))
+        ),
+        "bad_value: a row that is a part of the magic": forge.message_of_rows(
             RowMessage(b"jagcode"), "a"
         ),
         "bad_header: 100,000 arrays in a schema": message(None, schema=b"\x91" * 100_000 + b"\x13"),
@@ -169,10 +153,10 @@ MORE = {
             None, values=b"\x91" + OPEN_ARRAY * 200 + bytes(2000)
         ),
         "bad_value: 10^8 cells of one document": message(
-            object_array([10**8], 1), b"\1", groups=[[0, 0, 1, 1, 1]]
+            forge.object_array([10**8], 1), b"\1", groups=[[0, 0, 1, 1, 1]]
         ),
         "out_of_bounds: 10^8 rows of one document": message(
-            rows_node(1), b"\1", groups=[[0, 0, 10**8, 0, 1]]
+            forge.rows_node(1), b"\1", groups=[[0, 0, 10**8, 0, 1]]
         ),
     }.items()
 }

@@ -14,34 +14,8 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from tests.wire.forge import (
-    Draft,
-    Part,
-    array,
-    column,
-    compressed,
-    int64s,
-    jagged,
-    list_of,
-    map_of,
-    message,
-    message_of_rows,
-    node,
-    object_array,
-    packed,
-    record,
-    row_message,
-    rows_node,
-    run_of,
-    sparse_coo,
-    strided_nested,
-    tag,
-    tensor,
-    tensor_views,
-    tensordict,
-    user,
-    zstd,
-)
+from tests.wire import forge
+from tests.wire.forge import Draft, Part, int64s, message, node, record, run_of, tensor, user, zstd
 
 SPOILED = {
     "unknown dtype": tensor("float33", []),
@@ -67,24 +41,24 @@ def lengths_of(i, rows):
 def ragged(f: Draft, i, rows, *, group=None, each=None):
     total = sum(lengths_of(i, rows)) if each is None else each * rows
     group = f.group(lengths_of(i, rows)) if each is None else f.shared_group([each] * rows)
-    return jagged(group, 1, [total], "int64", *f.put(bytes(8 * total)))
+    return forge.jagged(group, 1, [total], "int64", *f.put(bytes(8 * total)))
 
 
 def documents(row):
     """Rows of documents, in the ragged group of their lengths."""
 
     def make(f: Draft, i, rows):
-        data = [*map(packed, map(row, range(rows)))]
+        data = [*map(forge.packed, map(row, range(rows)))]
         group = f.shared_group([*map(len, data)])
-        return rows_node(sum(map(len, data)), *f.put(b"".join(data)), group=group)
+        return forge.rows_node(sum(map(len, data)), *f.put(b"".join(data)), group=group)
 
     return make
 
 
 def messages_in_rows(f: Draft, i, rows):
-    image = row_message(message(tensor(), b"x"))
+    image = forge.row_message(message(tensor(), b"x"))
     group = f.group([len(image)] * rows)
-    return rows_node(len(image) * rows, *f.put(image * rows), group=group, stored=256)
+    return forge.rows_node(len(image) * rows, *f.put(image * rows), group=group, stored=256)
 
 
 def payload(value, rows=()):
@@ -92,14 +66,14 @@ def payload(value, rows=()):
 
 
 def indirect(f: Draft, kind, lengths, *runs, **options):
-    return column(f, kind, runs, lengths, **options)
+    return forge.column(f, kind, runs, lengths, **options)
 
 
 def indirect_rows(stored):
     """Rows that are one document, as one object or as several."""
 
     def make(f: Draft, i, rows):
-        row = packed([[], i % 100, "x"])
+        row = forge.packed([[], i % 100, "x"])
         run = run_of(row, [0] * rows, narrow=1)
         return indirect(f, "NON_TENSOR_ROWS", [len(row)] * rows, run, stored=stored)
 
@@ -113,12 +87,14 @@ COLUMNS: dict[str, Column] = {
     "jagged, own group": ragged,
     "jagged, shared group": lambda f, i, n: ragged(f, i, n, each=1),
     "jagged, empty rows": lambda f, i, n: ragged(f, i, n, each=0),
-    "strided": lambda f, i, n: strided_nested(n, n, 1, f.put(bytes(n)), f.put(int64s(*[1] * n))),
-    "strided, no cells": lambda f, i, n: strided_nested(0, n, 1, (0, 0), f.put(bytes(8 * n))),
-    "sparse": lambda f, i, n: sparse_coo(
+    "strided": lambda f, i, n: forge.strided_nested(
+        n, n, 1, f.put(bytes(n)), f.put(int64s(*[1] * n))
+    ),
+    "strided, no cells": lambda f, i, n: forge.strided_nested(0, n, 1, (0, 0), f.put(bytes(8 * n))),
+    "sparse": lambda f, i, n: forge.sparse_coo(
         dense(f, "int64", int64s(*range(n)), 1, n), dense(f, "uint8", bytes(n), n), 1, [n]
     ),
-    "lazy stack": lambda f, i, n: node("LAZY_STACK", 0, children=[tensordict([], {})] * n),
+    "lazy stack": lambda f, i, n: node("LAZY_STACK", 0, children=[forge.tensordict([], {})] * n),
     "payload stack": lambda f, i, n: node(
         "NON_TENSOR_STACK", 0, children=[payload([row]) for row in range(n)]
     ),
@@ -161,20 +137,20 @@ def two_rows(make: Column) -> Callable[[Draft], Part]:
 NODES = {name: two_rows(make) for name, make in COLUMNS.items()}
 NODES |= {
     "BYTES": lambda f: node("BYTES", numbers=[*f.put(b"x"), 1]),
-    "ARRAY": lambda f: array("<U2", (1,), *f.put(bytes(8))),
-    "OBJECT_ARRAY": lambda f: object_array([1], 1, *f.put(b"\7"), group=f.group([1])),
-    "TENSOR_VIEWS": lambda f: tensor_views(1, [1], f.put(b"x"), f.put(int64s(0, 1))),
-    "SPARSE_COO": lambda f: sparse_coo(
+    "ARRAY": lambda f: forge.array("<U2", (1,), *f.put(bytes(8))),
+    "OBJECT_ARRAY": lambda f: forge.object_array([1], 1, *f.put(b"\7"), group=f.group([1])),
+    "TENSOR_VIEWS": lambda f: forge.tensor_views(1, [1], f.put(b"x"), f.put(int64s(0, 1))),
+    "SPARSE_COO": lambda f: forge.sparse_coo(
         tensor("int64", [1, 1], *f.put(int64s(0))), tensor("int64", [1], *f.put(b"\1"), stored=1)
     ),
     "USER": lambda f: node(
         "USER", "slice", children=[node("TUPLE", children=[None, byte(f), None])]
     ),
-    "TENSORDICT": lambda f: tensordict([1], {"a": byte(f)}),
-    "LAZY_STACK": lambda f: node("LAZY_STACK", 0, children=[tensordict([], {})]),
-    "LIST": lambda f: list_of(byte(f)),
+    "TENSORDICT": lambda f: forge.tensordict([1], {"a": byte(f)}),
+    "LAZY_STACK": lambda f: node("LAZY_STACK", 0, children=[forge.tensordict([], {})]),
+    "LIST": lambda f: forge.list_of(byte(f)),
     "TUPLE": lambda f: node("TUPLE", children=[byte(f)]),
-    "MAP": lambda f: map_of({"a": byte(f)}),
+    "MAP": lambda f: forge.map_of({"a": byte(f)}),
     "DICT": lambda f: node("DICT", children=[[1], byte(f)]),
     "payload": lambda f: payload(byte(f), [1]),
     "document": lambda f: Part(None, [], [{"a": [1]}]),
@@ -250,7 +226,7 @@ def beside(*names: str, spoil: str | None = None, apart: bool = False) -> Recipe
             parts += made if apart else made * n
         size = sum(map(len, f.payload))
         return f.message(
-            list_of(*parts, *([SPOILED[spoil]] if spoil else [])),
+            forge.list_of(*parts, *([SPOILED[spoil]] if spoil else [])),
             *([] if apart else [bytes(size * (n - 1))]),
         )
 
@@ -263,7 +239,7 @@ def columns(*names: str, spoil: str | None = None) -> Recipe:
     def make(n: int) -> list[bytes]:
         f = Draft()
         leaves = {f"{name} {i}": COLUMNS[name](f, i, 2) for i in range(n) for name in names}
-        return f.message(tensordict([2], leaves | ({"bad": SPOILED[spoil]} if spoil else {})))
+        return f.message(forge.tensordict([2], leaves | ({"bad": SPOILED[spoil]} if spoil else {})))
 
     return Recipe(f"columns({' + '.join(names)}, {spoil})", make, True)
 
@@ -274,7 +250,7 @@ def tall(*names: str, each: int = 1) -> Recipe:
     def make(n: int) -> list[bytes]:
         f = Draft()
         parts = [COLUMNS[name](f, i, n) for i in range(each) for name in names]
-        return f.message(tensordict([n], {f"{i}": part for i, part in enumerate(parts)}))
+        return f.message(forge.tensordict([n], {f"{i}": part for i, part in enumerate(parts)}))
 
     return Recipe(f"tall({each} x {' + '.join(names)})", make, True)
 
@@ -298,8 +274,8 @@ def in_rows(name: str, kind: str = "NON_TENSOR_ROWS", *, messages: bool = False)
 
     def make(n: int) -> list[bytes]:
         items = [DOCUMENTS[name](i) for i in range(n)]
-        made = [row_message(message(item)) for item in items] if messages else items
-        return message_of_rows(*made, kind=kind)
+        made = [forge.row_message(message(item)) for item in items] if messages else items
+        return forge.message_of_rows(*made, kind=kind)
 
     return Recipe(f"in_rows({name}, {kind}, {messages})", make)
 
@@ -335,12 +311,14 @@ def probing_keys(count: int) -> list[int]:
 
 
 LARGE: dict[str, Callable[[int], list[bytes]]] = {
-    "views": lambda n: message(tensor_views(n, [8], (0, 16 * n)), int64s(*[0, 8] * n) + bytes(8)),
+    "views": lambda n: message(
+        forge.tensor_views(n, [8], (0, 16 * n)), int64s(*[0, 8] * n) + bytes(8)
+    ),
     "string": lambda n: message("x" * n),
     "surrogates": lambda n: message("\ud800" * n),
-    "key over much": lambda n: message({"k" * n: [0] * n + [tag("TUPLE")]}),
+    "key over much": lambda n: message({"k" * n: [0] * n + [forge.tag("TUPLE")]}),
     "key of a node": lambda n: message(
-        map_of({"k" * n: list_of(*[0] * n, SPOILED["unknown dtype"])})
+        forge.map_of({"k" * n: forge.list_of(*[0] * n, SPOILED["unknown dtype"])})
     ),
     "type name": lambda n: message(node("USER", "n" * n, children=[0])),
     "big integers equal": lambda n: message(
@@ -356,8 +334,8 @@ LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "many frames": lambda n: message(1, *[b""] * n),
     "forged counts": lambda n: message(None, values=b"\x91" + b"\xdd\x05\xf5\xe1\x00" * n),
     "open maps": lambda n: message(None, schema=b"\x81\xa1a" * n),
-    "compressed frames": lambda n: compressed(1, [32] * n, *[zstd((b"\7", 32), size=32)] * n),
-    "blocks of zstd": lambda n: compressed(
+    "compressed frames": lambda n: forge.compressed(1, [32] * n, *[zstd((b"\7", 32), size=32)] * n),
+    "blocks of zstd": lambda n: forge.compressed(
         tensor(shape=[32 * n]), [32 * n], zstd(*[(b"\7", 32)] * n, size=32 * n)
     ),
     "crc": lambda n: message("x" * n, bytes(n), checksum=True),

@@ -14,19 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from jagcodec import (
-    decode,
-    encode,
-    encode_fields,
-    materialize,
-    maybe_pack_jagged,
-    pack_jagged_fields,
-    pack_per_token_field,
-    register_type,
-    response_from_nested,
-    stack_or_nest,
-    to_nested_by_length,
-)
+import jagcodec
+from jagcodec import decode, encode, materialize, pack_jagged_fields, to_nested_by_length
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.rowcopy import torch_ops
 from jagcodec.testing import jagged_batches
@@ -128,7 +117,7 @@ def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
     assert message(encode(td)) == message(encode(reference))
     assert message(encode(td, narrow=True)) == message(encode(reference, narrow=True))
     with watched(device) as traffic:
-        frames = encode_fields(fields, lengths=batch.lengths, **options)
+        frames = jagcodec.encode_fields(fields, lengths=batch.lengths, **options)
     assert traffic.waits <= 1
     assert message(frames) == message(encode(reference))
     for layout in ("padded", "packed"):
@@ -167,7 +156,7 @@ class Fresh:
 
 def test_tensors_that_are_made_anew_whenever_they_are_read(device):
     made = [torch.arange(5), torch.ones(2)]
-    register_type(
+    jagcodec.register_type(
         *(Fresh, "tests.Fresh"),
         to_state=lambda value: on_device(made, device),
         from_state=lambda state: state,
@@ -186,7 +175,7 @@ def test_large_frames_alias_pinned_memory():
 
 
 FULL, MASK = (
-    stack_or_nest([torch.arange(float(n)) for n in lengths], always_nest=True)
+    jagcodec.stack_or_nest([torch.arange(float(n)) for n in lengths], always_nest=True)
     for lengths in ((4, 3, 6), (3, 0, 2))
 )
 IDS, ROWS = torch.arange(12).view(3, 4), to_nested_by_length(PADDED, LENGTHS)
@@ -206,16 +195,20 @@ def padded(td):
 CALLS: dict[str, tuple[int, Any, list[Any]]] = {
     "lengths here": (0, lambda x: to_nested_by_length(x, LENGTHS), [PADDED]),
     "lengths there": (1, to_nested_by_length, [PADDED, LENGTHS]),
-    "tokens, lengths there": (1, pack_per_token_field, [PADDED, LENGTHS]),
-    "maybe": (0, lambda x: maybe_pack_jagged(x[:, :5], LENGTHS), [PADDED]),
-    "maybe, lengths there": (1, lambda x, n: maybe_pack_jagged(x[:, :5], n), [PADDED, LENGTHS]),
+    "tokens, lengths there": (1, jagcodec.pack_per_token_field, [PADDED, LENGTHS]),
+    "maybe": (0, lambda x: jagcodec.maybe_pack_jagged(x[:, :5], LENGTHS), [PADDED]),
+    "maybe, lengths there": (
+        1,
+        lambda x, n: jagcodec.maybe_pack_jagged(x[:, :5], n),
+        [PADDED, LENGTHS],
+    ),
     "row gather": (
         0,
         lambda x: torch_ops.gather(x, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])),
         [PADDED.view(24, 3)],
     ),
     "padded": (1, padded, [pack_jagged_fields({"a": ROWS}, lengths=None)]),
-    "responses": (1, response_from_nested, [FULL, MASK]),
+    "responses": (1, jagcodec.response_from_nested, [FULL, MASK]),
     "rows of a mask": (1, to_nested_by_length, [IDS, MASK]),
     "mask at one end": (1, by_mask, [IDS, ENDS]),
     "mask with gaps": (1, by_mask, [IDS, GAPS]),

@@ -20,19 +20,8 @@ import torch
 import zmq
 from tensordict import TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    MsgpackDecoder,
-    WireFormatError,
-    decode,
-    dump,
-    encode,
-    encode_fields,
-    load,
-    materialize,
-    open_wire,
-    to_blob,
-)
+import jagcodec
+from jagcodec import ArgumentError, WireFormatError, decode, dump, encode, load, open_wire, to_blob
 from jagcodec.errors import ArgumentTypeError
 from tests.helpers import address
 from tests.oracle import assert_same
@@ -116,7 +105,9 @@ def test_memory_of_a_tensor_is_never_written_over(begin, packed):
     send: Any
     if packed:
         columns = {"a": a.view(5, 1000), "b": torch.ones(5, 1000)}
-        send = partial(encode_fields, columns, lengths=[900] * 5, token_aligned_fields=columns)
+        send = partial(
+            jagcodec.encode_fields, columns, lengths=[900] * 5, token_aligned_fields=columns
+        )
     else:
         send = partial(encode, {"a": a, "b": torch.arange(3000)})
     if begin < 25_000:
@@ -158,7 +149,7 @@ def test_what_is_not_a_message_at_all_is_the_caller_s_mistake(value, text):
             call(value)
         assert caught.value.path == path
     with pytest.raises(ArgumentTypeError, match=text):
-        MsgpackDecoder().decode(value)
+        jagcodec.MsgpackDecoder().decode(value)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +166,7 @@ def test_rows_and_blobs_in_the_wrong_place_are_refused_with_the_right_function()
         with pytest.raises(ArgumentTypeError, match="and encode_rows of rows"):
             read([{"ids": [1, 2]}])
     with pytest.raises(ArgumentTypeError, match=r"\['reward'\].*pack_rows or encode_rows"):
-        materialize([{"ids": [1, 2], "reward": 1.0}])
+        jagcodec.materialize([{"ids": [1, 2], "reward": 1.0}])
     blob = to_blob(encode(1))
     for already in (blob, [blob]):
         with pytest.raises(ArgumentError, match="found a blob"):

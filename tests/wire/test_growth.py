@@ -21,16 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    Limits,
-    WireFormatError,
-    decode,
-    encode,
-    materialize,
-    open_wire,
-    register_type,
-)
+import jagcodec
+from jagcodec import ArgumentError, Limits, WireFormatError, decode, encode, materialize, open_wire
 from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
 from jagcodec.wire.documents import RECORDS
@@ -38,26 +30,8 @@ from jagcodec.wire.schema import FORMS
 from tests.helpers import make_batch, nested, rollout
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
-from tests.wire.forge import (
-    Draft,
-    damaged,
-    header,
-    int64s,
-    jagged,
-    list_of,
-    map_of,
-    message,
-    node,
-    packed,
-    record,
-    rows_node,
-    run,
-    strided_nested,
-    table,
-    tensor,
-    tensordict,
-    zstd,
-)
+from tests.wire import forge
+from tests.wire.forge import int64s, jagged, map_of, message, node, record, run, table, tensor, zstd
 from tests.wire.grown import DOCUMENTS, NODES, drawn, probing_keys, singles
 from tests.wire.readers import cost, forget, operations, outcome, peak_of, readers_of, refused
 
@@ -106,7 +80,7 @@ def in_proportion(small, twice, four_times):
 
 
 def test_every_kind_is_among_the_messages():
-    roots = [make(Draft()).schema for make in NODES.values()]
+    roots = [make(forge.Draft()).schema for make in NODES.values()]
     assert {kind for root in roots if root for kind in kinds_below(root)} >= {*FORMS}
     named = {name.split(",")[0] for name in DOCUMENTS}
     assert {kind.name for kind in RECORDS} - {"PICKLE"} <= named
@@ -230,7 +204,11 @@ def batch(rows, columns, *frames, groups=()):
     pairs = [pair if type(pair) is tuple else (len(pair), pair) for pair in frames]
     sizes, sent = [size for size, _ in pairs], [data for _, data in pairs]
     return message(
-        tensordict([rows], columns), *sent, sizes=sizes, stored=[*map(len, sent)], groups=groups
+        forge.tensordict([rows], columns),
+        *sent,
+        sizes=sizes,
+        stored=[*map(len, sent)],
+        groups=groups,
     )
 
 
@@ -250,13 +228,13 @@ def bits():
 def documents():
     """One row: a list of the smallest objects, each of one byte."""
     size, data = frame(_ASKED // 65, b"\xdd", (_ASKED // 65 - 5).to_bytes(4, "big"), byte=b"\x90")
-    return batch(1, {"a": rows_node(size)}, (size, data), groups=[[0, 0, 1, size, size]])
+    return batch(1, {"a": forge.rows_node(size)}, (size, data), groups=[[0, 0, 1, size, size]])
 
 
 def components():
     size, data = frame(_ASKED // 65 // 8 * 8)
     count = size // 8
-    nested = strided_nested(0, count)
+    nested = forge.strided_nested(0, count)
     return batch(count, {"a": nested}, (size, data))
 
 
@@ -310,7 +288,7 @@ def indirect_documents():
     size, data = frame(each, b"\xdd", (each - 5).to_bytes(4, "big"), byte=b"\x80")
     offsets = int64s(*(i * size for i in range(rows + 1)))
     head = table(run(size, (1, 0)))
-    column = rows_node(rows * size, 0, len(offsets), 0, 65)
+    column = forge.rows_node(rows * size, 0, len(offsets), 0, 65)
     return batch(
         rows, {"a": column}, offsets + head, (size, data), groups=[[0, 0, rows, size, size]]
     )
@@ -446,7 +424,7 @@ def said(found):
 
 @given(st.integers(0))
 def test_a_schema_that_is_known_changes_no_verdict(seed):
-    frames = damaged(bytes_of(encode(rollout())), random.Random(seed))
+    frames = forge.damaged(bytes_of(encode(rollout())), random.Random(seed))
     with fresh_tables():
         assert said(outcome(decode, frames)) == said(outcome(decode, frames))
 
@@ -473,7 +451,7 @@ no_bytes, no_cells = node("BYTES", numbers=[0, 0, 0]), tensor(shape=[0])
     ("count", "call"),
     [
         (schemas.MOST_SCHEMAS + 40, lambda i: decode(named(i))),
-        (150, lambda i: decode(message(list_of(*[no_bytes] * (500 + i))))),
+        (150, lambda i: decode(message(forge.list_of(*[no_bytes] * (500 + i))))),
         (150, lambda i: decode(message(map_of({f"{i}.{k}": no_cells for k in range(90)})))),
         (150, lambda i: encode({f"{i:01500}": torch.ones(1)})),
     ],
@@ -504,7 +482,7 @@ def test_which_schemas_are_kept():
     with fresh_tables() as table:
         for i in range(schemas.MOST_SCHEMAS + 1):
             decode(named(i))
-        kept = [packed(map_of({f"{i:040}": tensor()}).schema) for i in range(3)]
+        kept = [forge.packed(map_of({f"{i:040}": tensor()}).schema) for i in range(3)]
         assert [schema in table for schema in kept] == [False, True, True]
     with fresh_tables() as table:
         assert_same(decode(encode(value)), value)
@@ -514,7 +492,7 @@ def test_which_schemas_are_kept():
 
 
 def test_threads_share_the_table(in_threads):
-    messages = [bytes_of(encode(rollout())), *(named(i) for i in range(300)), [header(7)]]
+    messages = [bytes_of(encode(rollout())), *(named(i) for i in range(300)), [forge.header(7)]]
     expected = [decode(frames) for frames in messages]
 
     def work(seed):
@@ -577,9 +555,9 @@ def test_what_is_kept_does_not_depend_on_who_reads():
     frames = message(node("USER", "test_header.Late", children=[map_of({"x": tensor()})]), b"\7")
     with fresh_tables():
         assert refused(decode, frames).reason == refused(decode, frames).reason == "unknown_type"
-        register_type(Late, name="test_header.Late")
+        jagcodec.register_type(Late, name="test_header.Late")
         assert decode(frames).x.tolist() == [7]
-        pickled = message(list_of(record("PICKLE", b"\x80\x04K\x01."), tensor()), b"\7")
+        pickled = message(forge.list_of(record("PICKLE", b"\x80\x04K\x01."), tensor()), b"\7")
         for _ in range(2):
             assert decode(pickled, allow_pickle=True)[0] == 1
             assert outcome(decode, pickled).reason == "pickle_refused"

@@ -16,56 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    UnsupportedTypeError,
-    WireFormatError,
-    decode,
-    encode,
-    materialize,
-    open_wire,
-    to_blob,
-)
+import jagcodec
+from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize, open_wire, to_blob
 from jagcodec.errors import REASONS, TransportError
 from jagcodec.wire.message import Message
 from jagcodec.wire.spec import Kind
 from tests.helpers import receive, rollout
 from tests.strategies import tensordicts, trees
-from tests.wire import spec_reader
+from tests.wire import forge, readers, spec_reader
 from tests.wire.cases import BAD, GOOD, MAY_ACCEPT, MORE
-from tests.wire.forge import (
-    NUMBERS,
-    Parts,
-    RowMessage,
-    blob,
-    damaged,
-    int64s,
-    jagged,
-    list_of,
-    map_of,
-    message,
-    message_of_rows,
-    node,
-    packed,
-    record,
-    row_message,
-    rows_node,
-    sparse_coo,
-    tensor,
-    tensordict,
-    with_number,
-)
-from tests.wire.readers import (
-    BATCH_READERS,
-    OPTIONS,
-    WHOLE_BATCH_READERS,
-    agree,
-    opened,
-    outcome,
-    peak_of,
-    refused,
-    verdicts,
-)
+from tests.wire.forge import list_of, message, message_of_rows, node, packed, tensor, tensordict
+from tests.wire.readers import BATCH_READERS, OPTIONS, agree, opened, outcome, peak_of, refused
 from tests.wire.test_golden import NAMES, OPAQUE, kept, message_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -98,13 +59,13 @@ def test_every_reader_refuses_a_bad_message(name):
     if is_list_of_bytes(message) and reason not in OF_FRAMES:
         assert decode_error(bytes(to_blob(message))).reason == reason
         if not name.startswith(("compressed", "zstd")):
-            in_a_row = decode_error(message_of_rows("a" * 200, row_message(message)))
+            in_a_row = decode_error(message_of_rows("a" * 200, forge.row_message(message)))
             assert in_a_row.path.startswith("$[1]")
             assert in_a_row.reason == reason or name.startswith("indirect")
     if name in NOT_IN_PARTS or not is_list_of_bytes(message):
         return
     is_batch = type(outcome(lambda m: open_wire(m).fields, message)) is list
-    for read in WHOLE_BATCH_READERS.values():
+    for read in readers.WHOLE_BATCH_READERS.values():
         error = refused(read, message)
         assert not is_batch or error.reason == reason
 
@@ -122,7 +83,7 @@ def test_every_reader_reads_a_good_message(name):
     if not isinstance(message, list):
         return
     if not name.startswith(NOT_IN_ROWS) and not name.endswith("_deep"):
-        assert agree(message_of_rows("a", row_message(message), kind="OBJECT_ARRAY"))
+        assert agree(message_of_rows("a", forge.row_message(message), kind="OBJECT_ARRAY"))
     if isinstance(decode(message), TensorDict):
         for read in BATCH_READERS.values():
             assert not isinstance(outcome(read, message), Exception)
@@ -140,7 +101,7 @@ def test_every_reason_that_a_message_can_give_is_given():
 
 
 UNKNOWN = tensor("float33")
-WRONG = record("BIG_INT", b"")
+WRONG = forge.record("BIG_INT", b"")
 
 
 @pytest.mark.parametrize(
@@ -148,18 +109,18 @@ WRONG = record("BIG_INT", b"")
     [
         (message(UNKNOWN), "$"),
         (message(list_of(1, UNKNOWN)), "$[1]"),
-        (message(map_of({"a": list_of(map_of({"b c": UNKNOWN}))})), "$.a[0]['b c']"),
+        (message(forge.map_of({"a": list_of(forge.map_of({"b c": UNKNOWN}))})), "$.a[0]['b c']"),
         (message(node("TUPLE", children=[0, list_of(UNKNOWN)])), "$[1][0]"),
         (message(tensordict([1], {"ids": UNKNOWN})), "$.ids"),
         (message(tensordict([], {"x": tensordict([], {"y": UNKNOWN})})), "$.x.y"),
         (message(list_of(0, tensor(buffer=9))), "$[1]"),
-        (message(map_of({"td": tensordict([], {"x": tensor(buffer=9)})})), "$.td.x"),
+        (message(forge.map_of({"td": tensordict([], {"x": tensor(buffer=9)})})), "$.td.x"),
         (message(WRONG), "$"),
         (message({"a": [{"b c": WRONG}]}), "$.a[0]['b c']"),
-        (message(record("TUPLE", 0, [WRONG])), "$[1][0]"),
+        (message(forge.record("TUPLE", 0, [WRONG])), "$[1][0]"),
         (message_of_rows("a", WRONG), "$[1]"),
-        (message_of_rows("a", row_message(message(map_of({"x": UNKNOWN})))), "$[1].x"),
-        (message_of_rows("a", RowMessage(blob(message(1))[:-1])), "$[1] (header)"),
+        (message_of_rows("a", forge.row_message(message(forge.map_of({"x": UNKNOWN})))), "$[1].x"),
+        (message_of_rows("a", forge.RowMessage(forge.blob(message(1))[:-1])), "$[1] (header)"),
     ],
 )
 def test_an_error_names_the_path(frames, path):
@@ -225,10 +186,10 @@ def test_a_flipped_bit_gives_a_value_or_the_error(name):
 def test_any_number_may_be_any_other(name):
     """One number of a message at a time; both readers come to one verdict."""
     frames, rng = golden(name), random.Random(name)
-    parts = Parts(frames[0])
+    parts = forge.Parts(frames[0])
     for at, number in enumerate(parts.numbers[: len(parts.numbers) - parts.checksums]):
-        for other in {number - 1, number + 1, *rng.sample(NUMBERS, 4)}:
-            message = with_number(frames, at, min(other, 2**63 - 1))
+        for other in {number - 1, number + 1, *rng.sample(forge.NUMBERS, 4)}:
+            message = forge.with_number(frames, at, min(other, 2**63 - 1))
             read = agree(message, at, other)
             assert not (read and other < 0)
             outcome(opened, message)
@@ -242,11 +203,11 @@ def test_noise_is_refused(head, rest):
 @given(st.integers(0))
 def test_any_damage_gives_every_reader_of_a_batch_a_value_or_the_error(seed):
     rng = random.Random(seed)
-    frames = damaged(golden(rng.choice(["rollout", "rollout_narrow", "rollout_elided"])), rng)
-    value, _, why = verdicts(frames)
+    frames = forge.damaged(golden(rng.choice(["rollout", "rollout_narrow", "rollout_elided"])), rng)
+    value, _, why = readers.verdicts(frames)
     for name, reader in BATCH_READERS.items():
         found = outcome(reader, frames)
-        if value is None and name in WHOLE_BATCH_READERS and "checksum" not in why:
+        if value is None and name in readers.WHOLE_BATCH_READERS and "checksum" not in why:
             assert isinstance(found, WireFormatError), name
 
 
@@ -256,25 +217,25 @@ def test_both_readers_refuse_the_same_messages(value, options, seed):
     frames = [bytes(memoryview(frame)) for frame in encode(value, **options)]
     rng = random.Random(seed)
     for _ in range(20):
-        agree(damaged(frames, rng))
+        agree(forge.damaged(frames, rng))
 
 
 # --- rows that are messages --------------------------------------------------------------------
 
 
 def test_a_row_that_is_a_message_is_cut_anywhere_and_flipped_anywhere():
-    inner = row_message(message(list_of(tensor(), 5), b"\7", checksum=True))
+    inner = forge.row_message(message(list_of(tensor(), 5), b"\7", checksum=True))
     for end in range(2, len(inner)):
-        refused(decode, message_of_rows(RowMessage(inner[:end]), "other"))
+        refused(decode, message_of_rows(forge.RowMessage(inner[:end]), "other"))
     for zeros in (1, 63, 64):
-        refused(decode, message_of_rows(RowMessage(inner + bytes(zeros)), "other"))
-        refused(decode, message_of_rows(RowMessage(bytes(zeros) + inner), "other"))
+        refused(decode, message_of_rows(forge.RowMessage(inner + bytes(zeros)), "other"))
+        refused(decode, message_of_rows(forge.RowMessage(bytes(zeros) + inner), "other"))
     for bit in range(8 * len(inner)):
-        agree(message_of_rows("a", RowMessage(flipped(inner, bit))), bit)
+        agree(message_of_rows("a", forge.RowMessage(flipped(inner, bit))), bit)
 
 
 def test_a_message_in_a_row_may_be_trusted_as_the_one_around_it():
-    hidden = row_message(message(record("PICKLE", b"\x80\x04K\x01.")))
+    hidden = forge.row_message(message(forge.record("PICKLE", b"\x80\x04K\x01.")))
     assert refused(decode, message_of_rows(hidden)).reason == "pickle_refused"
     assert decode(message_of_rows(hidden), allow_pickle=True).tolist() == [1]
 
@@ -291,7 +252,7 @@ def test_offsets_that_wrap_around_are_refused_when_they_are_written_too():
     forged = torch.nested.nested_tensor_from_jagged(
         torch.zeros(5), offsets, min_seqlen=1, max_seqlen=5
     )
-    with pytest.raises(UnsupportedTypeError, match="within the 5 cells"):
+    with pytest.raises(jagcodec.UnsupportedTypeError, match="within the 5 cells"):
         encode(forged)
 
 
@@ -332,7 +293,7 @@ def test_a_deep_and_wide_message_is_refused_with_a_short_path():
     document = [0] * 50_000 + [msgpack.ExtType(99, b"")]
     for _ in range(98):
         part = node("TUPLE", children=[part])
-        document = record("TUPLE", document)
+        document = forge.record("TUPLE", document)
     error = refused(decode, message(part))
     assert (error.reason, error.path[-7:]) == ("unknown_kind", "[50000]")
     assert refused(decode, message(document)).reason == "unknown_kind"
@@ -343,8 +304,10 @@ def test_a_deep_and_wide_message_is_refused_with_a_short_path():
 
 def test_rows_of_sparse_tensors_are_refused():
     """torch makes them of cells from which it has no kernel that picks."""
-    column = sparse_coo(tensor("int64", (1, 2)), tensor("bits4x2", (2,), offset=16), 1, shape=[2])
-    frames = message(tensordict([2], {"a": column}), int64s(0, 1) + b"\5\6")
+    column = forge.sparse_coo(
+        tensor("int64", (1, 2)), tensor("bits4x2", (2,), offset=16), 1, shape=[2]
+    )
+    frames = message(tensordict([2], {"a": column}), forge.int64s(0, 1) + b"\5\6")
     assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
     with pytest.raises(ArgumentError, match=r"found a torch\.sparse_coo; call"):
         open_wire(frames).rows([1]).to_tensordict()
@@ -353,7 +316,7 @@ def test_rows_of_sparse_tensors_are_refused():
 def test_rows_that_repeat_do_not_count_past_2_to_the_63():
     """A row of cells without bytes may be as long as it likes, but not three of them."""
     row = 1 << 62
-    column = jagged(dtype="int64", shape=[row, 0], offset=0)
+    column = forge.jagged(dtype="int64", shape=[row, 0], offset=0)
     frames = message(tensordict([1], {"a": column}), groups=[[0, 0, 1, row, row]])
     assert open_wire(frames).rows([0]).to_tensordict()["a"].values().shape == (row, 0)
     for rows in (2, 3, 4):
@@ -373,18 +336,20 @@ def test_messages_inside_each_other_are_not_copied_at_every_level():
     size = 1 << 20
     frames = message(node("BYTES", numbers=[0, 0, size]), bytes(size))
     for _ in range(50):
-        row = row_message(frames)
+        row = forge.row_message(frames)
         frames = message(
-            rows_node(len(row), stored=256), row, groups=[[0, 0, 1, len(row), len(row)]]
+            forge.rows_node(len(row), stored=256), row, groups=[[0, 0, 1, len(row), len(row)]]
         )
     assert peak_of(decode, frames) < 4 * size
 
 
 def test_rows_that_tensordict_refuses_are_refused():
     """tensordict takes a payload out of what it is in, and a stack has more than one."""
-    stack = message(rows_node(2), b"\1\2" + bytes(6) + int64s(0, 1, 2), groups=[[0, 8, 2, 1, 1]])
-    row = row_message(stack)
-    column = rows_node(len(row), stored=256)
+    stack = message(
+        forge.rows_node(2), b"\1\2" + bytes(6) + forge.int64s(0, 1, 2), groups=[[0, 8, 2, 1, 1]]
+    )
+    row = forge.row_message(stack)
+    column = forge.rows_node(len(row), stored=256)
     groups = [[0, 0, 1, len(row), len(row)]]
     frames = message(tensordict([1], {"a": column}), row, groups=groups)
     assert refused(decode, frames).reason == "bad_value"

@@ -17,32 +17,9 @@ from jagcodec.wire.schema import LEAVES, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
 from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
-from tests.wire import spec_reader
+from tests.wire import forge, spec_reader
 from tests.wire.cases import GOOD
-from tests.wire.forge import (
-    NUMBERS,
-    TEXT,
-    Draft,
-    Parts,
-    batch_of,
-    column,
-    compressed,
-    in_a_row,
-    int64s,
-    jagged,
-    list_of,
-    message,
-    packed,
-    record,
-    rows_node,
-    run,
-    run_of,
-    table,
-    tensor,
-    tensordict,
-    with_number,
-    zeros,
-)
+from tests.wire.forge import NUMBERS, TEXT, Draft, batch_of, column, run, run_of, tensor, tensordict
 from tests.wire.readers import BATCH_READERS, agree, outcome, peak_of, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -110,26 +87,26 @@ def test_every_number_of_a_table_and_of_its_node(name):
     for at in range(start, start + length, 8):
         for value in {*NUMBERS, 2, 4, 5, 34}:
             payload = bytearray(frames[1])
-            payload[at : at + 8] = int64s(value)
+            payload[at : at + 8] = forge.int64s(value)
             agree([frames[0], bytes(payload)], at, value)
             if "OBJECT" not in name and value in (-1, 1, 65, 2**63 - 1):
                 agree_in_batches([frames[0], bytes(payload)])
-    for at in range(len(Parts(frames[0]).numbers)):
+    for at in range(len(forge.Parts(frames[0]).numbers)):
         for value in (*NUMBERS, 2, 4, 5, 66, 67, 71, 73, 128, 130):
-            agree(with_number(frames, at, value), at, value)
+            agree(forge.with_number(frames, at, value), at, value)
 
 
 def test_tables_in_frames_of_their_own():
     """Of a list of tensors, as of columns."""
     f = Draft(apart=True)
     made = column(f, "TENSOR", [run_of(b"\1\2", [1, 0])], [1, 1])
-    assert agree(f.message(list_of(made, made), bytes(64)))
+    assert agree(f.message(forge.list_of(made, made), bytes(64)))
 
 
 NOT_MSGPACK, LONGER = b"\xc1" * 5, b"\3text"  # 0xc1 begins nothing, and 3 is an integer of one byte
 
 
-@pytest.mark.parametrize("bad", [NOT_MSGPACK, LONGER, packed(record("BIG_INT", b""))])
+@pytest.mark.parametrize("bad", [NOT_MSGPACK, LONGER, forge.packed(forge.record("BIG_INT", b""))])
 @pytest.mark.parametrize("stored", [65, 129])
 def test_a_bad_document_names_its_row(bad, stored):
     """Whether each row is an object of its own, or rows of the same bytes are one."""
@@ -164,12 +141,12 @@ def claimed(kind, lengths, dims, dtype="uint8"):
     """A column of one cell that claims to be this large."""
     f = Draft()
     group = f.group(lengths)
-    place = f.put(table(run(1, (0, 0), group=group, index=(0, 0), narrow=1)))
+    place = f.put(forge.table(run(1, (0, 0), group=group, index=(0, 0), narrow=1)))
     if kind == "TENSOR":
         return f.message(tensor(dtype, dims, *place, stored=65))
     if kind == "JAGGED":
-        return f.message(jagged(group, 1, dims, dtype, *place, stored=65))
-    return f.message(rows_node(dims[0], *place, group=group, stored=129))
+        return f.message(forge.jagged(group, 1, dims, dtype, *place, stored=65))
+    return f.message(forge.rows_node(dims[0], *place, group=group, stored=129))
 
 
 BOMBS = {
@@ -226,7 +203,11 @@ def offsets_of(rows):
 
 # A message, how often each byte that is made counts, and how many bytes are made.
 EXPANDED: dict[str, tuple[Any, int, int]] = {
-    "a frame of zstd": (compressed(tensor(shape=[1 << 20]), [1 << 20], zeros(1 << 20)), 1, 1 << 20),
+    "a frame of zstd": (
+        forge.compressed(tensor(shape=[1 << 20]), [1 << 20], forge.zeros(1 << 20)),
+        1,
+        1 << 20,
+    ),
     "rows": (rows_made(400, 1 << 10, 9), 1, 9 * 400 * ((1 << 10) + 32) + offsets_of(400)),
     "documents": (documents(1000), 64, 1000 * len(ROW)),
     "documents that are one object": (
@@ -262,9 +243,9 @@ def test_the_limit_of_what_is_made(name):
 
 def test_what_repeats_does_not_repeat_at_every_level():
     """The billion laughs: 60 rows, each of which is a message of 60 rows, and so on."""
-    frames = message(tensor("int64", [800], 0, 0, 1), bytes(100))
+    frames = forge.message(tensor("int64", [800], 0, 0, 1), bytes(100))
     for level in range(6):
-        frames = in_a_row(frames, rows=60)
+        frames = forge.in_a_row(frames, rows=60)
         assert agree(frames) == (level == 0)
         assert peak_of(outcome, decode, frames) < 10 << 20
 

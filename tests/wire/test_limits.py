@@ -12,42 +12,17 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    Limits,
-    MsgpackDecoder,
-    WireFormatError,
-    decode,
-    dump,
-    encode,
-    encode_fields,
-    load,
-    open_wire,
-    to_blob,
-)
+import jagcodec
+from jagcodec import ArgumentError, Limits, WireFormatError, decode, dump, encode, load, open_wire
 from jagcodec.errors import ArgumentTypeError, JagcodecError
 from jagcodec.wire.documents import RECORDS as RECORD_FIELDS
 from jagcodec.wire.schema import FORMS
-from tests.wire.forge import (
-    blob,
-    int64s,
-    list_of,
-    map_of,
-    message,
-    message_of_rows,
-    node,
-    record,
-    row_message,
-    sparse_coo,
-    strided_nested,
-    tensor,
-    tensor_views,
-    tensordict,
-)
+from tests.wire import forge
+from tests.wire.forge import blob, message, message_of_rows, node, record, tensor, tensordict
 from tests.wire.readers import chosen, fetched, on_a_small_stack, peak_of, refused
 
 COLUMNS = {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}
-FRAMES = encode_fields(COLUMNS, lengths=torch.tensor([2, 4, 3]))
+FRAMES = jagcodec.encode_fields(COLUMNS, lengths=torch.tensor([2, 4, 3]))
 
 
 def sizes_of(frames):
@@ -78,14 +53,14 @@ def test_what_each_limit_counts():
     ("frames", "objects", "depth"),
     [
         (message(1), 1, 0),
-        (message(list_of(list_of(1), 2)), 4, 2),
+        (message(forge.list_of(forge.list_of(1), 2)), 4, 2),
         (message(record("TUPLE", record("TUPLE"))), 1, 1),
         (message_of_rows("a", "b", "c"), 1 + 1 + 1 + 3, 0),
         # Messages in rows: their nodes are objects, and lie inside the node of the rows.
-        (message_of_rows("a", row_message(message(list_of(1, 2)))), 1 + 1 + 1 + 2 + 1 + 3, 2),
-        (message(tensor_views(2),
-                 int64s(0, 0, 1, 1) + b"\1"), 3 + 1 + 2, 1),
-        (message(strided_nested(0, 2), int64s(0, 0)),
+        (message_of_rows("a", forge.row_message(message(forge.list_of(1, 2)))), 9, 2),
+        (message(forge.tensor_views(2),
+                 forge.int64s(0, 0, 1, 1) + b"\1"), 3 + 1 + 2, 1),
+        (message(forge.strided_nested(0, 2), forge.int64s(0, 0)),
          3 + 1 + 2, 1),
         (message(tensordict([1], {"a": tensordict([1], {"x": tensor(), "y": tensor(shape=(1, 0))}),
                                   "b": tensor(shape=(1, 0)), "c": tensor(shape=(1, 0))}), b"\1"),
@@ -99,13 +74,13 @@ def test_what_limits_count_of_other_messages(frames, objects, depth):
 
 def readers(tmp_path):
     dump({"a": torch.arange(5)}, path := tmp_path / "x.jag")
-    blob_ = bytes(to_blob(FRAMES))
+    blob_ = bytes(jagcodec.to_blob(FRAMES))
     return {
         "decode": lambda limits: decode(FRAMES, limits=limits),
         "decode of a blob": lambda limits: decode(blob_, limits=limits),
         "load": lambda limits: load(path, limits=limits),
         "load, mapped": lambda limits: load(path, mmap=True, limits=limits),
-        "MsgpackDecoder": lambda limits: MsgpackDecoder(limits=limits).decode(FRAMES),
+        "MsgpackDecoder": lambda limits: jagcodec.MsgpackDecoder(limits=limits).decode(FRAMES),
         "open_wire": lambda limits: open_wire(FRAMES, limits=limits),
         "open_wire of a source": lambda limits: open_wire(
             lambda offset, size: blob_[offset : offset + size], limits=limits
@@ -218,15 +193,15 @@ LEVELS = 102
 
 NODES = {
     "TUPLE": lambda part: node("TUPLE", children=[part]),
-    "LIST": list_of,
-    "MAP": lambda part: map_of({"a": part}),
+    "LIST": forge.list_of,
+    "MAP": lambda part: forge.map_of({"a": part}),
     "DICT": lambda part: node("DICT", children=[[1], part]),
     "NON_TENSOR_DATA": lambda part: node("NON_TENSOR_DATA", 1, numbers=[1], children=[part]),
     "TENSORDICT": lambda part: tensordict([1], {"a": part}),
     "USER": lambda part: node("USER", "slice", children=[node("TUPLE", children=[part, 0, 0])]),
     "LAZY_STACK": lambda part: node("LAZY_STACK", 0, children=[part]),
     "NON_TENSOR_STACK": lambda part: node("NON_TENSOR_STACK", 0, children=[part]),
-    "SPARSE_COO": lambda part: sparse_coo(part, 0),
+    "SPARSE_COO": lambda part: forge.sparse_coo(part, 0),
     "STRIDED_NESTED": lambda part: node("STRIDED_NESTED", 1, children=[part, 0]),
     "TENSOR_VIEWS": lambda part: node("TENSOR_VIEWS", children=[part, 0]),
 }
@@ -245,7 +220,7 @@ RECORDS = {
     "PICKLE": lambda value: record("PICKLE", value),
 }
 ROWS = {
-    kind: lambda frames, kind=kind: message_of_rows(row_message(frames), kind=kind)
+    kind: lambda frames, kind=kind: message_of_rows(forge.row_message(frames), kind=kind)
     for kind in ("NON_TENSOR_ROWS", "OBJECT_ARRAY")
 }
 # These hold themselves, and are no deeper than what encode writes: they are read.
@@ -292,8 +267,8 @@ def test_a_kind_in_itself(name):
     if name in RECORDS:
         value = inside([RECORDS[name]], 7, levels)
         made += [message(value), message_of_rows(value)]
-        made += [message_of_rows(value, row_message(message(1)))]
-        made += [message_of_rows(row_message(message(value)))]
+        made += [message_of_rows(value, forge.row_message(message(1)))]
+        made += [message_of_rows(forge.row_message(message(value)))]
         read(message(batch_of(value)), chosen, fetched)
         wrong.append(message(inside([RECORDS[name]], record("BIG_INT", b""), 100)))
     if name in ROWS:

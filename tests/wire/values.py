@@ -14,20 +14,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
+import tensordict
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    MetaData,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    TensorDictParams,
-    UnbatchedTensor,
-    lazy_stack,
-    set_lazy_legacy,
-    tensorclass,
-)
+from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from jagcodec import BatchedDataDict, register_type, stack_or_nest
 from jagcodec.wire.spec import TORCH_DTYPES
@@ -261,7 +250,7 @@ def legacy(make):
     """What operations on shapes return where they return lazy views."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        with set_lazy_legacy(True):
+        with tensordict.set_lazy_legacy(True):
             return make()
 
 
@@ -285,7 +274,7 @@ def rich():
             "names": NonTensorStack("a", {"b": (1,)}, None),
             "objects": np.array(["x", ["y"], 3], dtype=object),
             "note": "for all",
-            "lazy": LazyStackedTensorDict(*lazy, stack_dim=0),
+            "lazy": tensordict.LazyStackedTensorDict(*lazy, stack_dim=0),
             "strided": torch.nested.nested_tensor(rows, layout=torch.strided),
             "sparse": torch.eye(3).to_sparse(),
             "flag": torch.tensor([True, False, True]),
@@ -310,7 +299,7 @@ def unequal_rows():
     members = [
         TensorDict({"a": torch.ones(i), **({"b": torch.ones(1)} if i else {})}, []) for i in (0, 3)
     ]
-    return LazyStackedTensorDict(*members, stack_dim=0)
+    return tensordict.LazyStackedTensorDict(*members, stack_dim=0)
 
 
 # After those with which tensordict tests itself, with the kinds that they lack.
@@ -334,7 +323,7 @@ KINDS: Makers = {
     "stack_of_batches_in_batches": lambda: lazy_stack(list(batch_in_batch().unbind(1)), 1),
     "stack_of_stacks": lambda: lazy_stack([lazy_stack([batch(2), batch(2)], 1)] * 2, 0),
     "stack_of_tensorclasses": lambda: lazy_stack([turn(2), turn(2)], 0),
-    "stack_around_tensorclasses": lambda: LazyStackedTensorDict(turn(2), turn(2)),
+    "stack_around_tensorclasses": lambda: tensordict.LazyStackedTensorDict(turn(2), turn(2)),
     "stack_of_ragged_tensorclasses": ragged_turns,
     "column_of_ragged_tensorclasses": lambda: column(ragged_turns()),
     "stack_with_tensorclasses_inside": lambda: lazy_stack([column(turn(3)) for _ in range(2)], 0),
@@ -353,8 +342,8 @@ KINDS: Makers = {
     "lazily_viewed": lambda: legacy(lambda: batch_in_batch().view(-1)),
     "lazily_transposed": lambda: legacy(lambda: batch_in_batch().transpose(0, 1)),
     "lazily_squeezed_column": lambda: column(legacy(lambda: batch(2, 1).squeeze(1))),
-    "parameters": lambda: TensorDictParams(batch()),
-    "column_of_parameters": lambda: column(TensorDictParams(batch(2))),
+    "parameters": lambda: tensordict.TensorDictParams(batch()),
+    "column_of_parameters": lambda: column(tensordict.TensorDictParams(batch(2))),
     "locked": lambda: batch().lock_(),
     "object": lambda: batch().set_non_tensor("name", "gsm8k"),
     "objects": lambda: TensorDict({"t": NonTensorStack("a", {"b": 1})}, batch_size=[2]),
@@ -366,9 +355,9 @@ KINDS: Makers = {
     "stack_around_metadata": lambda: lazy_stack(
         [TensorDict({"m": MetaData(i)}, batch_size=[]) for i in range(2)], 0
     ),
-    "unbatched": lambda: UnbatchedTensor(torch.arange(7)),
+    "unbatched": lambda: tensordict.UnbatchedTensor(torch.arange(7)),
     "column_of_unbatched": lambda: TensorDict(
-        {"u": UnbatchedTensor(torch.arange(7)), "a": torch.rand(3)}, batch_size=[3]
+        {"u": tensordict.UnbatchedTensor(torch.arange(7)), "a": torch.rand(3)}, batch_size=[3]
     ),
     "grid_of_objects": grid_of_objects,
     "column_of_grids": lambda: column(grid_of_objects()),
@@ -386,7 +375,7 @@ KINDS: Makers = {
     "strided_grid": lambda: TensorDict(
         {"a": torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.ones(2, 4)])}, [2, 2]
     ),
-    "stack_without_members": lambda: LazyStackedTensorDict(stack_dim=0),
+    "stack_without_members": lambda: tensordict.LazyStackedTensorDict(stack_dim=0),
     "empty_stack_of_objects": lambda: TensorDict({"a": NonTensorStack()}, []),
     "batch": make_batch,
     "large_batch": lambda: make_batch(cells_per_token=100),
@@ -408,12 +397,14 @@ REGISTERED: Makers = {
 
 def as_it_arrives(value):
     """A value with every view of a TensorDict replaced by a TensorDict of what it shows."""
-    if type(value) is LazyStackedTensorDict:
+    if type(value) is tensordict.LazyStackedTensorDict:
         members = [as_it_arrives(member) for member in value.tensordicts]
-        return LazyStackedTensorDict(*members, stack_dim=value.stack_dim)
+        return tensordict.LazyStackedTensorDict(*members, stack_dim=value.stack_dim)
     if TypedTensorDict is not None and isinstance(value, TypedTensorDict):
         return value
-    if isinstance(value, TensorDictBase) and not isinstance(value, LazyStackedTensorDict):
+    if isinstance(value, tensordict.TensorDictBase) and not isinstance(
+        value, tensordict.LazyStackedTensorDict
+    ):
         leaves = {key: as_it_arrives(leaf) for key, leaf in value.items()}
         return TensorDict(leaves, batch_size=value.batch_size)
     return value

@@ -10,14 +10,9 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
+import tensordict
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    UnbatchedTensor,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import cells
 from jagcodec.errors import JagcodecError, WireFormatError, brief
@@ -29,21 +24,13 @@ from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_of_payloads
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire import documents
+from jagcodec.wire import documents, message
 from jagcodec.wire.checks import bad, cells_of, check_distinct, expect, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.lowered import Documents
-from jagcodec.wire.message import (
-    Budget,
-    ChosenRows,
-    Message,
-    open_message,
-    open_row,
-    reading,
-    writable,
-)
+from jagcodec.wire.message import Budget, ChosenRows, Message, open_row, reading, writable
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
@@ -109,8 +96,8 @@ def decode(
     imported already. Safe to call from several threads at once.
     """
     how = reading("decode", limits, copy, device, allow_pickle)
-    message = open_message(frames, "decode(frames)", how)
-    return build(message, message.header.schema.root)
+    opened = message.open_message(frames, "decode(frames)", how)
+    return build(opened, opened.header.schema.root)
 
 
 class MsgpackDecoder:
@@ -312,7 +299,9 @@ def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
 def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
     if not is_leaf(leaf):
         raise bad("a leaf", type(leaf).__name__)
-    own = node.kind is Kind.USER and not isinstance(leaf, (torch.Tensor, UnbatchedTensor))
+    own = node.kind is Kind.USER and not isinstance(
+        leaf, (torch.Tensor, tensordict.UnbatchedTensor)
+    )
     if own or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
         # tensordict would change the batch size of these rather than reject them.
         found = list(leaf.batch_size)
