@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,33 +19,37 @@ def check_fields(fields: Any, path: str) -> None:
     """Refuse anything but a dict of names to columns."""
     if type(fields) is dict and _STRING.issuperset(map(type, fields)):
         return
-    if not isinstance(fields, Mapping) or not all(
-        # By items, because a TensorDict iterates over its rows.
-        isinstance(name, str)
-        for name, _ in fields.items()
-    ):
+    # By items, because a TensorDict iterates over its rows.
+    pairs = fields.items() if isinstance(fields, Mapping) else [(None, None)]
+    if not all(isinstance(name, str) for name, _ in pairs):
+        detail = f"expected a dict of names to columns, found {describe(fields)}"
         keys = " with keys that are not strings" if isinstance(fields, Mapping) else ""
-        detail = f"expected a dict of names to columns, found {type(fields).__name__}{keys}"
-        raise ArgumentTypeError("bad_type", path, detail)
+        raise ArgumentTypeError("bad_type", path, detail + keys)
 
 
 def name_set(names: Any, path: str) -> frozenset[Any]:
     """The names that an argument holds, in no order."""
-    if names == ():
-        return _NO_NAMES
+    return _NO_NAMES if names == () else _names_in(names, path, frozenset)
+
+
+def name_list(names: Any, path: str) -> list[Any]:
+    """The names that an argument holds, each once, in their order."""
+    return [*_names_in(names, path, dict.fromkeys)]
+
+
+def _names_in(names: Any, path: str, collect: Callable[[Any], Any]) -> Any:
     if isinstance(names, str):
-        detail = f"expected a set of names, found the string {names!r}; put it in a list"
+        detail = f"expected names, found the string {names!r}; put it in a list"
         raise ArgumentTypeError("bad_type", path, detail)
     try:
-        return frozenset(names)
+        return collect(names)
     except TypeError as error:
-        detail = f"expected a set of names, found {error}"
-        raise ArgumentTypeError("bad_type", path, detail) from error
+        raise ArgumentTypeError("bad_type", path, f"expected names, found {error}") from error
 
 
-def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -> list[str]:
-    """The names that an argument holds, in their order; one string is one name."""
-    listed = [names] if isinstance(names, str) else list(names)
+def known_names(names: Any, columns: Iterable[str], path: str) -> list[str]:
+    """The names that an argument holds, in their order, which must be those of columns."""
+    listed = name_list(names, path)
     check_known(listed, columns, path)
     return listed
 

@@ -843,10 +843,21 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         (([TD, {"a": torch.tensor(1.0)}],), ArgumentTypeError, "'a'.*expected a column"),
         (([encode(TD), [b"no message"]],), JagcodecError, "message 1: "),
     ],
+    BatchedDataDict.select: [
+        (
+            (BatchedDataDict(a=[1]), "a"),
+            ArgumentTypeError,
+            "found the string 'a'; put it in a list",
+        ),
+    ],
+    WireBatch.select: [
+        ((open_wire(encode(TD)), "ids"), ArgumentTypeError, "string 'ids'; put it in a list"),
+        ((open_wire(encode(TD)), 5), ArgumentTypeError, "expected names"),
+    ],
     to_rows: [
-        (({"a": [1]}, "a"), ArgumentTypeError, "found str; put one name in a list"),
+        (({"a": [1]}, "a"), ArgumentTypeError, "found the string .a.; put it in a list"),
         (({"a": [1]}, ["a", "b"]), ArgumentKeyError, "expected one of 'a'"),
-        (({"a": [1]}, 5), ArgumentTypeError, "list of names"),
+        (({"a": [1]}, 5), ArgumentTypeError, "expected names"),
         (({"a": [1]}, None, "pandas"), ArgumentError, "'numpy'"),
         (({"a": torch.ones(2, device="meta")}, ["a"], "list"), ArgumentTypeError, "meta"),
         ((COO, None, "numpy"), ArgumentTypeError, "sparse_coo; use as_='tensor'"),

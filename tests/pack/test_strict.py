@@ -154,21 +154,20 @@ def test_integers_that_are_left_out(pack, dtype):
     silent(pack, {"x": IDS.to(dtype)}, **OPTIONS)
 
 
-def test_one_column_of_integers_speaks_for_the_lengths():
-    """The first one warns; any one is enough for strict, since position ids go on into the pads."""
+@pytest.mark.parametrize("pack", BY_NAME)
+def test_one_column_of_integers_speaks_for_the_lengths(pack):
+    """Any one is enough, wherever it is: position ids go on into the pads."""
     positions = torch.arange(5).expand(3, 5)
-    fields = {"logprobs": LEFTOVERS.float(), "ids": IDS, "positions": positions}
-    options: Any = {"lengths": LENGTHS, "token_aligned_fields": list(fields)}
-    silent(pack_jagged_fields, fields, **options)
     fields = {"logprobs": LEFTOVERS.float(), "positions": positions, "ids": IDS}
-    with pytest.warns(JagcodecWarning, match=r"'positions'\): cells"):
-        pack_jagged_fields(fields, **options)
-    silent(pack_jagged_fields, fields, **options, strict=True)
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": list(fields)}
+    silent(pack, fields, **options)
+    silent(pack, fields, **options, strict=True)
     options["token_aligned_fields"].remove("ids")
+    with pytest.warns(JagcodecWarning, match=r"'positions'\): cells"):
+        pack(fields, **options)
     text = r"'positions'\), row 0: .*one constant.*prompt or response lengths"
-    for pack in BY_NAME:
-        with pytest.raises(ArgumentError, match=text):
-            pack(fields, **options, strict=True)
+    with pytest.raises(ArgumentError, match=text):
+        pack(fields, **options, strict=True)
 
 
 @st.composite

@@ -85,8 +85,8 @@ class Placement:
         wrong = np.flatnonzero(prompts > lengths)
         if len(wrong):
             row = int(wrong[0])
-            detail = f"expected a prompt within its row of {lengths[row]}, found "
-            detail += f"{prompts[row]} tokens; give columns without prompts another padding_side"
+            detail = f"expected a prompt within its row of {lengths[row]}, found {prompts[row]} "
+            detail += "tokens; give columns without prompts another padding_side by name"
             raise ArgumentError("bad_length", f"{path_of(key)}, row {row}", detail)
         longest = int(prompts.max(initial=0))
         before = self.prompt_width or longest

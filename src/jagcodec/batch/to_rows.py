@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from tensordict import UnbatchedTensor, is_tensorclass
 
-from jagcodec._arguments import check_option
+from jagcodec._arguments import check_option, name_list
 from jagcodec.batch.columns import AnyBatch, columns_of
-from jagcodec.errors import ArgumentTypeError, describe
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
@@ -67,10 +67,8 @@ def to_rows(
     """
     where = "to_rows"
     check_option(as_, get_args(RowsAs), f"{where}(as_)")
-    if isinstance(columns, str) or not isinstance(columns, (Iterable, type(None))):
-        detail = f"expected a list of names, found {describe(columns)}; put one name in a list"
-        raise ArgumentTypeError("bad_type", f"{where}(columns)", detail)
-    return _Making(as_).samples(columns_of(batch, where, names=columns, kept=True), where)
+    names = None if columns is None else name_list(columns, f"{where}(columns)")
+    return _Making(as_).samples(columns_of(batch, where, names=names, kept=True), where)
 
 
 class _Making:

@@ -30,7 +30,7 @@ from jagcodec.memory.tensor_bytes import (
     to_device,
 )
 from jagcodec.pack.cells import described
-from jagcodec.pack.tensors import warn_of_leftovers, warn_of_rectangle
+from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
@@ -63,33 +63,33 @@ def pack_jagged_fields(
         fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, object arrays
             (N,), lists of strings, bytes, dicts and None, or payloads as a TensorDict holds them.
         lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple; or a jagged
-            tensor, whose row lengths count and whose offsets object the packed columns get. None
+            tensor, whose row lengths count and whose offsets object the packed columns share. None
             without a `mask` packs nothing.
         token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
             (with its fallback). Names that are not columns are ignored, so that one set of names
-            serves every batch. None: a tensor is packed if its shape passes the guess of
-            `maybe_pack_jagged`; with a `mask`, if its first two dims are those of the mask.
-        mask: In place of `lengths`, for prompts padded on the left, or for holes: (N, S) booleans,
-            or integers 0 and 1, or the name of the column that is the mask. Row i of a packed
-            column is its cells where row i of the mask is True.
+            serves every batch. None packs each tensor whose shape passes the guess of
+            `maybe_pack_jagged`; with a `mask`, whose first two dims are those of the mask.
+        mask: In place of `lengths`, for padding on the left, or for holes: (N, S) booleans, or
+            integers 0 and 1, or the name of the column that is the mask. Row i of a packed column
+            is its cells where row i of the mask is True.
         strict: If True, raise an error for three likely mistakes:
 
             * a name in `token_aligned_fields` is not a column;
             * a named column with two or more dims cannot be packed;
-            * the cells that are left out are not all one constant, bit for bit, in any of the
-              packed columns of integers. This happens if you pass prompt or response lengths for
+            * in each packed column of integers, the cells that are left out are not all one
+              constant, bit for bit. This happens if you pass prompt or response lengths for
               columns that hold both.
 
-            If False, warn (`JagcodecWarning`, once per calling line) of the second, and if the
-            first and the last cell after a row differ in the first packed column of integers on
-            the CPU (not with a `mask`).
+            If False, warn (`JagcodecWarning`, once per calling line) of the second; and, without
+            a `mask`, if in each packed column of integers on the CPU the first and the last cell
+            after some row differ.
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
-        columns own their memory, one block that is freed with the last of them, and share one
-        offsets tensor, so ``td["a"] * td["b"]`` works; so do jagged columns with the same row
-        lengths. Other tensors are detached and alias contiguous input. Object arrays and lists
-        become one payload per row (`NonTensorStack`), aliased.
+        columns own their memory, one block that is freed with the last of them. Jagged columns of
+        equal row lengths share one offsets tensor, so ``td["a"] * td["b"]`` works. Other tensors
+        are detached and alias contiguous input. Object arrays and lists become one payload per row
+        (`NonTensorStack`), aliased.
 
     Raises:
         ArgumentError: A column does not have N rows; `lengths` is not (N,) or has a negative one;
@@ -172,8 +172,7 @@ def _columns(
 ) -> Columns:
     """Checked columns: tensors, arrays over them, `RaggedView`s of packed rows, lists of objects.
 
-    Nothing of them is read but the lengths or the mask, and cells after rows: two per row of the
-    first column of integers, with `strict` all of every column of integers.
+    Nothing of them is read but the lengths or the mask, and cells after rows.
     """
     check_fields(fields, f"{where}(fields)")
     row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
@@ -198,8 +197,7 @@ def _columns(
     elif row_splits is not None:
         least, most = row_splits.max, row_splits.max if named is None else sys.maxsize
     columns: dict[str, Any] = {}
-    integers: list[tuple[str, torch.Tensor]] = []  # whose cells after rows `strict` compares
-    looked = masked is not None  # at cells after rows
+    integers: dict[str, Any] = {}  # packed ones, whose cells after rows are looked at
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
         shape: tuple[int, ...] = () if array is None else array.shape
@@ -224,16 +222,19 @@ def _columns(
             continue
         if strict:
             if column.dtype in LENGTH_DTYPES:
-                integers.append((f"{where}({name!r})", column))
-        elif not looked and array is not None and array.dtype.kind in "iu":
-            warn_of_leftovers(array, row_splits, f"{where}({name!r})")
-            looked = True
+                integers[name] = column
+        elif array is not None and array.dtype.kind in "iu":
+            integers[name] = array
         rectangle = column.detach() if array is None else column
         view = rows_of_rectangle(rectangle, row_splits, where, array)
         columns[name] = view if masked is None else masked.rows(view)
     if integers and row_splits is not None:
-        valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
-        check_pads(integers, valid if masked is None else masked.valid)
+        if strict:
+            valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
+            _check_pads(integers, valid if masked is None else masked.valid, where)
+        # Any one is enough: position ids, say, may go on into the pads.
+        elif masked is None and not any_padded(integers.values(), row_splits):
+            warn_of_leftovers(f"{where}({next(iter(integers))!r})")
     return Columns(rows or 0, columns)
 
 
@@ -271,8 +272,8 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
         detail = "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and "
         detail += f"None, or payloads of a TensorDict, found {described(column)}"
         detail += " without batch dims" if is_non_tensor(column) else ""
-        detail += "; use torch.from_numpy for an array of numbers, stack_or_nest for a list of "
-        detail += "tensors, numpy.empty(N, dtype=object) and a loop for anything else"
+        detail += "; use torch.from_numpy for numbers, stack_or_nest for a list of tensors, and "
+        detail += "numpy.empty(N, dtype=object) and a loop for anything else"
         raise ArgumentTypeError("bad_type", path, detail)
     if rows not in (None, found):
         expected = f"expected {rows} rows, as the lengths or the other columns have"
@@ -280,16 +281,20 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
     return found
 
 
-def check_pads(columns: list[tuple[str, torch.Tensor]], valid: npt.NDArray[np.bool_]) -> None:
+def _check_pads(
+    columns: Mapping[str, torch.Tensor], valid: npt.NDArray[np.bool_], where: str
+) -> None:
     """Refuse integers (N, S, ...) if in each column the cells that are not `valid` differ.
 
     `valid` may be narrower than the columns; further cells are not packed.
     """
-    rows = [_uneven_row(column, valid) for _, column in columns]
+    rows = [_uneven_row(column, valid) for column in columns.values()]
     if None not in rows:
         detail = "expected one constant in all cells past row ends, in at least one column of "
-        detail += "integers, found others; did you pass prompt or response lengths for a column "
-        raise ArgumentError("bad_length", f"{columns[0][0]}, row {rows[0]}", detail + "of both?")
+        detail += "integers, found others; did you pass prompt or response lengths for both?"
+        raise ArgumentError(
+            "bad_length", f"{where}({next(iter(columns))!r}), row {rows[0]}", detail
+        )
 
 
 def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:
@@ -315,12 +320,9 @@ def tensordict_of(columns: Columns, where: str) -> TensorDict:
         name: view_of(column, f"{where}({name!r})", pool) if is_jagged(column) else column
         for name, column in columns.columns.items()
     }
-    apart = {
-        name: leaf
-        for name, leaf in leaves.items()
-        if isinstance(leaf, RaggedView) and leaf.starts is not None
-    }
-    copied = dict(zip(apart, gathered(apart.values()), strict=True))
+    views = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, RaggedView)}
+    apart = [name for name, view in views.items() if view.starts is not None]
+    copied = dict(zip(apart, gathered(views[name] for name in apart), strict=True))
     for name, leaf in leaves.items():
         if isinstance(leaf, RaggedView):
             values = copied[name] if name in copied else values_of(leaf)

@@ -351,8 +351,7 @@ def _check_lengths(
 ) -> None:
     """Check that the rows of the named columns are as long as each other."""
     path = f"{where}(same_length)"
-    names = same_length if isinstance(same_length, (list, tuple)) else name_set(same_length, path)
-    named = known_names([*dict.fromkeys(names)], columns, path)
+    named = known_names(same_length, columns, path)
     for name in named:
         if name not in lengths:
             rows = "Python objects" if isinstance(columns[name], list) else "one number per row"

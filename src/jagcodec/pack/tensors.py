@@ -38,19 +38,18 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         [[5, 6], [7, 8, 9]]
 
     Args:
-        padded: (N, S, ...), any dtype, any strides, any device.
-        lengths: (N,) integers, 0 to S: a tensor on any device, which is waited for once, an array,
-            a list or a tuple. Or a jagged tensor (N, j), such as a response mask, whose row
-            lengths count.
+        padded: (N, S, ...), any dtype, strides and device.
+        lengths: (N,) integers, 0 to S: a tensor (its device is waited for once), an array, a list
+            or a tuple. Or a jagged tensor (N, j), such as a response mask, for its row lengths.
 
     Returns:
-        A `torch.jagged` nested tensor (N, j, ...) on the device of `padded`, ragged dim 1, with
-        `min_seqlen` and `max_seqlen` set. It owns its memory. Gradients flow through it. It has
-        the offsets object of jagged `lengths` without holes, so that the two can be multiplied.
+        A `torch.jagged` nested tensor (N, j, ...) on the device of `padded`, with `min_seqlen` and
+        `max_seqlen` set. It owns its memory, and gradients flow through it. It shares the offsets
+        object of jagged `lengths` without holes, so that the two can be multiplied.
 
     Raises:
-        ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,), or a length is
-            negative or longer than S (the row is named).
+        ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,), or a length is not
+            0 to S (the row is named).
         ArgumentTypeError: `padded` is not a strided tensor, or lengths are not integers.
     """
     where = "to_nested_by_length"
@@ -124,8 +123,8 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     fits = val.dim() > 1 and len(val) == row_splits.rows
     if fits and row_splits.max <= val.shape[1] <= widest:
         array = plain_array(val)
-        if array is not None and array.dtype.kind in "iu":
-            warn_of_leftovers(array, row_splits, path)
+        if array is not None and array.dtype.kind in "iu" and not any_padded([array], row_splits):
+            warn_of_leftovers(path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
         warn_of_rectangle(path)
@@ -153,14 +152,14 @@ def stack_or_nest(
 
     Args:
         tensors: One tensor per row, of one dtype, device and number of dims.
-        always_nest: Make a jagged tensor of equal shapes too, for trainers that expect one layout
+        always_nest: Nest equal shapes too, for trainers that expect one layout
             (verl-project/verl#6407, #7661).
-        ragged_dim: The dim of the result that is ragged, 1 being the first of a row: 2 for rows
-            (3, n) of MRoPE position ids. None means the dim that differs, or 1 if all are equal.
+        ragged_dim: The ragged dim of the result, 1 being the first of a row: 2 for rows (3, n) of
+            MRoPE position ids. None means the dim that differs, or 1.
 
     Returns:
-        (N, ...) stacked, or a jagged tensor; it owns its memory. ``torch.empty(0)`` for no
-        tensors. Gradients flow through it.
+        (N, ...) stacked, or a jagged tensor; ``torch.empty(0)`` of no tensors. It owns its memory,
+        and gradients flow through it.
 
     Raises:
         ArgumentError: Shapes differ in more than one dim, in another than `ragged_dim`, or in
@@ -174,12 +173,10 @@ def stack_or_nest(
     tensors = list(tensors)
     if not tensors:
         return torch.empty(0)
-    first = tensors[0]
     for i, tensor in enumerate(tensors):
         check_rectangle(tensor, f"{where}(tensors[{i}])")
-    for i, tensor in enumerate(tensors):
         for what in ("dtype", "device", "ndim"):
-            expected, found = getattr(first, what), getattr(tensor, what)
+            expected, found = getattr(tensors[0], what), getattr(tensor, what)
             if expected != found:
                 detail = f"expected {what} {expected} like tensors[0], found {found}"
                 reason: Reason = "bad_shape" if what == "ndim" else "bad_dtype"
@@ -296,24 +293,30 @@ def warn_of_rectangle(path: str) -> None:
     _warn(path, detail + "do not fit the lengths or the mask")
 
 
+def warn_of_leftovers(path: str) -> None:
+    """Warn of integers that are packed, and do not look padded."""
+    detail = "cells after rows are left out, and they do not look like padding: the first and the "
+    detail += "last of a row differ. Did you pass prompt or response lengths for a column of both? "
+    _warn(path, detail + "strict=True names the row")
+
+
 _FEW_ROWS = 16
 
 
-def warn_of_leftovers(array: npt.NDArray[Any], row_splits: RowSplits, path: str) -> None:
-    """Warn if integers (N, S, ...) that are packed do not look padded; reads two cells per row."""
-    rows, last = row_splits.rows, array.shape[1] - 1
-    if row_splits.min >= last or not array.size:
-        return
-    if rows <= _FEW_ROWS and array.ndim == 2:  # for which numpy would take longer
-        item, width = array.item, last + 1
-        differ = any(
-            length < last and item(i * width + length) != item(i * width + last)
-            for i, length in enumerate(row_splits.lengths.tolist())
-        )
-    else:
-        after = np.minimum(row_splits.lengths, last)
-        differ = bool((array[np.arange(rows), after] != array[:, last]).any())
-    if differ:
-        detail = "cells after rows are left out, and they do not look like padding: the first and "
-        detail += "the last of a row differ. Did you pass prompt or response lengths for a column "
-        _warn(path, detail + "of both? strict=True names the row")
+def any_padded(arrays: Iterable[npt.NDArray[Any]], row_splits: RowSplits) -> bool:
+    """Whether in one of (N, S, ...) integers the first cell after each row is its last."""
+    lengths, rows = row_splits.lengths, row_splits.rows
+    for array in arrays:
+        last = array.shape[1] - 1
+        if row_splits.min >= last or not array.size:
+            return True
+        if rows <= _FEW_ROWS and array.ndim == 2:  # for which numpy would take longer
+            item, width = array.item, last + 1
+            for i, length in enumerate(lengths.tolist()):
+                if length < last and item(i * width + length) != item(i * width + last):
+                    break
+            else:
+                return True
+        elif (array[np.arange(rows), np.minimum(lengths, last)] == array[:, last]).all():
+            return True
+    return False
