@@ -38,8 +38,7 @@ class BatchedDataDict(dict[str, Any]):
 
     It has what a user of ``verl.DataProto`` reaches for. A column is a tensor (N, ...), a jagged
     tensor, a `PackedColumn`, a numpy array (N, ...), a list of N, or a `BatchedDataDict` of its
-    own; anything else belongs in `meta_info`. ``len(batch)`` is N, as for a DataProto, and not
-    the number of columns.
+    own; anything else belongs in `meta_info`. ``len(batch)`` is N, and not the number of columns.
 
     Attributes:
         meta_info: What belongs to the whole batch, by name. It goes where the batch goes: on the

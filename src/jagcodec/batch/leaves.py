@@ -94,7 +94,7 @@ def balance_rows(
         Per part its rows, (rows,) int64 and rising; no part is empty. Longest rows first, each
         to the part that has the fewest tokens (Graham's LPT rule: at worst a third above the
         best). With `max_tokens` the number of parts is within a few percent of the fewest that
-        the rule finds. Deterministic: equal lengths give equal parts on every rank.
+        the rule finds. Equal lengths give equal parts on every rank.
 
     Raises:
         ArgumentError: Neither `parts` nor `max_tokens` is given, a row is longer than

@@ -108,10 +108,9 @@ def materialize(
             that are not columns are ignored, so that one dict serves every batch; a column inside
             a nested TensorDict is a tuple of names.
         pad_to_seqlen: The most tokens of a row, in every layout. If padded, also the width of every
-            jagged column, and of narrower rectangles in `token_aligned_fields`. 0 means the longest
-            row.
-        pad_to_multiple: In the padded layout, widths are rounded up to a multiple of this, as
-            sequence parallelism and fp8 kernels want.
+            jagged column, and of narrower rectangles in `token_aligned_fields`. 0: the longest row.
+        pad_to_multiple: Padded widths are rounded up to a multiple of this, as sequence parallelism
+            and fp8 kernels want.
         padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
             ``"left_right"`` is verl's rectangle of prompt and response: prompts end, and
             responses begin, at one column of cells (`prompt_width`).
@@ -120,10 +119,9 @@ def materialize(
         prompt_width: For ``"left_right"``: cells for prompts, and the most tokens of a prompt; 0
             means the longest prompt.
         token_aligned_fields: Which *rectangles* (N, S, ...) are padded like a jagged column of N
-            rows of S cells. (Readers such as NeMo-RL's stack rows that happen to be equally long,
-            and all ranks need one width.) None means all of two dims or more that are not wider
-            than `pad_to_seqlen`; names mean these alone, and none of them may be wider; an empty
-            collection means none, for batches with image grids.
+            rows of S cells. (NeMo-RL stacks rows that happen to be equally long, and all ranks need
+            one width.) None means all of two dims or more that are not wider than `pad_to_seqlen`;
+            names mean these alone, none of which may be wider; ``()`` is for image grids.
         keep_jagged: Names of columns that stay as they are in any layout, and of any length:
             rows whose length is not counted in tokens, such as image patches.
         attention_mask_of: Name of a column that is padded; the result then has
@@ -131,14 +129,14 @@ def materialize(
             of several, each with the name of its mask.
         device: Where tensors go; None leaves them. Only the valid cells cross.
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
-            accelerator can be `non_blocking`. Needs an accelerator.
-        out: Memory for the rectangles, to be reused from step to step and overwritten: what an
-            earlier call returned (names to tensors of the right shape, dtype and device; columns
-            that it lacks are allocated), or one writable CPU buffer that is large enough for all.
-        strict: Refuse names in `pad_value_dict`, a `padding_side` by name, `token_aligned_fields`
-            and `keep_jagged` that are not those of columns.
-        container: Called with the dict of columns; what it returns is returned. Nested
-            TensorDicts become containers too.
+            accelerator can be `non_blocking`.
+        out: Memory for the rectangles, overwritten from step to step: what an earlier call returned
+            (names to tensors of the right shape, dtype and device; columns that it lacks are
+            allocated), or one writable CPU buffer that is large enough for all.
+        strict: Refuse names that are not those of columns in `pad_value_dict`, a `padding_side` by
+            name, `token_aligned_fields` and `keep_jagged`.
+        container: Called with the dict of columns, and of those of each nested TensorDict; what it
+            returns is returned.
 
     Returns:
         The columns in their order. Padded columns are new (or in `out`), in one allocation
@@ -153,8 +151,8 @@ def materialize(
             with other widths would hang a collective) or a prompt than its row, a pad does not fit
             its dtype, `out` does not fit, overlaps the batch or itself, or is given for what needs
             a gradient, there is no accelerator to pin memory for, or `td` has no batch dim.
-        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column; or,
-            with `strict`, any name is not that of a column.
+        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column, or
+            `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
 
     The contract of the first four arguments is that of NeMo-RL's

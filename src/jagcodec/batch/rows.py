@@ -49,16 +49,16 @@ def select_rows(batch: Any, index: Any) -> Any:
 
     Args:
         batch: A TensorDict of batch size (N, ...), a `WireBatch`, a `BatchedDataDict`, or a dict
-            of columns of any kind: jagged, strided nested, rectangular, packed, non-tensor,
-            nested, numpy arrays or lists. Or the frames or the blob of one.
+            of columns of any kind: tensors, nested tensors, `PackedColumn`s, payloads, arrays,
+            lists, batches. Or the frames or the blob of one.
         index: A slice, a range, integers (list, tensor, array; negative ones count from the end;
             they may repeat), N booleans, or one integer for a batch of one row.
 
     Returns:
         A batch of the same kind; of a message a `WireBatch`, of which nothing is read yet.
         Columns of equal row lengths share one offsets tensor, and gradients flow through them. A
-        slice or a range of step 1 aliases contiguous CPU columns, as torch's slices do; anything
-        else is one copy per column. A payload of the whole batch stays one.
+        slice or a range of step 1 aliases contiguous CPU columns; anything else is one copy per
+        column. A payload of the whole batch stays one.
 
     Raises:
         ArgumentIndexError: A row does not exist.
@@ -147,7 +147,7 @@ def split_rows(
 
     Args:
         batch: As for `select_rows`.
-        parts: How many contiguous parts, as equal as can be, longer ones first, empty ones last.
+        parts: How many contiguous parts, as equal as can be, longer ones first.
             With `max_tokens`: how many at least, for ranks that must all take as many steps.
         sizes: Rows of each part, contiguous and in order; they must add up to N.
         max_tokens: The most tokens of a part. `balance_rows` decides which rows go where; each
@@ -170,8 +170,7 @@ def split_rows(
         >>> batch = BatchedDataDict(x=torch.arange(5))
         >>> [part["x"].tolist() for part in split_rows(batch, 2)]
         [[0, 1, 2], [3, 4]]
-        >>> lengths = torch.tensor([5, 1, 4, 2, 3])
-        >>> [p["x"].tolist() for p in split_rows(batch, max_tokens=8, lengths=lengths)]
+        >>> [p["x"].tolist() for p in split_rows(batch, max_tokens=8, lengths=[5, 1, 4, 2, 3])]
         [[0, 1, 3], [2, 4]]
     """
     where = "split_rows"
@@ -227,14 +226,10 @@ def concat_rows(batches: Iterable[Any]) -> Any:
         WireFormatError: A message is malformed; the error names it.
 
     Example:
-        >>> import torch
-        >>> from jagcodec import concat_rows, pack_jagged_fields
-        >>> def batch(*rows):
-        ...     ids = torch.tensor(rows)
-        ...     return pack_jagged_fields({"ids": ids}, lengths=(ids > 0).sum(1))
-        >>> both = concat_rows([batch([5, 6, 0], [7, 8, 9]), batch([3, 4])])
+        >>> from jagcodec import concat_rows, pack_rows
+        >>> both = concat_rows([pack_rows({"ids": [[5, 6], [7]]}), pack_rows({"ids": [[8, 9]]})])
         >>> [row.tolist() for row in both["ids"].unbind()]
-        [[5, 6], [7, 8, 9], [3, 4]]
+        [[5, 6], [7], [8, 9]]
     """
     where = "concat_rows"
     listed = several(batches, f"{where}(batches)")

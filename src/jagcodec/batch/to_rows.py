@@ -31,20 +31,13 @@ def to_rows(
     """The rows of a batch, one mapping of names to values each.
 
     Example:
-        >>> import torch
-        >>> from jagcodec import pack_jagged_fields, to_rows
-        >>> td = pack_jagged_fields(
-        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "reward": torch.tensor([0.0, 1.0])},
-        ...     lengths=torch.tensor([2, 3]),
-        ...     token_aligned_fields=["ids"],
-        ... )
+        >>> from jagcodec import pack_rows, to_rows
+        >>> td = pack_rows({"ids": [[5, 6], [7, 8, 9]], "reward": [0.0, 1.0]})
         >>> to_rows(td, as_="list")
         [{'ids': [5, 6], 'reward': 0.0}, {'ids': [7, 8, 9], 'reward': 1.0}]
 
     Args:
-        batch: A TensorDict of batch size (N, ...), a `WireBatch`, frames, a blob, a
-            `BatchedDataDict`, or a dict of columns of N rows: tensors (also jagged, strided nested
-            and sparse), `PackedColumn`s, arrays, lists, payloads, and batches within the batch.
+        batch: As for `select_rows`; columns may be sparse, too.
         columns: None for all columns, or a list of names for these in this order.
         as_: What rows of tensors and of arrays of numbers become. ``"tensor"``: tensors, of a
             column of one dim 0-d ones. ``"numpy"``: arrays, of a column of one dim numpy's

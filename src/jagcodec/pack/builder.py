@@ -85,8 +85,7 @@ class RowBuilder:
             from the start. `object`, and any other `FieldSchema`, is for a value that you `set`.
             Other columns are made at their first `append`, with the dtype of its array or tensor,
             or with int64, float32 or bool of Python's numbers. A column of int64 becomes float32
-            when a float is appended, if every int stays exact; one that only got empty lists is
-            float32.
+            when a float is appended, if every int stays exact; one of empty lists alone is float32.
         same_length: Names of columns that must have as many tokens as each other after each
             `append`; None for all columns, ``()`` for none.
 
@@ -191,8 +190,8 @@ class RowBuilder:
         """Values that the row has once, whatever its tokens: a reward, an answer, a version.
 
         Args:
-            **values: Name to a row for `encode_rows`, which is kept and not copied, and replaces
-                an earlier one.
+            **values: Name to a row for `encode_rows`, which is kept, not copied, in place of an
+                earlier one.
 
         Raises:
             ArgumentError: The name is that of a per-token column.
@@ -204,10 +203,7 @@ class RowBuilder:
         self._values.update(values)
 
     def truncate(self, tokens: int) -> None:
-        """Keep the first tokens of each column that ``len`` counts, and drop the rest.
-
-        Args:
-            tokens: How many, up to ``len(row)``.
+        """Keep the first `tokens` tokens of each column that ``len`` counts, and drop the rest.
 
         Raises:
             ArgumentError: There are fewer tokens.
@@ -238,7 +234,7 @@ class RowBuilder:
 
         Returns:
             Frames, those of ``encode_rows([row.to_row()], ...)`` with the `dtypes` of the row.
-            Per-token columns are jagged ones. Raises as `encode_rows`, of a value that was set.
+            Raises as `encode_rows`, of a value that was set.
         """
         said = {name: said for name, said in self._dtypes.items() if name in self._values}
         return encode_rows([self.to_row()], dtypes=said or None, **options)

@@ -59,10 +59,10 @@ def pack_rows(
             `range` or `array` of numbers, or of lists of equal lengths of them, a numpy array, a
             tensor, a number, or any other Python value.
         dtypes: Name to the dtype of the column's cells (`torch.dtype`), to `object` for a column
-            of Python objects, or to a `FieldSchema`, as the `schema` of an earlier `WireBatch` has
-            them. In columns that it does not name, ints become int64, or float32 if a float
-            follows and every int stays exact; floats float32, rounded as torch rounds; bools bool.
-            Arrays and tensors keep their dtype.
+            of Python objects, or to a `FieldSchema` of the `schema` of an earlier `WireBatch`. In
+            other columns ints become int64, or float32 if a float follows and every int stays
+            exact; floats float32, rounded as torch rounds; bools bool. Arrays and tensors keep
+            their dtype.
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.
