@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from jagcodec import (
 )
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_tensors, tensors
-from jagcodec.types import PackedColumn
+from jagcodec.types import Layout, PackedColumn
 from tests.helpers import Store, address, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
@@ -244,32 +244,24 @@ def test_columns_of_every_kind_come_from_a_message_as_from_its_batch(td, width, 
             assert_same(other, found[0])
 
 
-# --- rows of several ragged dims ---------------------------------------------------------------
+# --- strided nested tensors --------------------------------------------------------------------
 
-shapes_of_rows = st.integers(1, 3).flatmap(
-    lambda rank: st.lists(st.tuples(*[st.integers(0, 3)] * rank), min_size=1, max_size=4)
-)
+SHAPES = st.tuples(st.lists(st.integers(0, 3), max_size=2), st.lists(st.integers(0, 3), max_size=2))
 
 
-@given(shapes_of_rows, st.sampled_from(["right", "left"]), st.integers(1, 4), st.integers(-2, 2))
-def test_strided_rows_are_padded_in_every_dim(shapes, side, multiple, pad):
-    parts = [torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape) for shape in shapes]
-    nested = torch.nested.nested_tensor(parts)
-    rank = len(shapes[0])
-    target = [max(shape[dim] for shape in shapes) for dim in range(rank)]
-    ragged = [dim for dim in range(rank) if len({shape[dim] for shape in shapes}) > 1]
-    token = ragged[0] if len(ragged) == 1 else 0
-    target[token] += -target[token] % multiple
-    expected = torch.full([len(shapes), *target], float(pad))
-    for i, row in enumerate(parts):
-        place: list[slice] = [slice(extent) for extent in row.shape]
-        if side == "left":
-            place[token] = slice(target[token] - row.shape[token], None)
-        expected[i][tuple(place)] = row
-    td = TensorDict({"x": nested}, [len(shapes)])
-    options: dict[str, Any] = {"pad_to_multiple": multiple, "padding_side": side}
+@given(SHAPES, st.lists(st.integers(0, 3), min_size=1, max_size=4), st.sampled_from(SIDES[:2]))
+def test_strided_rows_are_padded_in_the_dim_in_which_they_differ(shape, lengths, side):
+    (outer, inner), width = shape, max(lengths) + 1
+    outer = outer if len({*lengths}) > 1 else []
+    parts = [torch.rand(*outer, n, *inner) for n in lengths]
+    expected = torch.full([len(lengths), *outer, width, *inner], 2.0)
+    for row, place in zip(parts, expected, strict=True):
+        n = row.shape[len(outer)]
+        place.narrow(len(outer), width - n if side == "left" else 0, n)[:] = row
+    td = TensorDict({"x": torch.nested.nested_tensor(parts)}, [len(lengths)])
+    options: dict[str, Any] = {"pad_to_seqlen": width, "padding_side": side}
     for batch in (td, open_wire(encode(td))):
-        assert_same(materialize(batch, pad_value_dict={"x": pad}, **options)["x"], expected)
+        assert_same(materialize(batch, pad_value_dict={"x": 2}, **options)["x"], expected)
 
 
 def test_strided_rows_in_the_other_layouts():
@@ -278,21 +270,23 @@ def test_strided_rows_in_the_other_layouts():
     td = TensorDict({"x": x, "y": y}, [2])
     for batch in (td, open_wire(encode(td))):
         for columns in (
-            materialize(batch, "jagged", pad_to_seqlen=3),
+            materialize(batch, "jagged"),
+            materialize(batch, "jagged", pad_to_seqlen=3, keep_jagged=["y"]),
             materialize(batch, keep_jagged=["x", "y"]),
         ):
             assert_same(dict(columns), dict(td))
-        for layout in ("padded", "jagged", "packed"):
+        for layout in get_args(Layout):
             with pytest.raises(ArgumentError, match=r"'x'\), row 1.*pad_to_seqlen=2.*found 3"):
                 materialize(batch, layout, pad_to_seqlen=2, keep_jagged=["y"])
         packed = materialize(batch, "packed", keep_jagged=["y"])["x"]
         assert packed.cu_seqlens.tolist() == [0, 1, 4]
         assert packed.values.shape == (4, 2)
-        with pytest.raises(ArgumentError, match=r"'y'.*differ in one dim, found 2"):
-            materialize(batch, "packed")
-    found = materialize(td, pad_to_seqlen=4, attention_mask_of="x", device="cpu")
+        options: list[Any] = [(), ("packed",), ("jagged", None, 3)]
+        for more in options:
+            with pytest.raises(ArgumentError, match=r"'y'.*in one dim, found 2; .*keep_jagged"):
+                materialize(batch, *more)
+    found = materialize({"x": x}, pad_to_seqlen=4, attention_mask_of="x", device="cpu")
     assert found["attention_mask"].sum(1).tolist() == [1, 3]
-    assert found["y"].shape == (2, 4, 2)
 
 
 def test_strided_rows_without_dims_and_without_rows():

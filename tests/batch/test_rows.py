@@ -547,7 +547,7 @@ def test_chosen_rows_stay_right_when_their_source_moves_to_shared_memory():
     rows = [torch.full((size + i,), i) for i in range(4)]
     cells = torch.arange(4 * size).view(4, size)
     batch = BatchedDataDict(x=cells.clone(), jagged=stack_or_nest(rows))
-    parts = batch.rows(slice(1, 3)), batch.split(sizes=[1, 2, 1])[1]
+    parts = batch.rows(slice(1, 3)), split_rows(batch, sizes=[1, 2, 1])[1]
     batch["x"].share_memory_()  # what putting it on a queue of torch.multiprocessing does
     batch["jagged"].values().share_memory_()
     others = [torch.full((4, size), 9) for _ in range(4)]  # where the memory was
@@ -639,7 +639,7 @@ def test_split_by_tokens_and_back():
     order = np.concatenate(balance_rows([5, 1, 4, 2, 3], max_tokens=8))
     assert_same(select_rows(concat_rows(parts), np.argsort(order)), td)
     assert len(split_rows(td, 4, max_tokens=8)) == 4
-    assert [len(part) for part in materialize(td, "packed").split(max_tokens=8)] == [3, 2]
+    assert [len(part) for part in split_rows(materialize(td, "packed"), max_tokens=8)] == [3, 2]
     assert [len(part) for part in split_rows(encode(td), max_tokens=8)] == [3, 2]
     td["other"] = nest(1, 1, 1, 1, 9)
     assert len(split_rows(td, max_tokens=9, lengths=torch.tensor([1, 1, 1, 1, 9]))) == 2
@@ -1007,14 +1007,14 @@ def test_what_is_made_of_it_keeps_its_type_and_meta_info(layout):
     assert "rows=3" in repr(batch)
     for found in (
         *(pickle.loads(pickle.dumps(batch)), batch.copy(), batch.rows([0, 1, 2])),
-        *(batch.split(1)[0], batch.repeat(1, False), Subclass.concat([batch])),
+        *(split_rows(batch, 1)[0], repeat_rows(batch, 1, interleave=False), concat_rows([batch])),
     ):
         assert type(found) is Subclass
         assert table(found) == table(batch)
         assert found.meta_info == {"step": 7}
     other = batch.copy()
     other.meta_info["step"] = 7.0
-    assert BatchedDataDict.concat([batch, other]).meta_info == {}
+    assert concat_rows([batch, other]).meta_info == {}
     assert all(batch.to("cpu")[name] is column for name, column in batch.items())
     moved = batch.to("meta")
     assert (moved["reward"].device.type, moved.meta_info) == ("meta", {"step": 7})

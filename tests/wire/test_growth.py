@@ -372,7 +372,7 @@ def test_rectangles_of_all_columns_count_in_bytes():
 def test_shapes_of_rows_without_cells_are_not_padded():
     rows = [torch.zeros(1 << 16, 0), torch.zeros(0, 1 << 16)]
     td = TensorDict({"a": torch.nested.nested_tensor(rows)}, [2])
-    with pytest.raises(ArgumentError, match=r"'a'.*found 48 bytes.*keep_jagged"):
+    with pytest.raises(ArgumentError, match=r"'a'.*one dim, found 2; .*keep_jagged"):
         materialize(encode(td))
     assert materialize(encode(td), keep_jagged=["a"])["a"].size(0) == 2
 

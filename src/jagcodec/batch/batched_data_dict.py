@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from jagcodec._arguments import known_names
-from jagcodec.batch.compare import agreed, same_values
-from jagcodec.batch.leaves import (
-    concat_leaves,
-    lengths_of_columns,
-    parts_of_rows,
-    repeated_rows,
-    row_count,
-    row_counts,
-)
+from jagcodec.batch.compare import same_values
+from jagcodec.batch.leaves import row_count, row_counts
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
-from jagcodec.ragged.row_index import Chosen, choose_rows
-from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
+from jagcodec.ragged.row_index import choose_rows
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import like, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import end_to_end
@@ -56,10 +49,10 @@ class BatchedDataDict(dict[str, Any]):
 
     Example:
         >>> import torch
-        >>> from jagcodec import BatchedDataDict
+        >>> from jagcodec import BatchedDataDict, split_rows
         >>> batch = BatchedDataDict({"reward": torch.arange(4.0)}, meta_info={"step": 7})
         >>> shuffled = batch.rows(torch.randperm(4))
-        >>> [(len(mini), mini.meta_info["step"]) for mini in shuffled.split(2)]
+        >>> [(len(mini), mini.meta_info["step"]) for mini in split_rows(shuffled, 2)]
         [(2, 7), (2, 7)]
     """
 
@@ -143,46 +136,12 @@ class BatchedDataDict(dict[str, Any]):
         """A batch of other columns and the same `meta_info`."""
         return type(self)(columns, meta_info=self.meta_info)
 
-    # Rows
+    # Rows and columns
 
     def rows(self: Self, index: Any) -> Self:
         """These rows, in this order; see `select_rows`."""
-        return self._chosen(choose_rows(index, len(self), "select_rows(index)"))
-
-    def _chosen(self: Self, rows: Chosen) -> Self:
-        chosen: Self = select_leaf(self, rows, RowSplitsPool(), "BatchedDataDict")
-        return chosen
-
-    def repeat(self: Self, times: int | Sequence[int], interleave: bool = True) -> Self:
-        """Every row several times; see `repeat_rows`."""
-        return self._chosen(repeated_rows(len(self), times, interleave))
-
-    def split(
-        self: Self,
-        parts: int | None = None,
-        *,
-        sizes: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        lengths: Lengths | None = None,
-    ) -> list[Self]:
-        """In parts; see `split_rows`. (verl's ``split`` accepts the size of a part, its ``chunk``
-        the number of parts.)
-        """
-        known = lambda: lengths_of_columns(self, "BatchedDataDict")  # noqa: E731
-        index = parts_of_rows(len(self), parts, sizes, max_tokens, lengths, known)
-        return [self._chosen(part) for part in index]
-
-    @staticmethod
-    def concat(batches: Iterable[Self]) -> Self:
-        """One batch after the other; see `concat_rows`."""
-        listed, where = list(batches), "BatchedDataDict.concat"
-        if not listed:
-            raise ArgumentError("bad_option", where, "expected batches, found none")
-        joined: Self = concat_leaves(listed, RowSplitsPool(), where)
-        joined.meta_info = agreed([batch.meta_info for batch in listed])
-        return joined
-
-    # Columns
+        rows = choose_rows(index, len(self), "select_rows(index)")
+        return select_leaf(self, rows, RowSplitsPool(), "BatchedDataDict")  # type: ignore[no-any-return]
 
     def select(self: Self, names: Iterable[str]) -> Self:
         """The columns of these names, in this order; aliased.

@@ -44,13 +44,18 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.nested import StridedRows, is_jagged, nested_tensor, readable_view, view_of
+from jagcodec.ragged.nested import (
+    is_jagged,
+    nested_tensor,
+    readable_view,
+    view_of,
+    view_of_strided,
+)
 from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Columns
 from jagcodec.wire.wire_batch import WireBatch
 
@@ -141,16 +146,15 @@ def materialize(
     Returns:
         The columns in their order. Padded columns are new (or in `out`), in one allocation
         that is freed with the last of them; everything else aliases `td`. Gradients pass through
-        them. Rows of strided nested tensors that differ in several dims are padded in each, in
-        those after the first always on the right. Non-tensor columns become object arrays (N,),
-        items unwrapped by `unwrap_wire_stripped_payload`; a payload of the whole batch fills N
-        rows.
+        them. Non-tensor columns become object arrays (N,), items unwrapped by
+        `unwrap_wire_stripped_payload`; a payload of the whole batch fills N rows.
 
     Raises:
         ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (ranks
             with other widths would hang a collective) or a prompt than its row, a pad does not fit
             its dtype, `out` does not fit, overlaps the batch or itself, or is given for what needs
-            a gradient, there is no accelerator to pin memory for, or `td` has no batch dim.
+            a gradient, there is no accelerator to pin memory for, rows of a strided nested tensor
+            differ in several dims, or `td` has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column, or
             `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
@@ -353,37 +357,22 @@ class _Plan:
         stays = self.layout == "jagged"
         if key in self.kept or (stays and not self.places.width):
             return self._moved(leaf)
-        rows: RaggedView | StridedRows
+        path = path_of(key)
         if is_jagged(leaf):
             if self.layout == "padded" and self.device is None:
-                rows = readable_view(leaf, path_of(key), self._pool)
+                view = readable_view(leaf, path, self._pool)
             else:
-                rows = view_of(leaf, path_of(key), self._pool, detach=not torch.is_grad_enabled())
+                view = view_of(leaf, path, self._pool, detach=not torch.is_grad_enabled())
         elif leaf.dim() > 1:
-            rows = StridedRows(leaf)
+            view = view_of_strided(leaf, path)
         else:  # of rows without dims, or of no rows: nothing is ragged
             none = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             parts = () if stays else leaf.unbind()
             return self._moved(leaf if stays else torch.stack(parts) if parts else none)
         if stays:
-            check_width(rows.row_splits, self.places.width, key)
+            check_width(view.row_splits, self.places.width, key)
             return self._moved(leaf)
-        view = rows if isinstance(rows, RaggedView) else self._strided(leaf, rows, key)
         return self._ragged(view, key)
-
-    def _strided(self, leaf: torch.Tensor, rows: StridedRows, key: Key) -> RaggedView:
-        """A strided nested tensor, whose rows may be ragged in several dims."""
-        dims = len(rows.dims)
-        if self.layout == "packed" and dims > 1:
-            detail = f"expected rows that differ in one dim, found {dims}; name it in keep_jagged"
-            raise ArgumentError("bad_shape", path_of(key), detail)
-        # A few numbers can name shapes as large as they like: a row without cells has them, too.
-        own = leaf.numel() * leaf.itemsize + 8 * len(rows.rows) * leaf.dim()
-        padded = rows.padded_cells * leaf.itemsize
-        if padded > max(own**2, DEFAULT_LIMITS.expanded):
-            detail = f"expected rows of similar shapes, found {own} bytes that take {padded} padded"
-            raise ArgumentError("too_large", path_of(key), f"{detail}; name it in keep_jagged")
-        return rows.view(self._pad_bits(leaf.dtype, key))
 
     def _ragged(self, view: RaggedView, key: Key) -> Any:
         """The rows of a column in the layout that was asked for."""

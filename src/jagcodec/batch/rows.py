@@ -1,14 +1,17 @@
-"""Row algebra: choose, repeat, split and join batches, whatever form they have."""
+"""Row algebra: choose, repeat, split, balance and join batches, whatever form they have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from jagcodec._arguments import whole_number
 from jagcodec.batch.columns import (
     B,
     concat_in_memory,
@@ -23,14 +26,15 @@ from jagcodec.batch.columns import (
 )
 from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.join import join_rows, side_by_side
-from jagcodec.batch.leaves import parts_of_rows, repeated_rows, row_counts
-from jagcodec.errors import ArgumentError
+from jagcodec.batch.leaves import row_counts
+from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import MessageLike
+from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows
 from jagcodec.ragged.row_index import Chosen, choose_rows
-from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
+from jagcodec.ragged.row_splits import Lengths, RowSplitsPool, read_lengths
 from jagcodec.ragged.select import like, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.wire_batch import WireBatch
@@ -114,7 +118,19 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     """
     where = "repeat_rows"
     source, rows = _opened(batch, where)
-    return _chosen(source, repeated_rows(rows, times, interleave), where)
+    path = f"{where}(times)"
+    counts = np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not interleave):
+        expected = "an integer, or one per row" if interleave else "an integer"
+        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {times!r:.80}")
+    if counts.ndim and len(counts) != rows:
+        detail = f"expected {rows} numbers, one per row, found {len(counts)}"
+        raise ArgumentError("row_mismatch", path, detail)
+    if counts.size and counts.min() < 0:
+        raise _bad(path, f"expected 0 or more, found {int(counts.min())}")
+    every = np.arange(rows)
+    chosen = np.repeat(every, counts) if interleave else np.tile(every, int(counts))
+    return _chosen(source, chosen, where)
 
 
 class _SplitOptions(TypedDict, total=False):
@@ -175,9 +191,133 @@ def split_rows(
     """
     where = "split_rows"
     source, rows = _opened(batch, where)
-    known = lambda: row_lengths_of(source, f"{where}(batch)")  # noqa: E731
-    index = parts_of_rows(rows, parts, sizes, max_tokens, lengths, known)
+    way = parts if max_tokens is None else max_tokens
+    if (way is None) == (sizes is None) or (max_tokens is None and lengths is not None):
+        detail = "expected one of parts, sizes and max_tokens (to which parts may be added), and "
+        raise _bad(where, detail + "lengths only with max_tokens")
+    index: Sequence[Chosen]
+    if max_tokens is not None:
+        path = f"{where}(lengths)"
+        if lengths is None:
+            tokens = _common_lengths(row_lengths_of(source, f"{where}(batch)"), path)
+        else:
+            tokens = read_lengths(lengths, path, rows=rows).lengths
+        index = _balanced(tokens, parts, max_tokens, where)
+    else:
+        if sizes is None:
+            count = whole_number(parts, 1, f"{where}(parts)")
+            fewer, longer = divmod(rows, count)
+            sizes = [fewer + 1] * longer + [fewer] * (count - longer)
+        ends = [0, *np.cumsum(_sizes(sizes, rows, where)).tolist()]
+        index = [range(start, end) for start, end in itertools.pairwise(ends)]
     return [_chosen(source, part, where) for part in index]
+
+
+def balance_rows(
+    lengths: Lengths,
+    parts: int | None = None,
+    *,
+    max_tokens: int | None = None,
+) -> list[IntArray]:
+    """Which rows go into which part, so that parts have about as many tokens each.
+
+    Args:
+        lengths: (N,) tokens per row.
+        parts: How many parts; with `max_tokens`, how many at least. None: as few as the budget
+            allows.
+        max_tokens: The most tokens of one part.
+
+    Returns:
+        Per part its rows, (rows,) int64 and rising; no part is empty. Longest rows first, each
+        to the part that has the fewest tokens (Graham's LPT rule: at worst a third above the
+        best). With `max_tokens` the number of parts is within a few percent of the fewest that
+        the rule finds. Equal lengths give equal parts on every rank.
+
+    Raises:
+        ArgumentError: Neither `parts` nor `max_tokens` is given, a row is longer than
+            `max_tokens` (it is named), there are more parts than rows, or a length is negative.
+        ArgumentTypeError: Lengths are not integers.
+
+    To undo a split, choose by the inverse: ``select_rows(concat_rows(results),
+    numpy.argsort(numpy.concatenate(parts)))``. What verl calls ``rearrange_micro_batches``.
+
+    Example:
+        >>> from jagcodec import balance_rows
+        >>> [part.tolist() for part in balance_rows([5, 1, 4, 2, 3], max_tokens=8)]
+        [[0, 1, 3], [2, 4]]
+    """
+    if not isinstance(lengths, torch.Tensor):
+        lengths = torch.from_numpy(np.array(lengths, dtype=None if len(lengths) else np.int64))
+    where = "balance_rows"
+    return _balanced(read_lengths(lengths, f"{where}(lengths)").lengths, parts, max_tokens, where)
+
+
+def _balanced(
+    tokens: IntArray, parts: int | None, max_tokens: int | None, where: str
+) -> list[IntArray]:
+    """`balance_rows` of lengths that were read."""
+    if parts is None and max_tokens is None:
+        raise _bad(where, "expected parts, max_tokens, or both, found neither")
+    count = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
+    if max_tokens is not None:
+        budget = whole_number(max_tokens, 1, f"{where}(max_tokens)")
+        if len(tokens) and tokens.max() > budget:
+            row = int(np.argmax(tokens > budget))
+            detail = f"expected rows of at most max_tokens={budget} tokens, found {tokens[row]}; "
+            detail += "raise max_tokens or shorten the row"
+            raise ArgumentError("row_too_long", f"{where}(lengths), row {row}", detail)
+        count = max(count, -(-int(tokens.sum()) // budget), 1)
+    if count > len(tokens):
+        if not len(tokens) and parts is None:
+            return []
+        detail = f"expected at most {len(tokens)} parts, one per row, found {count}"
+        raise _bad(f"{where}(parts)", detail)
+    while True:
+        rows, heaviest = _longest_first(tokens, count)
+        if max_tokens is None or heaviest <= budget:
+            return rows
+        # Ever larger steps: to try each number costs too much where parts hold few rows.
+        count = min(count + 1 + count // 64, len(tokens))
+
+
+def _common_lengths(known: Mapping[str, IntArray], path: str) -> IntArray:
+    """The row lengths that all ragged columns of a batch have."""
+    if not known:
+        raise _bad(path, "expected lengths or a jagged column, found neither")
+    (first, lengths), *others = known.items()
+    for name, found in others:
+        if not np.array_equal(found, lengths):
+            detail = f"expected lengths, for the rows of {first!r} and {name!r} differ; pass the "
+            raise _bad(path, detail + "ones that count")
+    return lengths
+
+
+def _longest_first(tokens: IntArray, count: int) -> tuple[list[IntArray], int]:
+    """Rows by part, and the tokens of the heaviest part."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    # Lightest first; among equally light ones that of fewest rows, so that none stays empty: as one
+    # number each, tokens above rows above the part.
+    heap = list(range(count))
+    one_row, one_token = 1 << 32, 1 << 64
+    sizes = tokens.tolist()
+    for row in np.argsort(-tokens, kind="stable").tolist():
+        light = heap[0]
+        parts[light % one_row].append(row)
+        heapq.heapreplace(heap, light + sizes[row] * one_token + one_row)
+    return [np.sort(np.array(part, dtype=np.int64)) for part in parts], max(heap) // one_token
+
+
+def _sizes(sizes: Any, rows: int, where: str) -> IntArray:
+    array = np.asarray(sizes.cpu() if isinstance(sizes, torch.Tensor) else sizes)
+    array = array.astype(np.int64) if array.size == 0 else array
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any() or array.sum() != rows:
+        detail = f"expected row counts that add up to {rows}, found {sizes!r:.80}"
+        raise _bad(f"{where}(sizes)", detail)
+    return array.astype(np.int64)
+
+
+def _bad(path: str, detail: str) -> ArgumentError:
+    return ArgumentError("bad_option", path, detail)
 
 
 def _opened(batch: Any, where: str) -> tuple[Any, int]:

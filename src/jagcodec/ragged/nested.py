@@ -8,7 +8,6 @@ are read by attribute; each function names the public way next to it.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from jagcodec.memory.tensor_bytes import (
     cat_bits,
     from_words,
     plain_array,
-    refill,
     to_device,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
@@ -239,35 +237,14 @@ def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
     return nested.values()[: int(shapes.prod(axis=1).sum())], shapes
 
 
-class StridedRows:
-    """The rows of a strided nested tensor (N, r...), which may be ragged in any of their dims."""
-
-    def __init__(self, nested: torch.Tensor) -> None:
-        self.rows: list[torch.Tensor] = list(nested.unbind())
-        shapes = np.array([row.shape for row in self.rows], dtype=np.int64)
-        differs = (shapes != shapes[:1]).any(axis=0)
-        self.dims: list[int] = [1 + int(dim) for dim in np.flatnonzero(differs)]  # by row
-        # The one in which a row is long or short: the only one that differs, or else 1.
-        self.ragged_dim: int = self.dims[0] if len(self.dims) == 1 else 1
-        lengths: IntArray = shapes[:, self.ragged_dim - 1].copy()
-        self.row_splits: RowSplits = RowSplits.from_lengths(lengths)
-        self._widest: list[int] = shapes.max(axis=0).tolist()
-
-    @property
-    def padded_cells(self) -> int:
-        """Cells of the rows once each is as large as the largest in every dim."""
-        return len(self.rows) * math.prod(self._widest)
-
-    def view(self, pad_bits: bytes) -> RaggedView:
-        """The rows end to end along the ragged dim, padded on the right in every other one."""
-        rows = self.rows
-        if len(self.dims) > 1:
-            rows = [self._widened(row, pad_bits) for row in rows]
-        return end_to_end(cat_bits(rows, self.ragged_dim - 1), self.row_splits, self.ragged_dim)
-
-    def _widened(self, row: torch.Tensor, pad_bits: bytes) -> torch.Tensor:
-        shape = [len(row), *self._widest[1:]]
-        widened = refill(torch.empty(shape, dtype=row.dtype, device=row.device), pad_bits)
-        inner = tuple(slice(extent) for extent in row.shape)
-        widened[inner] = row  # which autograd follows
-        return widened
+def view_of_strided(nested: torch.Tensor, path: str) -> RaggedView:
+    """The rows of a strided nested tensor end to end, which may differ in one dim."""
+    rows = list(nested.unbind())
+    shapes = np.array([row.shape for row in rows], dtype=np.int64)
+    dims = np.flatnonzero((shapes != shapes[:1]).any(axis=0)).tolist()
+    if len(dims) > 1:
+        detail = f"expected rows that differ in one dim, found {len(dims)}; name it in keep_jagged"
+        raise ArgumentError("bad_shape", path, detail)
+    dim = dims[0] if dims else 0
+    row_splits = RowSplits.from_lengths(shapes[:, dim].copy())
+    return end_to_end(cat_bits(rows, dim), row_splits, dim + 1)
