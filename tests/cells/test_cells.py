@@ -109,6 +109,8 @@ def test_items_that_raise_and_lists_that_change_while_they_are_read(half):
             fill(half, [row], "q")
     with pytest.raises(ValueError, match="length"):
         half.fill([[1, 2]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, plain_number)
+    with pytest.raises(TypeError, match="not callable"):  # there is always a `convert`
+        half.fill([["a"]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, None)
 
 
 def test_no_more_is_written_than_there_is_room_for():

@@ -10,7 +10,7 @@ import pytest
 
 import jagcodec
 from benchmarks import report
-from jagcodec import cli
+from jagcodec import cli, memory
 from jagcodec.doctor import OPTIONAL, VARIABLES
 from jagcodec.errors import REASONS
 from jagcodec.wire import documents, schema, spec
@@ -204,7 +204,7 @@ def test_wire_format_and_security_name_the_limits():
         f"2^{bits['rows']} rows",
         f"{spec.SMALL_BUFFER / 1024:g} KiB",
         f"{spec.INLINE_BYTES / 1024:g} KiB",
-        *(f" {limit} " for limit in (spec.ALIGNMENT, spec.MAX_NDIM, spec.MAX_DEPTH)),
+        *(f" {limit} " for limit in (memory.ALIGNMENT, spec.MAX_NDIM, spec.MAX_DEPTH)),
         *(f" {limit} " for limit in (spec.MAX_STACKS, spec.MAX_EQUAL_HASHES)),
         bytes(memoryview(jagcodec.encode(None)[0])[:10]).hex(" "),
     ):

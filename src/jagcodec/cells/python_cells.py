@@ -37,7 +37,8 @@ def fill(
         if cells is None:
             made = []
             for j, item in enumerate(items):
-                cell = _cell(item, code, precision, convert)
+                number = item if isinstance(item, (int, float)) else convert(item)
+                cell = _cell(number, code, precision)
                 if cell is None:
                     return i, j
                 made.append(cell)
@@ -63,23 +64,19 @@ def _at_once(items: tuple[Any, ...], code: str) -> array[Any] | None:
     return None if code == "f" and np.isinf(np.frombuffer(cells, np.float32)).any() else cells
 
 
-def _cell(
-    item: Any, code: str, precision: int, convert: Callable[[Any], Any] | None
-) -> float | int | None:
+def _cell(item: Any, code: str, precision: int) -> float | int | None:
     """The cell of one item, or None if it cannot be one."""
     if isinstance(item, bool):
         return item if code == "?" else None
     if isinstance(item, float):
         return _float(float.__float__(item), code) if code in "fd" else None
-    if isinstance(item, int):
-        number = int.__int__(item)
-        if code in "fd":
-            return _exactly(number, code, precision)
-        try:
-            return None if code == "?" else array(code, (number,))[0]
-        except OverflowError:
-            return None
-    return None if convert is None else _cell(convert(item), code, precision, None)
+    if not isinstance(item, int) or code == "?":
+        return None
+    number = int.__int__(item)
+    try:
+        return _exactly(number, code, precision) if code in "fd" else array(code, (number,))[0]
+    except OverflowError:
+        return None
 
 
 def _float(number: float, code: str) -> float | None:
@@ -88,10 +85,7 @@ def _float(number: float, code: str) -> float | None:
 
 
 def _exactly(number: int, code: str, precision: int) -> float | None:
-    try:
-        cell = float(number)
-    except OverflowError:
-        return None
+    cell = float(number)
     scaled = math.ldexp(math.frexp(cell)[0], precision)
     return _float(cell, code) if int(cell) == number and scaled == math.floor(scaled) else None
 

@@ -6,4 +6,4 @@ ALIGNMENT = 64
 
 def aligned(size: int) -> int:
     """The next multiple of `ALIGNMENT`."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return (size + ALIGNMENT - 1) & -ALIGNMENT

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory import ALIGNMENT
+from jagcodec.memory import ALIGNMENT, aligned
 from jagcodec.memory.tensor_bytes import ByteArray, address, from_bytes, same_width_ints
 
 # The C library keeps smaller memory well enough. Larger memory it may take anew, page by page.
@@ -172,10 +172,10 @@ _CPU = torch.device("cpu")
 def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
     """New memory of each of these sizes, in one block that is freed with the last of them."""
     parts, start = [], 0
-    block = new_block(sum([(size + ALIGNMENT - 1) & -ALIGNMENT for size in sizes])).data
+    block = new_block(sum(map(aligned, sizes))).data
     for size in sizes:
         parts.append(block[start : start + size])
-        start += (size + ALIGNMENT - 1) & -ALIGNMENT
+        start += aligned(size)
     return parts
 
 
@@ -208,7 +208,7 @@ def allocate(
             for extent in one.shape:
                 size *= extent
             on_host.append((one, end, end + size))
-            end += (size + ALIGNMENT - 1) & -ALIGNMENT
+            end += aligned(size)
         else:
             words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), device=one.device)
             one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False

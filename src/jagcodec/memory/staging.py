@@ -14,41 +14,6 @@ from jagcodec.memory import aligned
 from jagcodec.memory.tensor_bytes import flat_bytes
 
 
-def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Contiguous CPU tensors with the same cells, in one block that is freed with the last.
-
-    The copies are complete when this returns: one wait for each device. For CUDA devices the
-    block is in page-locked memory, which such a device writes to by itself.
-    """
-    sources = [flat_bytes(tensor) if tensor.numel() else None for tensor in tensors]
-    sizes = [0 if source is None else source.numel() for source in sources]
-    devices = {source.device for source in sources if source is not None and not source.is_cpu}
-    total = sum(map(aligned, sizes))
-    pinned = any(device.type == "cuda" for device in devices)
-    block = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
-    copies = []
-    start = 0
-    for tensor, source, size in zip(tensors, sources, sizes, strict=True):
-        if source is None:
-            copies.append(torch.empty(tensor.shape, dtype=tensor.dtype))
-            continue
-        cells = block[start : start + size]
-        cells.copy_(source, non_blocking=True)
-        copies.append(cells.view(tensor.dtype).view(tensor.shape))
-        start += aligned(size)
-    for device in devices:
-        _wait_for(device)
-    return copies
-
-
-def _wait_for(device: torch.device) -> None:
-    module = torch.get_device_module(device)
-    if hasattr(module, "current_stream"):
-        module.current_stream(device).synchronize()  # the stream that the copies were put on
-    else:
-        module.synchronize()
-
-
 class HostCopies:
     """Host copies of device tensors, by address and layout.
 
@@ -68,7 +33,7 @@ class HostCopies:
                 if place not in self._copies:
                     wanted[place] = tensor
         if wanted:
-            copies = to_host(list(wanted.values()))
+            copies = _on_host(list(wanted.values()))
             for (place, tensor), copy in zip(wanted.items(), copies, strict=True):
                 self._copies[place] = (tensor, copy)
 
@@ -78,12 +43,33 @@ class HostCopies:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        tensor.device,
-        tensor.data_ptr(),
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+    kind = tensor.device, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return (*kind, tensor.data_ptr(), tensor.shape, tensor.stride())
+
+
+def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous copies in one block that is freed with the last, complete when this returns.
+
+    A CUDA device writes to page-locked memory by itself.
+    """
+    devices = {tensor.device for tensor in tensors if tensor.numel()}
+    pinned = any(device.type == "cuda" for device in devices)
+    total = sum(aligned(tensor.numel() * tensor.itemsize) for tensor in tensors)
+    block = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+    sources, copies = [], []
+    for tensor in tensors:
+        if not tensor.numel():
+            copies.append(torch.empty(tensor.shape, dtype=tensor.dtype))
+            continue
+        source = flat_bytes(tensor)
+        sources.append(source)  # which may be a copy: until it has been read
+        cells, block = block[: source.numel()], block[aligned(source.numel()) :]
+        cells.copy_(source, non_blocking=True)
+        copies.append(cells.view(tensor.dtype).view(tensor.shape))
+    for device in devices:
+        module = torch.get_device_module(device)
+        if hasattr(module, "current_stream"):
+            module.current_stream(device).synchronize()  # the stream that the copies were put on
+        else:
+            module.synchronize()
+    return copies

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
-from jagcodec._arguments import check_known
+from jagcodec._arguments import check_known, check_options
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
@@ -53,16 +53,7 @@ def encode(obj: Any, *, out: Target, **options: Unpack[EncodeOptions]) -> int: .
 
 
 def encode(
-    obj: Any,
-    *,
-    out: Target | None = None,
-    narrow: Narrow = False,
-    elide: bool = False,
-    checksum: bool = False,
-    compress: Compress = None,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-    meta: Mapping[Any, Any] | None = None,
+    obj: Any, *, out: Target | None = None, **options: Unpack[EncodeOptions]
 ) -> list[Frame] | int:
     """A value as a message: the header frame, then raw buffers.
 
@@ -86,23 +77,22 @@ def encode(
             shared memory or CPU tensor (pinned or not), writable and contiguous. What comes after
             the blob is kept. Or a function that is called once with the size of the blob, and
             returns such memory.
-        narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
-            and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
-            and values exactly. Costs two looks at each of them here and a copy there. True is for
-            all of them; a list of names for columns of every TensorDict and `BatchedDataDict` in
-            `obj`. Name a column of a nested batch by a tuple: ``("extra", "ids")``. The name of a
-            nested batch is for all of its columns.
-        elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
-            alike, as those of one prompt do, columns of one memory or of equal cells, rows that
-            begin the longest one, as masks and positions do, columns that are two others end to
-            end. Everything is compared cell by cell; `decode` restores all of it. What would not
-            make the message smaller is sent as it is. Objects of rows that are one object are one
-            again; equal ones are found from 1 KiB on.
+        narrow: False by default. Store integer tensors in the fewest bytes per cell that hold their
+            values, 1 to 4, and those of 0 and 1 as bits; larger numbers stay as they are. Costs two
+            looks at each of them here and a copy there. True is for all of them; a list of names
+            for columns of every TensorDict and `BatchedDataDict` in `obj`. Name a column of a
+            nested batch by a tuple: ``("extra", "ids")``. The name of a nested batch is for all of
+            its columns.
+        elide: Send once what tensors and rows of objects repeat: rows that are equal or begin
+            alike, as those of one prompt do; columns of one memory or of equal cells; rows that
+            begin the longest one, as masks and positions do; columns that are two others end to
+            end. Everything is compared cell by cell. What would not make the message smaller is
+            sent as it is. Objects of rows that are one object are one again; equal ones are found
+            from 1 KiB on.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
-        compress: Compress large frames, for links slower than memory: ``"zstd"``, or
-            ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
-            Both sides need ``pip install 'zstandard>=0.22'``; readers need no option. A frame that
-            would not get smaller is sent as it is.
+        compress: Compress large frames that get smaller, for links slower than memory: ``"zstd"``,
+            or ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
+            Both sides need ``pip install 'zstandard>=0.22'``; readers need no option.
         allow_pickle: Pickle objects outside this set instead of rejecting them. `decode` must be
             given the same option; only for peers that you trust with your process.
         default: A function, as in json, msgspec and orjson. It is called with each value of a
@@ -115,12 +105,12 @@ def encode(
 
     Returns:
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
-        ``send_multipart(frames, copy=False)``. Memory that is already contiguous on the CPU is
-        aliased, not copied, and kept alive by its frame: write to it, or call
-        ``tensor.share_memory_()`` (as a queue of torch.multiprocessing does), only after the frames
-        are sent. Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied
-        to one block, for CUDA of pinned memory, which lives as long as one of its frames; the
-        device is waited for once. With `out`, the size of the blob that was written.
+        ``send_multipart(frames, copy=False)``. A frame aliases memory that is contiguous on the
+        CPU, and keeps it alive: write to it, or call ``tensor.share_memory_()`` (as a queue of
+        torch.multiprocessing does), only after the frames are sent. Buffers below 16 KiB are copied
+        into frame 1. Tensors on other devices are copied to one block, for CUDA of pinned memory,
+        which lives as long as one of its frames; the device is waited for once. With `out`, the
+        size of the blob that was written.
 
     Example of `out` and `default`:
         >>> memory = bytearray(1000)
@@ -144,16 +134,8 @@ def encode(
 
     Safe to call from several threads at once.
     """
-    message = pending(
-        obj,
-        narrow=narrow,
-        elide=elide,
-        checksum=checksum,
-        compress=compress,
-        allow_pickle=allow_pickle,
-        default=default,
-        meta=meta,
-    )
+    check_options(options, EncodeOptions.__annotations__, "encode(options)")
+    message = pending(obj, **options)
     return frames_of(message) if out is None else write_to(message, out, "encode(out)")
 
 

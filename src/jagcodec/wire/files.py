@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
+from jagcodec.memory import ALIGNMENT
 from jagcodec.wire.checks import fail
 from jagcodec.wire.frames import PREAMBLE, blob_pieces, read_preamble
 from jagcodec.wire.limits import Limits, exceeded
-from jagcodec.wire.spec import ALIGNMENT
 
 
 def file_path(path: Any, where: str, remedy: str) -> str:

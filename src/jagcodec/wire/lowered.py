@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_splits import RowSplits
@@ -66,10 +65,10 @@ little else."""
 class UnreadCells(NamedTuple):
     """An `Item` of torch's cells before they are read: on any device, with or without gaps."""
 
-    source: torch.Tensor | np.ndarray[Any, Any] | Sequence[torch.Tensor] | RaggedView | NestedParts
+    source: Any  # a tensor, several, an array, a `RaggedView` or `NestedParts`
     dtype: str | None  # torch's name; None of cells that are stored as they are
     dims: tuple[int, ...] = ()  # of a rectangle
-    narrow: bool = False
+    narrow: bool = False  # whether they are integers that are stored narrow
 
     @property
     def is_ragged(self) -> bool:

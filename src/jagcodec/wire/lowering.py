@@ -44,6 +44,7 @@ from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name,
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
     INLINE_BYTES,
+    INTEGER_DTYPES,
     LEAVES,
     LONG_LIST,
     MAX_DEPTH,
@@ -331,7 +332,7 @@ class Lowering:
                 # Tensors with holes are compacted on their device: only rows leave it.
                 holes = parts.lengths
                 self.on_devices += (parts.offsets, parts.values if holes is None else holes)
-            self.items.append(UnreadCells(parts, name, (), self._column[1]))
+            self._cells(parts, name)
             return (Code.JAGGED, name, parts.values.dim(), parts.ragged_dim)
         if type(tensor) not in TENSOR_TYPES:
             raise self._refusal(tensor)
@@ -355,6 +356,10 @@ class Lowering:
             raise self._refusal(tensor, " from the meta device: it has no values")
         return name
 
+    def _cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
+        narrow = self._column[1] and dtype in INTEGER_DTYPES
+        self.items.append(UnreadCells(source, dtype, dims, narrow))
+
     def _dense(self, tensor: torch.Tensor, stored: int | None = None) -> Tree:
         """A TENSOR; with `stored`, one that is not stored in another way."""
         name, shape = self._torch_dtype(tensor), tuple(tensor.shape)
@@ -364,7 +369,7 @@ class Lowering:
         if not tensor.is_cpu:
             self.on_devices.append(tensor)
         if stored is None:
-            self.items.append(UnreadCells(tensor, name, shape, self._column[1]))
+            self._cells(tensor, name, shape)
         else:
             self.items.append(UnreadCells(tensor, None, (stored, *shape)))
         return (Code.TENSOR, name, rank)
@@ -428,13 +433,13 @@ class Lowering:
                 values = values_of(view)  # only rows leave the device
                 view = end_to_end(values, view.row_splits)
                 self.on_devices.append(values)
-        self.items.append(UnreadCells(view, name, (), self._column[1]))
+        self._cells(view, name)
         return (Code.JAGGED, name, len(view.shape), view.ragged_dim)
 
-    def _cells(self, array: np.ndarray[Any, Any]) -> Tree:
+    def _rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
         """The array over the memory of a tensor."""
         name = NUMPY_NAMES[array.dtype]
-        self.items.append(UnreadCells(array, name, array.shape, self._column[1]))
+        self._cells(array, name, array.shape)
         return (Code.TENSOR, name, array.ndim)
 
     def _documents(self, rows: Documents) -> Tree:
@@ -565,7 +570,7 @@ _BASES: tuple[tuple[type, _Handler], ...] = (
 # What means something else as one of `Columns`.
 _COLUMNS: dict[type, _Handler] = {
     RaggedView: Lowering._view,
-    np.ndarray: Lowering._cells,
+    np.ndarray: Lowering._rectangle,
     Documents: Lowering._documents,
     list: Lowering._objects,
 }

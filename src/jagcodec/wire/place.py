@@ -16,6 +16,7 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
+from jagcodec.memory import ALIGNMENT
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
@@ -38,11 +39,8 @@ from jagcodec.wire.lowered import (
     UnreadCells,
 )
 from jagcodec.wire.spec import (
-    ALIGNMENT,
     BLOBS,
-    GAPS,
     INDIRECT,
-    INTEGER_DTYPES,
     MAX_UNBACKED_ROWS,
     NO_INDEX,
     ONE_OBJECT,
@@ -82,7 +80,7 @@ class Placing(PendingMessage):
             elif size:
                 end = self._size
                 offset = (end + 63) & -ALIGNMENT
-                small.append(GAPS[offset - end])
+                small.append(_GAPS[offset - end])
                 small.append(bytes(size) if apart else data)
                 self._size = offset + size
             if apart and size:
@@ -162,23 +160,21 @@ class PlacingAll(Placing):
         self._copies = copies
         self._narrows, self._elides = narrows, elides
         self._pool = RowSplitsPool()
-        # The cells that runs name, and once they are placed: where, and how they are stored.
-        self._shared: dict[Cells, tuple[int, ...] | None] = {}
+        # Where cells are, and how they are stored: runs name the same ones several times.
+        self._places: dict[Cells, tuple[int, ...]] = {}
+        self.elided = False  # whether something is sent once that occurs several times
 
     def all_of(self, lowered: Lowered) -> PendingMessage:
         """The message of a lowered value."""
         tree, items, values, unbacked = lowered
         if self._narrows or self._elides:
             items = self._end_to_end(items)
-        return self.finish(start_of(tree), self.place(self._plain(items)), values, unbacked)
-
-    @property
-    def elided(self) -> bool:
-        """Whether something is sent once that occurs several times."""
-        return bool(self._shared)
+        numbers = self.place(self._plain(items))
+        self._places.clear()  # so that memory of cells goes back before rows are copied
+        return self.finish(start_of(tree), numbers, values, unbacked)
 
     def _plain(self, items: Iterable[Any]) -> Iterator[int | Item]:
-        """The items as `place` has them; shared cells are placed here, and only once."""
+        """The items as `place` has them; cells that runs may name are placed here."""
         for item in items:
             kind = type(item)
             if kind is int or kind is tuple:
@@ -223,7 +219,7 @@ class PlacingAll(Placing):
         if isinstance(source, torch.Tensor):
             return as_bytes(self._copies.of(source))
         parts = [as_bytes(self._copies.of(part)) for part in source]
-        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        return np.concatenate(parts) if parts else _NOTHING
 
     def _rows_of_documents(self, documents: Documents) -> Item:
         made: dict[int, list[Any]] = {}  # rows may be one object
@@ -257,68 +253,62 @@ class PlacingAll(Placing):
         made = list(items)
         apart: list[tuple[Cells, RaggedView]] = []
         searched: list[EndToEnd] = []
+        rows: Any
         for i, item in enumerate(items):
-            if type(item) is not UnreadCells or item.dtype is None:
+            if type(item) is not UnreadCells or not (item.narrow or (self._elides and item.dtype)):
                 continue
-            narrow = item.narrow and item.dtype in INTEGER_DTYPES
-            if not (self._elides or narrow):
-                continue
-            cells = Cells(_NOTHING, item.dtype, narrow)
-            if item.is_ragged:
-                view = self._view(item)
-                if view.starts is None:
-                    cells.data = array_bytes(_in_order(view))
-                else:
-                    apart.append((cells, view))
-                splits = self._pool.unique(view.row_splits)
-                made[i] = column = EndToEnd(cells, splits, view.values_shape)
+            data, _, rows, shape = self._column(item)
+            cells = Cells(_NOTHING, item.dtype, item.narrow)
+            splits = None if rows is None else self._pool.unique(rows)
+            made[i] = column = EndToEnd(cells, splits, shape)
+            if type(data) is RaggedView:
+                apart.append((cells, data))
             else:
-                cells.data = array_bytes(self._bytes(item.source))
-                made[i] = column = EndToEnd(cells, None, item.dims)
-            if not item.is_ragged or view.ragged_dim == 1:
+                cells.data = array_bytes(data)
+            if not item.is_ragged or item.source.ragged_dim == 1:
                 searched.append(column)
         for (cells, _), values in zip(apart, gathered(view for _, view in apart), strict=True):
             cells.data = as_bytes(values)
         if self._elides:
             elide(searched)
-            runs = [run for column in searched for run in column.runs or ()]
-            self._shared.update(dict.fromkeys(run.cells for run in runs))
         return made
 
     def _stored(self, column: EndToEnd) -> Iterator[int | Item]:
-        cells, splits, shape = column.cells, column.splits, column.shape
-        if column.runs is not None:
-            table = self._table(column.runs, len(cells.data) // shape[0], splits is not None)
-            yield table, INDIRECT + len(column.runs), splits, shape
-        elif cells not in self._shared:
+        cells, splits, shape, runs = column.cells, column.splits, column.shape, column.runs
+        if not self._elides:  # no run names its cells
             stored, data = cells.stored()
             yield data, stored, splits, shape
+            return
+        if runs is None:
+            yield from self._placed(cells)
         else:
-            yield from self._share(cells)
-            if splits is not None:
-                yield self._group(splits)
-            yield from map(int, shape)
+            table = self._table(runs, len(cells.data) // shape[0], splits is not None)
+            yield from (*self._put(table), INDIRECT + len(runs))
+        if splits is not None:
+            yield self._group(splits)
+        yield from map(int, shape)
 
-    def _share(self, cells: Cells) -> tuple[int, ...]:
-        """The place of cells that several columns may name, and how they are stored."""
-        known = self._shared.get(cells)
-        if known is None:
+    def _placed(self, cells: Cells) -> tuple[int, ...]:
+        """The place of cells, and how they are stored."""
+        if cells not in self._places:
             stored, data = cells.stored()
-            known = self._shared[cells] = (*self._put(data), stored)
-        return known
+            self._places[cells] = (*self._put(data), stored)
+        return self._places[cells]
 
     def _table(self, runs: Sequence[Run], size: int, ragged: bool) -> ByteArray:
         """The table of runs, with what it names placed before it; a cell has `size` bytes."""
+        self.elided = True
         table: list[int] = []
         for splits, cells, index in runs:
-            at = self._share(cells)
-            starts = (NO_INDEX, 0, PLAIN) if index is None else self._share(index)
+            at = self._placed(cells)
+            starts = (NO_INDEX, 0, PLAIN) if index is None else self._placed(index)
             group = self._group(splits) if ragged else 0
             table += (group, *at, len(cells.data) // size, *starts)
         return np.array(table, dtype=np.int64).view(np.uint8)
 
 
 _BYTE = np.dtype(np.uint8)
+_GAPS = tuple(map(bytes, range(ALIGNMENT)))  # those between small buffers, by size
 _NOTHING: ByteArray = np.empty(0, _BYTE)
 
 

@@ -15,9 +15,7 @@ VERSION = 1
 BLOB_MAGIC = b"jagcodec"  # begins a message in one buffer; a header frame begins with another byte
 
 # Layout. Small buffers share frame 1, because copying them costs less than a frame each; there they
-# start at multiples of a cache line.
-ALIGNMENT = 64
-GAPS = tuple(map(bytes, range(ALIGNMENT)))  # the gaps between small buffers, by size
+# start at multiples of `memory.ALIGNMENT`.
 SMALL_BUFFER = 16 * 1024  # bytes of the first buffer that has a frame of its own
 INLINE_BYTES = 4 * 1024  # `bytes` of this size are buffers, so that a header stays small
 LONG_LIST = 64  # from so many on, a list of numbers of one type is bytes in a document, not items
