@@ -248,16 +248,14 @@ class JoinedRows(ColumnSource):
             raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
         if isinstance(parts[0], WireBatch):
             first = parts[0].source
-            super().__init__(names, [rows, *first.sizes[1:]], first.device, first.allow_pickle)
+            sizes = [rows, *first.sizes[1:]]
+            super().__init__(names, names, sizes, first.device, first.allow_pickle)
         else:
-            super().__init__(names, [rows], None, allow_pickle=False)
+            super().__init__(names, names, [rows], None, allow_pickle=False)
         self._counts = counts
         self._parts = parts
         self._messages = messages
         self._pool = RowSplitsPool()  # of all rows; chosen ones have their own
-
-    def columns(self) -> Mapping[str, Column]:
-        return {name: Column(self, name) for name in self.names}
 
     def parts(self) -> Iterator[WireBatch]:
         return map(self._part, range(len(self._parts)))
@@ -456,8 +454,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         source, sizes = batch.source, batch.source.sizes
         inner = inner if i else sizes[1:]
         if sizes[1:] != inner:
-            detail = f"expected batch dims {list(inner)} after the first, like batch 0, found "
-            detail += str(list(sizes[1:]))
+            detail = f"expected the batch dims {inner} after the first, found {sizes[1:]}"
             raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
         counts[i] = len(batch)
         fields[i] = batch.fields
@@ -501,7 +498,7 @@ class JoinedColumns(ColumnSource):
     def __init__(self, columns: Mapping[str, Column], batches: Sequence[WireBatch]) -> None:
         first = batches[0].source
         pickle = any(batch.source.allow_pickle for batch in batches)
-        super().__init__(tuple(columns), first.sizes, first.device, pickle)
+        super().__init__(tuple(columns), (), first.sizes, first.device, pickle)
         self._columns = columns
         self._batches = batches
         self._pool = RowSplitsPool()

@@ -25,7 +25,7 @@ from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_o
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, message
-from jagcodec.wire.checks import bad, cells_of, check_distinct, expect, inside
+from jagcodec.wire.checks import bad, cells_of, check_distinct, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
@@ -234,9 +234,13 @@ def _checked_shapes(shapes: IntArray, rank: int, cells: int) -> IntArray:
 
 def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     shape = message.shape(node)
-    indices, values = _dense_children(message, node, budget)
+    for child in node.children:
+        expect(child.kind is Kind.TENSOR, "bad_value", "a dense tensor", child.kind.name)
+    stored = message.numbers[node.children[0].number + 2]
+    expect(stored == PLAIN, "bad_value", "indices as wide as their dtype", stored)
+    indices, values = _children(message, node, budget)
     if indices.dtype != torch.int64:
-        raise WireFormatError("bad_sparse", "$", f"expected int64 indices, found {indices.dtype}")
+        raise fail("bad_sparse", f"expected int64 indices, found {indices.dtype}")
     try:
         # Copied: torch relies on indices, so what was checked must not change with the memory.
         own = indices.clone()
@@ -250,19 +254,8 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
             raise ValueError("coalesced indices that do not rise")
         return tensor._coalesced_(True)
     except (RuntimeError, ValueError) as error:
-        raise WireFormatError(
-            "bad_sparse", "$", f"expected indices within {shape}, found {error!s:.200}"
-        ) from error
-
-
-def _dense_children(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
-    """The indices and the values of a sparse tensor."""
-    for child in node.children:
-        if child.kind is not Kind.TENSOR:
-            raise bad("a dense tensor", child.kind.name)
-    if message.numbers[node.children[0].number + 2] != PLAIN:
-        raise bad("indices as wide as their dtype", "narrow ones")
-    return _children(message, node, budget)
+        expected = f"expected indices within {shape}, found {error!s:.200}"
+        raise fail("bad_sparse", expected) from error
 
 
 _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
@@ -287,7 +280,8 @@ def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
             else:
                 leaf = leaves[key] = build(message, child, budget)
                 _check_leaf(leaf, child, size)
-                fits = fits and _stacked_rows(leaf) == size[0]
+                stacked = type(leaf) is NonTensorStack and leaf.batch_dims == 1
+                fits = fits and stacked and len(leaf.tensordicts) == size[0]
         except WireFormatError as error:
             raise inside(error, key) from error
     budget.depth -= 1
@@ -418,13 +412,6 @@ def _messages(
 def rows_differ(expected: Any, found: Any) -> WireFormatError:
     """The error of a column with other rows than its batch."""
     return WireFormatError("bad_rows", "$", f"expected batch size {expected}, found {brief(found)}")
-
-
-def _stacked_rows(leaf: Any) -> int | None:
-    """Rows of a `NonTensorStack`; None of any other leaf."""
-    if type(leaf) is NonTensorStack and leaf.batch_dims == 1:
-        return len(leaf.tensordicts)
-    return None
 
 
 def _rising(indices: torch.Tensor) -> bool:
@@ -562,12 +549,9 @@ def _of_user(name: Any, state: Any) -> Any:
 def _pickle(data: Any, allow_pickle: bool) -> Any:
     expect(type(data) is bytes, "bad_record", "bytes", data)
     if not allow_pickle:
-        raise WireFormatError(
-            "pickle_refused",
-            "$",
-            "expected a message without pickle, found a pickled object; if you trust the sender "
-            "with this process, pass allow_pickle=True on both sides",
-        )
+        detail = "expected a message without pickle, found a pickled object; if you trust the "
+        detail += "sender with this process, pass allow_pickle=True on both sides"
+        raise fail("pickle_refused", detail)
     try:
         return pickle.loads(data)  # noqa: S301
     except Exception as error:  # whatever unpickling may raise

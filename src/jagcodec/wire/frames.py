@@ -84,13 +84,10 @@ _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
 def _no_message(found: Any, path: str) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "bad_type",
-        path,
-        f"expected the frames of a message, or a blob, found {describe(found)}; encode makes them "
-        "of a value, and encode_rows of rows; load and open_wire read files; a blob is contiguous, "
-        "and on the CPU",
-    )
+    detail = f"expected the frames of a message, or a blob, found {describe(found)}; encode makes "
+    detail += "them of a value, and encode_rows of rows; load and open_wire read files; a blob is "
+    detail += "contiguous, and on the CPU"
+    return ArgumentTypeError("bad_type", path, detail)
 
 
 # --- reading -----------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ import torch
 from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDictBase, UnbatchedTensor
 from tensordict.tensorclass import NonTensorDataBase
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.ragged import non_tensor
+from jagcodec.wire.checks import fail
 
 T = TypeVar("T")
 
@@ -79,12 +80,9 @@ def register_type(
     if to_state is None and from_state is None:
         to_state, from_state = _ways_of(cls)
     if to_state is None or from_state is None:
-        raise ArgumentTypeError(
-            "bad_type",
-            f"register_type({cls.__qualname__})",
-            "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, or "
-            "both to_state and from_state, found none of these",
-        )
+        detail = "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, "
+        detail += "or both to_state and from_state, found none of these"
+        raise ArgumentTypeError("bad_type", f"register_type({cls.__qualname__})", detail)
     name = _qualified(cls) if name is None else name
     taken = _by_name[name][0] if name in _by_name else cls
     if taken is not cls and _qualified(taken) != _qualified(cls):
@@ -119,15 +117,13 @@ def restore(name: str, state: Any) -> Any:
     registered = _by_name.get(name)
     if registered is None:
         found = f"found {brief(name)}; call jagcodec.register_type for it on this side too"
-        raise WireFormatError(
-            "unknown_type", "$", f"expected a type that is registered here, {found}"
-        )
+        raise fail("unknown_type", f"expected a type that is registered here, {found}")
     try:
         return registered[-1](state)
     except Exception as error:  # whatever the user's function raises
         found = f"found one that raises {type(error).__name__}: {error!s:.200}"
         expected = f"expected the state of {brief(name)}"
-        raise WireFormatError("bad_value", "$", f"{expected}, {found}") from error
+        raise fail("bad_value", f"{expected}, {found}") from error
 
 
 def _qualified(cls: type) -> str:

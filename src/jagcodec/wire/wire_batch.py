@@ -65,13 +65,15 @@ class ColumnSource:
     """What a batch is over: one message, or several (`batch/join.py`)."""
 
     names: Sequence[str]  # of all columns
+    keys: Sequence[Any]  # by which they are read
     sizes: Sequence[int]  # (N, ...): the batch size, of all rows
     device: torch.device | None  # where tensors go; None leaves them where their cells are
     allow_pickle: bool  # whether pickled objects are unpickled, and pickled again to be sent on
 
     def columns(self) -> Mapping[str, Column]:
         """All columns, by name; not kept here, because each keeps its source."""
-        raise NotImplementedError
+        pairs = zip(self.names, self.keys, strict=True)
+        return {name: Column(self, key) for name, key in pairs}
 
     def meta(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -148,8 +150,8 @@ class WireBatch(OpenBatch):
 
     def nodes(self) -> dict[str, Any]:
         """The columns of one message, by name, as their nodes; a new dict."""
-        if self._columns is None and isinstance(self.source, MessageColumns):
-            return dict(zip(self.source.names, self.source.node.children, strict=True))
+        if self._columns is None:
+            return dict(zip(self.source.names, self.source.keys, strict=True))
         return {name: key for name, (_, key) in self.by_name.items()}
 
     @property
@@ -186,19 +188,14 @@ class WireBatch(OpenBatch):
     def __len__(self) -> int:
         return self.source.sizes[0] if self.chosen is None else len(self.chosen)
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str]:  # also what `in` asks
         return iter(self.fields)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.fields
 
     def __getitem__(self, name: str) -> Any:
         if not isinstance(name, str):
-            raise ArgumentTypeError(
-                "bad_type",
-                "WireBatch[name]",
-                f"expected the name of a column, found {describe(name)}; rows(index) chooses rows",
-            )
+            found = f"found {describe(name)}; rows(index) chooses rows"
+            detail = f"expected the name of a column, {found}"
+            raise ArgumentTypeError("bad_type", "WireBatch[name]", detail)
         return self._read({name: self._column(name, "__getitem__")}, As.LEAF)[name]
 
     def keys(self) -> tuple[str, ...]:
@@ -232,11 +229,10 @@ class WireBatch(OpenBatch):
         chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
         if self.chosen is not None:
             known = self.chosen.index
-            chosen = (
-                known[chosen.start : chosen.stop]
-                if isinstance(chosen, range)
-                else np.asarray(known, dtype=np.int64)[chosen]
-            )
+            if isinstance(chosen, range):
+                chosen = known[chosen.start : chosen.stop]
+            else:
+                chosen = np.asarray(known, dtype=np.int64)[chosen]
         return WireBatch(self.source, self.by_name, ChosenRows(chosen))
 
     def to_tensordict(self) -> TensorDict:
@@ -353,6 +349,7 @@ class MessageColumns(ColumnSource):
         whole: bool = False,
     ) -> None:
         self.names: Sequence[str] = node.fields[-1]
+        self.keys: Sequence[Node] = node.children
         self.sizes: Sequence[int] = sizes
         self.device: torch.device | None = message.device
         self.allow_pickle: bool = message.allow_pickle
@@ -362,10 +359,6 @@ class MessageColumns(ColumnSource):
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole  # whether the batch is all of the message
         self._slicer: tuple[tuple[str, ...], Slicer | None] | None = None
-
-    def columns(self) -> Mapping[str, Column]:
-        nodes = zip(self.names, self.node.children, strict=True)
-        return {name: Column(self, node) for name, node in nodes}
 
     def in_memory(self) -> InMemory | None:
         """What a join reads rows from; None unless they are for tensors on the host."""
@@ -623,21 +616,17 @@ def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
 
 def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
     """(N, ...) of a batch; `around` is the batch size of the one that it is in."""
-    if node.kind is Kind.MAP:
-        return [_rows_of(message, node.children)]
-    sizes = message.numbers[node.dims : node.end]
-    if not sizes or sizes[: len(around)] != around:
-        raise rows_differ(around or ["N"], sizes)
-    return sizes
-
-
-def _rows_of(message: Message, columns: Sequence[Node]) -> int:
-    """The number of rows that columns of a dict claim; each is checked again when it is read."""
-    for node in columns:
-        rows = rows_of_node(node, message.numbers, message.header.groups)
+    if node.kind is not Kind.MAP:
+        sizes = message.numbers[node.dims : node.end]
+        if not sizes or sizes[: len(around)] != around:
+            raise rows_differ(around or ["N"], sizes)
+        return sizes
+    # Of a dict as many as its first column claims; each is checked again when it is read.
+    for column in node.children:
+        rows = rows_of_node(column, message.numbers, message.header.groups)
         if rows is not None:
             # As for a TensorDict, which says how many rows it has.
             if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
                 raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
-            return rows
-    raise bad("a column that has rows", f"{len(columns)} without")
+            return [rows]
+    raise bad("a column that has rows", f"{len(node.children)} without")
