@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import traceback
+import tracemalloc
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
@@ -248,6 +249,17 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(path, monkeypatch, lef
     assert caught.value.reason == ("foreign" if left < 24 else "frame_size")
     if left > 24:
         assert f"found {left}; it was shortened while it was read" in caught.value.detail
+
+
+def test_a_long_file_takes_no_memory_beyond_its_message(path):
+    dump(VALUE, path)
+    os.truncate(path, 1 << 30)
+    tracemalloc.start()
+    try:
+        assert_same(load(path), VALUE)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_that_becomes_a_pipe_is_not_waited_for(path, monkeypatch):

@@ -15,7 +15,8 @@ import numpy as np
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
 from jagcodec.memory import ALIGNMENT
 from jagcodec.wire.checks import fail
-from jagcodec.wire.frames import PREAMBLE, blob_pieces, read_preamble
+from jagcodec.wire.frames import PREAMBLE, blob_pieces, read_preamble, starts_of
+from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import Limits, exceeded
 
 
@@ -118,6 +119,11 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
                 return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
             found = os.fstat(file.fileno()).st_size
         else:
+            # No more than the message, after which a file may go on.
+            start += file.read(min(header, size - len(start)))
+            if len(start) == PREAMBLE.size + header:
+                stored = read_header(start[PREAMBLE.size :], limits).stored
+                size = min(size, starts_of(header, stored)[-1])
             data = bytearray(size)
             data[: len(start)] = start
             found = len(start) + file.readinto(memoryview(data)[len(start) :])
