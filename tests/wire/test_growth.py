@@ -23,6 +23,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 import jagcodec
 from jagcodec import ArgumentError, Limits, WireFormatError, decode, encode, materialize, open_wire
+from jagcodec.batch.describe import describe_message, differences, open_source, read_whole
 from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
 from jagcodec.wire.documents import RECORDS
@@ -39,6 +40,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(sys.implementation.name != "cpython", reason="counts bytecode"),
 ]
+
+
+def differ(frames):
+    return [*differences(*[read_whole(frames, "message") for _ in range(2)])]
+
+
+REPORTS = {
+    "describe": lambda frames: describe_message(open_source(frames, "message")),
+    "diff": differ,
+    "padding_tax": lambda frames: jagcodec.padding_tax(jagcodec.to_blob(frames)),
+}
 
 UNITS = 4
 ALONE = singles()
@@ -66,7 +78,7 @@ def test_twice_as_much_more_is_twice_the_work(recipe):
 
     A reader may go another way from some size on: after such a step the next doubling counts.
     """
-    for name, reader in readers_of(recipe.batch).items():
+    for name, reader in {**readers_of(recipe.batch), **REPORTS}.items():
         outcome(reader, recipe.make(UNITS))  # loads whatever is loaded on first use
         units, work = UNITS, []
         while len(work) < 3 or (not in_proportion(*work[-3:]) and len(work) < 6):
