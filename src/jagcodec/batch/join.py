@@ -117,14 +117,15 @@ class Messages:
         group = None if kind is Kind.TENSOR else numbers[:, 3]
         dims = numbers[:, 3 if group is None else 4 :]
         cells, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
-        if (dims[:, 1:] != inner).any():
+        if inner and (dims[:, 1:] != inner).any():
             return None
-        some = (cells > 0) & (math.prod(inner) > 0)
-        if not some.all():  # empty columns may be anywhere
+        each = math.prod(inner)
+        if not (each and cells.all()):  # empty columns may be anywhere
+            some = (cells > 0) & (each > 0)
             buffer, offset, stored = buffer * some, offset * some, stored * some
         dtype = torch_dtype(spelled)
-        cell = math.prod(inner) * dtype.itemsize
-        if (stored >= INDIRECT).any():
+        cell, most = each * dtype.itemsize, int(stored.max())
+        if most >= INDIRECT:
             return None
         if group is None and not (cell and (cells == self._counts).all()):
             return None  # before anything is made for each of the rows, which nothing vouches for
@@ -132,9 +133,9 @@ class Messages:
         if rows is None or (rows.cells != cells).any():
             return None
         memory, start = self._buffers, self._starts[self._first_buffers + buffer] + offset
-        narrow = bool((stored != PLAIN).any())
+        narrow = most != PLAIN
         if narrow:
-            memory, start = self._widened(start, stored, cells * math.prod(inner), spelled)
+            memory, start = self._widened(start, stored, cells * each, spelled)
         shape = (rows.splits.total, *inner)
         few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
         if few or cell * rows.splits.total >= 8 * rows.splits.rows:
@@ -334,12 +335,13 @@ class JoinedRows(ColumnSource):
         return columns
 
     def _chosen(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
-        row_splits, starts = view.row_splits, view.starts
-        if chosen is not None:
-            row_splits, starts = chosen.among(row_splits)
-            if view.starts is not None:
-                starts = view.row_starts()[chosen.at]
-        return replace(view, starts=starts, row_splits=self._pool_of(chosen).unique(row_splits))
+        if chosen is None:
+            row_splits = self._pool.unique(view.row_splits)
+            return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
+        row_splits, starts = chosen.among(view.row_splits)
+        if view.starts is not None:
+            starts = view.row_starts()[chosen.at]
+        return replace(view, starts=starts, row_splits=chosen.pool.unique(row_splits))
 
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
