@@ -46,21 +46,13 @@ Turn = dict[str, Any]  # "rounds": milliseconds by step; "bytes": 0 if unknown
 
 
 class Way(NamedTuple):
-    """One way to move the batch.
+    """One way to move the batch."""
 
-    Attributes:
-        steps: Each is a function of the result of the step before; the first one gets None.
-        same: Whether the last result is the batch.
-        begin: Switches this way on.
-        end: Switches it off.
-        size: Bytes that are stored or sent.
-    """
-
-    steps: Sequence[Step]
-    same: Callable[[Any], bool]
-    begin: Callable[[], Any] = lambda: None
+    steps: Sequence[Step]  # the first one gets None
+    same: Callable[[Any], bool]  # whether the last result is the batch
+    begin: Callable[[], Any] = lambda: None  # switches this way on
     end: Callable[[], Any] = lambda: None
-    size: Callable[[], int] = int
+    size: Callable[[], int] = int  # bytes that are stored or sent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,11 +79,7 @@ def medians(turns: Sequence[Turn]) -> dict[str, Any]:
 def measure(
     ways: Mapping[str, Way], rounds: int, turns: int = TURNS, before: Callable[[], Any] = bool
 ) -> dict[str, list[Turn]]:
-    """The turns of every way; `before` is called before each round.
-
-    Raises:
-        SystemExit: A batch did not arrive as it was sent.
-    """
+    """The turns of every way, whose results are checked; `before` is called before each round."""
 
     def turn(name: str) -> Turn:
         way, done = ways[name], []

@@ -74,11 +74,6 @@ def record(program: str) -> dict[str, Any]:
     return found
 
 
-def rewrite(page: Path, made: Mapping[str, str]) -> None:
-    """Put tables where the page's markers name them."""
-    page.write_text(rewritten(page.read_text(), made))
-
-
 def rewritten(page: str, made: Mapping[str, str]) -> str:
     """A page with its marked tables replaced."""
     return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
@@ -95,7 +90,7 @@ def all_tables() -> dict[str, str]:
 def write_pages() -> None:
     made = all_tables()
     for page in PAGES:
-        rewrite(page, made)
+        page.write_text(rewritten(page.read_text(), made))
     PICTURE.write_text(picture(record("bench")))
 
 

@@ -229,7 +229,7 @@ def main() -> int:
     versions = f"torch {torch.__version__}, tensordict {tensordict.__version__}"
     made += f"\n\nMeasured on Python {platform.python_version()}, {versions}."
     print(made)
-    report.rewrite(PAGE, {"weights": made})
+    PAGE.write_text(report.rewritten(PAGE.read_text(), {"weights": made}))
     if most > MOST_PER_BYTE:
         print(f"{most:.0f} bytes per byte: more than {MOST_PER_BYTE}")
     return int(most > MOST_PER_BYTE)

@@ -272,26 +272,24 @@ class Lowering:
 
     def _rows(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
-        rows: list[bytes | Lowered] = []
         outer = self.items, self.values, self.unbacked
-        # Rows that are one object are lowered once, and kept, so that their id stays theirs.
-        known: dict[int, tuple[Any, int]] = {}
-        firsts: list[int] = []
-        for i, payload in enumerate(payloads):
-            first = i
-            if type(payload) not in _NATIVE:
-                _, first = known.setdefault(id(payload), (payload, i))
-            firsts.append(first)
-            if first < i:
-                rows.append(rows[first])
-            elif type(payload) in _NATIVE:
-                rows.append(self._pack(payload))
-            else:
+        kept = list(payloads)  # so that the id of each stays its own
+        # Rows that are one object are lowered once.
+        keys = [~i if type(each) in _NATIVE else id(each) for i, each in enumerate(kept)]
+        made: dict[int, Any] = {}
+        for i, key in enumerate(keys):
+            if key < 0:
+                made[key] = self._pack(kept[i])
+            elif key not in made:
                 self.items, self.values, self.unbacked = [], [], []
-                tree = self._child(i, payload)
-                rows.append(self.finished(tree) if type(tree) is tuple else self._packed(tree))
+                tree = self._child(i, kept[i])
+                made[key] = self.finished(tree) if type(tree) is tuple else self._packed(tree)
         self.items, self.values, self.unbacked = outer
-        self.items.append(Documents(_alike(rows, firsts)))
+        if Lowered in map(type, made.values()):
+            for key, row in made.items():
+                if type(row) is bytes:
+                    made[key] = Lowered(None, [], _ARRAY_OF_ONE + row)
+        self.items.append(Documents([made[key] for key in keys]))
         return (Code.NON_TENSOR_ROWS,)
 
     # numpy
@@ -583,17 +581,6 @@ def _handler(kind: type) -> _Handler | None:
     return next((handler for base, handler in _BASES if issubclass(kind, base)), None)
 
 
-def _alike(rows: Sequence[bytes | Lowered], firsts: Sequence[int]) -> list[bytes] | list[Lowered]:
-    """All rows as documents; or as messages, if one is. Equal `firsts` are one object."""
-    plain = [row for row in rows if isinstance(row, bytes)]
-    if len(plain) == len(rows):
-        return plain
-    made = [
-        Lowered(None, [], _ARRAY_OF_ONE + row) if isinstance(row, bytes) else row for row in rows
-    ]
-    return [made[first] for first in firsts]
-
-
 _ARRAY_OF_ONE = b"\x91"  # what msgpack writes before the only item
 
 
@@ -603,19 +590,12 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
 
     TransferQueue sends thousands of row views, which would be a frame each.
     """
-    first = values[0]
-    if not _viewable(first):
+    alike = _storage_and_cell(values[0])
+    if alike is None or any(_storage_and_cell(value) != alike for value in values):
         return None
-    storage, cell = first.untyped_storage().data_ptr(), tuple(first.shape[1:])
-    for value in values:
-        if (
-            not _viewable(value)
-            or (value.dtype, tuple(value.shape[1:])) != (first.dtype, cell)
-            or value.untyped_storage().data_ptr() != storage
-        ):
-            return None
 
-    inner = first.shape[1:].numel()
+    first, cell = values[0], alike[-1]
+    inner = cell.numel()
     places = np.array([value.storage_offset() for value in values], dtype=np.int64)
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
     # An empty view may be anywhere; put it where it makes no gap.
@@ -634,8 +614,9 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     return view, np.stack([starts + moves, ends + moves], axis=1)
 
 
-def _viewable(value: Any) -> bool:
-    return (
+def _storage_and_cell(value: Any) -> tuple[Any, ...] | None:
+    """The storage of a plain tensor, its dtype and the shape of a cell; None of other values."""
+    if (
         type(value) is torch.Tensor
         and value.layout is torch.strided
         and not value.is_nested
@@ -646,4 +627,6 @@ def _viewable(value: Any) -> bool:
         and not value.requires_grad
         and not value.is_conj()
         and not value.is_neg()
-    )
+    ):
+        return value.untyped_storage().data_ptr(), value.dtype, value.shape[1:]
+    return None
