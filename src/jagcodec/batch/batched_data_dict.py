@@ -10,14 +10,13 @@ import torch
 
 from jagcodec._arguments import known_names
 from jagcodec.batch.compare import same_values
-from jagcodec.batch.leaves import row_count, row_counts
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import like, select_leaf
+from jagcodec.ragged.select import like, row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import end_to_end
 from jagcodec.wire.lowered import ColumnDict

@@ -10,15 +10,14 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec._arguments import known_names
-from jagcodec.batch.compare import agreed
-from jagcodec.batch.leaves import concat_leaves, lengths_of_columns, row_counts
+from jagcodec.batch.compare import agreed, same_values
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import LAZY_STACK, like
+from jagcodec.ragged.select import LAZY_STACK, join_leaves, like, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import buffer_bytes, is_blob
@@ -110,7 +109,8 @@ def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
     in_memory_ones = (batch for batch in open_ones if not isinstance(batch, WireBatch))
     kind = next(in_memory_ones, open_ones[0])
     whole = [in_memory(batch, kind) for batch in open_ones]
-    return with_meta(concat_leaves(whole, RowSplitsPool(), where), open_ones, agreed)
+    joined = join_leaves(whole, None, RowSplitsPool(), where, same_values)
+    return with_meta(joined, open_ones, agreed)
 
 
 def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
@@ -147,7 +147,13 @@ def row_lengths_of(batch: Any, path: str) -> dict[str, IntArray]:
     if isinstance(batch, WireBatch):
         known = ((name, batch.row_lengths(name)) for name in batch.fields)
         return {name: lengths for name, lengths in known if lengths is not None}
-    return lengths_of_columns(batch, path)
+    pool, found = RowSplitsPool(), {}
+    for name, column in batch.items():
+        if isinstance(column, PackedColumn):
+            found[name] = view_of_varlen(column, f"{path}[{name!r}]").row_splits.lengths
+        elif is_jagged(column):
+            found[name] = view_of(column, f"{path}[{name!r}]", pool).row_splits.lengths
+    return found
 
 
 def columns_of(

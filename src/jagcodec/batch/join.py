@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jagcodec.batch.compare import agreed, uncontradicted
-from jagcodec.batch.leaves import concat_leaves
+from jagcodec.batch.compare import agreed, same_values, uncontradicted
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows, object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import same_fields
+from jagcodec.ragged.select import join_leaves, same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail, in_message
@@ -416,7 +415,7 @@ def _together(
     path = f"concat_rows[{name!r}]"
     objects = all(isinstance(column, np.ndarray) for column in columns)
     leaves = columns if objects else [_leaf(column) for column in columns]
-    joined = concat_leaves(leaves, pool, path, order)
+    joined = join_leaves(leaves, order, pool, path, same_values)
     return view_of(joined, path, pool) if is_jagged(joined) else joined
 
 

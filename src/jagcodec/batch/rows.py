@@ -26,7 +26,6 @@ from jagcodec.batch.columns import (
 )
 from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.join import join_rows, side_by_side
-from jagcodec.batch.leaves import row_counts
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
@@ -35,7 +34,7 @@ from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import Lengths, RowSplitsPool, read_lengths
-from jagcodec.ragged.select import like, select_leaf
+from jagcodec.ragged.select import like, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.wire_batch import WireBatch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -55,22 +56,17 @@ def _number_in(value: Any) -> Any:
 
 def _bits(number: Any, dtype: torch.dtype) -> bytes | None:
     """The bits of a number other than 0.0; None if the dtype does not hold it."""
-    if dtype.is_floating_point or dtype.is_complex:
-        try:
-            cell = torch.tensor(number, dtype=dtype)
-        except (RuntimeError, TypeError, ValueError, OverflowError):
-            return None
-        held = cell.to(torch.complex128).item()
-        if isinstance(number, int):
-            fits = held == number
-        else:
-            given, limit = complex(number), _limit(dtype)
-            fits = _rounds(given.real, held.real, limit) and _rounds(given.imag, held.imag, limit)
-        return bytes(cell.reshape(1).view(torch.uint8).tolist()) if fits else None
     try:
+        if dtype.is_floating_point or dtype.is_complex:
+            cell = torch.tensor(number, dtype=dtype)
+            held = cell.to(torch.complex128).item()
+            given = complex(number)
+            pairs = ((given.real, held.real), (given.imag, held.imag))
+            fits = held == number if isinstance(number, int) else _all_round(pairs, dtype)
+            return bytes(cell.reshape(1).view(torch.uint8).tolist()) if fits else None
         whole = int(number)
         limits = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    except (TypeError, ValueError, OverflowError):
+    except (RuntimeError, TypeError, ValueError, OverflowError):
         return None
     if whole != number or not limits[0] <= whole <= limits[1]:
         return None
@@ -82,17 +78,17 @@ def _bits(number: Any, dtype: torch.dtype) -> bytes | None:
 _kept_bits = lru_cache(maxsize=256, typed=True)(_bits)
 
 
-def _rounds(given: float, held: float, limit: float) -> bool:
-    """Whether `held` is `given` to the precision of a dtype, and of the same sort."""
-    if math.isnan(given):
-        return math.isnan(held)
-    if given == 0 or math.isinf(given):
-        return held == given
-    same_sign = held > 0 if given > 0 else held < 0
-    return same_sign and math.isfinite(held) and abs(given) <= limit
-
-
-def _limit(dtype: torch.dtype) -> float:
-    """The largest number that is rounded: dtypes without infinity cut larger ones off."""
+def _all_round(pairs: Iterable[tuple[float, float]], dtype: torch.dtype) -> bool:
+    """Whether numbers are held to the precision of a dtype: none became infinite, NaN or zero."""
+    # Dtypes without infinity cut larger numbers off.
     infinity = torch.tensor(math.inf, dtype=dtype).to(torch.complex128).item().real
-    return math.inf if math.isinf(infinity) else float(torch.finfo(dtype).max)
+    limit = math.inf if math.isinf(infinity) else torch.finfo(dtype).max
+    for given, held in pairs:
+        if math.isnan(given) or given == 0 or math.isinf(given):
+            fits = held == given or (math.isnan(held) and math.isnan(given))
+        else:
+            fits = held != 0 and (held > 0) == (given > 0) and abs(given) <= limit
+            fits = fits and math.isfinite(held)
+        if not fits:
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""Rows of columns, joined and chosen: tensors of every layout, objects, batches.
+"""Rows of columns, counted, joined and chosen: tensors of every layout, objects, batches.
 
 What tensordict can do with them depends on its release (below 0.15 nothing with jagged leaves), so
 nothing here asks it to.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,38 @@ LAZY_STACK = (
     "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; call "
     ".contiguous() on it, or make columns of its rows with stack_or_nest"
 )
+
+
+def row_count(column: Any, path: str) -> int | None:
+    """N, for any column; None for a dict without columns, which has any number of rows."""
+    if isinstance(column, torch.Tensor):
+        if column.is_nested or column.dim():
+            return int(column.size(0))
+    elif isinstance(column, PackedColumn):
+        return len(column.cu_seqlens) - 1
+    elif isinstance(column, TensorDictBase) or is_non_tensor(column):
+        if len(column.batch_size):
+            return int(column.batch_size[0])
+    elif isinstance(column, np.ndarray):
+        if column.ndim:
+            return len(column)
+    elif isinstance(column, list):
+        return len(column)
+    elif isinstance(column, dict):
+        return row_counts(column, path)
+    raise not_a_column(column, path)
+
+
+def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
+    """N of a dict of columns, which must all have as many rows; None if it is empty."""
+    rows: int | None = None
+    for name, column in columns.items():
+        found = row_count(column, f"{path}[{name!r}]")
+        rows = found if rows is None else rows
+        if found not in (None, rows):
+            detail = f"expected {rows} rows like the columns before it, found {found}"
+            raise ArgumentError("row_mismatch", f"{path}[{name!r}]", detail)
+    return rows
 
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
