@@ -5,15 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
-from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
+from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
 from jagcodec.pack.cells import Rows, cells_of_rows, described, misfit
 from jagcodec.pack.rows import encode_rows, read_dtypes
 from jagcodec.ragged.copy_rows import values_of
@@ -31,31 +30,21 @@ class _Grown:
     dtype: torch.dtype | None = None  # until a number decides it
     is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
     tokens: int = 0
-    # None of them is empty. Integers of the same bits if numpy does not have the dtype.
-    chunks: list[npt.NDArray[Any]] = field(default_factory=list)
+    chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
 
-    def whole(self) -> npt.NDArray[Any]:
+    def whole(self) -> torch.Tensor:
         """All cells, which from now on are one chunk."""
         if not self.chunks:
             # float32 if nothing decides the dtype, as torch.tensor([]) is
-            return _bits(torch.empty(0, dtype=self.dtype or torch.float32))
+            return torch.empty(0, dtype=self.dtype or torch.float32)
         if len(self.chunks) > 1:
-            self.chunks = [np.concatenate(self.chunks)]
+            self.chunks = [cat_bits(self.chunks, 0)]
         return self.chunks[0]
 
-    def cells(self) -> Any:
-        """A copy of all cells: an array, or a tensor if numpy does not have the dtype."""
-        bits = self.whole().copy()
-        cells = torch.from_numpy(bits)
-        return bits if self.dtype in (None, cells.dtype) else cells.view(self.dtype)
-
-
-def _bits(cells: Any) -> npt.NDArray[Any]:
-    """Cells as an array, or as integers of the same bits if numpy does not have the dtype."""
-    try:
-        return np.asarray(cells)
-    except TypeError:
-        return np.asarray(cells.view(same_width_ints(cells.dtype)))
+    def keep(self, tokens: int) -> _Grown:
+        """A copy of the first tokens."""
+        chunks = [cat_bits([self.whole()[:tokens]], 0)] if tokens else []
+        return replace(self, tokens=tokens, chunks=chunks)
 
 
 class RowBuilder:
@@ -155,7 +144,7 @@ class RowBuilder:
             if added[name]:
                 if name not in tokens:
                     shape = column.chunks[0].shape[1:] if column.chunks else ()
-                    cells = np.broadcast_to(cells, (added[name], *shape))
+                    cells = cells.expand(added[name], *shape)
                 column.chunks.append(cells)
                 column.tokens += added[name]
         self._columns = columns
@@ -215,8 +204,7 @@ class RowBuilder:
             raise ArgumentError("bad_option", path, detail)
         for name, column in self._columns.items():
             if self._counts(name) and column.tokens > most:
-                column.chunks = [column.whole()[:most].copy()] if most else []
-                column.tokens = most
+                self._columns[name] = column.keep(most)
 
     def to_row(self) -> dict[str, Any]:
         """What there is so far, by name: a snapshot, which no later call changes.
@@ -224,7 +212,14 @@ class RowBuilder:
         Per-token columns are numpy arrays that own their memory (tensors, where numpy lacks the
         dtype). The values that were set follow; they are not copied.
         """
-        return {name: column.cells() for name, column in self._columns.items()} | self._values
+        row: dict[str, Any] = {}
+        for name, column in self._columns.items():
+            cells = cat_bits([column.whole()], 0)
+            try:
+                row[name] = cells.numpy()
+            except TypeError:  # numpy does not have the dtype
+                row[name] = cells
+        return row | self._values
 
     def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
@@ -274,9 +269,8 @@ class RowBuilder:
                 if leaf.ragged_dim != 1:
                     detail = f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}"
                     raise ArgumentError("bad_shape", path, detail)
-                cells = _bits(values_of(leaf)).copy()
-                chunks = [cells] if len(cells) else []
-                row._columns[name] = _Grown(leaf.dtype, True, len(cells), chunks)
+                cells = values_of(leaf)
+                row._columns[name] = _Grown(leaf.dtype, True, 0, [cells]).keep(len(cells))
                 continue
             if schema[name].kind == "tensor":
                 leaf = contiguous_bits(leaf).clone()
@@ -290,32 +284,28 @@ class RowBuilder:
         return row
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle has: whole columns, which later appends do not change."""
-        columns = {
-            name: replace(column, chunks=[column.whole()] if column.tokens else [])
-            for name, column in self._columns.items()
-        }
+        """What a copy or a pickle has: columns of its own, which later appends do not change."""
+        columns = {name: column.keep(column.tokens) for name, column in self._columns.items()}
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
 
-_Read: TypeAlias = tuple[_Grown, npt.NDArray[Any], int | None]
-"""A column, the cells to append to it, and their tokens; None for one number."""
+def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
+    """The column of a chunk, whose dtype it may decide, its cells, and its tokens.
 
-
-def _read(column: _Grown, chunk: Any, path: str) -> _Read:
-    """The cells of a chunk, and the column that they go to, whose dtype they may decide."""
+    Tokens are None for one number.
+    """
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
-        return column, np.empty(0), 0
+        return column, torch.empty(0), 0
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:
         made: Any = cells_of_rows([chunk], None if ints else column.dtype)
         if ints and isinstance(made, Rows) and made.dtype != torch.int64:
             if made.dtype.is_floating_point:  # the ints too, if they stay exact
                 whole: Any = cells_of_rows([column.whole()], torch.float32)
-                chunks = [whole.values] if column.tokens else []
+                chunks = [torch.as_tensor(whole.values)] if column.tokens else []
                 column = replace(column, dtype=torch.float32, chunks=chunks)
             made = cells_of_rows([chunk], column.dtype)
     except JagcodecError as error:
@@ -323,7 +313,7 @@ def _read(column: _Grown, chunk: Any, path: str) -> _Read:
     if not isinstance(made, Rows):
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
-    cells = _bits(made.values)
+    cells = torch.as_tensor(made.values)
     if column.chunks and made.lengths and cells.shape[1:] != column.chunks[0].shape[1:]:
         detail = f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
         raise ArgumentError("bad_shape", path, f"{detail}found {tuple(cells.shape[1:])}")
