@@ -182,8 +182,7 @@ class BatchedDataDict(dict[str, Any]):
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:
-    detail = f"expected {expected:.80} under one name in both, found others; "
-    detail += "rename or drop one of the two"
+    detail = f"expected {expected:.80} under one name in both, found others; rename one"
     return ArgumentError("conflict", f"BatchedDataDict.{where}", detail)
 
 

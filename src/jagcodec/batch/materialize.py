@@ -403,8 +403,7 @@ class _Plan:
             return self._moved(leaf)
         rows, held = leaf.shape[:2]
         if self.aligned is not None and 0 < most < held:
-            detail = f"expected at most pad_to_seqlen={most} cells, found {held}; "
-            detail += "raise it, or leave the column out of token_aligned_fields"
+            detail = f"expected at most pad_to_seqlen={most} cells, found {held}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
@@ -453,8 +452,7 @@ class _Plan:
         for name, mask in self.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
             if name not in self._masked:
-                detail = "expected the name of a column that is padded, found "
-                detail += f"{name!r:.80} among {sorted(columns)!r:.200}"
+                detail = f"expected a column that is padded, one of {sorted(columns)!r:.200}"
                 raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
                 detail = f"expected no column {mask!r}, found one; pass attention_mask_of="

@@ -201,8 +201,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
         except NotImplementedError as error:
             if not _needs_gradient(view):
                 raise
-            detail = f"expected a dtype whose gradients torch can pad, found {rectangle.dtype}; "
-            detail += "detach the column, or use torch.no_grad()"
+            detail = f"expected gradients that torch can pad, found {rectangle.dtype}; detach it"
             raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
     if reused and not _are_apart([*copies, *pads], rest):
         detail = "expected separate memory for each column, apart from the batch, found an overlap"

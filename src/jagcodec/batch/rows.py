@@ -192,8 +192,8 @@ def split_rows(
     source, rows = _opened(batch, where)
     way = parts if max_tokens is None else max_tokens
     if (way is None) == (sizes is None) or (max_tokens is None and lengths is not None):
-        detail = "expected one of parts, sizes and max_tokens (to which parts may be added), and "
-        raise _bad(where, detail + "lengths only with max_tokens")
+        detail = "expected one of parts, sizes and max_tokens, and lengths only with max_tokens"
+        raise _bad(where, detail)
     index: Sequence[Chosen]
     if max_tokens is not None:
         path = f"{where}(lengths)"
@@ -262,8 +262,7 @@ def _balanced(
         budget = whole_number(max_tokens, 1, f"{where}(max_tokens)")
         if len(tokens) and tokens.max() > budget:
             row = int(np.argmax(tokens > budget))
-            detail = f"expected rows of at most max_tokens={budget} tokens, found {tokens[row]}; "
-            detail += "raise max_tokens or shorten the row"
+            detail = f"expected rows of at most max_tokens={budget} tokens, found {tokens[row]}"
             raise ArgumentError("row_too_long", f"{where}(lengths), row {row}", detail)
         count = max(count, -(-int(tokens.sum()) // budget), 1)
     if count > len(tokens):
@@ -286,8 +285,7 @@ def _common_lengths(known: Mapping[str, IntArray], path: str) -> IntArray:
     (first, lengths), *others = known.items()
     for name, found in others:
         if not np.array_equal(found, lengths):
-            detail = f"expected lengths, for the rows of {first!r} and {name!r} differ; pass the "
-            raise _bad(path, detail + "ones that count")
+            raise _bad(path, f"expected lengths, for the rows of {first!r} and {name!r} differ")
     return lengths
 
 
@@ -450,8 +448,7 @@ def _check_side_by_side(batches: Sequence[Any], replace: bool, where: str) -> No
             detail = f"expected {rows} rows, like the first batch, found {found}"
             raise ArgumentError("row_mismatch", path, detail)
         for name in names.intersection(batch.keys()) if not replace else ():
-            detail = "expected a new name, found a column of it in an earlier batch; pass "
-            detail += "replace=True, or select the others"
+            detail = "expected a new name, found one of an earlier batch; pass replace=True"
             raise ArgumentError("conflict", f"{path}[{name!r}]", detail)
         names.update(batch.keys())
         for name, lengths in row_lengths_of(batch, path).items() if i and known else ():

@@ -160,6 +160,5 @@ class _Making:
         try:
             return number_array(tensor, widened=self._form == "list")
         except (TypeError, RuntimeError) as error:
-            detail = f"expected a dtype that has rows as_={self._form!r}, found {tensor.dtype}; "
-            detail += "use as_='tensor', or leave the column out"
+            detail = f"expected rows as_={self._form!r}, found {tensor.dtype}; use as_='tensor'"
             raise ArgumentTypeError("bad_dtype", path, detail) from error

@@ -169,7 +169,7 @@ class RowBuilder:
         for name, found in lengths.items():
             if found != lengths[named[0]]:
                 detail = f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found "
-                detail += f"{found}; append to all columns, or name the equal ones in same_length"
+                detail += f"{found}; append to all columns of same_length"
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
 
     def _counts(self, name: str) -> bool:
@@ -259,8 +259,7 @@ class RowBuilder:
         where = "RowBuilder.from_message"
         batch = message if isinstance(message, WireBatch) else open_wire(message)
         if tuple(batch.batch_size) != (1,):
-            detail = f"expected one row, found batch size {tuple(batch.batch_size)}; choose one "
-            detail += "with open_wire(message).rows([i])"
+            detail = f"expected one row, found {tuple(batch.batch_size)}; choose it with .rows([i])"
             raise ArgumentError("row_mismatch", f"{where}(message)", detail)
         row, schema = cls(same_length=same_length), batch.schema
         for name, leaf in batch.columns():

@@ -185,8 +185,7 @@ def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> Rows:
     first = _first(chain.from_iterable(rows))
     if not any(lengths):
         if dtype is None:
-            detail = "expected a number in one of the rows, found only empty ones; "
-            detail += "pass dtypes={...: their dtype}"
+            detail = "expected a number in some row, found none; pass dtypes={...: their dtype}"
             raise ArgumentError("bad_dtype", "", detail)
         return Rows(torch.empty(0, dtype=dtype), lengths)
     shape: tuple[int, ...] = ()

@@ -272,8 +272,7 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
         detail = "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and "
         detail += f"None, or payloads of a TensorDict, found {described(column)}"
         detail += " without batch dims" if is_non_tensor(column) else ""
-        detail += "; use torch.from_numpy for numbers, stack_or_nest for a list of tensors, and "
-        detail += "numpy.empty(N, dtype=object) and a loop for anything else"
+        detail += "; use torch.from_numpy, stack_or_nest, or numpy.empty(N, dtype=object)"
         raise ArgumentTypeError("bad_type", path, detail)
     if rows not in (None, found):
         expected = f"expected {rows} rows, as the lengths or the other columns have"

@@ -159,8 +159,7 @@ def _without_rows(field: FieldSchema) -> Rows | list[Any]:
     if field.kind == "object":
         return []
     if field.shape is None:
-        detail = "expected rows, found none; describe an empty column with dtypes={...: ...}: "
-        detail += "a FieldSchema (open_wire(frames).schema), or object"
+        detail = "expected rows, found none; pass dtypes={...: a FieldSchema, or object}"
         raise ArgumentError("bad_shape", "", detail)
     ragged = field.kind == "jagged"
     shape: Any = (0, *field.shape[2 if ragged else 1 :])
@@ -271,8 +270,7 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
         if not dtypes or not isinstance(dtypes, Mapping):
-            detail = "expected samples, found none, so columns have no names; describe them "
-            detail += "with dtypes= (the schema of a WireBatch), or pass names with their rows"
+            detail = "expected samples, found none; pass dtypes= (the schema of a WireBatch)"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())
     for i, row in enumerate(rows):

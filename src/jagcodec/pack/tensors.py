@@ -192,8 +192,9 @@ def stack_or_nest(
     if ragged_dim is not None:
         if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
             other = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
-            detail = f"expected rows that differ in dim {ragged_dim - 1} alone, found shapes "
-            detail += f"{shapes[0]} and {other}"
+            detail = (
+                f"expected rows that differ in dim {ragged_dim - 1}, found {shapes[0]}, {other}"
+            )
             raise ArgumentError("bad_shape", f"{where}(ragged_dim)", detail)
         dim = ragged_dim - 1
     dim = dim or 0
@@ -240,8 +241,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     where = "response_from_nested"
     for name, value in (("full", full), ("response_mask", response_mask)):
         if not is_jagged(value):
-            detail = f"expected a jagged tensor, found {describe(value)}; pack it with "
-            detail += "to_nested_by_length, or stack_or_nest(..., always_nest=True)"
+            detail = f"expected a jagged tensor, found {describe(value)}; use to_nested_by_length"
             raise ArgumentTypeError("bad_type", f"{where}({name})", detail)
     parts, mask_parts = parts_of(full, detach=False), parts_of(response_mask)
     copies = HostCopies()  # so that a device is waited for once
@@ -264,8 +264,8 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         if r > n:
             detail = f"expected a response within its row of {n} tokens, found {r}"
             raise ArgumentError("bad_length", f"{where}(response_mask), row {row}", detail)
-        detail = f"expected a prompt before the response, found {r} response tokens in a row of "
-        detail += f"{n}: no position predicts the first; keep at least a begin-of-sequence token"
+        detail = f"expected a prompt before the {r} response tokens in a row of {n}, found none; "
+        detail += "no position predicts the first: keep at least a begin-of-sequence token"
         raise ArgumentError("empty_prompt", f"{where}(full), row {row}", detail)
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
     responses_in_place = replace(view, starts=starts, row_splits=mask.row_splits)

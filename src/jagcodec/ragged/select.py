@@ -216,8 +216,9 @@ class _Choice(NamedTuple):
         if whole and (len(leaves) == 1 or all(self.same(first.data, x.data) for x in leaves)):
             return type(first)(first.data, batch_size=[self._count(leaves), *rest[0]])
         if rest[0]:
-            detail = "expected objects of one batch dim, or one for the whole batch, found a stack "
-            detail += "of several dims; flatten the batch, or select the other columns"
+            detail = (
+                "expected objects of one batch dim, found a stack of several; flatten the batch"
+            )
             raise ArgumentError("bad_option", path, detail)
         payloads = (rows_of_leaf(leaf, leaf.batch_size[0]) for leaf in leaves)
         items = self._listed(itertools.chain.from_iterable(payloads))
@@ -257,8 +258,7 @@ class _Choice(NamedTuple):
         """What belongs to the whole batch, of batches that have the same."""
         for i, value in enumerate(values[1:], 1):
             if not self.same(values[0], value):
-                detail = f"expected {expected}, which belongs to all rows, as in batch 0, found "
-                detail += f"another; {remedy}"
+                detail = f"expected {expected} for all rows, as in batch 0, found another; {remedy}"
                 raise ArgumentError("conflict", f"{path} of batch {i}", detail)
         return values[0]
 
@@ -309,8 +309,7 @@ def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -
 def not_a_column(column: Any, path: str) -> ArgumentTypeError:
     """The error for a leaf without rows."""
     detail = "expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of"
-    detail += f" columns), found {type(column).__name__}; values of the whole batch go into "
-    detail += "meta_info, and rows through pack_rows or encode_rows"
+    detail += f" columns), found {type(column).__name__}; put values of the batch into meta_info"
     return ArgumentTypeError("bad_type", path, detail)
 
 
@@ -323,8 +322,7 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
             continue
         for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
             how = "missing" if name in first else "in addition"
-            detail = f"expected the columns of the first batch, found {name!r} {how}; select those "
-            detail += "that all have"
+            detail = f"expected the columns of batch 0, found {name!r} {how}; select the others"
             raise ArgumentKeyError("no_such_field", f"{where} of batch {i}", detail)
     return first or ()
 

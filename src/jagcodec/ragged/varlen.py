@@ -48,12 +48,10 @@ def view_of_varlen(column: PackedColumn, path: str) -> RaggedView:
     offsets = column.cu_seqlens.detach().cpu().numpy().astype(np.int64)
     row_splits = RowSplits.from_offsets(offsets) if offsets.ndim == 1 else None
     if row_splits is None:
-        detail = "expected (N + 1,) cu_seqlens from 0 that never fall, "
-        detail += f"found {offsets.reshape(-1)[:8].tolist()} of shape {offsets.shape}"
+        detail = f"expected (N + 1,) cu_seqlens that never fall, found {offsets.tolist()!r:.80}"
         raise ArgumentError("bad_shape", path, detail)
     fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (row_splits.total,)]
     if len(fits) != 1:
         detail = f"expected values with one dim of {row_splits.total} tokens by cu_seqlens, found "
-        detail += f"shape {tuple(column.values.shape)}; choose rows before "
-        raise ArgumentError("bad_shape", path, detail + "materialize(layout='packed')")
+        raise ArgumentError("bad_shape", path, f"{detail}shape {tuple(column.values.shape)}")
     return end_to_end(column.values, row_splits, 1 + fits[0])
