@@ -245,7 +245,7 @@ WRONG: list[Any] = [
     (stack_or_nest, ([torch.ones(2), None],), "bad_type", r"tensors\[1\]"),
     (stack_or_nest, (None,), "bad_type", "list of tensors"),
     (nested, ([torch.tensor(1)],), "bad_shape", "0-d"),
-    (nested, ([torch.ones(3, n) for n in (1, 2)], 1), "bad_shape", "in dim 0 alone"),
+    (nested, ([torch.ones(3, n) for n in (1, 2)], 1), "bad_shape", "differ in dim 0"),
     (nested, ([torch.ones(3, 1)], 3), "bad_shape", "ragged_dim"),
     (nested, ([torch.ones(3, 1)], 0), "bad_shape", "ragged_dim"),
     (response_from_nested, (nest(3, 2), nest(1, 2)), "empty_prompt", "row 1"),

@@ -245,26 +245,23 @@ class _Walk(Places):
         elif form is not None and form.numbers:
             check_node(node, message.numbers, message.header.groups, self)
         leaf = leaf_of(node, message.numbers)
-        if leaf is not None and leaf.runs:
-            self._count_runs(leaf)
-        elif leaf is not None:
-            self._note(leaf.place.stored, leaf.place.cells)
+        if leaf is not None:
+            places = [(leaf.place.stored, leaf.place.cells)]
+            places = [*self._runs(leaf)] if leaf.runs else places
+            if any(cells and stored != PLAIN for stored, cells in places):
+                self._stored.add("narrow")
         for child in node.children:
             self._count(child)
 
-    def _note(self, stored: int, cells: int) -> None:
-        if cells and stored != PLAIN:
-            self._stored.add("narrow")
-
-    def _count_runs(self, leaf: Leaf) -> None:
-        """Count the places that the table of a column names."""
-        groups = self._message.header.groups
+    def _runs(self, leaf: Leaf) -> Iterator[tuple[int, int]]:
+        """Count the places that the table of a column names: how each is stored, and its cells."""
         self._stored.add("indirect")
         for run in runs_at(self._message, leaf):
             cells = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
-            self._note(run.stored, cells)
+            yield run.stored, cells
             self.claim(run.buffer, run.offset, cells)
             if run.index_buffer != NO_INDEX:
+                groups = self._message.header.groups
                 rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
                 index = stored_size("int64", run.index_stored, rows)
                 self.claim(run.index_buffer, run.index_offset, index)
@@ -310,19 +307,13 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     except WireFormatError as error:
         whole = error
     unknown: dict[str, str] = {}
-    for entry in found.entries:  # which of them it is
+    for entry in (*found.entries, None):  # which of them it is; None: the meta
         try:
-            build(message, entry.node)
+            message_meta(message) if entry is None else build(message, entry.node)
         except WireFormatError as error:
             if error.reason not in UNKNOWN:
-                raise in_entry(entry, error) from error
-            unknown[entry.name] = str(error)
-    try:
-        message_meta(message)
-    except WireFormatError as error:
-        if error.reason not in UNKNOWN:
-            raise
-        unknown["meta"] = str(error)
+                raise (in_entry(entry, error) if entry else error) from None
+            unknown["meta" if entry is None else entry.name] = str(error)
     if not unknown:
         raise whole  # they do not fit together
     return found, unknown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -147,29 +147,27 @@ def padding_tax(
             detail = f"expected a width, found {padded_width!r}"
             raise ArgumentTypeError("bad_type", "padding_tax(padded_width)", detail)
         whole_number(padded_width, 0, "padding_tax(padded_width)")
-    how = _How(padded_width, options)
     if isinstance(source, Mapping) and lengths is not None:
         names = token_aligned_fields
         td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=names)
-        if padded_width is not None:
-            return _measured(td, how)
-        rectangles = {
+        padded = {
             name: column.numel() * column.itemsize
             for name, column in source.items()
             if isinstance(column, torch.Tensor) and not is_jagged(column)
         }
-        return _measured(td, how, rectangles)
+        return _measured(td, padded_width, options, padded if padded_width is None else {})
     if not isinstance(source, _BATCHES) and not _is_message(source):
         several = isinstance(source, (list, tuple)) and source
         if several and (isinstance(source[0], (*_BATCHES, list)) or _is_message(source[0])):
             detail = "expected one batch, found a list of them; concat_rows makes one"
             raise ArgumentTypeError("bad_type", _SOURCE, detail)
-        return _of_lengths(source, how)
+        return _of_lengths(source, padded_width)
     batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
-        return _measured(batch.to_encode(), how, meta=batch.meta or None)
+        return _measured(batch.to_encode(), padded_width, options, {}, batch.meta or None)
     columns = columns_of(batch, _SOURCE)  # which raises if it is not a batch
-    return _measured(batch if isinstance(batch, TensorDictBase) else columns, how)
+    value = batch if isinstance(batch, TensorDictBase) else columns
+    return _measured(value, padded_width, options, {})
 
 
 _BATCHES = (dict, TensorDictBase, WireBatch)
@@ -193,28 +191,22 @@ def _is_message(source: Any) -> bool:
     return data is not None and is_blob(data)
 
 
-class _How(NamedTuple):
-    """Options of `padding_tax`."""
-
-    width: int | None
-    options: bool
-
-    def width_of(self, longest: int, path: str) -> int:
-        """The width of a rectangle of rows, of which this is the longest."""
-        if self.width is not None and longest > self.width:
-            detail = f"expected rows of at most {self.width} tokens, found {longest}"
-            raise ArgumentError("row_too_long", path, detail)
-        return longest if self.width is None else self.width
+def _width(longest: int, padded_width: int | None, path: str) -> int:
+    """The width of a rectangle of rows, of which this is the longest."""
+    if padded_width is not None and longest > padded_width:
+        detail = f"expected rows of at most {padded_width} tokens, found {longest}"
+        raise ArgumentError("row_too_long", path, detail)
+    return longest if padded_width is None else padded_width
 
 
-def _of_lengths(source: Any, how: _How) -> PaddingTax:
+def _of_lengths(source: Any, padded_width: int | None) -> PaddingTax:
     try:
         tensor = torch.as_tensor(source if isinstance(source, torch.Tensor) else list(source))
     except (TypeError, ValueError, RuntimeError) as error:
         detail = f"expected a batch, columns or lengths, found {error}"
         raise ArgumentTypeError("bad_type", _SOURCE, detail) from error
     row_splits = read_lengths(tensor if tensor.numel() else tensor.to(torch.int64), _SOURCE)
-    cells = row_splits.rows * how.width_of(row_splits.max, _SOURCE)
+    cells = row_splits.rows * _width(row_splits.max, padded_width, _SOURCE)
     column = ColumnTax("tokens", "jagged", 8 * cells, 8 * row_splits.total)
     overhead = ColumnTax(_OVERHEAD, "", 0, row_splits.host.nbytes)
     fill = row_splits.total / cells if cells else 1.0
@@ -222,10 +214,14 @@ def _of_lengths(source: Any, how: _How) -> PaddingTax:
 
 
 def _measured(
-    value: Any, how: _How, rectangles: Mapping[str, int] | None = None, meta: Any = None
+    value: Any,
+    padded_width: int | None,
+    options: bool,
+    padded: Mapping[str, int],  # bytes of columns that were padded
+    meta: Any = None,
 ) -> PaddingTax:
-    """The report of a value that `encode` accepts; `rectangles`: the bytes of padded columns."""
-    switches = [(False, False), *((True, False), (False, True), (True, True))[: 3 * how.options]]
+    """The report of a value that `encode` accepts."""
+    switches = [(False, False), *((True, False), (False, True), (True, True))[: 3 * options]]
     frames = [encode(value, narrow=narrow, elide=elide, meta=meta) for narrow, elide in switches]
     messages = [describe_message(open_source(each, "padding_tax")) for each in frames]
     plain = messages[0]
@@ -238,8 +234,8 @@ def _measured(
             rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
             token = math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
-            width = how.width_of(rows.max or 0, f"padding_tax({column.name!r})")
-            rectangle = (rectangles or {}).get(column.name, rows.rows * width * token)
+            width = _width(rows.max or 0, padded_width, f"padding_tax({column.name!r})")
+            rectangle = padded.get(column.name, rows.rows * width * token)
             valid += rows.tokens * token
             cells += rectangle
         layout = _LAYOUTS.get(column.kind, "other")

@@ -191,10 +191,7 @@ def stack_or_nest(
         return torch.stack(tensors)
     if ragged_dim is not None:
         if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
-            other = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
-            detail = (
-                f"expected rows that differ in dim {ragged_dim - 1}, found {shapes[0]}, {other}"
-            )
+            detail = f"expected rows that differ in dim {ragged_dim - 1}, found {shapes!r:.80}"
             raise ArgumentError("bad_shape", f"{where}(ragged_dim)", detail)
         dim = ragged_dim - 1
     dim = dim or 0
