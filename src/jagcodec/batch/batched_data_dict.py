@@ -28,9 +28,10 @@ Self = TypeVar("Self", bound="BatchedDataDict")
 class BatchedDataDict(dict[str, Any]):
     """A dict of columns with N rows each: what `materialize` returns.
 
-    It has what a user of ``verl.DataProto`` reaches for. A column is a tensor (N, ...), a jagged
-    tensor, a `PackedColumn`, a numpy array (N, ...), a list of N, or a `BatchedDataDict` of its
-    own; anything else belongs in `meta_info`. ``len(batch)`` is N, and not the number of columns.
+    `repeat_rows`, `split_rows`, `concat_rows` and the other functions of rows accept it. A column
+    is a tensor (N, ...), a jagged tensor, a `PackedColumn`, a numpy array (N, ...), a list of N, or
+    a `BatchedDataDict` of its own; anything else belongs in `meta_info`. ``len(batch)`` is N, and
+    not the number of columns.
 
     Attributes:
         meta_info: What belongs to the whole batch, by name. It goes where the batch goes: on the
