@@ -5,7 +5,14 @@ Importing this package imports none of these modules and none of their dependenc
 
 from __future__ import annotations
 
-from jagcodec.integrations import _reducers
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from jagcodec.errors import ArgumentError
 
 __all__ = ["setup"]
 
@@ -22,15 +29,85 @@ def setup() -> None:
             setup()  # in this process; the hook calls it in every worker
             ray.init(runtime_env={"worker_process_setup_hook": "jagcodec.integrations.setup"})
 
-    Raises:
-        ArgumentError: Not by this call, but by Ray, when it writes a batch of a version of
-            tensordict or verl that this wire format does not support.
-        ModuleNotFoundError: Ray is not installed.
-
     Every TensorDict, jagged tensor, `BatchedDataDict`, `WireBatch` and `DataProto` of verl that
     `ray.put`, a task argument or a result holds, at any depth, is written as a message, with the
     options of `jagcodec.integrations.ray.register` if you called it. Types for which you gave Ray a
     serializer keep it. Calling this twice is harmless; `jagcodec.integrations.ray.unregister`
-    undoes it. It imports Ray, but not torch, tensordict or verl.
+    undoes it. It imports Ray, but not torch, tensordict or verl. If Ray then writes a batch of a
+    version of these that this wire format does not support, it raises `ArgumentError`.
     """
-    _reducers.carry()
+    carry()
+
+
+@contextmanager
+def needed(integration: str, package: str) -> Iterator[None]:
+    """If a module that is imported inside is missing, name the package to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{integration} needs {package} (found no module named {error.name!r})", name=error.name
+        ) from error
+
+
+# --- reducers for Ray's pickler, found by the name of a type -----------------------------------
+
+Reducer = Callable[[Any], Any]
+
+# The types that are written in this wire format, by their package and name.
+_NAMES = {
+    ("tensordict", "TensorDict"),
+    ("tensordict", "LazyStackedTensorDict"),
+    ("torch", "NestedTensor"),
+    ("jagcodec", "BatchedDataDict"),
+    ("jagcodec", "WireBatch"),
+    ("verl", "DataProto"),
+}
+
+
+class _ByName(dict[type, Reducer]):
+    """The reducers of `ray`, or of `verl` if verl is imported, loaded with the first such value."""
+
+    options: Mapping[str, Any] = {}  # of `encode`
+
+    def __missing__(self, cls: type) -> Reducer:
+        package = str(cls.__module__).partition(".")[0]
+        if (package, cls.__name__) not in _NAMES:
+            raise KeyError(cls)
+        theirs = "verl" if sys.modules.get("verl.protocol") is not None else "ray"
+        try:
+            ours = import_module(f"jagcodec.integrations.{theirs}")
+        except Exception as error:
+            version = getattr(sys.modules[package], "__version__", "unknown")
+            detail = f"expected to write a {cls.__name__} of {package}, found a version ({version})"
+            detail += f" where this fails: {type(error).__name__}: {error}; install another one"
+            raise ArgumentError("bad_option", "jagcodec.integrations.setup", detail) from error
+        reducer: Reducer = ours.reducers(**self.options)[cls]
+        return reducer
+
+
+_by_name = _ByName()
+
+
+def _maps() -> list[MutableMapping[type, Reducer]]:
+    """Ray's own reducers, and with them those of the user; then those of Python."""
+    with needed("jagcodec.integrations.setup", "Ray: pip install 'ray>=2.40'"):
+        table: ChainMap[type, Reducer] = import_module("ray.cloudpickle").CloudPickler.dispatch
+    return table.maps
+
+
+def carry(options: Mapping[str, Any] | None = None) -> None:
+    """Make Ray use these reducers for types that have none of Ray's; None keeps their options."""
+    maps = _maps()
+    if not any(each is _by_name for each in maps):
+        maps.insert(1, _by_name)
+    if options is not None:
+        _by_name.options = options
+
+
+def restore_reducers() -> None:
+    """Undo `carry`."""
+    if "ray.cloudpickle" in sys.modules:
+        maps = _maps()
+        maps[:] = [each for each in maps if each is not _by_name]
+    _by_name.options = {}

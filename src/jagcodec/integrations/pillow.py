@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec.integrations._needed import needed
+from jagcodec.integrations import needed
 from jagcodec.wire.registry import register_type
 
 with needed(__name__, "Pillow: pip install 'pillow>=10'"):

@@ -12,8 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import encode_rows
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.integrations._needed import needed
-from jagcodec.integrations._reducers import Reducer, carry, restore_reducers
+from jagcodec.integrations import Reducer, carry, needed, restore_reducers
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.ragged.nested import NESTED_TENSOR

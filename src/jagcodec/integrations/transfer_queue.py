@@ -37,7 +37,7 @@ from jagcodec.errors import (
     WireFormatError,
     brief,
 )
-from jagcodec.integrations._needed import needed
+from jagcodec.integrations import needed
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf

@@ -15,9 +15,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from jagcodec.integrations import Reducer, needed
 from jagcodec.integrations import ray as through_ray
-from jagcodec.integrations._needed import needed
-from jagcodec.integrations._reducers import Reducer
 from jagcodec.integrations._trim import padded_batch, trimmed_batch
 from jagcodec.wire.registry import register_type, use_loaded
 

@@ -21,7 +21,7 @@ from jagcodec.errors import (
     WireFormatError,
     brief,
 )
-from jagcodec.integrations._needed import needed
+from jagcodec.integrations import needed
 from jagcodec.memory.buffers import Buffer
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 
