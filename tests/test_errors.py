@@ -33,7 +33,11 @@ def is_shown(error):
         assert len(text) <= most
     assert error.args == (error.reason, error.path, error.detail)
     again = pickle.loads(pickle.dumps(error))
-    assert (again.path, again.detail) == (error.path, error.detail)
+    assert type(again) is type(error)
+    assert (again.args, str(again)) == (error.args, f"{error.path}: {error.detail}")
+    if isinstance(error, TransportTimeoutError):  # also an OSError
+        assert isinstance(again, TimeoutError)
+        assert (again.errno, again.filename) == (None, None)
 
 
 @pytest.mark.parametrize("kind", [WireFormatError, ArgumentError, TransportTimeoutError])

@@ -58,6 +58,10 @@ def of_vllm(index, sample=None):
     return f"vllm.rows_of(outputs)[{index}]" + (f".outputs[{sample}]" if sample is not None else "")
 
 
+def with_prompt(logprobs):
+    return request([1, 2], sample([7]), prompt_logprobs=logprobs)
+
+
 class TestVllm:
     @pytest.mark.parametrize("container", [list, FlatLogprobs])
     def test_logprobs_are_those_of_the_sampled_tokens_and_the_first_of_a_prompt_is_zero(
@@ -106,19 +110,15 @@ class TestVllm:
         rows = vllm.rows_of([request(None, sample([7]), older)])
         assert [list(row) for row in rows] == [["response_ids", "finish_reason"]] * 2
 
-    @pytest.mark.parametrize("key", ["logprobs", "routed_experts", "finish_reason", "prompt"])
+    @pytest.mark.parametrize("key", ["logprobs", "routed_experts", "finish_reason"])
     @pytest.mark.parametrize("bad", [0, 1, 2])
     def test_the_first_sample_without_what_others_have_is_named(self, key, bad):
         experts = np.zeros((2, 2, 2), dtype=np.uint8)
         samples = [sample([7], at([7], [-0.5]), routed_experts=experts) for _ in range(3)]
+        for one in samples[bad : 3 if bad == 1 else bad + 1]:
+            setattr(one, key, None)
         outputs = [request([1], samples[0]), request([1], *samples[1:])]
         path = of_vllm(int(bad > 0), int(bad == 2))
-        if key == "prompt":
-            key, path = "prompt_logprobs", of_vllm(1, 0)
-            outputs[0].prompt_logprobs = [None]
-        else:
-            for one in samples[bad : 3 if bad == 1 else bad + 1]:
-                setattr(one, key, None)
         assert_refused(vllm.rows_of, outputs, path, f"expected {key} in all samples or in none")
 
     @pytest.mark.parametrize(
@@ -140,16 +140,12 @@ class TestVllm:
         assert_refused(vllm.rows_of, outputs, of_vllm(0, 1) + where, found)
 
     @pytest.mark.parametrize(
-        ("positions", "where"),
-        [([None, None], "[1]"), ([None], ""), (at([9, 2], [-0.5, -0.5]), "[0]")],
-    )
-    def test_prompt_logprobs_that_are_not_of_the_prompt(self, positions, where):
-        outputs = [request([1, 2], sample([7]), prompt_logprobs=positions)]
-        assert_refused(vllm.rows_of, outputs, f"{of_vllm(0)}.prompt_logprobs{where}")
-
-    @pytest.mark.parametrize(
         ("outputs", "path"),
         [
+            ([with_prompt([None, None])], f"{of_vllm(0)}.prompt_logprobs[1]"),
+            ([with_prompt([None])], f"{of_vllm(0)}.prompt_logprobs"),
+            ([with_prompt(at([9, 2], [-0.5, -0.5]))], f"{of_vllm(0)}.prompt_logprobs[0]"),
+            ([request([1], sample([7])), with_prompt([None, *at([2], [-1])])], of_vllm(0, 0)),
             (3, "vllm.rows_of(outputs)"),
             (request([1]), "vllm.rows_of(outputs)"),
             ([request([1]), {"outputs": []}], of_vllm(1)),
@@ -216,19 +212,15 @@ class TestSglang:
         (row,) = sglang.rows_of([response([7], [-0.5], prompt_values=prompt_values, **more)])
         assert (row.get("prompt_ids"), row.get("prompt_logprobs")) == (ids, logprobs)
 
-    def test_a_part_of_the_prompt_is_refused(self):
-        good, bad = (response([7], [-0.5], prompt_values=x) for x in (WHOLE, [None, -2.5]))
-        path = f"{OF_SGLANG}[1].input_token_logprobs"
-        detail = "all 3 tokens of the prompt, found 2; pass logprob_start_len=0"
-        assert_refused(sglang.rows_of, [good, bad], path, detail)
-
     def test_one_response_and_batches_of_batches(self):
         one, two, three = (response([token], [-0.5]) for token in (7, 8, 9))
         assert [row["response_ids"] for row in sglang.rows_of(one)] == [[7]]
         rows = sglang.rows_of([[one, two], (three,), []])
         assert [row["response_ids"] for row in rows] == [[7], [8], [9]]
-        batches = [[one, two], [three, response([7], None)]]
-        assert_refused(sglang.rows_of, batches, f"{OF_SGLANG}[1][1]")
+        for bad in ([three, response([7], None)], [response([7], None), three]):
+            path = f"{OF_SGLANG}[1][{bad.index(three) ^ 1}]"
+            detail = "expected logprobs in all samples or in none"
+            assert_refused(sglang.rows_of, [[one, two], bad], path, detail)
 
     def test_without_logprobs_and_with_empty_ones(self):
         rows = sglang.rows_of([response([7], None), response([], None, finish="abort")])
@@ -247,13 +239,6 @@ class TestSglang:
         assert row["routed_experts"].dtype == sent.dtype
         assert row["routed_experts"].reshape(-1, 3, 2).tolist() == sent.tolist()
 
-    @pytest.mark.parametrize("bad", [0, 1, 2])
-    def test_the_first_sample_without_what_others_have_is_named(self, bad):
-        responses = [response([7], [-0.5]) for _ in range(3)]
-        del responses[bad]["meta_info"]["output_token_logprobs"]
-        detail = "expected logprobs in all samples or in none"
-        assert_refused(sglang.rows_of, responses, f"{OF_SGLANG}[{bad}]", detail)
-
     def test_a_request_that_was_aborted_while_it_waited_has_no_prompt(self):
         waited = response([], [], finish="abort")
         del waited["meta_info"]["prompt_tokens"]
@@ -262,16 +247,22 @@ class TestSglang:
         assert_refused(sglang.rows_of, [good, waited], f"{OF_SGLANG}[1]")
 
     @pytest.mark.parametrize(
-        ("triples", "where", "found"),
+        ("kind", "triples", "where", "found"),
         [
-            ([(-0.5, 7, None)], "", "expected 2 items like output_ids, found 1"),
-            ([(0, 7, 0), (0, 9, 0)], "[1]", "expected token 8 like output_ids, found 9"),
-            ([(0, 7, 0), (None, 8, 0)], "[1]", "expected a logprob, found None"),
+            ("output", [(-0.5, 7, None)], "", "expected 2 items like output_ids, found 1"),
+            ("output", [(0, 7, 0), (0, 9, 0)], "[1]", "expected token 8 like output_ids, found 9"),
+            ("output", [(0, 7, 0), (None, 8, 0)], "[1]", "expected a logprob, found None"),
+            (
+                "input",
+                [(None, 2, 0), (-2.5, 3, 0)],
+                "",
+                "all 3 tokens of the prompt, found 2; pass",
+            ),
         ],
     )
-    def test_logprobs_that_are_not_of_the_tokens(self, triples, where, found):
-        bad = response([7, 8], [0, 0], meta={"output_token_logprobs": triples})
-        path = f"{OF_SGLANG}[1].output_token_logprobs{where}"
+    def test_logprobs_that_are_not_of_the_tokens(self, kind, triples, where, found):
+        bad = response([7, 8], [0, 0], meta={f"{kind}_token_logprobs": triples})
+        path = f"{OF_SGLANG}[1].{kind}_token_logprobs{where}"
         assert_refused(sglang.rows_of, [response([7], [-0.5]), bad], path, found)
 
     @pytest.mark.parametrize(

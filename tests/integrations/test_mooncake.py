@@ -29,9 +29,8 @@ def empty(client):
     client.remove_all(True)
 
 
-@pytest.mark.parametrize("cells_per_token", [1, 20_000], ids=["small", "large"])
-def test_a_batch_comes_back_in_part(client, cells_per_token):
-    batch = make_batch(cells_per_token)
+def test_a_batch_comes_back_in_part(client):
+    batch = make_batch(20_000)
     size = example.put(client, "a", batch, checksum=True)
     assert size == client.get_size("a") == len(to_blob(encode(batch, checksum=True)))
     assert_same(example.opened(client, "a").to_tensordict(), batch)
@@ -64,27 +63,16 @@ def test_a_range_of_rows_is_one_read(client, monkeypatch):
     assert [size for size in sizes[1:] if size > 201 * 8] == [tokens * 500 * 8]
 
 
-def test_keys_that_are_missing_or_taken(client):
+def test_what_is_missing_taken_too_large_or_foreign(client):
     for call in (example.get, example.opened):
         with pytest.raises(KeyError, match="'nothing'"):
             call(client, "nothing")
-    example.put(client, "a", [1])
+    with pytest.raises(ConnectionError, match="code -"):
+        example.put(client, "a", torch.zeros(1 << 27, dtype=torch.uint8))
+    example.put(client, "a", [1])  # nothing of it was left
     with pytest.raises(ValueError, match="taken"):
         example.put(client, "a", [2])
     assert decode(example.get(client, "a")) == [1]
-
-
-def test_what_does_not_fit_leaves_nothing(client):
-    with pytest.raises(ConnectionError, match="code -"):
-        example.put(client, "a", torch.zeros(1 << 27, dtype=torch.uint8))
-    example.put(client, "a", 1)
-
-
-def test_values_that_are_foreign_cut_or_damaged(client):
-    blob = bytes(to_blob(encode(torch.arange(10_000), checksum=True)))
-    flipped = bytearray(blob)
-    flipped[-9] ^= 1
-    for key, data in (("foreign", b"hello" * 100), ("cut", blob[:-1]), ("flipped", bytes(flipped))):
-        assert client.put(key, data) == 0
-        with pytest.raises(WireFormatError):
-            decode(example.get(client, key))
+    assert client.put("foreign", b"hello" * 100) == 0
+    with pytest.raises(WireFormatError):
+        decode(example.get(client, "foreign"))

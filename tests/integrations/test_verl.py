@@ -1,7 +1,6 @@
 """verl's own classes on the wire and through a real Ray, worker groups of verl included."""
 
 import enum
-import pickle
 import warnings
 
 import numpy as np
@@ -123,10 +122,19 @@ def unchecked(data, **parts):
     return data
 
 
+LEAVES = {
+    "first": torch.zeros(3, 900),
+    "ragged": tu.nested_tensor_from_tensor_list([torch.arange(n) for n in (3, 0, 2)]),
+    "payload": NonTensorData({"a": 1}, batch_size=[3]),
+    "inner": TensorDict({"x": torch.ones(3, 900)}, batch_size=[3]),
+    "last": torch.arange(3),
+}
+
+
 class TestFrames:
     def test_a_dataproto_comes_back(self):
         data = make_dataproto()
-        for options in ({}, {"narrow": True}, {"checksum": True}, {"elide": True}):
+        for options in ({}, {"narrow": True}, {"elide": True}):
             found = there_and_back(data, **options)
             assert_same(found, data)
             found.check_consistency()
@@ -162,24 +170,12 @@ class TestFrames:
             DataProto.from_dict(tensors={"ids": torch.zeros(2, 900)}),
             DataProto.from_dict(tensors={"ids": torch.ones(2, 3, 900, dtype=torch.bool)}),
             unchecked(DataProto(), non_tensor_batch={"list": ["no", "array"]}, meta_info=None),
+            DataProto(batch=TensorDict(LEAVES, batch_size=[3])),
         ],
         ids=str,
     )
     def test_batches_at_the_edge_come_back(self, data):
         assert_same(there_and_back(data), data)
-
-    def test_other_leaves_come_back_in_their_places(self):
-        columns = {
-            "first": torch.zeros(3, 900),
-            "ragged": tu.nested_tensor_from_tensor_list([torch.arange(n) for n in (3, 0, 2)]),
-            "payload": NonTensorData({"a": 1}, batch_size=[3]),
-            "inner": TensorDict({"x": torch.ones(3, 900)}, batch_size=[3]),
-            "last": torch.arange(3),
-        }
-        data = DataProto(batch=TensorDict(columns, batch_size=[3]))
-        found = there_and_back(data)
-        assert list(found.batch.keys()) == list(columns)
-        assert_same(found, data)
 
 
 class TestTensorDicts:
@@ -192,13 +188,9 @@ class TestTensorDicts:
     def test_a_batch_without_padding_comes_back(self):
         td = self.no_padding()
         assert td["input_ids"]._min_seqlen_tensor is None  # which verl does not cache
-        found = decode([bytes(frame) for frame in encode(td)])
-        assert list(found.keys()) == list(td.keys())
-        assert_same(found["input_ids"], td["input_ids"])
-        assert_same(found["position_ids"], td["position_ids"])
-        assert found["input_ids"].offsets().dtype == torch.int64
+        found = there_and_back(td)
+        assert_same(found, td)
         assert tu.get(found, "max_seq_len") == PROMPT + RESPONSE
-        assert tu.get(found, "uid") == tu.get(td, "uid")
         padded = found["input_ids"].to_padded_tensor(0)
         assert padded.shape[1] == max(map(len, td["input_ids"].unbind()))
 
@@ -317,17 +309,6 @@ class TestRay:
         found = group.back(td)
         assert [row.tolist() for row in found["ids"].unbind()] == [row.tolist() for row in rows]
         assert tu.get(found, "step") == 3
-
-    def test_unregister_restores(self, cluster):
-        register_for_ray()
-        register_for_ray()
-        data = make_dataproto()
-        reference = ray.put(data)
-        unregister()
-        assert_same(get(reference), data)  # it stays readable
-        assert b"jagcodec" not in ray.cloudpickle.dumps(data)
-        assert_same(get(ray.put(data)), pickle.loads(pickle.dumps(data)))
-        unregister()
 
     def test_it_is_this_wire_and_members_of_enums_arrive_as_themselves(self, installed):
         data = make_dataproto()

@@ -35,21 +35,7 @@ def test_every_cell_of_both_ways_is_compared(tmp_path, capsys):
     assert "NeMo-RL, put and get" in capsys.readouterr().out
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """A turn whose driver imports a module of this code."""
-
-    def run(code):
-        (tmp_path / "backend.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        with pytest.raises(SystemExit, match="status 1"):
-            run_python(verl_v1.SESSION, "backend", 2, 1)
-
-    return run
-
-
-def test_a_cell_that_differs_ends_the_run(run, capfd):
-    run("""
+WRONG = """
 import transfer_queue
 
 stock = transfer_queue.kv_batch_get
@@ -60,10 +46,13 @@ def wrong(**arguments):
     return data
 
 transfer_queue.kv_batch_get = wrong
-""")
+"""
+
+
+def test_a_cell_that_differs_ends_the_run(tmp_path, monkeypatch, capfd):
+    """A turn whose driver imports a module of this code."""
+    (tmp_path / "backend.py").write_text(WRONG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(SystemExit, match="status 1"):
+        run_python(verl_v1.SESSION, "backend", 2, 1)
     assert "old_log_prob driver: column 'response_mask'" in capfd.readouterr().err
-
-
-def test_a_process_that_fails_ends_the_run(run, capfd):
-    run("raise OSError('no backend')")
-    assert "OSError: no backend" in capfd.readouterr().err

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import pickle
+import re
 import tracemalloc
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import zmq
 import zmq.asyncio
 
-from jagcodec import ArgumentError, JagcodecError, WireFormatError, decode, encode, to_blob
+from jagcodec import ArgumentError, WireFormatError, decode, encode, to_blob
 from jagcodec.errors import ArgumentTypeError, TransportError, TransportTimeoutError
 from jagcodec.integrations.zmq import (
     async_recv_frames,
@@ -142,30 +143,21 @@ def test_the_tracker_waits_for_every_frame(net):
 # --- time-outs and high-water marks ------------------------------------------------------------
 
 
-def test_nothing_comes(net):
-    _, right = net.joined(zmq.PUSH, zmq.PULL)
-    for timeout in (0, 0.01):
-        with pytest.raises(TransportTimeoutError) as caught:
-            net.recv(right, timeout=timeout)
-        assert caught.value.reason == "timed_out"
-        assert caught.value.path == f"{net.prefix}recv_frames(socket)"
-        assert f"expected a message within {timeout} s, found none" in caught.value.detail
-    right.setsockopt(zmq.RCVTIMEO, 10)
-    with pytest.raises(TransportTimeoutError, match="the socket's own time-out"):
-        net.recv(right)
-
-
-def test_there_is_no_peer(net):
-    push = net.socket(zmq.PUSH)
+def test_nothing_comes_and_there_is_no_peer(net):
+    push, pull = net.socket(zmq.PUSH), net.socket(zmq.PULL)
     port = push.bind_to_random_port(HOST)
-    with pytest.raises(TransportTimeoutError) as caught:
+    where = f"{net.prefix}send_frames(socket): expected room for a message within 0.01 s"
+    with pytest.raises(TransportTimeoutError, match=re.escape(where) + ".*nothing was sent"):
         net.send(push, 1, timeout=0.01)
-    assert caught.value.path == f"{net.prefix}send_frames(socket)"
-    assert "expected room for a message within 0.01 s" in caught.value.detail
-    assert "nothing was sent" in caught.value.detail
-    pull = net.socket(zmq.PULL)
     pull.connect(f"{HOST}:{port}")
-    net.silent(pull)
+    for timeout in (0, 0.01):
+        where = f"{net.prefix}recv_frames(socket): expected a message within {timeout} s, found"
+        with pytest.raises(TransportTimeoutError, match=re.escape(where)) as caught:
+            net.recv(pull, timeout=timeout)
+        assert caught.value.reason == "timed_out"
+    pull.setsockopt(zmq.RCVTIMEO, 10)
+    with pytest.raises(TransportTimeoutError, match="the socket's own time-out"):
+        net.recv(pull)
     net.send(push, 2, timeout=LONG)
     assert net.recv(pull, timeout=LONG) == 2
 
@@ -200,7 +192,7 @@ def test_arguments_that_are_not_valid_send_nothing(net, timeout):
     net.silent(right)
 
 
-def test_the_sockets_own_time_outs_are_kept(net):
+def test_the_sockets_own_time_outs_are_kept_and_errors_stay_pyzmqs(net):
     left, right = net.joined(zmq.PAIR, zmq.PAIR, RCVTIMEO=1234, SNDTIMEO=4321)
     net.send(left, 1, timeout=2147483)
     net.recv(right, timeout=2147483)
@@ -208,27 +200,9 @@ def test_the_sockets_own_time_outs_are_kept(net):
         net.recv(right, timeout=0)
     for socket in (left, right):
         assert (socket.getsockopt(zmq.RCVTIMEO), socket.getsockopt(zmq.SNDTIMEO)) == (1234, 4321)
-
-
-def test_the_time_out_error_is_what_python_users_expect():
-    error = TransportTimeoutError("timed_out", "where", "what")
-    assert isinstance(error, (TimeoutError, TransportError, JagcodecError))
-    for found in (error, pickle.loads(pickle.dumps(error))):
-        assert type(found) is TransportTimeoutError
-        assert found.args == (found.reason, found.path, found.detail)
-        assert found.args == ("timed_out", "where", "what")
-        assert (str(found), found.errno, found.filename) == ("where: what", None, None)
-
-
-def test_errors_of_the_socket_stay_pyzmqs():
-    with contextlib.closing(Net()) as net:
-        socket = net.socket(zmq.REQ)
-        socket.bind_to_random_port(HOST)
-        with pytest.raises(zmq.ZMQError, match="state"):
-            net.recv(socket, timeout=SHORT)
-        socket.close(linger=0)
-        with pytest.raises(zmq.ZMQError):
-            net.recv(socket, timeout=SHORT)
+    net.run(right.close, linger=0)
+    with pytest.raises(zmq.ZMQError):
+        net.recv(right, timeout=SHORT)
 
 
 # --- envelopes ---------------------------------------------------------------------------------
@@ -288,10 +262,7 @@ def test_what_a_router_cannot_route_is_an_error(net):
     assert caught.value.path == f"{net.prefix}send_frames(envelope)"
     with pytest.raises(ArgumentError, match="identity"):
         net.send(server, 1, timeout=LONG)
-    net.send(client, 1, timeout=LONG)
-    envelope, _ = net.recv_frames(server, timeout=LONG)
-    net.send(server, 2, envelope=envelope, timeout=LONG)
-    assert net.recv(client, timeout=LONG) == 2
+    net.silent(client)
 
 
 # --- foreign messages --------------------------------------------------------------------------
@@ -327,17 +298,15 @@ def test_a_foreign_message_is_refused_and_its_sender_is_known(net):
 
 
 def test_a_rep_answers_a_foreign_request_and_serves_the_next(net):
-    rep, first = net.joined(zmq.REP, zmq.REQ)
-    second = net.socket(zmq.REQ)
-    second.connect(rep.getsockopt_string(zmq.LAST_ENDPOINT))
-    net.send_raw(first, [b"hello"])
+    rep, req = net.joined(zmq.REP, zmq.REQ)
+    net.send_raw(req, [b"hello"])
     with pytest.raises(WireFormatError) as caught:
         net.recv(rep, timeout=LONG)
-    with pytest.raises(zmq.ZMQError):  # it has to answer first
+    with pytest.raises(zmq.ZMQError, match="state"):  # it has to answer first
         net.recv(rep, timeout=LONG)
     net.send(rep, {"error": str(caught.value)}, timeout=LONG)
-    assert list(net.recv(first, timeout=LONG)) == ["error"]
-    net.send(second, 7, timeout=LONG)
+    assert list(net.recv(req, timeout=LONG)) == ["error"]
+    net.send(req, 7, timeout=LONG)
     assert net.recv(rep, timeout=LONG) == 7
 
 
@@ -376,14 +345,11 @@ def test_many_frames_that_hold_something_are_a_message(net):
 def test_sync_and_asyncio_sockets_are_told_apart():
     with contextlib.closing(Net()) as sync, contextlib.closing(Net(True)) as other:
         ours, theirs = sync.socket(zmq.PAIR), other.socket(zmq.PAIR)
-        with pytest.raises(ArgumentTypeError, match="and async_send_frames with"):
-            sync.send(theirs, 1)
-        with pytest.raises(ArgumentTypeError, match="and async_recv_frames with"):
-            sync.recv(theirs)
-        with pytest.raises(ArgumentTypeError, match="use send_frames with"):
-            other.send(ours, 1)
-        with pytest.raises(ArgumentTypeError, match="use recv_frames with"):
-            other.recv(ours)
+        for net, socket in ((sync, theirs), (other, ours)):
+            with pytest.raises(ArgumentTypeError, match=r"use send_frames .* async_send_frames "):
+                net.send(socket, 1)
+            with pytest.raises(ArgumentTypeError, match=r"use recv_frames .* async_recv_frames "):
+                net.recv(socket)
 
 
 # --- tasks -------------------------------------------------------------------------------------

@@ -51,8 +51,7 @@ def put(
         options: Those of `encode_rows`. What belongs to the whole batch goes into `meta`.
 
     Returns:
-        The reference of a `WireBatch`. ``ray.put(rows)`` would pickle every item by itself. Whether
-        `register` was called makes no difference. Raises as `encode_rows`.
+        The reference of a `WireBatch`, with or without `register`. Raises as `encode_rows`.
     """
     return ray.put(open_wire(encode_rows(rows, **options), limits=NO_LIMITS))
 
@@ -71,15 +70,11 @@ def register(**options: Unpack[EncodeOptions]) -> None:
 
     Args:
         options: Those of `encode`, such as `allow_pickle` and `default` for objects inside batches
-            that cannot be encoded. Calling this again replaces them.
+            that cannot be encoded, for which Ray otherwise raises `UnsupportedTypeError` when it
+            writes the batch. Calling this again replaces them.
 
-    Raises:
-        UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
-            that cannot be encoded.
-
-    It does what `jagcodec.integrations.setup` does, for this process. What you get back is on the
-    CPU and without gradients. A `WireBatch` keeps its object in the store. Subclasses of the types
-    are left to Ray.
+    Otherwise it is `jagcodec.integrations.setup`. What you get back is on the CPU and without
+    gradients. A `WireBatch` keeps its object in the store. Ray keeps subclasses of the types.
     """
     carry(options)
 

@@ -125,7 +125,6 @@ _OPTIONS = {"allow_pickle": bool, "narrow": bool, "limits": Mapping}
 
 
 def options_of(config: Mapping[str, Any]) -> StorageOptions:
-    """The options in the configuration of the backend."""
     where, given = f"backend.{NAME}.jagcodec", config.get("jagcodec")
     _check_type(given, Mapping, where)
     given = {} if given is None else given
@@ -388,10 +387,9 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
     def _handle_get(self, request: Any) -> Any:
         body = request.body
         try:
-            data = self.storage_data.get_data(body["fields"], body["global_indexes"])
+            reply = {"data": self.storage_data.get_data(body["fields"], body["global_indexes"])}
         except Exception:
             return super()._handle_get(request)
-        reply = {"data": data}
         return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, self.storage_unit_id, reply)
 
     # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
@@ -548,23 +546,15 @@ def _not_importable(error: Exception) -> Exception:
 
 
 _RELIED_ON: dict[Any, str] = {
-    AsyncSimpleStorageManager: """
-        __init__(controller_info, config)
-        put_data(data, metadata, data_parser); get_data(metadata)
-        notify_data_update(partition_id, global_indexes, field_schema)
-        _group_by_hash(global_indexes); _pack_field_values(values)
-        _put_to_single_storage_unit(global_indexes, storage_data, target_storage_unit)
-        _get_from_single_storage_unit(global_indexes, fields, target_storage_unit)
-    """,
-    _Stock: """
-        get_zmq_server_info(); _handle_put(data_parts); _handle_get(data_parts)
-        _handle_save_checkpoint(data_parts); _handle_load_checkpoint(data_parts)
-    """,
-    StorageUnitData: """
-        __init__(storage_size); put_data(field_data, global_indexes)
-        get_data(fields, global_indexes); clear(keys)
-    """,
-    ZMQServerInfo: "__init__(role, id, ip, ports)",
+    AsyncSimpleStorageManager: """put_data(data, metadata, data_parser), get_data(metadata),
+        notify_data_update(partition_id, global_indexes, field_schema),
+        _put_to_single_storage_unit(global_indexes, storage_data, target_storage_unit),
+        _get_from_single_storage_unit(global_indexes, fields, target_storage_unit),
+        _group_by_hash(global_indexes), _pack_field_values(values)""",
+    _Stock: """get_zmq_server_info(), _handle_put(data_parts), _handle_get(data_parts),
+        _handle_save_checkpoint(data_parts), _handle_load_checkpoint(data_parts)""",
+    StorageUnitData: """__init__(storage_size), clear(keys),
+        put_data(field_data, global_indexes), get_data(fields, global_indexes)""",
 }
 
 
