@@ -70,9 +70,7 @@ def test_inspect_of_one_row_and_chosen_columns(run, file):
     assert printed(run, *row) == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"
     expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
     assert json.loads(printed(run, *row, "--json")) == {"row": 1, "columns": expected}
-    out = printed(run, "inspect", file, "--columns", "reward")
-    assert "reward" in out
-    assert "ids" not in out
+    assert "ids" not in printed(run, "inspect", file, "--columns", "reward")
     path = file.with_name("next to a batch.jag")
     dump({"td": batch(), "step": 3}, path)
     for chosen in ("ids", "$.step"):
@@ -214,11 +212,9 @@ def test_arguments_that_do_not_parse(file, arguments, said, capsys):
         (["tax", "NOWHERE"], "No such file"),
         (["tax", "FILE"], "found a message; use jagcodec inspect"),
         (["tax", b"[3, 9]", "--width", "4"], "expected rows of at most 4 tokens, found 9"),
-        (["tax", b""], "expected a JSON list of whole numbers; "),
         (["tax", b"[" * 100_000], "expected a JSON list of whole numbers"),
         (["tax", b"\xff\xfe\x00"], "expected a JSON list of whole numbers"),
         (["tax", b'{"a": 1}'], "expected a JSON list of whole numbers, found a dict of 1"),
-        (["tax", b"7.5"], "found 7.5"),
         (["tax", b"[1, 2.5]"], "row 1: expected a whole number of tokens, found 2.5"),
         (["tax", b"[true]"], "row 0: expected a whole number of tokens, found True"),
         (["tax", b'[1, "\\u001b[31m"]'], "row 1: expected a whole number of tokens"),
@@ -268,7 +264,7 @@ def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
         assert run("diff", file, other, *options, "--columns", "reward") == (0, "", "")
 
 
-def test_diff_names_the_file_that_cannot_be_read(run, tmp_path):
+def test_the_file_that_cannot_be_read_is_named_and_verify_goes_on(run, tmp_path):
     """Without checksums damage shows when the cells are read."""
     text = NonTensorStack("a" * 40, "b")
     files = [tmp_path / name for name in ("good.jag", "bad.jag")]
@@ -279,15 +275,9 @@ def test_diff_names_the_file_that_cannot_be_read(run, tmp_path):
         assert (status, out) == (2, "")
         assert f"{files[1]}, $.text[0]: expected" in err
         assert str(files[0]) not in err
-
-
-def test_verify_goes_on_after_a_message_that_is_not_sound(run, file, tmp_path):
-    bad = tmp_path / "bad.jag"
-    bad.write_bytes(file.read_bytes()[:-1])
-    status, out, err = run("verify", bad, file)
-    assert status == 2
-    assert f"{file}: sound, " in out
-    assert str(bad) in err
+        status, out, err = run("verify", *order)
+        assert (status, out[: out.index(",")]) == (2, f"{files[0]}: sound")
+        assert str(files[1]) in err
 
 
 def exported(path):
@@ -379,7 +369,9 @@ def test_golden_messages_are_described_verified_and_compared(name, run, stored):
         if entry["rows"] is not None:
             assert entry["name"] in found["rows_of"][entry["rows"]]["columns"]
     assert ("not read" in printed(run, "verify", path)) == (name == "pickle")
-    # It is the same as itself, and as no other.
+    # It is the same as itself, however it is stored, and as no other.
+    if name == "rollout_narrow":
+        assert run("diff", path, stored("rollout")) == (0, "", "")
     other = stored("small_batch" if name != "small_batch" else "rollout")
     if name == "pickle":  # whose value cannot be looked at
         for left in (path, other):
@@ -400,48 +392,41 @@ def test_golden_messages_are_described_verified_and_compared(name, run, stored):
     assert json.loads(printed(run, "inspect", path, "--row", "0", "--json"))["row"] == 0
 
 
+MIXED = encode({"mixed": [torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int32), 1]})
+
+
 @pytest.mark.parametrize(
-    ("name", "column"),
+    ("message", "column"),
     [
-        ("lazy_stack", ("$", "lazy_stack", None, None, 24)),
-        ("tensor_views", ("$", "tensor_views", "int16", (3, None, 2), 60)),
-        ("strided_nested", ("$", "strided_nested", "float32", None, 48)),
+        (golden("lazy_stack"), ("$", "lazy_stack", None, None, 24)),
+        (golden("tensor_views"), ("$", "tensor_views", "int16", (3, None, 2), 60)),
+        (golden("strided_nested"), ("$", "strided_nested", "float32", None, 48)),
+        (MIXED, ("$.mixed", "list", None, None, 24 + 24 + 1)),
     ],
 )
-def test_rows_that_are_separate_tensors_are_one_value(name, column):
-    (found,) = described(golden(name)).columns
+def test_rows_that_are_separate_tensors_are_one_value(message, column):
+    (found,) = described(message).columns
     assert (found.name, found.kind, found.dtype, found.shape, found.bytes) == column
 
 
-def test_the_bytes_of_a_list_are_those_of_its_items():
-    ids = torch.ones(2, 3)
-    (found,) = described(encode({"mixed": [ids, ids.int(), 1]})).columns
-    assert (found.name, found.kind, found.bytes) == ("$.mixed", "list", 24 + 24 + 1)
-
-
-@pytest.mark.parametrize("name", [*cases.GOOD])
-def test_good_messages_are_described_and_sound(name):
-    message = message_of(load("good.json")[name])
-    found = described(message)
-    assert sum(c.bytes for c in found.columns) + found.overhead > 0
-    assert check_message(message)[1] == {}
-
-
-@pytest.mark.parametrize("name", [*cases.BAD])
-def test_bad_messages_are_not_sound_for_the_reason_that_decode_gives(name):
-    entry = load("bad.json")[name]
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [*(("good.json", name) for name in cases.GOOD), *(("bad.json", name) for name in cases.BAD)],
+)
+def test_messages_are_sound_or_not_for_the_reason_that_decode_gives(file, name):
+    entry = load(file)[name]
     message = message_of(entry)
-    if entry["reason"] in ("unknown_type", "pickle_refused"):
+    if file == "good.json":
+        found = described(message)
+        assert sum(c.bytes for c in found.columns) + found.overhead > 0
+        assert check_message(message)[1] == {}
+    elif entry["reason"] in ("unknown_type", "pickle_refused"):
         # What this process does not know says nothing of the message.
         assert check_message(message)[1]
-        return
-    with pytest.raises(WireFormatError) as raised:
-        check_message(message)
-    assert raised.value.reason == entry["reason"]
-
-
-def test_messages_with_the_same_values_stored_otherwise_are_the_same(run, stored):
-    assert run("diff", stored("rollout"), stored("rollout_narrow")) == (0, "", "")
+    else:
+        with pytest.raises(WireFormatError) as raised:
+            check_message(message)
+        assert raised.value.reason == entry["reason"]
 
 
 def test_types_that_are_not_registered_are_named_and_the_rest_described(stored, tmp_path):
