@@ -233,10 +233,7 @@ def test_parts_of_all_kinds_of_columns_come_together_again(world, batch):
 
 
 def test_what_cannot_be_encoded_is_replaced(world):
-    value, replaced = {"kind": [slice]}, {"kind": [repr(slice)]}
-    found = world.call(broadcast, **alone(value, 0), default=repr)
-    assert found == [value, replaced, replaced]  # first the object that was passed
-    found = world.call(all_gather_rows, [value] * RANKS, default=repr)
+    found = world.call(all_gather_rows, [{"kind": [slice]}] * RANKS, default=repr)
     assert found == [{"kind": [repr(slice)] * RANKS}] * RANKS
 
 
@@ -376,35 +373,22 @@ def test_a_rank_that_does_not_take_part_ends_in_a_time_out(world):
     assert_usable(world)
 
 
-def do_die(rank, work):
-    if rank == 1:
-        os._exit(7)
-    return broadcast(None, 1) if work is broadcast else all_gather_rows({"x": [1]})
-
-
-@pytest.mark.parametrize("work", WORKS)
-def test_a_rank_that_dies_is_an_error(tmp_path, work):
-    with started(tmp_path, 2) as world:
-        assert world.call(broadcast, [1, None], src=0) == [1, 1]
-        error, died = world.outcomes(do_die, work)
-    assert died is None
-    assert isinstance(error, TransportError)
-    assert error.path == work.__name__
-
-
-def do_die_in_mid_message(rank, victim):
-    """The victim is killed when all ranks have agreed, and nothing of the message is sent."""
+def do_die(rank, victim, step):
+    """Killed when it takes part, or when all have agreed and nothing of the message is sent."""
     group = dist.new_group(list(range(RANKS)), timeout=timedelta(seconds=10))
     value = {"x": torch.arange(4_000_000)}  # more than socket buffers hold
     if rank == victim:
-        td_module._Exchange._broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+        setattr(td_module._Exchange, step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     return broadcast(value if rank == 0 else None, 0, group)
 
 
-@pytest.mark.parametrize(("victim", "waiting"), [(0, [1, 2]), (1, [0])])
-def test_a_rank_killed_in_mid_message_is_an_error_where_it_is_awaited(tmp_path, victim, waiting):
+@pytest.mark.parametrize(
+    ("victim", "step", "waiting"),
+    [(1, "_agree", [0, 2]), (0, "_broadcast", [1, 2]), (1, "_broadcast", [0])],
+)
+def test_a_rank_that_is_killed_is_an_error_where_it_is_awaited(tmp_path, victim, step, waiting):
     with started(tmp_path, RANKS) as world:
-        outcomes = world.outcomes(do_die_in_mid_message, victim)
+        outcomes = world.outcomes(do_die, victim, step)
     assert outcomes[victim] is None
     for rank in waiting:
         error = outcomes[rank]
