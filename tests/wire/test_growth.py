@@ -258,21 +258,14 @@ def rows_without_cells():
     return batch(rows, leaves, (size, data), groups=[[0, 0, rows, 0, 0]])
 
 
-def rows_of_an_indirect_tensor():
-    """Each is one byte, and begins at the first: its index is a bit."""
-    rows = (_ASKED - 4096) // 34
-    size, data = frame(rows // 8 + 1)
+def indirect_tensor(wide):
+    """Rows that begin at the first byte, or at the first of many bits; each index is a bit."""
+    rows = 256 if wide else (_ASKED - 4096) // 34
+    size, data = frame((_ASKED - 64 * 1024) // (rows * 64 + 1) if wide else rows // 8 + 1)
     rows = min(rows, 8 * size)
-    head = table(run(1, (1, 0), index=(1, 0), narrow=1))
-    return batch(rows, {"a": tensor("uint8", [rows], 0, 0, 65)}, head, (size, data))
-
-
-def wide_rows_of_an_indirect_tensor():
-    rows = 256
-    size, data = frame((_ASKED - 64 * 1024) // (rows * 64 + 1))
-    head = table(run(1, (1, 0), stored=1, index=(1, 0), narrow=1))
-    column = tensor("int64", [rows, 8 * size], 0, 0, 65)
-    return batch(rows, {"a": column}, head, (size, data))
+    head = table(run(1, (1, 0), stored=int(wide), index=(1, 0), narrow=1))
+    dtype, dims = ("int64", [rows, 8 * size]) if wide else ("uint8", [rows])
+    return batch(rows, {"a": tensor(dtype, dims, 0, 0, 65)}, head, (size, data))
 
 
 def indirect_rows(runs):
@@ -306,19 +299,10 @@ def indirect_documents():
     )
 
 
-WORST = {
-    "one frame": one_frame,
-    "bits": bits,
-    "documents": documents,
-    "components": components,
-    "rows without cells": rows_without_cells,
-    "indirect tensor, many rows": rows_of_an_indirect_tensor,
-    "indirect tensor, wide rows": wide_rows_of_an_indirect_tensor,
-    "indirect rows": lambda: indirect_rows(1),
-    "indirect rows, 4 runs": lambda: indirect_rows(4),
-    "indirect documents": indirect_documents,
-}
-
+PLAIN = (one_frame, bits, documents, components, rows_without_cells, indirect_documents)
+WORST = {make.__name__: make for make in PLAIN}
+WORST |= {f"indirect tensor, {wide=}": partial(indirect_tensor, wide) for wide in (False, True)}
+WORST |= {f"indirect rows, {runs=}": partial(indirect_rows, runs) for runs in (1, 4)}
 
 MOST = 512 << 20
 READERS = readers_of(batch=True)

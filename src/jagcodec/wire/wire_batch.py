@@ -420,9 +420,8 @@ class MessageColumns(ColumnSource):
         if key.kind is Kind.TENSORDICT:
             inner = zip(key.fields[-1], key.children, strict=True)
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
-        if key.kind is not _TENSOR and key.kind is not _JAGGED:
-            return []
-        return [(name,)] if self.message.is_narrow(key) else []
+        has_cells = key.kind is _TENSOR or key.kind is _JAGGED
+        return [(name,)] if has_cells and self.message.is_narrow(key) else []
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
         frames, chosen, fields = self.message.frames, batch.chosen, batch.fields
@@ -455,14 +454,12 @@ class MessageColumns(ColumnSource):
         """See that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
         numbers, groups = self.message.numbers, self.message.header.groups
         if node.kind is _TENSOR:
-            sizes = numbers[node.dims : node.end][: len(self.sizes)]
+            sizes = numbers[node.dims : node.end]
         else:
-            sizes = [groups[numbers[node.number + 3]].rows]
-            if node.kind is _JAGGED and len(self.sizes) > 1:
-                # Batches of several dims have columns that are ragged in a later one.
-                outer = numbers[node.dims : node.dims + node.fields[2] - 1]
-                sizes = [*sizes, *outer][: len(self.sizes)]
-        if sizes != self.sizes:
+            # Batches of several dims have columns that are ragged in a later one.
+            outer = node.fields[2] - 1 if node.kind is _JAGGED else 0
+            sizes = [groups[numbers[node.number + 3]].rows, *numbers[node.dims : node.dims + outer]]
+        if sizes[: len(self.sizes)] != self.sizes:
             raise rows_differ(self.sizes, sizes)
 
     def _column(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
