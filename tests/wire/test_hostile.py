@@ -24,14 +24,15 @@ from jagcodec.wire.spec import Kind
 from tests.helpers import receive, rollout
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, readers, spec_reader
-from tests.wire.cases import BAD, GOOD, MAY_ACCEPT, MORE
+from tests.wire.cases import BAD, GOOD, MAY_ACCEPT, Case
 from tests.wire.forge import list_of, message, message_of_rows, node, packed, tensor, tensordict
 from tests.wire.readers import BATCH_READERS, OPTIONS, agree, opened, outcome, peak_of, refused
 from tests.wire.test_golden import NAMES, OPAQUE, kept, message_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ALL_BAD = BAD | MORE
+MAPS = message(None, values=b"\x91" + b"\x81\xa1a" * 100_000 + b"\1")
+ALL_BAD = BAD | {"maps_100_000": Case("too large for the file", MAPS, "bad_header")}
 # What a reader of one message knows only of all of it, and what a row may not have.
 OF_FRAMES = ("frame_count", "frame_size", "no_message")
 NOT_IN_ROWS = ("compressed", "indirect")
