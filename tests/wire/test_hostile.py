@@ -96,7 +96,7 @@ def test_every_reason_that_a_message_can_give_is_given():
         *("timed_out", "no_peer", "peer_failed", "no_such_key", "busy", "conflict"),
         *("bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option"),
         *("row_mismatch", "row_too_long", "empty_prompt", "no_such_field", "no_such_row"),
-        *("new_field", "unsupported_type", "too_large"),
+        *("new_field", "unsupported_type"),
     }
     assert found == REASONS - others
 
