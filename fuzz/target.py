@@ -19,15 +19,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
-import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
-from tensordict.base import TensorDictBase
+from tensordict import TensorDict
 
 from jagcodec.batch.join import join_rows
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
@@ -36,6 +34,7 @@ from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.registry import register_type
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
+from tests.oracle import described
 from tests.wire.forge import blob, damaged
 from tests.wire.grown import drawn
 
@@ -93,19 +92,9 @@ MEMORY_BOUND = 64 << 20
 LIMITS = Limits(expanded=1 << 21)
 
 
-def decode(message: Any, **options: Any) -> Any:
-    """As the library's, within `LIMITS`."""
-    return decoder.decode(message, limits=LIMITS, **options)
-
-
-def open_wire(message: Any) -> Any:
-    """As the library's, within `LIMITS`."""
-    return wire_batch.open_wire(message, limits=LIMITS)
-
-
-def load(path: Path, **options: Any) -> Any:
-    """As the library's, within `LIMITS`."""
-    return blobs.load(path, limits=LIMITS, **options)
+decode = partial(decoder.decode, limits=LIMITS)
+open_wire = partial(wire_batch.open_wire, limits=LIMITS)
+load = partial(blobs.load, limits=LIMITS)
 
 
 class Counts(ctypes.Structure):
@@ -149,7 +138,7 @@ class Target:
         else:
             self.counts.past_header += 1
             self.counts.values += 1
-            touch(value)
+            described(value)  # reads every byte, as a consumer would
             if deep:
                 _check_stable(value)
                 if reader is decode and type(value) is TensorDict and value.batch_dims:
@@ -228,17 +217,17 @@ def _chosen(message: Any) -> Any:
         frames = [message] if isinstance(message, (bytes, bytearray)) else message
         with suppress(ArgumentError):
             twice = join_rows([frames, frames], "fuzz")
-            touch(twice.rows([0] * min(len(twice), 1)).to_tensordict())
-            touch(twice.to_tensordict())
+            described(twice.rows([0] * min(len(twice), 1)).to_tensordict())
+            described(twice.to_tensordict())
     for name in batch.fields:
         _ = batch.schema[name]
-        touch(batch.row_lengths(name))
+        described(batch.row_lengths(name))
     rows = min(len(batch), 8)
     with suppress(ArgumentError):
         picked = batch.rows([*range(0, rows, 2), *range(rows - 1, -1, -3), *[0] * min(rows, 1)])
-        touch(picked.to_tensordict())
+        described(picked.to_tensordict())
         part = batch.select(batch.fields[:2]).rows(slice(1, rows))
-        touch(part.rows([True] * len(part)).to_tensordict())
+        described(part.rows([True] * len(part)).to_tensordict())
         # A value that can be read can be written, unless it holds what only a reader takes.
         with suppress(UnsupportedTypeError):
             return decode(part.to_frames())
@@ -317,60 +306,6 @@ def _check_open(message: list[Any], value: TensorDict) -> None:
             raise BrokenPromiseError("open_wire and decode read different values")
 
 
-def touch(value: Any) -> None:
-    """Read every byte of a value, as a consumer would."""
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, torch.Tensor):
-            _touch_tensor(item)
-        elif isinstance(item, np.ndarray):
-            if item.dtype.hasobject:
-                stack.extend(item.ravel().tolist())
-            elif item.dtype.kind == "T":
-                item.tolist()
-            elif item.nbytes:
-                item.tobytes()
-        elif isinstance(item, dict):
-            stack.extend(item.values())
-            stack.extend(item)
-        elif isinstance(item, (LazyStackedTensorDict, NonTensorStack)):
-            stack.extend(item.tensordicts)
-            _ = item.batch_size
-        elif isinstance(item, NonTensorData):
-            stack.append(item.data)
-        elif isinstance(item, TensorDictBase):
-            _ = item.batch_size
-            for key, leaf in item.items():
-                stack += (key, leaf)
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            stack.extend(item)
-
-
-def _touch_tensor(tensor: torch.Tensor) -> None:
-    inner: Any = tensor
-    if isinstance(tensor, torch.nested._internal.nested_tensor.NestedTensor):
-        _touch_cells(inner._values)
-        _touch_cells(inner._offsets)
-        _ = tensor.shape
-    elif tensor.layout is torch.sparse_coo:
-        _touch_cells(inner._indices())
-        _touch_cells(inner._values())
-    elif tensor.layout is not torch.strided:
-        _touch_cells(tensor.values())
-    elif tensor.is_nested:
-        for part in tensor.unbind() if tensor.size(0) else ():
-            _touch_cells(part)
-    else:
-        _touch_cells(tensor)
-
-
-def _touch_cells(tensor: torch.Tensor) -> None:
-    if tensor.numel():
-        flat = tensor.reshape(-1).view(torch.uint8)
-        flat.numpy().tobytes()
-
-
 def main(paths: list[str]) -> int:
     """Replay inputs, each with the frames that it makes: ``python fuzz/target.py INPUT...``."""
     failed = 0
@@ -379,7 +314,7 @@ def main(paths: list[str]) -> int:
         with tempfile.NamedTemporaryFile() as file:
             run = Target(file.name)
             message, reader, _ = run.message(data)
-            print(f"{path}: {reader.__name__}")
+            print(f"{path}: {reader}")
             for frame in [message] if isinstance(message, (bytes, bytearray)) else message:
                 print(f"  {bytes(frame)!r}")
             try:
