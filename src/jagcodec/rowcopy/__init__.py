@@ -26,21 +26,9 @@ import torch
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes
 from jagcodec.rowcopy import numpy_kernel
-from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, numbers, rows_only
+from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
 
-__all__ = [
-    "Backend",
-    "Copy",
-    "Ends",
-    "Pad",
-    "Starts",
-    "backend",
-    "copy_all",
-    "ends",
-    "numbers",
-    "pad_all",
-    "rows_only",
-]
+__all__ = ["Copy", "Ends", "Pad", "Starts", "numbers", "rows_only"]
 
 
 class Backend(NamedTuple):
@@ -51,24 +39,18 @@ class Backend(NamedTuple):
 
 
 def backend() -> Backend:
-    """Return the backend in use, and why the compiled one could not be imported, if it is so.
-
-    Example:
-        >>> from jagcodec import rowcopy
-        >>> rowcopy.backend().name in ("compiled", "numpy")
-        True
-    """
+    """The backend in use."""
     return _backend
 
 
-def _chosen(name: str) -> tuple[Kernel, Backend]:
+def _chosen(name: str) -> tuple[Any, Backend]:
     """The backend of this name; of no name, the compiled one where there is one."""
     expected = "expected 'compiled' or 'numpy', found "
     if name not in ("", "compiled", "numpy"):
         raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", f"{expected}{name!r}")
     missing = None
     try:
-        kernel: Any = importlib.import_module("jagcodec.rowcopy._kernel")
+        kernel = importlib.import_module("jagcodec.rowcopy._kernel")
     except ImportError as error:  # "no module" if it was not built
         missing = str(error)
         if name == "compiled":

@@ -10,35 +10,41 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes
-from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Source, Starts, numbers
-
-_NOTHING = np.empty(0, dtype=np.uint8)
+from jagcodec.memory.tensor_bytes import IntArray, array_bytes
+from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
 
 
 def copy(tasks: Sequence[Copy], threads: int) -> None:
-    """See `Kernel`; `threads` has no effect here."""
+    """See `Copy`; `threads` has no effect here."""
     for dst, src, dst_starts, src_starts, lengths, cell_bytes in tasks:
-        _copy(dst, src, dst_starts, src_starts, lengths, cell_bytes)
+        to = _numbers(dst_starts, lengths) * cell_bytes
+        begins = _numbers(src_starts, lengths)
+        sizes = lengths * cell_bytes
+        if isinstance(src, tuple):  # where starts count bytes
+            source = (np.concatenate(src) if src else np.empty(0, np.uint8)).data
+        else:
+            source = array_bytes(src).data
+            begins = begins * cell_bytes
+        target = np.frombuffer(dst, np.uint8).data
+        for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+            target[at : at + size] = source[begin : begin + size]
 
 
 def pad(tasks: Sequence[Pad], threads: int) -> None:
-    """See `Kernel`; `threads` has no effect here."""
-    for dst, src, starts, lengths, left_pad, width, cell_bytes, pad_bits in tasks:
-        dst = array_bytes(dst)
+    """See `Pad`; `threads` has no effect here."""
+    for task in tasks:
+        dst, bits = array_bytes(task[0]), task[-1]
         # The whole rectangle first: a slice more for each row's pads costs more than writing the
         # cells between them twice.
-        if pad_bits.count(pad_bits[0]) == len(pad_bits):
-            dst.fill(pad_bits[0])
+        if bits.count(bits[0]) == len(bits):
+            dst.fill(bits[0])
         else:
-            dst.view(f"V{len(pad_bits)}")[...] = np.void(pad_bits)
-        firsts = numbers(width, len(lengths))
-        dst_starts = firsts if left_pad is None else firsts + left_pad
-        _copy(dst, src, dst_starts, starts, lengths, cell_bytes)
+            dst.view(f"V{len(bits)}")[...] = np.void(bits)
+        copy([rows_only(Pad(*task))], threads)
 
 
 def ends(tasks: Sequence[Ends], threads: int) -> None:
-    """See `Kernel`; `threads` has no effect here."""
+    """See `Ends`; `threads` has no effect here."""
     for src, stride, width, cell_bytes, starts, lengths in tasks:
         starts.fill(0)
         lengths.fill(0)
@@ -58,27 +64,6 @@ def ends(tasks: Sequence[Ends], threads: int) -> None:
         starts[varied] = (first // count + 1)[varied]
         stops = width - 1 - changes[:, ::-1].argmax(axis=1) // count
         lengths[varied] = (stops - starts)[varied]
-
-
-def _copy(
-    dst: ByteArray,
-    src: Source,
-    dst_starts: Starts | None,
-    src_starts: Starts | None,
-    lengths: IntArray,
-    cell_bytes: int,
-) -> None:
-    to = _numbers(dst_starts, lengths) * cell_bytes
-    begins = _numbers(src_starts, lengths)
-    sizes = lengths * cell_bytes
-    if isinstance(src, tuple):  # where starts count bytes
-        source = (np.concatenate(src) if src else _NOTHING).data
-    else:
-        source = array_bytes(src).data
-        begins = begins * cell_bytes
-    target = np.frombuffer(dst, np.uint8).data
-    for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
-        target[at : at + size] = source[begin : begin + size]
 
 
 def _numbers(starts: Starts | None, lengths: IntArray) -> IntArray:

@@ -5,8 +5,7 @@ A kernel reads the fields of a task by position, so their order is part of its i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -83,11 +82,3 @@ class Ends(NamedTuple):
     cell_bytes: int
     starts: IntArray
     lengths: IntArray
-
-
-class Kernel(Protocol):
-    """The loops over rows, in up to `threads` threads: compiled, or `numpy_kernel`."""
-
-    def copy(self, tasks: Sequence[Copy], threads: int, /) -> None: ...
-    def pad(self, tasks: Sequence[Pad], threads: int, /) -> None: ...
-    def ends(self, tasks: Sequence[Ends], threads: int, /) -> None: ...

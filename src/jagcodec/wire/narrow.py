@@ -13,7 +13,8 @@ from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 
 def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
     """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
-    cells = _numbers(data, name)
+    # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
+    cells = data.view("u1" if name == "bool" else name)
     itemsize = cells.dtype.itemsize
     stored = _narrowest(cells)
     if stored is None:
@@ -21,11 +22,6 @@ def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
     if stored == BITS:
         return BITS, np.packbits(cells != 0, bitorder="little")
     return stored, _low_bytes(data, itemsize, STORED_WIDTHS[stored][0])
-
-
-def _numbers(data: ByteArray, name: str) -> npt.NDArray[Any]:
-    # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
-    return data.view("u1" if name == "bool" else name)
 
 
 def _narrowest(cells: npt.NDArray[Any]) -> int | None:

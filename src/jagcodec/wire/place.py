@@ -162,7 +162,7 @@ class PlacingAll(Placing):
         self._pool = RowSplitsPool()
         # Where cells are, and how they are stored: runs name the same ones several times.
         self._places: dict[Cells, tuple[int, ...]] = {}
-        self.elided = False  # whether something is sent once that occurs several times
+        self.elided: bool = False  # whether something is sent once that occurs several times
 
     def all_of(self, lowered: Lowered) -> PendingMessage:
         """The message of a lowered value."""
