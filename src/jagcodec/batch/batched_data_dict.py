@@ -212,11 +212,8 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
 
 
 def _without_rest(leaf: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage holds nothing else: itself, or a copy if it is a slice.
-
-    Pickle writes whole storages. Tensors with gradients are left alone: only leaves of autograd
-    are pickled, and a slice is not one.
-    """
+    """A tensor whose storage, which pickle writes whole, holds nothing else; copied if a slice."""
+    # Only leaves of autograd are pickled, and a slice is not one.
     if leaf.requires_grad or (leaf.is_nested and not is_jagged(leaf)):
         return leaf
     if is_jagged(leaf):

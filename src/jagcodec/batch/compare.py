@@ -57,11 +57,7 @@ WHOLE = Difference()
 
 
 def first_difference(left: Any, right: Any) -> Difference | None:
-    """Where two values first differ, bit for bit: names, dtypes and shapes before cells.
-
-    Holes, devices, memory maps and parameters make no difference. States are compared for values of
-    registered types, and ``==`` for values of unknown types.
-    """
+    """Where two values first differ, bit for bit: names, dtypes and shapes before cells."""
     return compare(left, right, WHOLE, False) or compare(left, right, WHOLE, True)
 
 
@@ -175,10 +171,7 @@ def _other(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
 
 
 def _step(at: Difference, key: Any) -> Difference:
-    """A place further in: the column, then the row and cell, then a path in the row.
-
-    `key` is a name, an index, or the index of a cell, which begins with the row if `at` has none.
-    """
+    """A place further in: by a name, an index, or the index of a cell (after a row or not)."""
     if isinstance(key, tuple):
         if at.row is None and not at.inside:
             return replace(at, row=key[0], cell=key[1:]) if key else at

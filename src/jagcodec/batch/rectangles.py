@@ -69,10 +69,7 @@ class Placement:
     prompts: IntArray | None = None
 
     def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
-        """The first cell of each row (None: cell 0), and the width of a column.
-
-        That is at least `width`: 0 is the longest row.
-        """
+        """The first cell of each row (None: cell 0), and the width: at least `width` if not 0."""
         side, lengths = self.sides.get(key, self.side), row_splits.lengths
         if side != "left_right":
             check_width(row_splits, width, key)
@@ -229,11 +226,7 @@ _ZEROS = {size: bytes(size) for size in (1, 2, 4, 8, 16)}
 
 
 def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """The columns of a small message, padded on the right; None if one of them is not plain.
-
-    Two short loops, because planning such a message costs more than copying it. Anything unusual
-    is left to the plan, which also reports the faults.
-    """
+    """The columns of a small message, padded on the right; None if one of them is not plain."""
     source = getattr(batch, "source", None)
     if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:
         return None

@@ -289,10 +289,7 @@ class RowBuilder:
 
 
 def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
-    """The column of a chunk, whose dtype it may decide, its cells, and its tokens.
-
-    Tokens are None for one number.
-    """
+    """The column of a chunk, whose dtype it may decide; cells; tokens (None: one number)."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
         chunk = chunk.detach().cpu()

@@ -32,10 +32,7 @@ class Rows(NamedTuple):
 
 
 def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
-    """An error of `cells_of_rows`, whose path begins with the row, for a column at `path`.
-
-    With `of_rows` False there is one row, which the error does not name: a chunk, say.
-    """
+    """An error of `cells_of_rows` for a column at `path`; without `of_rows` for one chunk."""
     place, detail = error.path, error.detail
     if not of_rows:
         place, detail = place.removeprefix(", row 0"), detail.removesuffix(_OBJECTS)
@@ -299,10 +296,7 @@ def _check_same_cells(parts: Sequence[Any]) -> None:
 
 
 def _as_arrays(rows: Sequence[Any], dtype: torch.dtype | None) -> Sequence[Any]:
-    """Rows as arrays, or as tensors if numpy does not have the dtype of one of them.
-
-    If rows are of several kinds, the first that has a dtype decides for all of them.
-    """
+    """Rows as arrays, or as tensors if numpy lacks a dtype; of mixed kinds, the first decides."""
     kinds = [_kind(row) for row in rows]
     if dtype is None and set(kinds) != {_ARRAY}:
         first = next(i for i, kind in enumerate(kinds) if kind is not _NOTHING)

@@ -170,10 +170,7 @@ def _columns(
     where: str,
     strict: bool,
 ) -> Columns:
-    """Checked columns: tensors, arrays over them, `RaggedView`s of packed rows, lists of objects.
-
-    Nothing of them is read but the lengths or the mask, and cells after rows.
-    """
+    """Checked columns; of packed ones nothing is read but cells after rows."""
     check_fields(fields, f"{where}(fields)")
     row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
     masked = None
@@ -283,10 +280,7 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
 def _check_pads(
     columns: Mapping[str, torch.Tensor], valid: npt.NDArray[np.bool_], where: str
 ) -> None:
-    """Refuse integers (N, S, ...) if in each column the cells that are not `valid` differ.
-
-    `valid` may be narrower than the columns; further cells are not packed.
-    """
+    """Refuse integers (N, S, ...) if in each column the cells that are not `valid` differ."""
     rows = [_uneven_row(column, valid) for column in columns.values()]
     if None not in rows:
         detail = "expected one constant in all cells past row ends, in at least one column of "
@@ -310,10 +304,7 @@ def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | Non
 
 
 def tensordict_of(columns: Columns, where: str) -> TensorDict:
-    """Checked columns as a TensorDict, whose columns of equal rows share one offsets tensor.
-
-    Rows that are apart are copied, all of them into one block; other cells are aliased.
-    """
+    """Checked columns as a TensorDict; rows that are apart are copied, all into one block."""
     pool = RowSplitsPool()
     leaves = {
         name: view_of(column, f"{where}({name!r})", pool) if is_jagged(column) else column

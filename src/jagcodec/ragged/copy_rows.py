@@ -78,10 +78,7 @@ def _gathered_by_torch(view: RaggedView) -> torch.Tensor:
 
 
 def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
-    """Where runs of cells begin, and their lengths: one per row, or A if A is not 1.
-
-    `by_row`, as in a rectangle, all A runs of row 0 come first.
-    """
+    """Where runs of cells begin, and their lengths; `by_row`: all runs of row 0 come first."""
     if view.runs is not None:
         return view.row_starts().reshape(-1), view.runs.reshape(-1)
     lengths = view.row_splits.lengths
@@ -111,11 +108,7 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
 def pad_tasks(
     view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
 ) -> tuple[Pad, list[Copy]]:
-    """What writes the rows of a view on the host, and their pads, into the bytes of its rectangle.
-
-    Row i begins at cell ``left_pad[i]`` of its part of the rectangle, or at 0; `pad_bits` is one
-    pad element. Copies are for afterwards: of rows in runs, `Pad` writes all pads and the last run.
-    """
+    """What writes rows and pads into a rectangle, and copies of runs for afterwards."""
     memory, cell = view.memory, view.cell_bytes
     source: Any = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     if not isinstance(source, tuple) and (source.dtype != np.uint8 or source.ndim != 1):

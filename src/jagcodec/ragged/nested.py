@@ -123,11 +123,9 @@ def _host(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
 
 
 def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> torch.Tensor:
-    """`values`, whose dim ``ragged_dim - 1`` holds all rows end to end, as a nested tensor.
-
-    It has the offsets tensor of `row_splits`, and the lengths of the shortest and longest row:
-    without them padding goes to the sum of all lengths (pytorch/pytorch#159380).
-    """
+    """Rows end to end along dim ``ragged_dim - 1``, with the offsets tensor of `row_splits`."""
+    # With the lengths of the shortest and longest row: without them padding goes to the sum of all
+    # lengths (pytorch/pytorch#159380).
     device = values.device
     offsets = row_splits.tensors.get(device)
     if offsets is None:
@@ -204,10 +202,7 @@ _DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
 
 
 def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
-    """A strided nested tensor over `values`, which holds components of these (N, rank) shapes.
-
-    ``torch.nested.as_nested_tensor`` of N views, without making them: each takes a kilobyte.
-    """
+    """A strided nested tensor over `values`, which holds components of these (N, rank) shapes."""
     if not len(shapes):
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
         return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
@@ -224,10 +219,7 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
 
 
 def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
-    """The cells of a strided nested tensor end to end, and the (N, rank) shapes of its components.
-
-    Copied if the components are apart, or need gradients.
-    """
+    """The cells of a strided nested tensor end to end, and (N, rank) shapes of its components."""
     if nested.requires_grad or not nested.is_contiguous():
         rows = nested.unbind()
         shapes = np.array([row.shape for row in rows], dtype=np.int64)

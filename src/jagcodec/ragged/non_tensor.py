@@ -179,10 +179,7 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
 
 
 def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
-    """A TensorDict of batch size (N,), of leaves known to have N rows.
-
-    Its constructor asks every leaf for its shape, which needs as long as making a jagged one.
-    """
+    """A TensorDict (N,) of leaves of N rows, which its constructor would ask for their shapes."""
     return TensorDict._new_unsafe(leaves, batch_size=torch.Size((rows,)), nested=False)
 
 

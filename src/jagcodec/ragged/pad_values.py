@@ -17,12 +17,7 @@ _WITHOUT_ZERO: torch.dtype | None = getattr(torch, "float8_e8m0fnu", None)
 
 
 def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
-    """The bits of one pad cell, for a number or one cell of a tensor or an array.
-
-    Integers are exact. Fractions are rounded as `torch.tensor` rounds them, though never to
-    infinity or to zero. Zero is all bits 0 in every dtype that has it, those without arithmetic
-    (``int4``, ``bits8``) included.
-    """
+    """The bits of one pad cell, for a number or one cell of a tensor or an array; or an error."""
     bits = bits_of(value, dtype)
     if bits is not None:
         return bits

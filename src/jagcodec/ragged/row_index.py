@@ -46,9 +46,7 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
 
 
 def joined_ranges(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Where ranges begin and end once those that meet are one; how far each moves if they are
-    laid end to end.
-    """
+    """Ranges that meet, as one: begins, ends, and how far each moves to lie end to end."""
     order = np.argsort(starts, kind="stable")
     begins, reach = starts[order], np.maximum.accumulate(ends[order])
     apart = np.append(True, begins[1:] > reach[:-1])

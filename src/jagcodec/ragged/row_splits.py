@@ -82,10 +82,7 @@ LENGTH_DTYPES = frozenset(
 
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
-    """The row splits of a caller's (N,) lengths: the one place where they are read and summed.
-
-    One device sync, none for a CPU tensor.
-    """
+    """The row splits of a caller's (N,) lengths. One device sync, none for a CPU tensor."""
     found = _length_array(lengths, path)
     if found.ndim != 1 or (rows is not None and len(found) != rows):
         expected = "(N,)" if rows is None else f"({rows},)"
@@ -145,10 +142,7 @@ def _length(item: Any, path: str) -> int:
 
 
 class RowSplitsPool:
-    """Makes equal rows one object, for the columns of one batch.
-
-    Rows are looked up by the identity of their source first, and by value second.
-    """
+    """Makes equal rows one object, for the columns of one batch: by identity, then by value."""
 
     def __init__(self) -> None:
         self._by_value: dict[bytes, RowSplits] = {}

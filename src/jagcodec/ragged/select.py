@@ -89,12 +89,7 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
-    """These rows of a column, or of a batch of any open form but a message, in this order.
-
-    A range of a contiguous tensor is a slice of it, as torch makes them: it holds the tensor's
-    storage, and stays right when that moves to shared memory. Everything else is copied once.
-    Leaves of equal rows share the row splits in `pool`.
-    """
+    """These rows of a column or an open batch: a range of a tensor is a slice, the rest copies."""
     return _Choice(chosen, pool, operator.is_).of([leaf], path)
 
 
@@ -105,10 +100,7 @@ def join_leaves(
     path: str,
     same: Callable[[Any, Any], bool],
 ) -> Any:
-    """The rows of one column of several batches, one batch after the other; of these the chosen.
-
-    Copied once, or twice if rows are chosen. `same` compares what belongs to whole batches.
-    """
+    """The chosen of all rows of several columns; `same` compares what belongs to whole batches."""
     return _Choice(chosen, pool, same).of(leaves, path)
 
 
@@ -342,10 +334,7 @@ def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> Ragge
 
 
 def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
-    """A batch of the same kind as a TensorDict or a dict, of other columns.
-
-    A TensorDict has the dim names and the device of `batch`; a `BatchedDataDict` its `meta_info`.
-    """
+    """A batch of other columns, like a TensorDict (dim names, device) or a dict (`meta_info`)."""
     if isinstance(batch, dict):
         make: Callable[[dict[str, Any]], dict[str, Any]] = getattr(batch, "with_columns", dict)
         return make(columns)

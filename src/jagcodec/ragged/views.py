@@ -91,10 +91,7 @@ def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1)
 
 
 def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
-    """The rows of several views, one view after the other, in the memories of all of them.
-
-    None if their cells differ, or they are not rows in memory of the host.
-    """
+    """The rows of several views in all their memories; None if cells differ, or not on the host."""
     first = views[0]
     memories: list[ByteArray] = []
     starts, runs, end = [], [], 0
@@ -159,10 +156,7 @@ def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
 
 
 def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A rectangle with cells as (M, ...) cells in which row i begins at ``i * stride``.
-
-    Slices such as ``wide[:, :S]`` and rows expanded from one are used in place.
-    """
+    """A rectangle, or a slice of one, as (M, ...) cells in which row i begins at ``i * stride``."""
     padded = resolved(padded)
     inner = padded.shape[2:].numel()
     if not (padded[0].is_contiguous() and padded.stride(0) % inner == 0):
