@@ -21,7 +21,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.lowered import Columns
 
-RowsAs = Literal["tensor", "numpy", "list"]
+RowsAs = Literal["tensor", "list"]
 """What `to_rows` makes of the rows of tensors and arrays."""
 
 
@@ -40,22 +40,22 @@ def to_rows(
         batch: As for `select_rows`; columns may be sparse, too.
         columns: None for all columns, or a list of names for these in this order.
         as_: What rows of tensors and of arrays of numbers become. ``"tensor"``: tensors, of a
-            column of one dim 0-d ones. ``"numpy"``: arrays, of a column of one dim numpy's
-            scalars. ``"list"``: Python's numbers, in lists as deep as a row has dims.
+            column of one dim 0-d ones. ``"list"``: Python's numbers, in lists as deep as a row has
+            dims.
 
     Returns:
         A new list. Python objects are the objects of the batch; one that belongs to the whole batch
         is in every row. Rows of a batch within the batch, a tensorclass among them, are dicts.
-        Tensors and arrays are views of the column, so a row that is kept keeps the column, and
-        writing to one writes to the batch; gradients flow through tensors. Three kinds of columns
-        are copied once, all rows together: jagged ones with holes between the rows, tensors on a
-        device for arrays, and what `decode` copies of a message, such as read-only frames.
+        Tensors are views of the column, so a row that is kept keeps the column, and writing to one
+        writes to the batch; gradients flow through them. Two kinds of columns are copied once, all
+        rows together: jagged ones with holes between the rows, and what `decode` copies of a
+        message, such as read-only frames.
 
     Raises:
         ArgumentError: `as_` is unknown, `batch` has no batch dim, or columns differ in their rows.
         ArgumentKeyError: A name is not that of a column.
         ArgumentTypeError: `batch` is not a batch, `columns` is not a list of names, or a column's
-            dtype or layout has no rows of this form, as bfloat16 has no arrays.
+            dtype or layout has no rows of this form.
         WireFormatError: A message is malformed.
     """
     where = "to_rows"
@@ -111,12 +111,11 @@ class _Making:
             return list(torch.split_with_sizes(values, self._lengths[row_splits], dim))
         array = self._numbers(values, path)
         ends = itertools.pairwise(row_splits.host.tolist())
-        if self._form == "list" and not dim:  # in one pass, and not row by row
+        if not dim:  # in one pass, and not row by row
             cells = array.tolist()
             return [cells[start:end] for start, end in ends]
         before = (slice(None),) * dim
-        found = [array[(*before, slice(start, end))] for start, end in ends]
-        return found if self._form == "numpy" else [row.tolist() for row in found]
+        return [array[(*before, slice(start, end))].tolist() for start, end in ends]
 
     def _tensor(self, column: torch.Tensor, path: str) -> list[Any]:
         if self._form == "tensor":
@@ -134,8 +133,8 @@ class _Making:
         if self._form == "list":
             rows: list[Any] = column.tolist()
             return rows
-        if self._form == "numpy" or column.dtype.kind not in "biufc":
-            return list(column)  # also of strings, which are not tensors
+        if column.dtype.kind not in "biufc":
+            return list(column)  # of strings, say, which are not tensors
         # Torch warns of memory that is not writable, and knows neither another byte order nor a
         # step backwards.
         plain = column.flags.writeable and all(step >= 0 for step in column.strides)
@@ -148,17 +147,14 @@ class _Making:
 
     def _value(self, tensor: torch.Tensor, path: str) -> Any:
         """One tensor that is a row."""
-        if self._form == "tensor":
-            return tensor
-        numbers = self._numbers(tensor, path)
-        return numbers.tolist() if self._form == "list" else numbers[()]
+        return tensor if self._form == "tensor" else self._numbers(tensor, path).tolist()
 
     def _numbers(self, tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
-        """The cells of a strided tensor."""
+        """The cells of a strided tensor, as arrays of Python's numbers have them."""
         if tensor.is_meta:
             raise ArgumentTypeError("bad_type", path, "expected cells, found a meta tensor")
         try:
-            return number_array(tensor, widened=self._form == "list")
+            return number_array(tensor, widened=True)
         except (TypeError, RuntimeError) as error:
             detail = f"expected rows as_={self._form!r}, found {tensor.dtype}; use as_='tensor'"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
