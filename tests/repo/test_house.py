@@ -95,7 +95,7 @@ def test_private_torch_is_in_ragged_nested_alone_and_private_tensordict_in_non_t
 
 # Functions that several modules of one package have, because they are one interface.
 INTERFACES = {
-    "rowcopy": {"gather", "scatter", "pad", "ends"},  # row kernels
+    "rowcopy": {"copy", "pad", "ends"},  # row kernels
     "cells": {"fill", "pack"},
     "integrations": {"rows_of", "reducers"},  # engines; what Ray writes
 }

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from jagcodec import materialize, rowcopy
-from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.copy_rows import gather_by_torch, pad_by_torch, values_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-from jagcodec.rowcopy import numpy_kernel, torch_ops
+from jagcodec.rowcopy import numpy_kernel
 
 try:
     compiled: Any = importlib.import_module("jagcodec.rowcopy._kernel")
@@ -83,7 +83,7 @@ def test_torch_gathers_and_pads(data):
     starts = [data.draw(st.integers(0, count - n)) for n in lengths]
     rows = [memory[a * size : (a + n) * size] for a, n in zip(starts, lengths, strict=True)]
     args = (tensor(memory, dtype, (count, *trailing)), ints(starts), ints(lengths))
-    result = torch_ops.gather(*args)
+    result = gather_by_torch(*args)
     assert (raw(result), result.dtype) == (b"".join(rows), dtype)
     assert result.shape == (sum(lengths), *trailing)
 
@@ -98,7 +98,7 @@ def test_torch_gathers_and_pads(data):
     for fresh in (False, True):
         before = pad_bits * (len(padded) // dtype.itemsize) if fresh else b"\x5a" * len(padded)
         out = tensor(before, dtype, (len(rows), width, *trailing))
-        result = torch_ops.pad(*args, out, ints(left) if places else None, pad_bits, fresh)
+        result = pad_by_torch(*args, out, ints(left) if places else None, pad_bits, fresh)
         assert result.data_ptr() == out.data_ptr()
         assert (raw(result), result.shape) == (padded, out.shape)
     assert raw(args[0]) == memory

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 import jagcodec
 from jagcodec import decode, encode, materialize, pack_jagged_fields, to_nested_by_length
 from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.rowcopy import torch_ops
+from jagcodec.ragged.copy_rows import gather_by_torch
 from jagcodec.testing import jagged_batches
 from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
 from tests.helpers import message
@@ -204,7 +204,7 @@ CALLS: dict[str, tuple[int, Any, list[Any]]] = {
     ),
     "row gather": (
         0,
-        lambda x: torch_ops.gather(x, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])),
+        lambda x: gather_by_torch(x, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])),
         [PADDED.view(24, 3)],
     ),
     "padded": (1, padded, [pack_jagged_fields({"a": ROWS}, lengths=None)]),

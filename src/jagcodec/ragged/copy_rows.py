@@ -18,9 +18,11 @@ from jagcodec.memory.tensor_bytes import (
     as_bytes,
     contiguous_bits,
     from_bytes,
+    refill,
+    same_width_ints,
 )
 from jagcodec.ragged.views import RaggedView
-from jagcodec.rowcopy import Copy, Pad, Starts, torch_ops
+from jagcodec.rowcopy import Copy, Pad, Starts
 
 # --- end to end --------------------------------------------------------------------------------
 
@@ -51,7 +53,8 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
             if len(data):
                 copies.append(copy_task(view, data))
         else:
-            values.append(_gathered_by_torch(view))
+            rows = gather_by_torch(*_cells_and_runs(view, by_row=False))
+            values.append(rows.view(view.values_shape))
     rowcopy.copy_all(copies)
     return values
 
@@ -70,11 +73,6 @@ def is_on_host(view: RaggedView) -> bool:
     """Whether a kernel copies the rows, and not torch, which autograd follows."""
     memory = view.memory
     return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
-
-
-def _gathered_by_torch(view: RaggedView) -> torch.Tensor:
-    cells, starts, lengths = _cells_and_runs(view, by_row=False)
-    return torch_ops.gather(cells, starts, lengths).view(view.values_shape)
 
 
 def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
@@ -142,10 +140,69 @@ def pad_into(
     cells, starts, lengths = _cells_and_runs(view, by_row=True)
     left_pad = _for_runs(left_pad, view)
     flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])
-    padded = torch_ops.pad(cells, starts, lengths, flat, left_pad, pad_bits, fresh)
+    padded = pad_by_torch(cells, starts, lengths, flat, left_pad, pad_bits, fresh)
     return padded.view(out.shape)
 
 
 def _for_runs(left_pad: IntArray | None, view: RaggedView) -> IntArray | None:
     outer = math.prod(view.shape[: view.ragged_dim - 1])
     return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)
+
+
+# --- by torch: for accelerators, and for tensors that autograd follows ---------------------------
+# By index: no kernel per row, and no wait, because the host knows every size.
+
+
+def gather_by_torch(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
+    """Rows ``cells[start : start + length]`` of (M, ...) cells, end to end."""
+    index = _cell_index(starts, lengths, cells.device)
+    if cells.requires_grad:
+        return cells.index_select(0, index)
+    return _words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
+
+
+def pad_by_torch(
+    cells: torch.Tensor,
+    starts: IntArray,
+    lengths: IntArray,
+    out: torch.Tensor,
+    left_pad: IntArray | None,
+    pad_bits: bytes,
+    fresh: bool,
+) -> torch.Tensor:
+    """Write rows ``cells[start : start + length]`` and their pads to `out`, (R, width, ...).
+
+    `out` is contiguous, of the dtype of `cells` and apart from its memory; it may be `fresh`, with
+    the pad bits in every element. A row has ``left_pad`` pad cells before it, and the rest after
+    it. Returns `out`; if autograd follows it, a new tensor.
+    """
+    rows, width = out.shape[:2]
+    if not fresh:
+        refill(out.detach(), pad_bits)
+    out_starts = rowcopy.numbers(width, rows)
+    if left_pad is not None:
+        out_starts = out_starts + left_pad
+    total = int(lengths.sum())
+    end_to_end = total == len(cells) and np.array_equal(starts, np.cumsum(lengths) - lengths)
+    values = cells if end_to_end else gather_by_torch(cells, starts, lengths)
+    flat = out.view(rows * width, *cells.shape[1:])
+    index = _cell_index(out_starts, lengths, values.device)
+    if values.requires_grad:
+        return flat.index_copy(0, index, values).view(out.shape)
+    _words(flat.detach()).index_copy_(0, index, _words(contiguous_bits(values)))
+    return out
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: torch has index kernels for them that some dtypes lack."""
+    return tensor.view(same_width_ints(tensor.dtype))
+
+
+def _cell_index(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:
+    """(sum(lengths),) int64 on `device`: the cells of all rows, one row after the other."""
+    total = int(lengths.sum())
+    # Cell k of the result is `shift` further on in the source, a constant within each row.
+    shift = starts - (np.cumsum(lengths) - lengths)
+    both = torch.from_numpy(np.stack([shift, lengths])).to(device, non_blocking=True)
+    shifts = torch.repeat_interleave(both[0], both[1], output_size=total)
+    return torch.arange(total, device=device) + shifts

@@ -6,8 +6,8 @@ bytes and know no dtype. CPU memory has two backends:
     compiled  the C extension of this package: one memcpy per row, several threads, no GIL
     numpy     the same loop in Python, if the extension was not built
 
-`torch_ops` copies tensors on accelerators, and those that autograd follows, by index. The
-environment variable ``JAGCODEC_ROWCOPY`` chooses a backend.
+The environment variable ``JAGCODEC_ROWCOPY`` chooses a backend. Tensors on accelerators, and those
+that autograd follows, are copied by torch (`ragged.copy_rows`).
 
 Starts, lengths and left pads are int64 arrays with one number per row, which callers have checked.
 The compiled backend checks them again against the buffers: a wrong one would crash it.

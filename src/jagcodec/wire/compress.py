@@ -22,6 +22,7 @@ from jagcodec.wire.frames import PendingMessage, blob_size, written
 from jagcodec.wire.header import Header, is_accepted, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 Compress: TypeAlias = Literal["zstd"] | tuple[Literal["zstd"], int] | None
@@ -76,13 +77,13 @@ def _is_smaller(message: PendingMessage, plain: PendingMessage) -> bool:
     return other - one >= 64 and blob_size(message) <= blob_size(plain)
 
 
-def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int, T]:
-    """What `work` returns for each frame, by its index; several threads start with the largest."""
+def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
+    """What `work` returns for each key; several threads start with the largest."""
     order = sorted(sizes, key=sizes.__getitem__, reverse=True)
     most = 1 + sum(sizes.values()) // _WORTH_A_THREAD
     threads = min(torch.get_num_threads(), len(order), most)
     if threads < 2:
-        return {i: work(i) for i in order}
+        return {key: work(key) for key in order}
     # Threads of this call alone: those of a pool that is kept are gone in a process that forked.
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(order, pool.map(work, order), strict=True))
@@ -103,9 +104,10 @@ def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> S
         if stored < size
     }
     if not lazily:
-        found = _in_threads(lambda i: apart[i].whole(), {i: one.size for i, one in apart.items()})
+        found = _in_threads(Compressed.whole, {one: one.size for one in apart.values()})
         # Nothing else refers to these bytes, so they may be written to.
-        apart = {i: borrowed(address(data), len(data), data) for i, data in found.items()}
+        for i, one in apart.items():
+            apart[i] = borrowed(address(found[one]), one.size, found[one])
     return [apart.get(i, buffer) for i, buffer in enumerate(buffers)]
 
 
@@ -136,9 +138,9 @@ class Compressed:
 
 def prepare(buffers: Iterable[Any]) -> None:
     """Decompress buffers in several threads; an error is left to the reader of its column."""
-    apart = [buffer for buffer in buffers if isinstance(buffer, Compressed)]
+    apart = {each: each.size for each in buffers if isinstance(each, Compressed)}
     with suppress(WireFormatError):
-        _in_threads(lambda i: apart[i].whole(), {i: one.size for i, one in enumerate(apart)})
+        _in_threads(Compressed.whole, apart)
 
 
 def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
