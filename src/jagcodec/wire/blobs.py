@@ -54,7 +54,7 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
     Raises:
         UnsupportedTypeError: As `encode`.
         OSError: The file system failed; an old file is still there.
-        ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it.
+        ArgumentError: `path` is not that of a regular file, or has a NUL in it.
         ArgumentTypeError: It is not a path; or `obj` is the frames of a message.
 
     Example:
@@ -100,8 +100,8 @@ def load(
     Raises:
         WireFormatError: The file holds no whole message, or was shortened while it was read.
         OSError: It cannot be read.
-        ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it; or
-            there is no such device.
+        ArgumentError: It is not a regular file, or its path has a NUL in it; or there is no such
+            device.
         ArgumentTypeError: It is not a path (but for example a file descriptor, or a message).
 
     Example: see `dump`.

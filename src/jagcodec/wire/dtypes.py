@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec.errors import WireFormatError, brief
+from jagcodec.errors import brief
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, array_bytes
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import TORCH_DTYPES
@@ -29,14 +29,9 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a checked name."""
     dtype = DTYPES[name]
     if dtype is None:
-        raise unknown_dtype(name)
+        expected = f"expected a dtype of torch {torch.__version__}"
+        raise fail("unknown_dtype", f"{expected}, found {brief(name)}")
     return dtype
-
-
-def unknown_dtype(name: str) -> WireFormatError:
-    """The error of a dtype that this torch does not have."""
-    expected = f"expected a dtype of torch {torch.__version__}"
-    return fail("unknown_dtype", f"{expected}, found {brief(name)}")
 
 
 # --- numpy -------------------------------------------------------------------------------------

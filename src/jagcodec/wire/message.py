@@ -23,7 +23,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, frames, spec
 from jagcodec.wire.checks import INT64_MAX, bad, expect, fail
 from jagcodec.wire.compress import opened_buffers
-from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
+from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
 from jagcodec.wire.frames import PREAMBLE, buffer_bytes, frame_arrays, is_blob, starts_of
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
@@ -476,16 +476,13 @@ class Message:
 
     def _whole(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
         i, numbers, name = node.number, self.numbers, node.fields[0]
-        dtype = DTYPES[name]
-        if dtype is None:
-            raise unknown_dtype(name)
+        dtype = torch_dtype(name)
         buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
         cells = math.prod(shape)
         # `stored` is ignored where there are no cells.
         if stored != PLAIN and cells:
-            return from_bytes(
-                self.cells(CellPlace(buffer, offset, stored, cells, name), 0, cells), dtype, shape
-            )
+            place = CellPlace(buffer, offset, stored, cells, name)
+            return from_bytes(self.cells(place, 0, cells), dtype, shape)
         known = NAMED_ARRAYS.get(name)
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
