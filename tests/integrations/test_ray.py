@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
@@ -12,7 +11,6 @@ from jagcodec import (
     encode,
     open_wire,
     pack_rows,
-    stack_or_nest,
     to_rows,
 )
 
@@ -168,24 +166,14 @@ class TestWorkers:
             return batch, wire.select(["message"]), type(wire).__name__
 
         batch = make_batch(20_000)
+        double = double.options(**new_worker("is sent a batch first"))
         back, wire, kind = get(double.remote(batch, open_wire(encode(batch))))
+        assert shares_offsets(back)
         assert kind == "WireBatch"
         assert back["reward"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
         assert torch.equal(back["ids"].values(), batch["ids"].values() * 2)
         assert type(wire) is WireBatch
         assert wire["message"].tolist() == PAYLOADS
-
-    def test_one_that_is_sent_a_batch_first_sends_one_too(self, registered):
-        @ray.remote
-        def back(td):
-            td["logprobs"] = td["ids"] * 2
-            return td
-
-        rows = [torch.ones(2), torch.ones(1)]
-        td = TensorDict({"ids": stack_or_nest(rows, always_nest=True)}, batch_size=[2])
-        found = get(back.options(**new_worker("is sent")).remote(td))
-        assert shares_offsets(found)
-        assert [row.tolist() for row in found["logprobs"].unbind()] == [[2.0, 2.0], [2.0]]
 
     def test_one_that_imports_tensordict_sends_batches_in_this_wire_format(self, cluster):
         @ray.remote
