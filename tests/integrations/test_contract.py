@@ -63,14 +63,15 @@ def torch_distributed(_):
 
 
 @contextmanager
-def ray(request):
+def ray(request, sent=lambda value: value):
     ray = request.getfixturevalue("cluster")
     from jagcodec.integrations.ray import register, unregister
 
     def carry(value, **options):
         register(**options)
         try:
-            return ray.get(ray.put(value), timeout=SECONDS)
+            found = ray.get(ray.put(sent(value)), timeout=SECONDS)
+            return getattr(found, "meta_info", {}).get("value", found)  # of a DataProto
         finally:
             unregister()
 
@@ -79,22 +80,13 @@ def ray(request):
 
 @contextmanager
 def verl(request):
-    ray = request.getfixturevalue("cluster")
     from verl import DataProto
 
-    from jagcodec.integrations.ray import register, unregister
+    def sent(value):
+        return value if isinstance(value, WireBatch) else DataProto(meta_info={"value": value})
 
-    def carry(value, **options):
-        register(**options)
-        try:
-            if isinstance(value, WireBatch):
-                return ray.get(ray.put(value), timeout=SECONDS)
-            sent = ray.put(DataProto(meta_info={"value": value}))
-            return ray.get(sent, timeout=SECONDS).meta_info["value"]
-        finally:
-            unregister()
-
-    yield carry
+    with ray(request, sent) as carry:
+        yield carry
 
 
 @contextmanager

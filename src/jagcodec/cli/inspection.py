@@ -220,9 +220,7 @@ def _first_line(name: str, found: MessageDescription, stored: list[str]) -> str:
     options = ", ".join([*stored, *([found.compress] if found.compress else [])])
     line = f"{name}: {name_text(found.value)}{rows}, {size_text(found.bytes)} in "
     line += counted(found.frames, "frame") + (f", with {options}" if options else "")
-    line += "; checksums verified" if found.checksum else "; no checksums"
-    plain = f"; {size_text(found.plain_bytes)} before {found.compress}"
-    return line + (plain if found.compress else "")
+    return line + ("; checksums verified" if found.checksum else "; no checksums")
 
 
 def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
