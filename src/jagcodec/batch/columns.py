@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -163,25 +163,33 @@ def columns_of(
     batch = opened(source, where)
     rows = row_count_of(batch, where)
     listed = None if names is None else known_names(names, batch.keys(), where)
-    return _columns(batch, rows, listed, where, _Reading(RowSplitsPool(), kept))
+    return _columns(batch, rows, listed, where, RowSplitsPool(), kept)
 
 
-class _Reading(NamedTuple):
-    """One call of `columns_of`."""
-
-    pool: RowSplitsPool
-    kept: bool
-
-
-def _columns(batch: Any, rows: int, names: list[str] | None, where: str, how: _Reading) -> Columns:
+def _columns(
+    batch: Any, rows: int, names: list[str] | None, where: str, pool: RowSplitsPool, kept: bool
+) -> Columns:
     if isinstance(batch, WireBatch):
         chosen = batch if names is None else batch.select(names)
-        pairs = _kept(chosen) if how.kept else chosen.columns()
+        pairs = _kept(chosen) if kept else chosen.columns()
     else:
         pairs = [(name, batch.get(name)) for name in (batch.keys() if names is None else names)]
-    return Columns(
-        rows, {name: _column(leaf, rows, f"{where}[{name!r}]", how) for name, leaf in pairs}
-    )
+    columns: dict[str, Any] = {}
+    for name, leaf in pairs:
+        path = f"{where}[{name!r}]"
+        if isinstance(leaf, torch.Tensor):
+            columns[name] = view_of(leaf, path, pool, detach=False) if is_jagged(leaf) else leaf
+        elif isinstance(leaf, PackedColumn):
+            columns[name] = view_of_varlen(leaf, path)
+        elif is_non_tensor(leaf):
+            columns[name] = rows_of_leaf(leaf, rows)
+        elif isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:
+            columns[name] = list(leaf)
+        elif isinstance(leaf, _BATCHES):
+            columns[name] = _columns(opened(leaf, path), rows, None, path, pool, kept)
+        else:
+            columns[name] = leaf
+    return Columns(rows, columns)
 
 
 def _kept(batch: WireBatch) -> list[tuple[str, Any]]:
@@ -191,17 +199,3 @@ def _kept(batch: WireBatch) -> list[tuple[str, Any]]:
         batch.select([name]).columns()[0] if schema[name].kind == "object" else (name, batch[name])
         for name in batch.fields
     ]
-
-
-def _column(leaf: Any, rows: int, path: str, how: _Reading) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return view_of(leaf, path, how.pool, detach=False) if is_jagged(leaf) else leaf
-    if isinstance(leaf, PackedColumn):
-        return view_of_varlen(leaf, path)
-    if is_non_tensor(leaf):
-        return rows_of_leaf(leaf, rows)
-    if isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:
-        return list(leaf)
-    if isinstance(leaf, _BATCHES):
-        return _columns(opened(leaf, path), rows, None, path, how)
-    return leaf

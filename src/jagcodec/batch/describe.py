@@ -113,15 +113,15 @@ class ColumnDescription:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of the rows that some columns share; without rows, there is no min and no mean."""
+    """Tokens of the rows that some columns share; all 0 without rows."""
 
     columns: tuple[str, ...]
     rows: int
     tokens: int
-    min: int | None = None
-    mean: float | None = None
-    median: float | None = None
-    max: int | None = None
+    min: int
+    mean: float
+    median: float
+    max: int
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,8 @@ def describe_message(found: OpenMessage) -> MessageDescription:
 
 
 def _row_lengths(columns: tuple[str, ...], splits: RowSplits) -> RowLengths:
-    if not splits.rows:
-        return RowLengths(columns, 0, 0)
-    mean, median = splits.total / splits.rows, float(np.median(splits.lengths))
+    lengths = splits.lengths if splits.rows else np.zeros(1)
+    mean, median = float(lengths.mean()), float(np.median(lengths))
     return RowLengths(columns, splits.rows, splits.total, splits.min, mean, median, splits.max)
 
 

@@ -234,7 +234,7 @@ def _measured(
             rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
             token = math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
-            width = _width(rows.max or 0, padded_width, f"padding_tax({column.name!r})")
+            width = _width(rows.max, padded_width, f"padding_tax({column.name!r})")
             rectangle = padded.get(column.name, rows.rows * width * token)
             valid += rows.tokens * token
             cells += rectangle

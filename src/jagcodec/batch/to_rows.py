@@ -154,7 +154,7 @@ class _Making:
         if tensor.is_meta:
             raise ArgumentTypeError("bad_type", path, "expected cells, found a meta tensor")
         try:
-            return number_array(tensor, widened=True)
+            return number_array(tensor)
         except (TypeError, RuntimeError) as error:
             detail = f"expected rows as_={self._form!r}, found {tensor.dtype}; use as_='tensor'"
             raise ArgumentTypeError("bad_dtype", path, detail) from error

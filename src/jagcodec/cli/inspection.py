@@ -186,7 +186,7 @@ def _as_array(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
         return value
     try:
-        return number_array(value, widened=True)
+        return number_array(value)
     except (TypeError, RuntimeError):
         return value.view(torch.uint8).numpy()
 

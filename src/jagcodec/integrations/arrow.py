@@ -109,7 +109,7 @@ def _numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
     if tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
         raise _refused(path, f"{tensor.dtype} on {tensor.device.type}")
     try:
-        return number_array(tensor, widened=True)
+        return number_array(tensor)
     except (TypeError, RuntimeError) as error:
         raise _refused(path, f"{tensor.dtype}") from error
 

@@ -113,20 +113,20 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
     return arrays
 
 
-def number_array(tensor: torch.Tensor, *, widened: bool) -> npt.NDArray[Any]:
+def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The cells of a strided tensor as an array, aliased where that can be.
 
-    With `widened`, floats that numpy lacks become wider ones, which hold them exactly. Torch raises
-    TypeError or RuntimeError for other dtypes that numpy lacks, and for meta tensors.
+    Floats that numpy lacks become wider ones, which hold them exactly. Torch raises TypeError or
+    RuntimeError for other dtypes that numpy lacks, and for meta tensors.
     """
     array = plain_array(tensor)
     if array is not None:
         return array
     host = resolved(tensor.detach().cpu())
     packed = str(host.dtype).endswith("_x2")  # two numbers in each element
-    if widened and host.is_floating_point() and host.itemsize < 4 and not packed:
+    if host.is_floating_point() and host.itemsize < 4 and not packed:
         host = host.to(torch.float32)
-    elif widened and host.dtype == torch.complex32:
+    elif host.dtype == torch.complex32:
         host = host.to(torch.complex64)
     return host.numpy()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -281,18 +281,11 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
             check_fields(row, f"{where}(rows), row 0")
             names = row.keys()
         elif row.keys() != names:
-            raise _other_names(names, row.keys(), i, where)
+            name = min(names ^ row.keys(), key=brief)
+            detail = "expected the names of row 0, found a sample "
+            detail += f"{'without' if name in names else 'with'} {brief(name)}"
+            raise ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
     return len(rows), {name: [row[name] for row in rows] for name in names}
-
-
-def _other_names(
-    names: Collection[Any], found: Collection[Any], row: int, where: str
-) -> ArgumentKeyError:
-    """The error of a sample whose names are not those of the first."""
-    lacking = [name for name in names if name not in found]
-    name = brief([*lacking, *(name for name in found if name not in names)][0])
-    detail = f"expected the names of row 0, found a sample {'without' if lacking else 'with'} "
-    return ArgumentKeyError("no_such_field", f"{where}({name}), row {row}", detail + name)
 
 
 def _listed(column: Any, path: str) -> Sequence[Any]:

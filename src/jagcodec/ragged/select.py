@@ -58,22 +58,22 @@ LAZY_STACK = (
 
 def row_count(column: Any, path: str) -> int | None:
     """N, for any column; None for a dict without columns, which has any number of rows."""
-    if isinstance(column, torch.Tensor):
-        if column.is_nested or column.dim():
-            return int(column.size(0))
-    elif isinstance(column, PackedColumn):
-        return len(column.cu_seqlens) - 1
-    elif isinstance(column, TensorDictBase) or is_non_tensor(column):
-        if len(column.batch_size):
-            return int(column.batch_size[0])
-    elif isinstance(column, np.ndarray):
-        if column.ndim:
-            return len(column)
-    elif isinstance(column, list):
-        return len(column)
-    elif isinstance(column, dict):
+    if isinstance(column, dict):
         return row_counts(column, path)
-    raise not_a_column(column, path)
+    if isinstance(column, list):
+        return len(column)
+    sizes: Sequence[int] = ()
+    if isinstance(column, torch.Tensor):
+        sizes = (column.size(0),) if column.is_nested else column.shape
+    elif isinstance(column, PackedColumn):
+        sizes = (len(column.cu_seqlens) - 1,)
+    elif isinstance(column, np.ndarray):
+        sizes = column.shape
+    elif isinstance(column, TensorDictBase) or is_non_tensor(column):
+        sizes = column.batch_size
+    if not sizes:
+        raise not_a_column(column, path)
+    return int(sizes[0])
 
 
 def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
