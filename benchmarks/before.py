@@ -2,9 +2,8 @@
 
     python -m benchmarks.before [--revision 22b43f3] [--shapes 512x1536 small:8] [--seconds 20]
 
-The revision comes from the git history. Both are copied to a temporary directory and compiled there
-in the same way, with the packages of the environment that runs this command; neither the working
-tree nor the environment is changed.
+The revision comes from the git history and is compiled in a temporary directory; the working tree has
+to be compiled. Both use the packages of the environment that runs this command.
 
 The trips are the sides `fused`, `reused` and `composed` of both versions, all in turns (`trips`);
 small:8 is a batch of 8 rows of about 300 tokens with a reward per row. The ratio is the time of the
@@ -19,7 +18,6 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -52,10 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     quieted()
     with tempfile.TemporaryDirectory() as name:
-        old, new = Path(name, "old"), Path(name, "new")
-        take_revision(options.revision, old)
-        take_working_tree(new)
-        sources = {"old": build(old), "new": build(new)}
+        sources = {"old": built(options.revision, Path(name)), "new": ROOT / "src"}
         digests = [digests_of(source) for source in sources.values()]
         names = {**digests[0], **digests[1]}
         different = [name for name in names if len({each.get(name) for each in digests}) > 1]
@@ -65,32 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if different else 0
 
 
-def take_revision(revision: str, to: Path) -> None:
-    """The files that the library is built from, out of the git history."""
+def built(revision: str, to: Path) -> Path:
+    """A revision with its extensions compiled next to their sources; where the package is."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", revision, "--", *BUILT_FROM]
     archive = subprocess.run(command, capture_output=True)
     if archive.returncode:
         raise SystemExit(f"revision {revision}: {archive.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         tar.extractall(to, filter="data")
-
-
-def take_working_tree(to: Path) -> None:
-    """The same out of the working tree, without what was compiled there."""
-    built = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", to / "src", ignore=built)
-    for name in BUILT_FROM[1:]:
-        shutil.copy(ROOT / name, to)
-
-
-def build(source: Path) -> Path:
-    """Compile the extensions next to their sources; where the package is."""
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     environment = {**os.environ, "JAGCODEC_REQUIRE_COMPILED": "1"}
-    run = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=to, env=environment, capture_output=True, text=True)
     if run.returncode:
-        raise SystemExit(f"{source.name}: not built\n{run.stdout}\n{run.stderr}")
-    return source / "src"
+        raise SystemExit(f"{revision}: not built\n{run.stdout}\n{run.stderr}")
+    return to / "src"
 
 
 def digests_of(source: Path) -> dict[str, str]:

@@ -50,19 +50,7 @@ from tests.helpers import (
     trip,
 )
 from tests.oracle import assert_same, rows_of
-from tests.wire.forge import (
-    int64s,
-    jagged,
-    map_of,
-    message,
-    node,
-    record,
-    row_message,
-    strided_nested,
-    tensor,
-    tensordict,
-)
-from tests.wire.forge import rows_of as forged_rows
+from tests.wire import forge
 from tests.wire.readers import outcome, peak_of, refused
 from tests.wire.values import rich
 
@@ -497,11 +485,11 @@ def test_rows_that_a_rectangle_only_claims_take_no_memory(choose):
 
 
 def payload_of(*sizes):
-    return node("NON_TENSOR_DATA", len(sizes), numbers=sizes, children=["x"])
+    return forge.node("NON_TENSOR_DATA", len(sizes), numbers=sizes, children=["x"])
 
 
-RAGGED = jagged(dim=2, shape=[3, 4]), int64s(0, 2, 4) + bytes(12)
-STRIDED = strided_nested(3, 2, 1, (0, 16)), int64s(1, 2) + b"abc"
+RAGGED = forge.jagged(dim=2, shape=[3, 4]), forge.int64s(0, 2, 4) + bytes(12)
+STRIDED = forge.strided_nested(3, 2, 1, (0, 16)), forge.int64s(1, 2) + b"abc"
 
 
 @pytest.mark.parametrize(
@@ -513,9 +501,9 @@ STRIDED = strided_nested(3, 2, 1, (0, 16)), int64s(1, 2) + b"abc"
         ([2], STRIDED, None),
         ([3], STRIDED, "bad_value"),
         # tensordict would change the size of these to that of the batch around them
-        ([1], (tensordict([2], {}), b""), "bad_rows"),
-        ([1, 3], (tensordict([1, 4], {}), b""), "bad_rows"),
-        ([1, 3], (tensordict([1], {}), b""), "bad_rows"),
+        ([1], (forge.tensordict([2], {}), b""), "bad_rows"),
+        ([1, 3], (forge.tensordict([1, 4], {}), b""), "bad_rows"),
+        ([1, 3], (forge.tensordict([1], {}), b""), "bad_rows"),
         ([1], (payload_of(2), b""), "bad_rows"),
         ([1, 3], (payload_of(1, 4), b""), "bad_rows"),
         ([1, 3], (payload_of(1), b""), "bad_rows"),
@@ -524,7 +512,7 @@ STRIDED = strided_nested(3, 2, 1, (0, 16)), int64s(1, 2) + b"abc"
 def test_columns_have_the_dims_of_their_batch(sizes, column, reason):
     leaf, payload = column
     groups = [[0, 0, 2, 2, 2]] * (column is RAGGED)
-    frames = message(tensordict(sizes, {"x": leaf}), payload, groups=groups)
+    frames = forge.message(forge.tensordict(sizes, {"x": leaf}), payload, groups=groups)
     if reason is None:
         assert_same(open_wire(frames)["x"], decode(frames)["x"])
         return
@@ -582,16 +570,16 @@ def test_sources_that_return_too_little_or_anything_else():
 
 def test_forged_batches_cost_little():
     # a jagged column without a byte, and 2**40 runs of it
-    wide = tensordict([2], {"x": jagged(dim=2, shape=[2**40, 0], offset=0)})
-    rows = node("NON_TENSOR_ROWS", numbers=[0, 24, 0, 0, 976])
+    wide = forge.tensordict([2], {"x": forge.jagged(dim=2, shape=[2**40, 0], offset=0)})
+    rows = forge.node("NON_TENSOR_ROWS", numbers=[0, 24, 0, 0, 976])
     for frames in (
-        message(wide, bytes(24), groups=[[0, 0, 2, 0, 0]]),
-        message(
-            tensordict([2], {f"{i}": rows for i in range(500)}),
+        forge.message(wide, bytes(24), groups=[[0, 0, 2, 0, 0]]),
+        forge.message(
+            forge.tensordict([2], {f"{i}": rows for i in range(500)}),
             bytes(1000),
             groups=[[0, 0, 2, 488, 488]],
         ),
-        message(tensordict([2**40, 0], {})),
+        forge.message(forge.tensordict([2**40, 0], {})),
     ):
         peak = peak_of(
             outcome, lambda m: open_wire(m).rows(slice(None, None, -1)).to_tensordict(), frames
@@ -600,10 +588,11 @@ def test_forged_batches_cost_little():
 
 
 def test_errors_in_chosen_rows_name_the_row_of_the_message():
-    inner = row_message(message(map_of({"x": tensor()}), b"\7"))
-    written = forged_rows("a", record("BIG_INT", b""), inner, "b")
-    column = node("NON_TENSOR_ROWS", numbers=[0, 0, written.stored, 0, len(written.data)])
-    frames = message(tensordict([4], {"x": column}), written.payload, groups=[written.group])
+    inner = forge.row_message(forge.message(forge.map_of({"x": forge.tensor()}), b"\7"))
+    written = forge.rows_of("a", forge.record("BIG_INT", b""), inner, "b")
+    column = forge.node("NON_TENSOR_ROWS", numbers=[0, 0, written.stored, 0, len(written.data)])
+    batch = forge.tensordict([4], {"x": column})
+    frames = forge.message(batch, written.payload, groups=[written.group])
     for rows in ([1], [3, 1], slice(1, 3)):
         with pytest.raises(WireFormatError) as caught:
             open_wire(frames).rows(rows).to_tensordict()
