@@ -2,8 +2,8 @@
 
     python -m benchmarks.before [--revision 22b43f3] [--shapes 512x1536 small:8] [--seconds 20]
 
-The revision comes from the git history and is compiled in a temporary directory; the working tree has
-to be compiled. Both use the packages of the environment that runs this command.
+The revision comes from the git history and is compiled in a temporary directory. The working tree
+is used as it was built. Both have the packages of the environment that runs this command.
 
 The trips are the sides `fused`, `reused` and `composed` of both versions, all in turns (`trips`);
 small:8 is a batch of 8 rows of about 300 tokens with a reward per row. The ratio is the time of the

@@ -129,11 +129,9 @@ _loans: dict[int, _Loan] = {}
 
 
 def _returned(loan: _Loan) -> None:
-    """Keep the block of a loan, once.
-
-    Ctrl-C may come between any two steps, and is lost then: before the first, the block waits for
-    `_collect`; after it, it is unmapped.
-    """
+    """Keep the block of a loan, once."""
+    # Ctrl-C may come between any two steps, and is lost then: before the first, the block waits for
+    # `_collect`; after it, it is unmapped.
     if _loans.pop(id(loan), None) is None:
         return
     kept = _kept[loan.room]
@@ -194,11 +192,9 @@ class Wanted:
 def allocate(
     wanted: Iterable[Wanted], out: ByteArray | None = None, pin_memory: bool = False
 ) -> None:
-    """Give tensors memory: on the CPU in one block (of `out`, or new), freed with the last.
-
-    Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
-    a tenth of many smaller ones.
-    """
+    """Give tensors memory: on the CPU in one block (of `out`, or new), freed with the last."""
+    # Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
+    # a tenth of many smaller ones.
     on_host: list[tuple[Wanted, int, int]] = []
     end = 0
     for one in wanted:

@@ -15,12 +15,10 @@ from jagcodec.memory.tensor_bytes import flat_bytes
 
 
 class HostCopies:
-    """Host copies of device tensors, by address and layout.
-
-    Not by identity: the parts of a jagged or sparse tensor are new objects each time.
-    """
+    """Host copies of device tensors."""
 
     def __init__(self) -> None:
+        # By address and layout: the parts of a jagged or sparse tensor are new objects each time.
         # The tensor is kept, so that its address is not reused.
         self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -48,11 +46,9 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Contiguous copies in one block that is freed with the last, complete when this returns.
-
-    A CUDA device writes to page-locked memory by itself.
-    """
+    """Contiguous copies in one block that is freed with the last, complete when this returns."""
     devices = {tensor.device for tensor in tensors if tensor.numel()}
+    # A CUDA device writes to page-locked memory by itself.
     pinned = any(device.type == "cuda" for device in devices)
     total = sum(aligned(tensor.numel() * tensor.itemsize) for tensor in tensors)
     block = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)

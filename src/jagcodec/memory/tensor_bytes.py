@@ -15,8 +15,8 @@ import torch
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Same-width integers: viewing a strided tensor as one of these needs no copy, and they have the
-# copy kernels that torch's sub-byte and bits dtypes lack.
+# Same-width integers: viewing a strided tensor as one of these needs no copy, they compare as bits,
+# and they have the kernels, on every device, that torch's sub-byte, bits and other dtypes lack.
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -61,10 +61,7 @@ def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 def as_words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of (...) cells as integers (..., k), aliased: one per cell, or two for 16 bytes.
-
-    Integers have the kernels, on every device, that other dtypes lack, and compare as bits.
-    """
+    """The bits of (...) cells as integers (..., k), aliased: one per cell, or two for 16 bytes."""
     tensor = resolved(tensor.detach())
     if tensor.itemsize == 16:
         return torch.view_as_real(tensor).view(torch.int64)
@@ -94,10 +91,7 @@ NUMPY_DTYPES = {
 
 
 def plain_array(tensor: object) -> npt.NDArray[Any] | None:
-    """A strided CPU tensor as an array over its memory; None if that needs more than a view.
-
-    None for gradients, lazy negation, other layouts, and dtypes that numpy does not have.
-    """
+    """A strided CPU tensor as an array over its memory; None if that needs more than a view."""
     return plain_arrays((tensor,))[0]
 
 
@@ -114,11 +108,7 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
 
 
 def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The cells of a strided tensor as an array, aliased where that can be.
-
-    Floats that numpy lacks become wider ones, which hold them exactly. Torch raises TypeError or
-    RuntimeError for other dtypes that numpy lacks, and for meta tensors.
-    """
+    """A strided tensor as an array, aliased if possible; floats that numpy lacks become wider."""
     array = plain_array(tensor)
     if array is not None:
         return array

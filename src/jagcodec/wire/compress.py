@@ -93,10 +93,7 @@ def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
 
 
 def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> Sequence[Any]:
-    """The buffers of a message, of which some are compressed, as `Message` has them.
-
-    What is decompressed is new memory; `lazily` decompresses each at its first use.
-    """
+    """The buffers of a message, decompressed into new memory; `lazily`: each at its first use."""
     zstandard()
     apart: dict[int, Any] = {
         i: Compressed(buffers[i], stored, size, i)

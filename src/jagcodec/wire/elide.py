@@ -38,9 +38,7 @@ RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
 
 
 def equal_documents(rows: Sequence[Sequence[Any]]) -> tuple[list[int] | None, bool]:
-    """For each row of documents the first that is the same, if some are sent once: those that are
-    one object, or else equal and large. And whether they are one object.
-    """
+    """The first row like each one, if that pays, and whether they are one object or equal ones."""
     first: dict[Any, int] = {}
     like = [first.setdefault(id(row), i) for i, row in enumerate(rows)]
     sizes = [sum(map(len, row)) for row in rows]

@@ -116,10 +116,7 @@ class Lowering:
         return lowered
 
     def _children(self, keys: Iterable[Any], values: Iterable[Any]) -> tuple[list[Tree], bool]:
-        """The trees of several values, and whether one is a node.
-
-        If one is, the documents among the others are values of the message, in their order.
-        """
+        """The trees of several values, and whether one is a node; then documents are values."""
         trees: list[Tree] = []
         nodes = False
         for key, value in zip(keys, values, strict=False):
@@ -585,11 +582,8 @@ _ARRAY_OF_ONE = b"\x91"  # what msgpack writes before the only item
 
 
 def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
-    """Plain tensors over one storage as a view of it without the gaps between them, and their
-    (N, 2) starts and ends among its cells; None if they are not that.
-
-    TransferQueue sends thousands of row views, which would be a frame each.
-    """
+    """Plain tensors over one storage: a view without gaps, and (N, 2) starts and ends in it."""
+    # TransferQueue sends thousands of row views, which would be a frame each.
     alike = _storage_and_cell(values[0])
     if alike is None or any(_storage_and_cell(value) != alike for value in values):
         return None

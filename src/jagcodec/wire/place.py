@@ -247,9 +247,7 @@ class PlacingAll(Placing):
     # Columns that are stored otherwise than they are
 
     def _end_to_end(self, items: Sequence[Any]) -> list[Any]:
-        """The items with the cells of such columns end to end: integers that are stored narrow, and
-        all cells where repeats are looked for.
-        """
+        """The items with the cells of columns to narrow, or to look for repeats in, end to end."""
         made = list(items)
         apart: list[tuple[Cells, RaggedView]] = []
         searched: list[EndToEnd] = []
@@ -321,10 +319,7 @@ def _in_order(view: RaggedView) -> Any:
 def _laid_out(
     rows: Sequence[list[Any]], like: Sequence[int] | None
 ) -> tuple[ByteArray, IntArray, RowSplits]:
-    """The bytes of rows of documents, where each begins, and how long they are.
-
-    A row that is `like` another is that one.
-    """
+    """The bytes of rows of documents, and where each begins: with the row it is `like`."""
     row_splits = RowSplits.from_lengths(np.array([sum(map(len, row)) for row in rows], np.int64))
     starts = row_splits.starts
     if like is not None:
