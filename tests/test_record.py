@@ -180,19 +180,15 @@ def test_nothing_is_deleted_before_what_is_newer_is_on_the_disk(tmp_path, monkey
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
 def test_a_write_that_fails_deletes_no_step_and_leaves_nothing(tmp_path, monkeypatch, name):
-    reader = record(tmp_path, [1], keep=1)
+    record(tmp_path, [1], keep=1)
 
     def refuse(*args):
         raise OSError(28, "no space for the test")
 
-    with RecordWriter(tmp_path, keep=1) as writer:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, name, refuse)
-            with pytest.raises(OSError, match="no space"):
-                writer.write(2, batch(2))
-        assert sorted(os.listdir(tmp_path)) == ["lock", "step-0000000001.jag"]
+    monkeypatch.setattr(os, name, refuse)
+    with RecordWriter(tmp_path, keep=1) as writer, pytest.raises(OSError, match="no space"):
         writer.write(2, batch(2))
-    assert reader.steps == (2,)
+    assert sorted(os.listdir(tmp_path)) == ["lock", "step-0000000001.jag"]
 
 
 def test_a_record_has_one_writer(tmp_path):

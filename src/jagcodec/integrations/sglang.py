@@ -39,8 +39,7 @@ def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]
         [[1, 2, 3]]
 
     Args:
-        responses: A response, or a list of them, nested to any depth, as of SGLang 0.5.23, from
-            which this was read. JSON's lists are as good as tuples.
+        responses: A response of SGLang 0.5.23, also as JSON, or lists of them of any depth.
 
     Returns:
         A dict per response, in order. `prompt_ids` (`prompt_token_ids`, which you get for

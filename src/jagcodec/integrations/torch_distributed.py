@@ -223,9 +223,8 @@ class _Exchange:
         try:
             return torch.from_numpy(new_block(size).data)
         except (MemoryError, ValueError, OverflowError) as error:
-            found = f"found one of {size} bytes: {type(error).__name__}: {error!s:.200}"
-            expected = "expected a message that fits into this rank's memory"
-            raise self._failed(place, f"{expected}, {found}") from error
+            detail = f"expected a message that fits into memory, found {size} bytes: {error!s:.200}"
+            raise self._failed(place, detail) from error
 
     # What the ranks tell each other
 
@@ -242,13 +241,11 @@ class _Exchange:
         table = [_ROW.unpack(row) for row in self._exchanged(_ROW.pack(*call, size, words))]
         for place, (name, _, size, words) in enumerate(table):
             if not 0 <= name < len(_NAMES) or size < 0:
-                remedy = "run the same version of jagcodec on every rank, in a new group"
-                found = f"expected numbers of this function, found {name} and {size}; {remedy}"
-                raise self._failed(place, found)
+                detail = f"expected numbers of this function, found {name} and {size}"
+                raise self._failed(place, f"{detail}; install one version on every rank")
             if words[0]:
                 said = words.rstrip(b"\0").decode(errors="replace")
-                found = f"expected this rank to take part, found that it failed: {said}"
-                raise failure or self._failed(place, found)
+                raise failure or self._failed(place, f"expected it to take part, found {said}")
         if any(row[:2] != table[0][:2] for row in table):
             calls = ", ".join(
                 f"{_NAMES[row[0]]}({f'src={row[1]}' if row[1] >= 0 else ''}) on rank {rank}"
@@ -306,6 +303,6 @@ class _Exchange:
         except RuntimeError as error:
             late = any(word in str(error).lower() for word in ("timed out", "timeout"))
             kind = TransportTimeoutError if late else TransportError
-            found = f"found that one did not: {error!s:.400}. Messages may be lost"
-            detail = f"expected every rank of the group to take part, {found}: make the group anew"
+            found = f"{error!s:.400}. Messages may be lost"
+            detail = f"expected every rank to take part, found {found}: make the group anew"
             raise kind("timed_out" if late else "no_peer", self.where, detail) from error

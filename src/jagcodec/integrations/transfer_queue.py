@@ -4,10 +4,10 @@ Import this module before `transfer_queue.init`, in the process that calls it. I
 backend under the name ``SimpleStorage``. Every other process imports it by itself, when it
 unpickles the configuration that `transfer_queue.init` fetches from the controller.
 
-A put sends one jagcodec message to each storage unit. A unit keeps the messages that it receives,
-and the place of each row in them. It answers a get with one message, in which each column is one
-block. If that joined rows of many puts, the unit keeps the answer in their place. The controller
-and all other messages stay TransferQueue's.
+A put sends one message to each storage unit. A unit keeps the messages, and the place of each row
+in them. It answers a get with one message, in which each column is one block, and keeps that in
+their place if it joined rows of many puts. The controller and all other messages stay
+TransferQueue's.
 """
 
 from __future__ import annotations

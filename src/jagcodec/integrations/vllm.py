@@ -31,7 +31,7 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
         [[-0.5, -0.125], [-0.125, 0.0]]
 
     Args:
-        outputs: A list of finished `RequestOutput`s, as of vLLM 0.33.0, from which this was read.
+        outputs: A list of finished `RequestOutput`s of vLLM 0.33.0.
 
     Returns:
         A dict per `CompletionOutput`, in order. `prompt_ids` and `response_ids` are lists of ints,
