@@ -210,14 +210,12 @@ def materialize(
         plan = _Plan(layout, pads, places, aligned, kept, masks, device)
         columns = plan.columns(source, ())
         plan.add_masks(columns)
-        keys = [*_keys(columns, ())] if strict else []
-        for name, names in (
-            ("pad_value_dict", pads),
-            ("padding_side", sides),
-            ("token_aligned_fields", aligned or ()),
-            ("keep_jagged", kept),
-        ):
-            check_known(names if strict else (), keys, f"materialize({name})")
+        if strict:
+            keys = [*_keys(columns, ())]
+            check_known(pads, keys, "materialize(pad_value_dict)")
+            check_known(sides, keys, "materialize(padding_side)")
+            check_known(aligned or (), keys, "materialize(token_aligned_fields)")
+            check_known(kept, keys, "materialize(keep_jagged)")
         allocate_rectangles(plan.rectangles, out, pin_memory)
         fill_rectangles(plan.rectangles, reused=out is not None)
         columns = _filled(columns, container)

@@ -186,12 +186,15 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     for rectangle in rectangles:
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
         data, fresh = rectangle.data, rectangle.zeroed and not any(bits)
-        if data is not None and is_on_host(view):
+        if data is not None and (type(view.memory) is np.ndarray or is_on_host(view)):
             if len(data):
                 task, others = pad_tasks(view, data, rectangle.width, left_pad, bits)
-                rest += others
-                copies += [rows_only(task)] if fresh else []
-                pads += [] if fresh else [task]
+                if fresh:
+                    copies.append(rows_only(task))
+                else:
+                    pads.append(task)
+                if others is not None:
+                    rest.append(others)
             continue
         try:
             rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)

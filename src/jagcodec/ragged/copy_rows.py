@@ -105,27 +105,31 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
 
 def pad_tasks(
     view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
-) -> tuple[Pad, list[Copy]]:
-    """What writes rows and pads into a rectangle, and copies of runs for afterwards."""
-    memory, cell = view.memory, view.cell_bytes
+) -> tuple[Pad, Copy | None]:
+    """What writes rows and pads into a rectangle, and a copy of runs for afterwards."""
+    memory, splits = view.memory, view.row_splits
+    if type(memory) is np.ndarray and view.ragged_dim == 1 and view.runs is None:  # as most are
+        begins = splits.starts if view.starts is None else view.starts
+        cell = len(out) // (splits.rows * width)
+        return Pad(out, memory, begins, splits.lengths, left_pad, width, cell, pad_bits), None
+    cell = view.cell_bytes
     source: Any = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
-    if not isinstance(source, tuple) and (source.dtype != np.uint8 or source.ndim != 1):
+    if isinstance(source, np.ndarray):
         source = array_bytes(source)
     if view.runs is None:
         starts, lengths = _runs(view, by_row=True)
         starts = view.row_starts() if starts is None else starts
-        return Pad(
-            out, source, starts, lengths, _for_runs(left_pad, view), width, cell, pad_bits
-        ), []
+        left_pad = _for_runs(left_pad, view)
+        return Pad(out, source, starts, lengths, left_pad, width, cell, pad_bits), None
     before = view.runs.cumsum(axis=1) - view.runs
     if left_pad is not None:
         before += left_pad[:, None]
     places = np.arange(len(before), dtype=np.int64)[:, None] * width + before
-    begins, flat = view.row_starts(), np.ascontiguousarray
-    starts, lengths, left = (flat(part[:, -1]) for part in (begins, view.runs, before))
-    to, others, sizes = (flat(part[:, :-1]).reshape(-1) for part in (places, begins, view.runs))
+    firsts, flat = view.row_starts(), np.ascontiguousarray
+    starts, lengths, left = (flat(part[:, -1]) for part in (firsts, view.runs, before))
+    to, others, sizes = (flat(part[:, :-1]).reshape(-1) for part in (places, firsts, view.runs))
     pad = Pad(out, source, starts, lengths, left, width, cell, pad_bits)
-    return pad, [Copy(out, source, to, others, sizes, cell)]
+    return pad, Copy(out, source, to, others, sizes, cell)
 
 
 def pad_into(
