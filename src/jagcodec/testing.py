@@ -127,12 +127,11 @@ def _jagged_tensor(draw: Any, rows: int | None) -> torch.Tensor:
     values = draw(tensors((*outer, sum(lengths), *inner)))
     width = draw(st.sampled_from([torch.int32, torch.int64]))
     offsets = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=width)
-    known = {"min_seqlen": min(lengths, default=0), "max_seqlen": max(lengths, default=0)}
-    holes = None
+    holes, known = None, {}
     if rows and draw(st.booleans()):
         holes = torch.tensor([draw(st.integers(0, n)) for n in lengths], dtype=width)
-    if holes is not None or draw(st.booleans()):
-        known = {}
+    elif draw(st.booleans()):
+        known = {"min_seqlen": min(lengths, default=0), "max_seqlen": max(lengths, default=0)}
     return torch.nested.nested_tensor_from_jagged(
         values, offsets, lengths=holes, jagged_dim=len(outer) + 1, **known
     )
