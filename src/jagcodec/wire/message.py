@@ -79,7 +79,11 @@ def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Mess
     buffers: Sequence[Any] = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
     if sizes != header.stored:
-        check_sizes(header, sizes)
+        one, other = len(header.stored) + 1, len(sizes) + 1
+        expect(one == other, "frame_count", f"{one} frames of one message", other, "frames")
+        for i, (size, found) in enumerate(zip(header.stored, sizes, strict=True)):
+            expected = f"{size} bytes, neither cut nor in another place"
+            expect(size == found, "frame_size", expected, found, f"frame {i + 1}")
     if reading.verify and header.checksums is not None:
         for i, (buffer, checksum) in enumerate(zip(buffers, header.checksums, strict=True)):
             check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
@@ -131,15 +135,6 @@ def _split(
     frame = frames.header_of_blob(blob)
     header = read_header(frame.data, limits, in_row=in_row)
     return header, frames.frames_of_blob(blob, frame, header.stored)
-
-
-def check_sizes(header: Header, sizes: Sequence[int]) -> None:
-    """Check that the frames after the header are those that it announces."""
-    one, other = len(header.stored) + 1, len(sizes) + 1
-    expect(one == other, "frame_count", f"{one} frames of one message", other, "frames")
-    for i, (size, found) in enumerate(zip(header.stored, sizes, strict=True)):
-        expected = f"{size} bytes, neither cut nor in another place"
-        expect(size == found, "frame_size", expected, found, f"frame {i + 1}")
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -285,18 +280,14 @@ class Message:
         try:
             values = self._unread.pop()
         except IndexError:  # another thread has it at this moment
-            values = self._unpacked()
-        if values[index] is _TAKEN:
-            values = self._unpacked()
+            values = []
+        if not values or values[index] is _TAKEN:
+            values = documents.unpack(self.header.packed_values, "values")
         value, values[index] = values[index], _TAKEN
         # All others are kept: a reader of every column unpacks the header once, not once for each.
         if not self._unread:
             self._unread.append(values)
         return value
-
-    def _unpacked(self) -> list[Any]:
-        values: list[Any] = documents.unpack(self.header.packed_values, "values")
-        return values
 
     # Bytes
 
