@@ -7,13 +7,14 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from jagcodec._arguments import whole_number
 from jagcodec.batch.columns import bytes_of, columns_of, opened
 from jagcodec.batch.describe import describe_message, open_source
-from jagcodec.errors import ArgumentError, ArgumentTypeError, shown
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe, shown
 from jagcodec.pack.fields import pack_jagged_fields
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.row_splits import Lengths, read_lengths
@@ -200,12 +201,10 @@ def _width(longest: int, padded_width: int | None, path: str) -> int:
 
 
 def _of_lengths(source: Any, padded_width: int | None) -> PaddingTax:
-    try:
-        tensor = torch.as_tensor(source if isinstance(source, torch.Tensor) else list(source))
-    except (TypeError, ValueError, RuntimeError) as error:
-        detail = f"expected a batch, columns or lengths, found {error}"
-        raise ArgumentTypeError("bad_type", _SOURCE, detail) from error
-    row_splits = read_lengths(tensor if tensor.numel() else tensor.to(torch.int64), _SOURCE)
+    if not isinstance(source, (list, tuple, np.ndarray, torch.Tensor)):
+        detail = f"expected a batch, columns or lengths, found {describe(source)}"
+        raise ArgumentTypeError("bad_type", _SOURCE, detail)
+    row_splits = read_lengths(source, _SOURCE)
     cells = row_splits.rows * _width(row_splits.max, padded_width, _SOURCE)
     column = ColumnTax("tokens", "jagged", 8 * cells, 8 * row_splits.total)
     overhead = ColumnTax(_OVERHEAD, "", 0, row_splits.host.nbytes)
