@@ -214,7 +214,8 @@ def test_damage_is_named(compress):
                 read(frames)
             assert caught.value.reason == "bad_checksum"
             frames[i][5] ^= 1
-        with pytest.raises(WireFormatError, match=r"changed places|in another place"):
+        moved = "in another place" if compress else "changed places"
+        with pytest.raises(WireFormatError, match=moved):
             read([*frames[:3], frames[4], frames[3]])
         with pytest.raises(WireFormatError, match=r"header: .*CRC-32"):
             read([frames[0].replace(b"float32", b"float16"), *frames[1:]])
