@@ -392,6 +392,14 @@ class Message:
         The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
         chosen rows are asked for where that is possible.
         """
+        i, numbers = node.number, self.numbers
+        if chosen is None and node.kind is spec.Kind.JAGGED and numbers[i + 2] == PLAIN:
+            # Most columns, in as few steps as possible.
+            name, _, dim = node.fields
+            shape = tuple(numbers[node.dims : node.end])
+            rows = self.splits(numbers[i + 3], shape[dim - 1])
+            data = self.read(numbers[i], numbers[i + 1], math.prod(shape) * node.itemsize)
+            return RaggedView(data, torch_dtype(name), shape, dim, None, rows)
         leaf = self.leaf(node)
         place, shape, dim = leaf.place, leaf.shape, leaf.ragged_dim
         splits: Any = None  # of all rows of a rectangle only if they are asked for
