@@ -354,7 +354,7 @@ def test_readers_read_while_steps_are_written_and_deleted(tmp_path):
         ((0, {"x": torch.ones(2)}), {}, ArgumentTypeError, "expected a TensorDict .* found dict"),
         ((0, None), {}, ArgumentTypeError, "found NoneType"),
         ((0, TensorDict({}, [])), {}, ArgumentTypeError, "expected a TensorDict with a batch dim"),
-        ((0, encode([1])), {}, ArgumentTypeError, r"a WireBatch \(open_wire\), found list"),
+        ((0, encode([1])), {}, ArgumentTypeError, "found the frames of a message; pass open_wire"),
         ((0, b"blob"), {}, ArgumentTypeError, r"\(open_wire\), found bytes"),
         ((0, batch(0)), {"meta": [1]}, ArgumentTypeError, "meta"),
         ((0, batch(0)), {"meta": {"own": print}}, UnsupportedTypeError, "builtin"),

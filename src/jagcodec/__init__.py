@@ -1,6 +1,6 @@
 """The jagged wire codec for reinforcement-learning rollout batches.
 
-Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
+To write: `encode_fields`, `encode_rows`, `encode`. To read: `materialize`, `decode`, `open_wire`.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Any, Unpack
 
 from jagcodec._arguments import whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
+from jagcodec.wire.blobs import refuse_frames
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, write_file
@@ -146,6 +147,7 @@ class RecordWriter:
 
 
 def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
+    refuse_frames(batch, where)
     frames = encode(batch, **options)
     try:
         open_wire(frames, limits=NO_LIMITS)

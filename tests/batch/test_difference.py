@@ -99,7 +99,11 @@ UNSAFE = "\x1b]0;owned\x07\x1b[2J\u202e"
     [
         (batch(ids=IDS), batch(ids=IDS.int()), "column ids: dtype torch.int64 and torch.int32"),
         (batch(ids=IDS), batch(ids=IDS[:, :1]), "column ids: shape [2, 2] and [2, 1]"),
-        (batch(ids=IDS, x=IDS), batch(ids=IDS), "the whole: extra columns x and none"),
+        (
+            batch(ids=IDS, x=IDS),
+            batch(ids=IDS),
+            "the whole: columns only x in the first and none in the second",
+        ),
         (
             batch(a=IDS, b=NAN),
             batch(b=NAN, a=IDS),
@@ -119,13 +123,22 @@ UNSAFE = "\x1b]0;owned\x07\x1b[2J\u202e"
         ),
         (batch(r=torch.zeros(2)), batch(r=-torch.zeros(2)), "column r, row 0: value 0.0 and -0.0"),
         (
+            batch(r=torch.eye(2).to_sparse()),
+            batch(r=torch.eye(2).flip(0).to_sparse()),
+            "column r, cell [1, 0], $.indices: value 0 and 1",
+        ),
+        (
             tags({"a": [1, 2]}, "x"),
             tags({"a": [1, True]}, "x"),
             "column tag, row 0, $.a[1]: type int and bool",
         ),
         (tags("x", "y"), tags("x", "z"), "column tag, row 1: value 'y' and 'z'"),
         (in_batch(2, 3), in_batch(2, 4), "column inner.x, row 1: tokens 3 and 4"),
-        (batch(**{UNSAFE: IDS}), batch(ids=IDS), f"the whole: extra columns {SAFE} and ids"),
+        (
+            batch(**{UNSAFE: IDS}),
+            batch(ids=IDS),
+            f"the whole: columns only {SAFE} in the first and ids in the second",
+        ),
         (
             batch(**{UNSAFE: IDS}),
             batch(**{UNSAFE: IDS + 1}),
@@ -311,5 +324,5 @@ def test_groups_and_names_are_found_without_a_search():
     COMPARED.clear()
     difference = first_difference(left, right)
     assert difference is not None
-    assert difference.what == "extra columns"
+    assert difference.what == "columns only"
     assert len(COMPARED) < 5 * n

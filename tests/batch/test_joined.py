@@ -22,6 +22,7 @@ from jagcodec import (
     decode,
     encode,
     encode_fields,
+    encode_rows,
     join_columns,
     materialize,
     open_wire,
@@ -29,6 +30,7 @@ from jagcodec import (
     select_rows,
     split_rows,
     to_blob,
+    to_rows,
 )
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.wire.dtypes import DTYPES
@@ -257,6 +259,14 @@ def test_offsets_of_every_message_are_checked():
 
 
 # --- what belongs to the whole message ---------------------------------------------------------
+
+
+def test_offsets_may_be_in_a_frame_of_their_own():
+    rows = [[i] * (i % 3) for i in range(3000)]
+    frames = [encode_rows({"x": rows[n:] + [[n]]}) for n in (0, 1)]
+    assert len(frames[0]) > 2
+    expected = rows + [[0]] + rows[1:] + [[1]]
+    assert [row["x"] for row in to_rows(concat_rows(frames), as_="list")] == expected
 
 
 def test_meta_travels_next_to_the_columns():

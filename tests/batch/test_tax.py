@@ -121,7 +121,8 @@ def test_bare_lengths(lengths, width):
     assert tax.total.padded_bytes == len(lengths) * width * 8
     assert tax.total.wire_bytes == sum(lengths) * 8 + 8 * (len(lengths) + 1)
     assert tax.fill == (sum(lengths) / (len(lengths) * width) if lengths else 1.0)
-    for same in (np.array(lengths, dtype=np.int64), torch.tensor(lengths, dtype=torch.int32)):
+    array = np.array(lengths, dtype=np.int64)
+    for same in (array, list(array), torch.tensor(lengths, dtype=torch.int32)):
         assert padding_tax(same, padded_width=width) == tax
 
 

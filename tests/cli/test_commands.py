@@ -247,7 +247,7 @@ def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
     changed["more"] = torch.ones(4)
     dump(changed, other, narrow=True, meta={"step": 8})
     said = [
-        "the whole: extra columns none and more",
+        "the whole: columns only none in the first and more in the second",
         "column ids, row 0, cell [0]: value 0 and 77",
         "column logprobs, row 1, cell [1]: value 3.5 and -1.0",
         "column meta, $.step: value 7 and 8",

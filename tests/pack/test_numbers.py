@@ -154,8 +154,8 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [
     (None, [None, -0.5], ArgumentTypeError, "cell 0: expected a number, found None"),
     (None, [[1, 2], [3, None]], ArgumentTypeError, "cell 1: .*None"),
     (None, [[None, 2]], ArgumentTypeError, "cell 0: .*None"),
-    (None, [[1], [1, 2]], ArgumentError, r"expected lists of 1 .*found \[1, 2\]"),
-    (None, [[1], 2], ArgumentError, "expected lists of 1 .*found 2"),
+    (None, [[1], [1, 2]], ArgumentError, r"expected inner lists of length 1, found \[1, 2\]"),
+    (None, [[1], 2], ArgumentError, "expected inner lists of length 1, found 2"),
     (None, array("Q", [2**63]), ArgumentError, "cell 0: .*found 922"),
 ]
 

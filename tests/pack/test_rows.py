@@ -191,6 +191,7 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"a": (x for x in [1])}, {}, ArgumentTypeError, "'a'.*generator"),
     ({"a": "text"}, {}, ArgumentTypeError, "'a'.*str"),
     ({"a": torch.tensor(1)}, {}, ArgumentTypeError, "'a'.*list, tuple, array or tensor"),
+    ({"a": torch.eye(2).to_sparse()}, {}, ArgumentTypeError, "'a'.*list, tuple, array or tensor"),
     ({1: [2]}, {}, ArgumentTypeError, "strings"),
     ({"a": []}, {}, ArgumentError, "'a'.*dtypes="),
     (iter([{"a": 1}]), {}, ArgumentTypeError, "list_iterator.*into a list"),

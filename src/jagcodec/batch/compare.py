@@ -150,10 +150,11 @@ def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Dif
     left, right = dict(a.items()), dict(b.items())
     if not same_values([*left], [*right]):
         alone = [key for key in left if key not in right], [key for key in right if key not in left]
-        what, names = (
-            ("extra columns", alone) if any(alone) else ("order of columns", (left, right))
-        )
-        yield replace(at, what=what, left=_names(names[0]), right=_names(names[1]))
+        if any(alone):
+            first, second = f"{_names(alone[0])} in the first", f"{_names(alone[1])} in the second"
+            yield replace(at, what="columns only", left=first, right=second)
+        else:
+            yield replace(at, what="order of columns", left=_names(left), right=_names(right))
         left = {key: left[key] for key in left if key in right}
         right = {key: right[key] for key in left}
     for (key, x), y in zip(left.items(), right.values(), strict=True):

@@ -237,8 +237,8 @@ def balance_rows(
             `max_tokens` (it is named), there are more parts than rows, or a length is negative.
         ArgumentTypeError: Lengths are not integers.
 
-    To undo a split, choose by the inverse: ``select_rows(concat_rows(results),
-    numpy.argsort(numpy.concatenate(parts)))``. What verl calls ``rearrange_micro_batches``.
+    To put results back in order: ``select_rows(concat_rows(results),
+    numpy.argsort(numpy.concatenate(parts)))``. verl calls this ``rearrange_micro_batches``.
 
     Example:
         >>> from jagcodec import balance_rows

@@ -15,7 +15,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
 from jagcodec.pack.cells import Rows, cells_of_rows, described, misfit
 from jagcodec.pack.rows import encode_rows, read_dtypes
-from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import EncodeOptions
@@ -155,8 +155,9 @@ class RowBuilder:
         first, found = next(iter(counted.items()), ("", 1))
         for name, other in counted.items():
             if other != found:
-                detail = f"expected {found} tokens like {first!r}, which a number can fill, found "
-                raise ArgumentError("bad_length", f"{where}({name!r})", f"{detail}{other}")
+                detail = f"expected {found} tokens like {first!r}, found {other}; one number "
+                detail += "instead of a list fills as many tokens as there are"
+                raise ArgumentError("bad_length", f"{where}({name!r})", detail)
         return found
 
     def _check_lengths(
@@ -168,8 +169,10 @@ class RowBuilder:
         lengths = {name: columns[name].tokens + added.get(name, 0) for name in named}
         for name, found in lengths.items():
             if found != lengths[named[0]]:
-                detail = f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found "
-                detail += f"{found}; append to all columns of same_length"
+                detail = (
+                    f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found {found}; "
+                )
+                detail += "append to every column, or name those that must agree in same_length="
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
 
     def _counts(self, name: str) -> bool:
@@ -180,14 +183,15 @@ class RowBuilder:
 
         Args:
             **values: Name to a row for `encode_rows`, which is kept, not copied, in place of an
-                earlier one.
+                earlier one. A list of numbers comes back from a message as a per-token column,
+                unless `dtypes` says that it is an `object`.
 
         Raises:
             ArgumentError: The name is that of a per-token column.
         """
         for name in values:
             if name in self._columns:
-                detail = "expected a name that no per-token column has, found one of a column"
+                detail = "expected a value of the whole row, found a per-token column; use append"
                 raise ArgumentError("conflict", f"RowBuilder.set({name!r})", detail)
         self._values.update(values)
 
@@ -259,7 +263,7 @@ class RowBuilder:
         where = "RowBuilder.from_message"
         batch = message if isinstance(message, WireBatch) else open_wire(message)
         if tuple(batch.batch_size) != (1,):
-            detail = f"expected one row, found {tuple(batch.batch_size)}; choose it with .rows([i])"
+            detail = f"expected one row, found {len(batch)} rows; choose it with .rows([i])"
             raise ArgumentError("row_mismatch", f"{where}(message)", detail)
         row, schema = cls(same_length=same_length), batch.schema
         for name, leaf in batch.columns():
@@ -268,7 +272,7 @@ class RowBuilder:
                 if leaf.ragged_dim != 1:
                     detail = f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}"
                     raise ArgumentError("bad_shape", path, detail)
-                cells = values_of(leaf)
+                (cells,) = gathered([leaf])
                 row._columns[name] = _Grown(leaf.dtype, True, 0, [cells]).keep(len(cells))
                 continue
             if schema[name].kind == "tensor":

@@ -203,7 +203,7 @@ def _check_equal(rows: Sequence[Any], size: int) -> None:
             if item is None:
                 raise _other_kind("a number", None, f", row {i}, cell {j}")
             if not isinstance(item, (list, tuple)) or len(item) != size or not size:
-                detail = f"expected lists of {size} in a row, found {brief(item)}"
+                detail = f"expected inner lists of length {size}, found {brief(item)}"
                 raise ArgumentError("bad_shape", f", row {i}", detail + _OBJECTS)
 
 

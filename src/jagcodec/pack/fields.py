@@ -137,7 +137,7 @@ def encode_fields(
         >>> import torch
         >>> from jagcodec import decode, encode_fields
         >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}
-        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 3]))
+        >>> frames = encode_fields(columns, lengths=[2, 3], token_aligned_fields=["ids"])
         >>> decode(frames)["ids"].values().tolist()
         [5, 6, 7, 8, 9]
 

@@ -251,7 +251,7 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
 
 # --- arguments ---------------------------------------------------------------------------------
 
-_IN_LIST = "; put the items of an iterator or a generator into a list"
+_IN_LIST = "; put items of an iterator into a list, and values of the whole batch into meta="
 
 
 def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
@@ -270,7 +270,7 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
         if not dtypes or not isinstance(dtypes, Mapping):
-            detail = "expected samples, found none; pass dtypes= (the schema of a WireBatch)"
+            detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())
     for i, row in enumerate(rows):
@@ -351,5 +351,5 @@ def _check_lengths(
         first, found = lengths[named[0]], lengths[name]
         if found != first:
             row = next(i for i, length in enumerate(first) if length != found[i])
-            detail = f"expected {first[row]} items like {named[0]!r}, found {found[row]}"
+            detail = f"expected length {first[row]} like {named[0]!r}, found {found[row]}"
             raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)

@@ -166,7 +166,7 @@ class _Choice(NamedTuple):
         first, chosen = leaves[0], self.chosen
         if len(leaves) > 1:
             _check_equal([_layout(leaf) for leaf in leaves], "layout", path, _PACK)
-            _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
+            _check_equal([leaf.dtype for leaf in leaves], "dtype", path, _CONVERT)
             _check_equal([leaf.device for leaf in leaves], "device", path)
         if is_jagged(first):
             views = [view_of(leaf, path, self.pool, detach=False) for leaf in leaves]
@@ -288,7 +288,8 @@ def _layout(leaf: torch.Tensor) -> str:
     return "jagged" if is_jagged(leaf) else "nested" if leaf.is_nested else str(leaf.layout)
 
 
-_PACK = "; pack a column the same way in every batch: pack_per_token_field, always_nest=True"
+_PACK = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
+_CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
 
 
 def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
