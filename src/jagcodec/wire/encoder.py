@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
-from jagcodec._arguments import check_known, check_options
+from jagcodec._arguments import check_known
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
@@ -53,7 +53,16 @@ def encode(obj: Any, *, out: Target, **options: Unpack[EncodeOptions]) -> int: .
 
 
 def encode(
-    obj: Any, *, out: Target | None = None, **options: Unpack[EncodeOptions]
+    obj: Any,
+    *,
+    out: Target | None = None,
+    narrow: Narrow = False,
+    elide: bool = False,
+    checksum: bool = False,
+    compress: Compress = None,
+    allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
+    meta: Mapping[Any, Any] | None = None,
 ) -> list[Frame] | int:
     """A value as a message: the header frame, then raw buffers.
 
@@ -77,12 +86,11 @@ def encode(
             shared memory or CPU tensor (pinned or not), writable and contiguous. What comes after
             the blob is kept. Or a function that is called once with the size of the blob, and
             returns such memory.
-        narrow: False by default. Store integer tensors in the fewest bytes per cell that hold their
-            values, 1 to 4, and those of 0 and 1 as bits; larger numbers stay as they are. Costs two
-            looks at each of them here and a copy there. True is for all of them; a list of names
-            for columns of every TensorDict and `BatchedDataDict` in `obj`. Name a column of a
-            nested batch by a tuple: ``("extra", "ids")``. The name of a nested batch is for all of
-            its columns.
+        narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
+            and those of 0 and 1 as bits; larger numbers stay as they are. Costs two looks at each
+            of them here and a copy there. True is for all of them; a list of names for columns of
+            every TensorDict and `BatchedDataDict` in `obj`. Name a column of a nested batch by a
+            tuple: ``("extra", "ids")``. The name of a nested batch is for all of its columns.
         elide: Send once what tensors and rows of objects repeat: rows that are equal or begin
             alike, as those of one prompt do; columns of one memory or of equal cells; rows that
             begin the longest one, as masks and positions do; columns that are two others end to
@@ -134,8 +142,16 @@ def encode(
 
     Safe to call from several threads at once.
     """
-    check_options(options, EncodeOptions.__annotations__, "encode(options)")
-    message = pending(obj, **options)
+    message = pending(
+        obj,
+        narrow=narrow,
+        elide=elide,
+        checksum=checksum,
+        compress=compress,
+        allow_pickle=allow_pickle,
+        default=default,
+        meta=meta,
+    )
     return frames_of(message) if out is None else write_to(message, out, "encode(out)")
 
 
