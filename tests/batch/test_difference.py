@@ -109,11 +109,10 @@ UNSAFE = "\x1b]0;owned\x07\x1b[2J\u202e"
             batch(b=NAN, a=IDS),
             "the whole: order of columns a, b and b, a",
         ),
-        # Dtypes of all columns before the cells of any.
         (
             batch(a=IDS, b=IDS),
             batch(a=IDS + 1, b=IDS.int()),
-            "column b: dtype torch.int64 and torch.int32",
+            "column a, row 0, cell [0]: value 1 and 2",
         ),
         (batch(r=NAN), batch(r=NAN.clone()), "None"),
         (

@@ -57,13 +57,13 @@ WHOLE = Difference()
 
 
 def first_difference(left: Any, right: Any) -> Difference | None:
-    """Where two values first differ, bit for bit: names, dtypes and shapes before cells."""
-    return compare(left, right, WHOLE, False) or compare(left, right, WHOLE, True)
+    """Where two values first differ, bit for bit."""
+    return compare(left, right, WHOLE)
 
 
 def same_values(left: Any, right: Any) -> bool:
     """Whether two values are the same, as for `first_difference`."""
-    return compare(left, right, WHOLE, True) is None
+    return compare(left, right, WHOLE) is None
 
 
 def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -86,57 +86,55 @@ def uncontradicted(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 # --- values ------------------------------------------------------------------------------------
 
 
-def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
-    """The first difference at a place; without `cells` none of cells and objects in rows."""
+def compare(a: Any, b: Any, at: Difference) -> Difference | None:
+    """The first difference at a place."""
     if a is b:
         return None
     if isinstance(a, UnbatchedTensor) and isinstance(b, UnbatchedTensor):
         (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
-        return _other(at, "batch size", size, other) or compare(left, right, at, cells)
+        return _other(at, "batch size", size, other) or compare(left, right, at)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _tensors(a, b, at, cells)
+        return _tensors(a, b, at)
     if type(a) is not type(b):
         return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
     if isinstance(a, (NonTensorStack, NonTensorDataBase)):
         found = _other(at, "batch size", a.batch_size, b.batch_size)
-        if found is not None or not cells:
-            return found
-        if isinstance(a, NonTensorStack):
-            return _items(a.tolist(), b.tolist(), at, cells)
-        return compare(a.data, b.data, replace(at, inside=at.inside or "$"), cells)
+        if found is None and isinstance(a, NonTensorStack):
+            return _items(a.tolist(), b.tolist(), at)
+        return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
     if isinstance(a, LazyStackedTensorDict):
         return (
             _other(at, "batch size", a.batch_size, b.batch_size)
             or _other(at, "stack dim", a.stack_dim, b.stack_dim)
-            or _items(a.tensordicts, b.tensordicts, at, cells)
+            or _items(a.tensordicts, b.tensordicts, at)
         )
     if isinstance(a, (dict, TensorDictBase)):
-        return next(each_difference(a, b, at, cells), None)
+        return next(each_difference(a, b, at), None)
     if is_tensorclass(a):
         (left, others), (right, more) = fields_of(a), fields_of(b)
-        return compare(left, right, at, cells) or compare(others, more, at, cells)
+        return compare(left, right, at) or compare(others, more, at)
     if isinstance(a, (list, tuple)):
-        return _items(a, b, at, cells)
+        return _items(a, b, at)
     if isinstance(a, slice):
-        return _items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at, cells)
+        return _items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
     if isinstance(a, np.ndarray):
         found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
-        if found is None and cells and (a.dtype.hasobject or a.dtype.kind == "T"):
-            pairs = (compare(a[i], b[i], _step(at, i), cells) for i in np.ndindex(a.shape))
+        if found is None and (a.dtype.hasobject or a.dtype.kind == "T"):
+            pairs = (compare(a[i], b[i], _step(at, i)) for i in np.ndindex(a.shape))
             return next((each for each in pairs if each is not None), None)
-        return found or (_cells(a, b, at) if cells else None)
-    if not cells or _are_same(a, b):
+        return found or _cells(a, b, at)
+    if _are_same(a, b):
         return None
     if registered_name(type(a)) is not None and same_values(state_of(a), state_of(b)):
         return None
     return _unlike(at, a, b)
 
 
-def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Difference]:
+def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
     """As `compare`; of two batches or dicts, their names and the first of each column."""
     batches = isinstance(a, (dict, TensorDictBase)) and not isinstance(a, LazyStackedTensorDict)
     if type(a) is not type(b) or not batches:
-        found = compare(a, b, at, cells)
+        found = compare(a, b, at)
         if found is not None:
             yield found
         return
@@ -159,9 +157,9 @@ def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Dif
         right = {key: right[key] for key in left}
     for (key, x), y in zip(left.items(), right.values(), strict=True):
         inner = replace(at, column=f"{at.column}.{key}") if nested else _step(at, key)
-        yield from each_difference(x, y, inner, cells)
+        yield from each_difference(x, y, inner)
     if hasattr(a, "meta_info"):
-        yield from each_difference(a.meta_info, b.meta_info, _step(at, "meta_info"), cells)
+        yield from each_difference(a.meta_info, b.meta_info, _step(at, "meta_info"))
 
 
 def _other(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
@@ -193,14 +191,14 @@ def _names(names: Collection[Any]) -> str:
     return (", ".join(first) or "none") + more
 
 
-def _items(a: Sequence[Any], b: Sequence[Any], at: Difference, cells: bool) -> Difference | None:
+def _items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Difference | None:
     if len(a) != len(b):
         return _other(at, "length", len(a), len(b))
     kinds = list(map(type, a))
-    if _COMPARED.issuperset(kinds) and kinds == list(map(type, b)) and (not cells or a == b):
+    if _COMPARED.issuperset(kinds) and kinds == list(map(type, b)) and a == b:
         return None
     pairs = enumerate(zip(a, b, strict=True))
-    found = (compare(x, y, _step(at, i), cells) for i, (x, y) in pairs)
+    found = (compare(x, y, _step(at, i)) for i, (x, y) in pairs)
     return next((each for each in found if each is not None), None)
 
 
@@ -235,25 +233,25 @@ def _key(value: Any) -> Any:
 # --- cells -------------------------------------------------------------------------------------
 
 
-def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Difference | None:
+def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
     found = _other(at, "layout", _layout(a), _layout(b)) or _other(at, "dtype", a.dtype, b.dtype)
     if found is not None:
         return found
     if is_jagged(a):
-        return _jagged(a, b, at, cells)
+        return _jagged(a, b, at)
     if a.is_nested:
-        return _items(a.unbind(), b.unbind(), at, cells)
+        return _items(a.unbind(), b.unbind(), at)
     found = _other(at, "shape", a.shape, b.shape)
     if found is not None:
         return found
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
-        return _cells(a, b, at) if cells else None
+        return _cells(a, b, at)
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
-        return _unlike(at, a, b) if cells else None
+        return _unlike(at, a, b)
     found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
     for part in ("_indices", "_values"):
         x, y = (getattr(tensor, part)() for tensor in (a, b))
-        found = found or _tensors(x, y, _step(at, part.strip("_")), cells)
+        found = found or _tensors(x, y, _step(at, part.strip("_")))
     return found
 
 
@@ -262,7 +260,7 @@ def _layout(tensor: torch.Tensor) -> str:
     return "nested" if tensor.is_nested and kind == "strided" else kind
 
 
-def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Difference | None:
+def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
     left, right = view_of(a, "left"), view_of(b, "right")
     dim = left.ragged_dim
     shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
@@ -276,8 +274,6 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
     if len(rows):
         row = int(rows[0])
         return _other(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
-    if not cells:
-        return None
     # Tokens first, so that the first difference is that of the first row.
     x, y = (values_of(view).movedim(dim - 1, 0) for view in (left, right))
     return _cells(x, y, at, left)

@@ -348,14 +348,7 @@ def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> 
 
 
 def differences(a: Whole, b: Whole) -> Iterator[Difference]:
-    """The first difference of each column: first of names, types and shapes, then of cells."""
+    """The first difference of each column."""
     at = WHOLE if a.is_batch and b.is_batch else replace(WHOLE, column="$")
-    pairs = ((a.value, b.value, at), (a.meta, b.meta, replace(WHOLE, column="meta")))
-    known: set[str] = set()
-    for cells in (False, True):
-        for left, right, place in pairs:
-            for found in each_difference(left, right, place, cells):
-                part = found.column or found.what
-                if part not in known:
-                    known.add(part)
-                    yield found
+    yield from each_difference(a.value, b.value, at)
+    yield from each_difference(a.meta, b.meta, replace(WHOLE, column="meta"))

@@ -409,7 +409,7 @@ class Message:
             if chosen is None:
                 data = self.cells(place, 0, place.cells)
                 return RaggedView(data, leaf.dtype, shape, dim, None, splits)
-            data, total = self.cells_of_rows(leaf, splits, chosen)
+            data, total = self._cells_of_rows(leaf, splits, chosen)
             picked, starts = chosen.among(splits)
             if total is None:
                 return RaggedView(data, leaf.dtype, shape, dim, starts, picked)
@@ -429,14 +429,12 @@ class Message:
         places = runs_at(self, leaf) if leaf.runs else [leaf.place]
         return leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
 
-    def cells_of_rows(
-        self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows | None
+    def _cells_of_rows(
+        self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows
     ) -> tuple[ByteArray, int | None]:
         """The cells of the chosen rows end to end, read only, and how many along the ragged dim."""
         # All cells, and None, where it is better to choose the rows from these.
         place, extent = leaf.place, leaf.shape[leaf.ragged_dim - 1]
-        if chosen is None:
-            return self.cells(place, 0, place.cells), extent
         inner, in_memory = leaf.inner, self.in_memory
         one = isinstance(chosen.index, range) and leaf.outer == 1
         ranges = joined_rows(chosen.index) if one or not in_memory else []
@@ -493,15 +491,12 @@ class Message:
 
     def _chosen(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """Some rows of a column, or all of an indirect one."""
-        leaf = self.leaf(node)
-        if not leaf.runs:
-            extent = leaf.shape[leaf.ragged_dim - 1]
-            splits = None if leaf.group is None else self.splits(leaf.group, extent)
-            data, total = self.cells_of_rows(leaf, splits, chosen)
-            if total is not None:
-                kept = writable(data, self.reading.copy, leaf.dtype.itemsize)
-                return from_bytes(kept, leaf.dtype, leaf.shape_of(total))
-        return values_of(self.rows(node, chosen))
+        view = self.rows(node, chosen)
+        if view.starts is not None:
+            return values_of(view)
+        memory: Any = view.memory
+        kept = writable(memory, self.reading.copy, view.dtype.itemsize)
+        return from_bytes(kept, view.dtype, view.shape)
 
 
 MOST_RANGES = 4096

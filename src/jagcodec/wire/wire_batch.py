@@ -489,12 +489,10 @@ class MessageColumns(ColumnSource):
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
-        leaf = self.message.leaf(node)
-        dtype = NUMPY_DTYPES.get(leaf.dtype)
-        if dtype is not None and not leaf.runs:
-            data, total = self.message.cells_of_rows(leaf, None, chosen)
-            if total is not None:
-                return np.ndarray(leaf.shape_of(total), dtype, data)
+        view: Any = self.message.rows(node, chosen)
+        dtype = NUMPY_DTYPES.get(view.dtype)
+        if dtype is not None and view.starts is None:
+            return np.ndarray(view.shape, dtype, view.memory)
         return self.message.tensor(node, chosen)
 
     def _value(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
