@@ -13,7 +13,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import Limits, WireFormatError, decode, encode, open_wire
 from jagcodec.wire.header import read_header
-from jagcodec.wire.schema import LEAVES, runs_of
+from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
 from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
@@ -64,7 +64,7 @@ def tables_of(header):
     found = []
     for node in header.schema.nodes:
         buffer, offset, stored = [*header.numbers[node.number : node.number + 3], 0, 0, 0][:3]
-        if node.kind in LEAVES and runs_of(node.kind, stored):
+        if node.kind in ROW_KINDS and runs_of(node.kind, stored):
             found.append((buffer, offset, 8 * len(RUN_NUMBERS) * runs_of(node.kind, stored)))
     return found
 

@@ -389,8 +389,9 @@ class JoinedRows(ColumnSource):
 
 
 def _objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
-    """Documents end to end as (N,) objects, or `unread`; None if each is for the reader of its
-    message.
+    """Documents end to end as (N,) objects, or `unread`; None if they hold records.
+
+    Those are read message by message.
     """
     raw, bounds = data.numpy().tobytes(), row_splits.host.tolist()
     if unread:

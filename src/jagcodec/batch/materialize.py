@@ -205,9 +205,9 @@ def materialize(
         columns = padded_columns(batch, pads)
     if columns is None:
         source = columns_of(batch, "materialize(td)") if isinstance(batch, dict) else batch
-        places = Placement(width, multiple, sides, side, prompt_width)
-        places.prompts = _read_prompts(source, prompt_lengths, places)
-        plan = _Plan(layout, pads, places, aligned, kept, masks, device)
+        placement = Placement(width, multiple, sides, side, prompt_width)
+        placement.prompts = _read_prompts(source, prompt_lengths, placement)
+        plan = _Plan(layout, pads, placement, aligned, kept, masks, device)
         columns = plan.columns(source, ())
         plan.add_masks(columns)
         if strict:
@@ -276,13 +276,13 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
     return given
 
 
-def _read_prompts(batch: Any, given: Any, places: Placement) -> IntArray | None:
+def _read_prompts(batch: Any, given: Any, placement: Placement) -> IntArray | None:
     """(N,) tokens of each row that are prompt; None if no column needs them."""
-    if given is None and not places.prompt_width:
+    if given is None and not placement.prompt_width:
         return None
     where = "materialize(prompt_lengths)"
-    if "left_right" not in (places.side, *places.sides.values()) or given is None:
-        detail = f"requires padding_side='left_right', found padding_side={places.side!r}"
+    if "left_right" not in (placement.side, *placement.sides.values()) or given is None:
+        detail = f"requires padding_side='left_right', found padding_side={placement.side!r}"
         raise ArgumentError("bad_option", where, detail)
     if isinstance(given, str):
         columns = batch.columns if isinstance(batch, Columns) else batch
@@ -311,7 +311,7 @@ class _Plan:
 
     layout: Layout
     pads: Mapping[Any, Any]
-    places: Placement
+    placement: Placement
     aligned: frozenset[Any] | None
     kept: frozenset[Any]
     masks: Mapping[Any, str]
@@ -353,7 +353,7 @@ class _Plan:
     def _nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
         stays = self.layout == "jagged"
-        if key in self.kept or (stays and not self.places.width):
+        if key in self.kept or (stays and not self.placement.width):
             return self._moved(leaf)
         path = path_of(key)
         if is_jagged(leaf):
@@ -368,7 +368,7 @@ class _Plan:
             parts = () if stays else leaf.unbind()
             return self._moved(leaf if stays else torch.stack(parts) if parts else none)
         if stays:
-            check_width(view.row_splits, self.places.width, key)
+            check_width(view.row_splits, self.placement.width, key)
             return self._moved(leaf)
         return self._ragged(view, key)
 
@@ -378,7 +378,7 @@ class _Plan:
         padded = self.layout == "padded" and not kept
         if not padded or self.device not in (None, view.device):
             if not kept:
-                check_width(view.row_splits, self.places.width, key)
+                check_width(view.row_splits, self.placement.width, key)
             # Compacted first, so that no hole crosses to the device, and in memory of its own.
             values = gathered([view])[0] if isinstance(view.memory, np.ndarray) else values_of(view)
             row_splits = self._pool.unique(view.row_splits)
@@ -387,15 +387,15 @@ class _Plan:
                 return nested_tensor(values_of(view), row_splits, view.ragged_dim)
             if not padded:
                 return varlen_column(view, path_of(key))
-        rows = view.row_splits, self.places.sides.get(key, self.places.side)
+        rows = view.row_splits, self.placement.sides.get(key, self.placement.side)
         place = self._known.get(rows)
         if place is None:
-            place = self._known[rows] = self.places.of_rows(rows[0], key, self.places.width)
+            place = self._known[rows] = self.placement.of_rows(rows[0], key, self.placement.width)
         return self._padded(view, *place, key)
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle, widened as a jagged column is whose rows all are as long as it is wide."""
-        most = self.places.width
+        most = self.placement.width
         named = self._widens() if self.aligned is None else key in self.aligned
         if not named or leaf.dim() < 2 or key in self.kept:
             return self._moved(leaf)
@@ -406,7 +406,7 @@ class _Plan:
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
-        left_pad, width = self.places.of_rows(row_splits, key, max(most, held))
+        left_pad, width = self.placement.of_rows(row_splits, key, max(most, held))
         if width == held:
             leaf = self._moved(leaf)
             self._masked[key] = row_splits, None, width, leaf.device
@@ -421,8 +421,8 @@ class _Plan:
 
     def _widens(self) -> bool:
         """Whether rectangles are padded too, where no names are given."""
-        places = self.places
-        placed = places.width or places.multiple != 1 or places.side != "right" or places.sides
+        where = self.placement
+        placed = where.width or where.multiple != 1 or where.side != "right" or where.sides
         return self.layout == "padded" and bool(placed or self.masks)
 
     def _moved(self, leaf: Any) -> Any:

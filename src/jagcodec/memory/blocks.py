@@ -1,9 +1,10 @@
 """Large blocks of memory, kept for the next batch (docs/performance.md).
 
 The system zeroes fresh memory page by page, which needs several times as long as the rows. So a
-block that nothing refers to is lent to the system with ``MADV_FREE``, and the next batch of about
-that size writes to the same pages. `release` gives all blocks back; ``JAGCODEC_KEEP_BLOCKS=0``
-keeps none. Smaller memory is the C library's; without ``MADV_FREE`` all memory is.
+block that nothing refers to is kept for the next batch of about that size. It is marked with
+``MADV_FREE``: the system may take its pages when it needs them. `release` unmaps all kept blocks;
+``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C library's; without ``MADV_FREE`` all
+memory is.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _unkept(size: int) -> Block:
     try:
         return Block(make(size, dtype=np.uint8), zeroed)
     except MemoryError:
-        # Blocks that are lent to the system still count as addresses and as promised memory.
+        # Kept blocks still count as addresses and as promised memory.
         release()
         return Block(make(size, dtype=np.uint8), zeroed)
 

@@ -13,7 +13,7 @@ import torch
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
-from jagcodec.pack.cells import Rows, cells_of_rows, described, misfit
+from jagcodec.pack.cells import RowCells, cells_of_rows, described, misfit
 from jagcodec.pack.rows import encode_rows, read_dtypes
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -302,7 +302,7 @@ def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, 
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:
         made: Any = cells_of_rows([chunk], None if ints else column.dtype)
-        if ints and isinstance(made, Rows) and made.dtype != torch.int64:
+        if ints and isinstance(made, RowCells) and made.dtype != torch.int64:
             if made.dtype.is_floating_point:  # the ints too, if they stay exact
                 whole: Any = cells_of_rows([column.whole()], torch.float32)
                 chunks = [torch.as_tensor(whole.values)] if column.tokens else []
@@ -310,7 +310,7 @@ def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, 
             made = cells_of_rows([chunk], column.dtype)
     except JagcodecError as error:
         raise misfit(error, path, of_rows=False) from None
-    if not isinstance(made, Rows):
+    if not isinstance(made, RowCells):
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
     cells = torch.as_tensor(made.values)

@@ -18,7 +18,7 @@ from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, plain_ar
 from jagcodec.wire.dtypes import TORCH_NAMES
 
 
-class Rows(NamedTuple):
+class RowCells(NamedTuple):
     """The cells of N rows: end to end, or one number per row."""
 
     values: Any  # an array of `PLAIN_DTYPES`, or a tensor of another dtype; contiguous
@@ -75,7 +75,9 @@ _KINDS: dict[type, str] = {
 _ARRAYS, _TENSORS, _SEQUENCES = {np.ndarray}, {torch.Tensor}, {list, tuple}
 
 
-def cells_of_rows(rows: Sequence[Any], dtype: Any = None, *, own: bool = True) -> Rows | list[Any]:
+def cells_of_rows(
+    rows: Sequence[Any], dtype: Any = None, *, own: bool = True
+) -> RowCells | list[Any]:
     """The cells of N rows, one or more, or the rows as a list, of objects; `own`: not aliased."""
     if dtype is object:
         return list(rows)
@@ -95,7 +97,7 @@ def cells_of_rows(rows: Sequence[Any], dtype: Any = None, *, own: bool = True) -
     else:
         kinds = set(map(_kind, rows))
     if kinds == {_NUMBER}:
-        return Rows(_filled([rows], (len(rows),), dtype, rows[0], None), None)
+        return RowCells(_filled([rows], (len(rows),), dtype, rows[0], None), None)
     if _OBJECT in kinds:
         if dtype is not None or kinds - {_OBJECT, _NOTHING}:
             raise _odd_row(rows, dtype)
@@ -176,7 +178,7 @@ def described(item: Any) -> str:
 # --- numbers -----------------------------------------------------------------------------------
 
 
-def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> Rows:
+def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
     """Lists and tuples of numbers, or of lists of equal lengths of numbers."""
     lengths = tuple(map(len, rows))
     first = _first(chain.from_iterable(rows))
@@ -184,7 +186,7 @@ def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> Rows:
         if dtype is None:
             detail = "expected a number in some row, found none; pass dtypes={...: their dtype}"
             raise ArgumentError("bad_dtype", "", detail)
-        return Rows(torch.empty(0, dtype=dtype), lengths)
+        return RowCells(torch.empty(0, dtype=dtype), lengths)
     shape: tuple[int, ...] = ()
     while isinstance(first, (list, tuple)):
         _check_equal(rows, size := len(first))
@@ -193,7 +195,7 @@ def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> Rows:
     cell = math.prod(shape)
     sizes = tuple(length * cell for length in lengths) if shape else lengths
     values = _filled(rows, sizes, dtype, first, cell)
-    return Rows(values.reshape(sum(lengths), *shape) if shape else values, lengths)
+    return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths)
 
 
 def _check_equal(rows: Sequence[Any], size: int) -> None:
@@ -262,14 +264,14 @@ def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
 # --- arrays and tensors ------------------------------------------------------------------------
 
 
-def _of_arrays(parts: Sequence[Any], own: bool) -> Rows:
+def _of_arrays(parts: Sequence[Any], own: bool) -> RowCells:
     """Arrays, or tensors, one per row."""
     first = parts[0]
     if len(parts) > 1:
         _check_same_cells(parts)
     is_array = type(first) is np.ndarray
     if not first.ndim:
-        return Rows(np.array(parts) if is_array else torch.stack(list(parts)), None)
+        return RowCells(np.array(parts) if is_array else torch.stack(list(parts)), None)
     lengths = tuple(map(len, parts))
     values: Any = first
     if len(parts) > 1:
@@ -278,7 +280,7 @@ def _of_arrays(parts: Sequence[Any], own: bool) -> Rows:
         values = first.copy() if is_array else first.clone()
     if is_array and not values.flags.c_contiguous:
         values = np.ascontiguousarray(values)
-    return Rows(values, lengths)
+    return RowCells(values, lengths)
 
 
 def _check_same_cells(parts: Sequence[Any]) -> None:

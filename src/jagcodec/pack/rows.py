@@ -20,7 +20,7 @@ from jagcodec.errors import (
     describe,
 )
 from jagcodec.memory.tensor_bytes import plain_arrays
-from jagcodec.pack.cells import Rows, cells_of_rows, misfit
+from jagcodec.pack.cells import RowCells, cells_of_rows, misfit
 from jagcodec.pack.fields import tensordict_of
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -145,17 +145,17 @@ def _columns(
             made = cells_of_rows(column, dtype, own=own) if count else _without_rows(field)
         except JagcodecError as error:
             raise misfit(error, path) from None
-        if type(made) is Rows and made.lengths is not None:
+        if type(made) is RowCells and made.lengths is not None:
             lengths[name] = made.lengths
             columns[name] = _of_sequences(made, made.lengths, field, name in named, splits, path)
         else:
-            columns[name] = made.values if type(made) is Rows else made
+            columns[name] = made.values if type(made) is RowCells else made
     if same_length != ():
         _check_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
-def _without_rows(field: FieldSchema) -> Rows | list[Any]:
+def _without_rows(field: FieldSchema) -> RowCells | list[Any]:
     if field.kind == "object":
         return []
     if field.shape is None:
@@ -163,11 +163,11 @@ def _without_rows(field: FieldSchema) -> Rows | list[Any]:
         raise ArgumentError("bad_shape", "", detail)
     ragged = field.kind == "jagged"
     shape: Any = (0, *field.shape[2 if ragged else 1 :])
-    return Rows(torch.empty(shape, dtype=field.dtype), () if ragged else None)
+    return RowCells(torch.empty(shape, dtype=field.dtype), () if ragged else None)
 
 
 def _of_sequences(
-    made: Rows,
+    made: RowCells,
     lengths: tuple[int, ...],
     field: FieldSchema,
     rectangular: bool,
@@ -217,7 +217,7 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
                 made = cells_of_rows((value,), own=False)
             except JagcodecError as error:
                 raise misfit(error, f"{where}({name!r})") from None
-            value = made.values if type(made) is Rows else None
+            value = made.values if type(made) is RowCells else None
         elif kind is torch.Tensor:
             value = array
         if type(value) is np.ndarray:

@@ -132,7 +132,7 @@ class _Searched:
         return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
 
     def begin_alike(self, firsts: IntArray) -> bool:
-        """Whether two of a few rows begin with the same cell: of large cells, the same bytes."""
+        """Whether two of a few rows begin with the same cell (of large cells, the same bytes)."""
         words = self.words
         few = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
         return len(set(few.tolist())) < len(few)
@@ -218,7 +218,7 @@ class _Searched:
         return self.cells.like(_gathered(self.data, starts, splits.lengths, self.size))
 
     def _beginnings(self) -> tuple[IntArray, IntArray]:
-        """(N,) a row that each row begins like, which begins like no other; by how many cells."""
+        """(N,) with which row each row shares its first cells (itself: none), and how many."""
         splits = self.splits
         like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
         order, host = self._sorted_twins(), splits.host.tolist()

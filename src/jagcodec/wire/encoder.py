@@ -3,9 +3,9 @@
 Encoding has four phases, and data is handed from one to the next:
 
     lower   a value -> a schema, and what needs a place; no cell is read (`lowering`)
-    place   what needs a place -> buffers, numbers; device memory is fetched here (`place`)
-    copy    rows -> buffers, one allocation and one kernel call
-    write   schema, numbers, values -> the header's bytes
+    place   what needs a place -> buffers, numbers; device memory is fetched before (`place`)
+    write   schema, numbers, values -> the header's bytes (`header`)
+    copy    rows -> buffers, one allocation and one kernel call (`frames`)
 """
 
 from __future__ import annotations

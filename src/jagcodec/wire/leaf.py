@@ -89,7 +89,7 @@ class Leaf(NamedTuple):
 
     @property
     def outer(self) -> int:
-        """How many runs the rows form: 1 unless dims come before the ragged one."""
+        """In how many pieces each row is: 1 unless dims come before the ragged one."""
         return math.prod(self.shape[: self.ragged_dim - 1])
 
     @property

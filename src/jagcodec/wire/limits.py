@@ -21,11 +21,11 @@ class Limits:
         objects: What a message asks a reader to make, other than the items in its documents: nodes
             of the schema, frames, ragged groups, rows of objects, views of a list, components of
             strided nested tensors, and those of messages in its rows.
-        expanded: Bytes that a message asks for beyond 64 for each of its own: frames before they
-            were compressed, narrow cells as wide as their dtype, what columns repeat (`elide`), and
-            64 for each byte of documents and offsets. Without `compress` and `elide` no message
-            asks for more than its 64. Of compressed rows also the bytes that they take padded, if
-            these are more than the square of the message's.
+        expanded: Bytes of memory that a message asks for, after 64 for each byte of its own. They
+            are counted for frames before they were compressed, narrow cells as wide as their dtype,
+            what columns repeat (`elide`), and as 64 for each byte of documents and offsets. Without
+            `compress` and `elide` no message asks for more than its 64. Of compressed rows also the
+            bytes that they take padded, if these are more than the square of the message's.
         depth: Nodes inside each other, counted through messages in rows and through documents
             that hold records; 104 at most, which is the format's own bound.
 

@@ -43,9 +43,9 @@ from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
+    COLUMN_KINDS,
     INLINE_BYTES,
     INTEGER_DTYPES,
-    LEAVES,
     LONG_LIST,
     MAX_DEPTH,
     MAX_NDIM,
@@ -459,7 +459,7 @@ class Lowering:
                 detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
                 raise self._refused("row_mismatch", detail)
             node = self._child(key, leaf)
-            if type(node) is not tuple or node[0] not in LEAVES:
+            if type(node) is not tuple or node[0] not in COLUMN_KINDS:
                 self._path.append(key)
                 remedy = "make it a NonTensorData of the batch's size"
                 raise self._refusal(leaf, f" as a leaf of a TensorDict; {remedy}")

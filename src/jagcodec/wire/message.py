@@ -432,8 +432,10 @@ class Message:
     def _cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows
     ) -> tuple[ByteArray, int | None]:
-        """The cells of the chosen rows end to end, read only, and how many along the ragged dim."""
-        # All cells, and None, where it is better to choose the rows from these.
+        """The cells of the chosen rows end to end, read only, and how many along the ragged dim.
+
+        Where it is faster to read all cells and choose among them: all of them, and None.
+        """
         place, extent = leaf.place, leaf.shape[leaf.ragged_dim - 1]
         inner, in_memory = leaf.inner, self.in_memory
         one = isinstance(chosen.index, range) and leaf.outer == 1

@@ -1,7 +1,4 @@
-"""`Placing`: items to buffers, numbers, and rows to copy: the only writer of numbers.
-
-Of the phases of encoding (see `encoder`) this is the second and the third.
-"""
+"""`Placing`: items to buffers, numbers and a header, and then the copy of rows: the only writer."""
 
 from __future__ import annotations
 

@@ -364,12 +364,12 @@ def check_numbers(
 DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
 """What holds one document per row."""
 
-LEAVES = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
+ROW_KINDS = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
 """What has rows of cells, and may be indirect."""
 
 
 def runs_of(kind: Kind, stored: int) -> int:
-    """How many runs the rows of one of `LEAVES` have; 0 if it is not indirect."""
+    """How many runs the rows of one of `ROW_KINDS` have; 0 if it is not indirect."""
     if kind is Kind.JAGGED:
         return stored - INDIRECT if INDIRECT < stored <= INDIRECT + spec.MOST_RUNS else 0
     if kind in DOCUMENT_ROWS:
@@ -410,7 +410,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         expect(own[3] < most, "bad_record", f"a ragged group below {most}", own[3])
     if kind in DOCUMENT_ROWS:
         places.objects += groups[own[3]].rows
-    if kind in LEAVES and held and runs_of(kind, own[2]):
+    if kind in ROW_KINDS and held and runs_of(kind, own[2]):
         _claim_table(node, own, shape, groups, places)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))

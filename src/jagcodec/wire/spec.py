@@ -16,8 +16,8 @@ BLOB_MAGIC = b"jagcodec"  # begins a message in one buffer; a header frame begin
 
 # Layout. Small buffers share frame 1, because copying them costs less than a frame each; there they
 # start at multiples of `memory.ALIGNMENT`.
-SMALL_BUFFER = 16 * 1024  # bytes of the first buffer that has a frame of its own
-INLINE_BYTES = 4 * 1024  # `bytes` of this size are buffers, so that a header stays small
+SMALL_BUFFER = 16 * 1024  # bytes from which on a buffer has a frame of its own
+INLINE_BYTES = 4 * 1024  # from which on `bytes` are a buffer, so that a header stays small
 LONG_LIST = 64  # from so many on, a list of numbers of one type is bytes in a document, not items
 
 # Levels. Writers reject more containers; readers accept what a value makes inside itself on top.
@@ -84,7 +84,7 @@ Code: Any = SimpleNamespace(**{kind.name: int(kind) for kind in Kind})
 """Kinds as plain integers: a schema is looked up by its hash, and to hash a member of an enum is a
 call of Python."""
 
-LEAVES = frozenset(
+COLUMN_KINDS = frozenset(
     (
         *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO),
         *(Code.TENSORDICT, Code.LAZY_STACK, Code.USER),
@@ -148,9 +148,9 @@ NO_INDEX = -1
 
 BLOBS = 256  # added to how rows of documents are stored if each of them is a message of its own
 
-# What a message may ask for without a limit: bytes for each of its own, because one bit may become
-# an int64 (a byte of documents, offsets or shapes counts for as many); and bytes for which each row
-# of each run of an indirect column counts.
+# How many bytes of memory a message may ask for per byte of its own, whatever the limits: one bit
+# may become an int64, and a byte of documents, offsets or shapes counts as this many. And how many
+# bytes each row counts as in each run of an indirect column.
 EXPANSION = 64
 ROW_COST = 32
 

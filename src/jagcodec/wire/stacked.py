@@ -141,10 +141,11 @@ def _sound(
     """Which messages are sound at first sight; the others may be, too.
 
     As `read_header` checks them one by one. `numbers` are those of their headers, (messages, K),
-    and of as many `groups` each; `sizes` those of their frames, (messages, frames).
+    and of as many `groups` each; `sizes` those of their frames, (messages, frames). Plain cells
+    never ask for more memory than `EXPANSION` allows, so `limits.expanded` is not compared.
     """
     (count, held), first = sizes.shape, schema.numbers + 2
-    # Rows that no cell vouches for have one dim.
+    # A batch size has no cells to compare it with: a single dim is easy to bound.
     simple = all(
         node.kind in _IN_PLACE or (node.kind in _BATCHES and node.end - node.dims == 1)
         for node in schema.nodes

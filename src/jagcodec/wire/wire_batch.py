@@ -35,7 +35,7 @@ from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store, reading
 from jagcodec.wire.registry import BATCHED_DATA_DICT
-from jagcodec.wire.schema import LEAVES, Node
+from jagcodec.wire.schema import ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
 from jagcodec.wire.stacked import InMemory
@@ -391,7 +391,7 @@ class MessageColumns(ColumnSource):
     def read(self, keys: Mapping[str, Node], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
         message = self.message
         if form is As.VIEW and message.header.compressed:
-            stored = [node for node in keys.values() if node.kind in LEAVES]
+            stored = [node for node in keys.values() if node.kind in ROW_KINDS]
             places = {message.numbers[node.number] for node in stored}
             held = range(len(message.buffers))  # an empty column needs no buffer
             prepare(message.buffers[i] for i in places if i in held)
