@@ -12,6 +12,7 @@ import zlib
 from typing import Any, NamedTuple
 
 import msgpack
+import zstandard
 
 from jagcodec.wire.spec import Kind
 from tests.wire import spec_reader
@@ -454,6 +455,14 @@ class Parts:
 
 def unpacked(data):
     return msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass")
+
+
+def squeezed(frames):
+    """A message with its frames compressed, where that makes them smaller."""
+    parts = Parts(frames[0])
+    sent = [min(frame, zstandard.compress(frame), key=len) for frame in frames[1:]]
+    parts.numbers += map(len, sent)
+    return [parts.frame(), *sent]
 
 
 def with_number(frames, at, number):

@@ -97,13 +97,16 @@ def outcome(read: Callable[[Any], Any], frames: Any) -> Any:
         return error
 
 
-def refused(read: Callable[[Any], Any], message: Any) -> WireFormatError:
+def refused(
+    read: Callable[[Any], Any], message: Any, reason: str = "", path: str = "", says: str = ""
+) -> WireFormatError:
     """The one error of a reader, which says where, what and what was expected."""
-    with pytest.raises(WireFormatError) as caught:
+    with pytest.raises(WireFormatError, match=says) as caught:
         read(message)
     error: Any = caught.value
-    assert error.reason in REASONS
+    assert error.reason in ({reason} if reason else REASONS), error
     assert error.path
+    assert path in ("", error.path)
     assert "expected" in error.detail
     seen: list[BaseException] = []
     cause = error

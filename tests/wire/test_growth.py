@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tracemalloc
 from functools import partial
+from itertools import accumulate
 
 import msgpack
 import numpy as np
@@ -32,7 +33,7 @@ from tests.helpers import make_batch, nested, rollout
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
 from tests.wire import forge
-from tests.wire.forge import int64s, jagged, map_of, message, node, record, run, table, tensor, zstd
+from tests.wire.forge import Draft, jagged, map_of, message, node, record, run_of, squeezed, tensor
 from tests.wire.grown import DOCUMENTS, NODES, drawn, probing_keys, singles
 from tests.wire.readers import cost, forget, operations, outcome, peak_of, readers_of, refused
 
@@ -197,112 +198,71 @@ def test_the_search_takes_work_in_proportion(name):
 
 # --- small messages that ask for as much as default limits allow ------------------------------
 
-_BLOCK = 1 << 17
-_BLOCKS = 180  # of one byte each, which take four bytes, so that the message is below 1 kB
 _ASKED = Limits().expanded + 64 * 150
+# A byte each: a message below 1 kB has no more, since zstd takes four bytes for 2**17 of them.
+_BYTES = min(180 << 17, _ASKED)
+_OBJECTS = _ASKED // 65 // 8 * 8
 
 
-def frame(size, *start, byte=b"\0"):
-    """A zstd frame of some bytes, then one byte again and again."""
-    head = b"".join(start)
-    size = min(size, _BLOCKS * _BLOCK)
-    left = size - len(head)
-    runs = [(byte, _BLOCK)] * (left // _BLOCK) + [(byte, left % _BLOCK)] * (left % _BLOCK > 0)
-    return size, zstd(*[head] * bool(head), *runs, size=size)
+def one_row_of_bits(f):
+    cells = 8 * _OBJECTS
+    group = f.group([cells])
+    return 1, jagged(group, 1, [cells], "int64", *f.put(bytes(_OBJECTS)), stored=1)
 
 
-def batch(rows, columns, *frames, groups=()):
-    """The message of a batch; a frame is bytes, or a size and what is stored of it."""
-    pairs = [pair if type(pair) is tuple else (len(pair), pair) for pair in frames]
-    sizes, sent = [size for size, _ in pairs], [data for _, data in pairs]
-    return message(
-        forge.tensordict([rows], columns),
-        *sent,
-        sizes=sizes,
-        stored=[*map(len, sent)],
-        groups=groups,
-    )
+def one_row_of_documents(f):
+    """A list of the smallest objects, each of one byte."""
+    data = b"\xdd" + (_OBJECTS - 5).to_bytes(4, "big") + b"\x90" * (_OBJECTS - 5)
+    return 1, forge.rows_node(len(data), *f.put(data), f.group([len(data)]))
 
 
-def one_frame():
-    size, data = frame(_ASKED)
-    return batch(size, {"a": tensor(shape=[size])}, (size, data))
+def components(f):
+    count = _OBJECTS // 8
+    return count, forge.strided_nested(0, count, sizes_at=f.put(bytes(8 * count)))
 
 
-def bits():
-    """One jagged row of cells that are stored as bits."""
-    size, data = frame(_ASKED // 65)
-    cells = 8 * size
-    column = jagged(0, 1, [cells], "int64", 0, 0, 1)
-    return batch(1, {"a": column}, (size, data), groups=[[0, 0, 1, cells, cells]])
-
-
-def documents():
-    """One row: a list of the smallest objects, each of one byte."""
-    size, data = frame(_ASKED // 65, b"\xdd", (_ASKED // 65 - 5).to_bytes(4, "big"), byte=b"\x90")
-    return batch(1, {"a": forge.rows_node(size)}, (size, data), groups=[[0, 0, 1, size, size]])
-
-
-def components():
-    size, data = frame(_ASKED // 65 // 8 * 8)
-    count = size // 8
-    nested = forge.strided_nested(0, count)
-    return batch(count, {"a": nested}, (size, data))
-
-
-def rows_without_cells():
+def rows_without_cells(f):
     """Rows of several columns of one group, whose offsets are all 0."""
-    size, data = frame(_ASKED // 65 // 8 * 8)
-    rows = size // 8 - 1
-    leaves = {f"c{i}": jagged(0, 1, [0], "int64", 0, 0) for i in range(8)}
-    return batch(rows, leaves, (size, data), groups=[[0, 0, rows, 0, 0]])
+    rows = _OBJECTS // 8 - 1
+    group = f.group([0] * rows)
+    return rows, *[jagged(group, 1, [0], "int64", 0, 0)] * 8
 
 
-def indirect_tensor(wide):
-    """Rows that begin at the first byte, or at the first of many bits; each index is a bit."""
+def indirect_tensor(wide, f):
+    """Rows that begin at the only cell, or at the first of many that are stored as bits."""
     rows = 256 if wide else (_ASKED - 4096) // 34
-    size, data = frame((_ASKED - 64 * 1024) // (rows * 64 + 1) if wide else rows // 8 + 1)
-    rows = min(rows, 8 * size)
-    head = table(run(1, (1, 0), stored=int(wide), index=(1, 0), narrow=1))
-    dtype, dims = ("int64", [rows, 8 * size]) if wide else ("uint8", [rows])
-    return batch(rows, {"a": tensor(dtype, dims, 0, 0, 65)}, head, (size, data))
+    size = (_ASKED - 64 * 1024) // (rows * 64 + 1) if wide else 1
+    only = run_of(f.put(bytes(size)), [0] * rows, narrow=1, cells=1, stored=int(wide))
+    dtype, inner = ("int64", [8 * size]) if wide else ("uint8", ())
+    return rows, forge.column(f, "TENSOR", [only], [1] * rows, dtype, inner)
 
 
-def indirect_rows(runs):
+def indirect_rows(runs, f):
     """Rows that are all the same, of cells that are stored as bits."""
     rows = 30
-    each = (_ASKED - 64 * 1024) // (rows * runs * 8 + 1) // 8 * 8
-    size, data = frame(each // 8)
+    size = (_ASKED - 64 * 1024) // (rows * runs * 8 + 1) // 8
     each = 8 * size
-    lengths = int64s(*(i * runs * each for i in range(rows + 1)))
-    parts = int64s(*(i * each for i in range(rows + 1)))
-    head = table(*[run(each, (1, 0), group=int(runs > 1), stored=1) for _ in range(runs)])
-    groups = [[0, 0, rows, runs * each, runs * each]]
-    frames = [lengths + parts + head] if runs > 1 else [lengths + head]
-    groups += [[0, len(lengths), rows, each, each]] * (runs > 1)
-    offset = len(frames[0]) - len(head)
-    column = jagged(0, 1, [runs * rows * each], "int64", 0, offset, 64 + runs)
-    return batch(rows, {"a": column}, *frames, (size, data), groups=groups)
+    one = run_of(f.put(bytes(size)), rows=[each] * rows, cells=each, stored=1)
+    return rows, forge.column(f, "JAGGED", [one] * runs, [runs * each] * rows, "int64")
 
 
-def indirect_documents():
+def indirect_documents(f):
     """Rows of documents that share their bytes, and become an object each."""
     rows = 40
-    most = 64 * 400 + Limits().expanded // 64
-    each = most // rows
-    size, data = frame(each, b"\xdd", (each - 5).to_bytes(4, "big"), byte=b"\x80")
-    offsets = int64s(*(i * size for i in range(rows + 1)))
-    head = table(run(size, (1, 0)))
-    column = forge.rows_node(rows * size, 0, len(offsets), 0, 65)
-    return batch(
-        rows, {"a": column}, offsets + head, (size, data), groups=[[0, 0, rows, size, size]]
-    )
+    size = Limits().expanded // 64 // rows
+    data = b"\xdd" + (size - 5).to_bytes(4, "big") + b"\x80" * (size - 5)
+    return rows, forge.column(f, "NON_TENSOR_ROWS", [run_of(data)], [size] * rows)
 
 
-PLAIN = (one_frame, bits, documents, components, rows_without_cells, indirect_documents)
-WORST = {make.__name__: make for make in PLAIN}
-WORST |= {f"indirect tensor, {wide=}": partial(indirect_tensor, wide) for wide in (False, True)}
-WORST |= {f"indirect rows, {runs=}": partial(indirect_rows, runs) for runs in (1, 4)}
+# How many rows, and columns of them.
+WORST = {
+    "one frame": lambda f: (_BYTES, tensor("uint8", [_BYTES], *f.put(bytes(_BYTES)))),
+    **{make.__name__: make for make in (one_row_of_bits, one_row_of_documents, components)},
+    **{make.__name__: make for make in (rows_without_cells, indirect_documents)},
+    **{f"indirect tensor, {wide=}": partial(indirect_tensor, wide) for wide in (False, True)},
+    **{f"indirect rows, {runs=}": partial(indirect_rows, runs) for runs in (1, 4)},
+}
+
 
 MOST = 512 << 20
 READERS = readers_of(batch=True)
@@ -313,56 +273,47 @@ READERS = readers_of(batch=True)
 )
 @pytest.mark.parametrize("name", WORST)
 def test_a_message_below_1_kb_takes_less_than_512_mb(name):
-    frames = WORST[name]()
+    f = Draft()
+    rows, *leaves = WORST[name](f)
+    columns = {f"c{i}": leaf for i, leaf in enumerate(leaves)}
+    frames = squeezed(f.message(forge.tensordict([rows], columns)))
     assert sum(map(len, frames)) < 1000
     # It asks for nearly as much as is allowed, so that a limit that counts less is noticed.
-    with pytest.raises(WireFormatError) as caught:
-        decode(frames, limits=Limits(expanded=Limits().expanded // 4))
-    assert caught.value.reason == "too_large"
+    refused(partial(decode, limits=Limits(expanded=Limits().expanded // 4)), frames, "too_large")
     for reader in ("decode", "open_wire", "materialize"):
         _, peak = cost(partial(READERS[reader], frames))
         assert peak < MOST, reader
-    if name in ("bits", "documents", "components"):
+    if name in ("one_row_of_bits", "one_row_of_documents", "components"):
         _, peak = cost(partial(READERS["concat_rows"], frames))
         assert peak < 2 * MOST
 
 
-def one_long_row():
-    """Compressed offsets of 131,071 rows, of which the last has all 2**20 cells."""
-    blocks = [(b"\0", 1 << 17)] * 8
-    offsets = (1 << 20) + 8, zstd(*blocks, int64s(1 << 20), size=(1 << 20) + 8)
-    cells = 1 << 20, zstd(*blocks, size=1 << 20)
-    column = jagged(0, 1, [1 << 20], "uint8", 1, 0)
-    return batch(1 << 17, {"a": column}, offsets, cells, groups=[[0, 0, 1 << 17, 0, 1 << 20]])
+def mostly_empty(lengths, **columns):
+    """Columns of zeros, compressed."""
+    offsets = torch.tensor([0, *accumulate(lengths)])
+    columns = {
+        name: torch.nested.nested_tensor_from_jagged(torch.zeros(sum(lengths), *inner), offsets)
+        for name, inner in columns.items()
+    }
+    return squeezed(bytes_of(encode(TensorDict(columns, [len(lengths)]))))
 
 
 def test_a_rectangle_that_no_plain_message_could_ask_for_is_refused():
-    frames = one_long_row()
+    rows = 1 << 17
+    frames = mostly_empty([0] * (rows - 1) + [1 << 20], a=())
     assert sum(map(len, frames)) < 1000
     for read in READERS.values():
-        with pytest.raises(WireFormatError, match=r"padded rows.*Limits") as caught:
-            read(frames)
-        assert caught.value.reason == "too_large"
-    assert len(decode(frames, limits=Limits(expanded=1 << 38))["a"].offsets()) == (1 << 17) + 1
+        refused(read, frames, "too_large", says=r"padded rows.*Limits")
+    assert len(decode(frames, limits=Limits(expanded=1 << 40))["a"].offsets()) == rows + 1
 
 
 def test_rectangles_of_all_columns_count_in_bytes():
-    """Here 2,000 rows of one cell each and one of 2**17, of 1 byte and of 3 x 8 bytes."""
-    rows, longest = 2001, 1 << 17
-    total = rows - 1 + longest
-    offsets = int64s(*range(rows), total)
-    cells = total, zstd((b"\0", longest), (b"\0", rows - 1), size=total)
-    wide = 24 * total, zstd(*[(b"\0", longest)] * 24, (b"\0", 24 * (rows - 1)), size=24 * total)
-    columns = {
-        "a": jagged(0, 1, [total], "uint8", 1, 0),
-        "b": jagged(0, 1, [total, 3], "int64", 2, 0),
-    }
-    frames = batch(rows, columns, offsets, cells, wide, groups=[[0, 0, rows, 1, longest]])
-    padded = rows * longest * (1 + 3 * 8)
-    assert len(decode(frames, limits=Limits(expanded=padded))["b"].offsets()) == rows + 1
-    with pytest.raises(WireFormatError, match=f"Limits.expanded={padded}.") as caught:
-        decode(frames, limits=Limits(expanded=padded - 1))
-    assert caught.value.reason == "too_large"
+    """Here 2,000 rows of one cell each and one of 2**17, of 4 and of 3 x 4 bytes."""
+    frames = mostly_empty([1] * 2000 + [1 << 17], a=(), b=(3,))
+    padded = 2001 * (1 << 17) * 4 * (1 + 3)
+    assert len(decode(frames, limits=Limits(expanded=padded))["b"].offsets()) == 2002
+    read = partial(decode, limits=Limits(expanded=padded - 1))
+    refused(read, frames, "too_large", says=f"Limits.expanded={padded}.")
 
 
 def test_shapes_of_rows_without_cells_are_not_padded():
