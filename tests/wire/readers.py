@@ -101,7 +101,7 @@ def refused(
     read: Callable[[Any], Any], message: Any, reason: str = "", path: str = "", says: str = ""
 ) -> WireFormatError:
     """The one error of a reader, which says where, what and what was expected."""
-    with pytest.raises(WireFormatError, match=says) as caught:
+    with pytest.raises(WireFormatError, match=says or None) as caught:
         read(message)
     error: Any = caught.value
     assert error.reason in ({reason} if reason else REASONS), error

@@ -132,9 +132,7 @@ def test_integers_that_follow_each_other_through_the_table_are_refused():
     assert len({hash(key) for key in keys}) == len(keys) == 5000
     pairs = [part for key in keys for part in (key, None)]
     for root in (record("DICT", *pairs), node("DICT", children=[keys, *keys])):
-        error = refused(decode, message(root))
-        assert error.reason == "bad_value"
-        assert "that do not collide" in error.detail
+        refused(decode, message(root), "bad_value", says="that do not collide")
 
 
 @pytest.mark.parametrize(
@@ -501,7 +499,8 @@ def test_what_is_kept_does_not_depend_on_who_reads():
     """Neither on what is registered, nor on pickle, nor on a device."""
     frames = message(node("USER", "test_header.Late", children=[map_of({"x": tensor()})]), b"\7")
     with fresh_tables():
-        assert refused(decode, frames).reason == refused(decode, frames).reason == "unknown_type"
+        for _ in range(2):
+            refused(decode, frames, "unknown_type")
         jagcodec.register_type(Late, name="test_header.Late")
         assert decode(frames).x.tolist() == [7]
         pickled = message(forge.list_of(record("PICKLE", b"\x80\x04K\x01."), tensor()), b"\7")

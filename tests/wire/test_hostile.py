@@ -67,8 +67,7 @@ def test_every_reader_refuses_a_bad_message(name):
         return
     is_batch = type(outcome(lambda m: open_wire(m).fields, message)) is list
     for read in readers.WHOLE_BATCH_READERS.values():
-        error = refused(read, message)
-        assert not is_batch or error.reason == reason
+        refused(read, message, reason if is_batch else "")
 
 
 def decode_error(message):
@@ -129,9 +128,7 @@ def test_an_error_names_the_path(frames, path):
 
 
 def test_an_unknown_version_names_both():
-    error = refused(decode, message(1, fields={"jagcodec": 7}))
-    assert "version 1" in str(error)
-    assert "7" in str(error)
+    refused(decode, message(1, fields={"jagcodec": 7}), says="version 1.*7")
 
 
 # --- real messages, damaged --------------------------------------------------------------------
@@ -295,9 +292,8 @@ def test_a_deep_and_wide_message_is_refused_with_a_short_path():
     for _ in range(98):
         part = node("TUPLE", children=[part])
         document = forge.record("TUPLE", document)
-    error = refused(decode, message(part))
-    assert (error.reason, error.path[-7:]) == ("unknown_kind", "[50000]")
-    assert refused(decode, message(document)).reason == "unknown_kind"
+    assert refused(decode, message(part), "unknown_kind").path.endswith("[50000]")
+    refused(decode, message(document), "unknown_kind")
 
 
 # --- faults that the fuzzer or a search by hand found -----------------------------------------
@@ -322,8 +318,7 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
     assert open_wire(frames).rows([0]).to_tensordict()["a"].values().shape == (row, 0)
     for rows in (2, 3, 4):
         chosen = open_wire(frames).rows([0] * rows)
-        error = refused(type(chosen).to_tensordict, chosen)
-        assert (error.reason, error.path) == ("bad_offsets", "$.a")
+        refused(type(chosen).to_tensordict, chosen, "bad_offsets", "$.a")
 
 
 def test_foreign_frames_and_versions_are_read_in_little_memory():
@@ -355,8 +350,7 @@ def test_rows_that_tensordict_refuses_are_refused():
     frames = message(tensordict([1], {"a": column}), row, groups=groups)
     assert refused(decode, frames).reason == "bad_value"
     for read in (opened, lambda frames: open_wire(frames).rows([0])["a"]):
-        error = refused(read, frames)
-        assert (error.reason, error.path) == ("bad_value", "$.a")
+        refused(read, frames, "bad_value", "$.a")
 
 
 def test_a_promise_of_rising_indices_is_checked_on_those_that_are_used(monkeypatch):

@@ -145,10 +145,8 @@ def test_every_encoder_takes_every_option(options):
         encode_rows({"a": [[0] * 9000, [0] * 8000], "b": [0, 1]}, **options),
     ):
         assert message(frames) == expected
-    row, builder = (
-        {"a": np.zeros(9000, dtype=np.int64), "b": np.arange(9000)},
-        jagcodec.RowBuilder(),
-    )
+    row = {"a": np.zeros(9000, dtype=np.int64), "b": np.arange(9000)}
+    builder = jagcodec.RowBuilder()
     builder.append(**row)
     one = message(encode_rows([row], **options))
     assert message(builder.to_frames(**options)) == one
@@ -193,8 +191,8 @@ def test_damage_is_named(compress):
             frames[i][5] ^= 1
             refused(read, frames, "bad_checksum", says=rf"frame {i}: .*CRC-32")
             frames[i][5] ^= 1
-        moved = "in another place" if compress else "changed places"
-        refused(read, [*frames[:3], frames[4], frames[3]], "bad_checksum", says=moved)
+        moved = [*frames[:3], frames[4], frames[3]]
+        refused(read, moved, says="in another place" if compress else "changed places")
         other = frames[0].replace(b"float32", b"float16")
         refused(read, [other, *frames[1:]], "bad_checksum", says=r"header: .*CRC-32")
 

@@ -10,54 +10,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    MsgpackDecoder,
-    UnsupportedTypeError,
-    decode,
-    dump,
-    encode,
-    encode_fields,
-    load,
-    materialize,
-    open_wire,
-    pack_jagged_fields,
-    select_rows,
-    to_blob,
-)
+import jagcodec
+from jagcodec import decode, encode, encode_fields, materialize, open_wire, select_rows, to_blob
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_DTYPES
+from tests import strategies
 from tests.helpers import Store, at_odd_address, message, receive, size
 from tests.oracle import assert_same
-from tests.strategies import (
-    arrays,
-    indices,
-    numpy_scalars,
-    repeating_batches,
-    sparse_tensors,
-    stdlib_values,
-    strided_nested_tensors,
-    tensordicts,
-    trees,
-)
+from tests.strategies import arrays, indices, numpy_scalars, repeating_batches, tensordicts, trees
 from tests.wire.readers import OPTIONS, assert_reads
-from tests.wire.values import (
-    KINDS,
-    NUMPY,
-    PYTHON,
-    REGISTERED,
-    STDLIB,
-    TORCH,
-    Turn,
-    as_it_arrives,
-)
+from tests.wire.values import KINDS, NUMPY, PYTHON, REGISTERED, STDLIB, TORCH, Turn, as_it_arrives
 
 WAYS = {
     "as sent": decode,
     "received": lambda frames: decode(receive(frames)),
     "read-only": lambda frames: decode(tuple(receive(frames, bytes))),
-    "copied": lambda frames: MsgpackDecoder(copy=True).decode(receive(frames)),
+    "copied": lambda frames: jagcodec.MsgpackDecoder(copy=True).decode(receive(frames)),
     "at odd addresses": lambda frames: decode([at_odd_address(frame, 3) for frame in frames]),
     "in one buffer": lambda frames: decode(to_blob(frames)),
     "in one buffer with more": lambda frames: decode(bytes(to_blob(frames)) + b"more"),
@@ -127,7 +96,7 @@ def test_every_batch_that_is_opened(name):
             lambda: open_wire(encode(value)).rows([1, 0]).to_tensordict(),
             lambda: select_rows(decode(encode(value)), [1, 0]),
         ):
-            with pytest.raises(ArgumentError) as refused:
+            with pytest.raises(jagcodec.ArgumentError) as refused:
                 choose()
             assert refused.value.reason == "bad_option"
     elif value.batch_size[0] > 1:
@@ -182,8 +151,8 @@ def test_the_longest_and_the_shortest_row_are_known():
 def values():
     return st.one_of(
         repeating_batches(),
-        *(trees(), stdlib_values(), arrays(), numpy_scalars(), jagged_tensors()),
-        *(sparse_tensors(), strided_nested_tensors(), tensordicts()),
+        *(trees(), strategies.stdlib_values(), arrays(), numpy_scalars(), jagged_tensors()),
+        *(strategies.sparse_tensors(), strategies.strided_nested_tensors(), tensordicts()),
         tensordicts(st.one_of(arrays(), tensors(), tensordicts())),
         st.lists(tensors(), max_size=4).map(lambda tensors: tensors * 2),
     )
@@ -226,9 +195,9 @@ def test_memory_and_files_hold_any_value(tmp_path_factory, value, options, mmap)
     assert memory[: len(blob)].tobytes() == blob
     assert memory[len(blob) :].tolist() == [0xAA] * 5
     path = tmp_path_factory.mktemp("files") / "value.jag"
-    dump(value, path, **options)
+    jagcodec.dump(value, path, **options)
     assert path.read_bytes() == blob
-    assert_same(load(path, mmap=mmap), value)
+    assert_same(jagcodec.load(path, mmap=mmap), value)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -254,7 +223,7 @@ def test_every_kind_inside_others(name):
             continue
         try:
             decoded = decode(encode(value))
-        except UnsupportedTypeError:
+        except jagcodec.UnsupportedTypeError:
             assert context in ("column", "in a tensorclass", "in a stack")
             continue
         assert_same(decode(encode(decoded)), decoded, f"{context}: $")
@@ -269,7 +238,7 @@ def test_every_kind_inside_others(name):
 def test_any_columns_and_rows_of_any_batch(batch, options, data):
     names = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
     frames = encode_fields(batch.fields, **names, **options)
-    packed = pack_jagged_fields(batch.fields, **names)
+    packed = jagcodec.pack_jagged_fields(batch.fields, **names)
     assert message(frames) == message(encode(packed, **options))
     memory = bytearray(len(to_blob(frames)))
     assert encode_fields(batch.fields, out=memory, **names, **options) == len(memory)
