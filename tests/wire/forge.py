@@ -178,49 +178,26 @@ def blob(frames, version=1, zero=0, size=None):
     return bytes(out)
 
 
-class Rows(NamedTuple):
-    """Documents in rows: their bytes end to end, where each ends, and how they are stored."""
-
-    data: bytes
-    bounds: list[int]
-    stored: int = 0
-
-    @property
-    def group(self):
-        """Their ragged group, whose offsets are after them in `payload`."""
-        lengths = [end - start for start, end in itertools.pairwise(self.bounds)]
-        place = [0, len(self.data)] if len(lengths) > 1 else [0, 0]
-        return [*place, len(lengths), min(lengths, default=0), max(lengths, default=0)]
-
-    @property
-    def payload(self):
-        """The documents, and their offsets."""
-        return self.data + (int64s(*self.bounds) if len(self.bounds) > 2 else b"")
-
-
 class RowMessage(bytes):
     """A row that is a message of its own."""
 
 
-def rows_of(*items):
-    """Rows of values; bytes are a row unchanged. If one is a message, all values are."""
+def rows_of(f, *items, kind="NON_TENSOR_ROWS"):
+    """A node of documents in rows; bytes are a row unchanged. If one is a message, all are."""
     blobs = any(isinstance(item, RowMessage) for item in items)
     rows = [
         row_message(message(item)) if blobs and not isinstance(item, bytes) else packed(item)
         for item in items
     ]
-    bounds = [0, *itertools.accumulate(map(len, rows))]
-    return Rows(b"".join(rows), bounds, 256 if blobs else 0)
+    data, group = b"".join(rows), f.shared_group([*map(len, rows)])
+    place = len(data), *f.put(data), group, 256 * blobs
+    return rows_node(*place) if kind == "NON_TENSOR_ROWS" else object_array([len(rows)], *place)
 
 
 def message_of_rows(*items, kind="NON_TENSOR_ROWS"):
     """A message of one node of documents, one per row."""
-    rows = rows_of(*items)
-    if kind == "OBJECT_ARRAY":
-        root = object_array([len(items)], len(rows.data), stored=rows.stored)
-    else:
-        root = rows_node(len(rows.data), stored=rows.stored)
-    return message(root, *[rows.payload] * bool(rows.payload), groups=[rows.group])
+    f = Draft()
+    return f.message(rows_of(f, *items, kind=kind))
 
 
 def row_message(frames):
@@ -231,11 +208,8 @@ def row_message(frames):
 
 # --- compressed frames -------------------------------------------------------------------------
 
-RAW, RLE = 0, 1
-_WIDTHS = {1: 0, 2: 1, 4: 2, 8: 3}
 
-
-def zstd(*blocks, size=None, width=4, window=None, flags=0, behind=b""):
+def zstd(*blocks, size=None, width=4, window=None, flags=0):
     """A frame of zstd, by hand, of blocks: bytes as they are, or (a byte, how often).
 
     It says that its content has this `size`, in 1, 2, 4 or 8 bytes, or nothing. `window` is the
@@ -244,16 +218,15 @@ def zstd(*blocks, size=None, width=4, window=None, flags=0, behind=b""):
     if size is None:
         out = struct.pack("<IBB", 0xFD2FB528, flags, window or 0)
     else:
-        flags |= _WIDTHS[width] << 6 | (0b100000 if window is None else 0)
+        flags |= width.bit_length() - 1 << 6 | (0b100000 if window is None else 0)
         out = struct.pack("<IB", 0xFD2FB528, flags) + bytes([] if window is None else [window])
         out += (size - (256 if width == 2 else 0)).to_bytes(width, "little")
     for i, part in enumerate(blocks):
-        kind, data, length = RAW, part, len(part)
-        if isinstance(part, tuple):
-            kind, (data, length) = RLE, part
-        head = int(i == len(blocks) - 1) | kind << 1 | length << 3
+        runs = isinstance(part, tuple)
+        data, length = part if runs else (part, len(part))
+        head = int(i == len(blocks) - 1) | runs << 1 | length << 3
         out += head.to_bytes(3, "little") + data
-    return out + behind
+    return out
 
 
 def compressed(root, sizes, *sent, **changes):
@@ -387,19 +360,10 @@ def batch_of(kind, *runs, lengths=(2, 3), frames=(), **options):
     return f.message(root, *frames)
 
 
-def in_a_row(frames, rows=1):
-    """A message in rows: as they are, or indirect where there are several."""
-    blob, f = row_message(frames), Draft()
-    if rows == 1:
-        return f.message(rows_node(len(blob), *f.put(blob), f.group([len(blob)]), 256))
-    return f.message(column(f, "NON_TENSOR_ROWS", [run_of(blob)], [len(blob)] * rows, stored=321))
-
-
 # --- pieces that many messages are made of -----------------------------------------------------
 
 # Offsets of two rows of 2 and 3 cells, and cells after them.
 PAYLOAD = int64s(0, 2, 5) + bytes(range(40))
-GROUP = [0, 0, 2, 2, 3]
 SEVENS = zstd((b"\7", 100), size=100)
 
 

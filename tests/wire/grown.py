@@ -46,13 +46,7 @@ def ragged(f: Draft, i, rows, *, group=None, each=None):
 
 def documents(row):
     """Rows of documents, in the ragged group of their lengths."""
-
-    def make(f: Draft, i, rows):
-        data = [*map(forge.packed, map(row, range(rows)))]
-        group = f.shared_group([*map(len, data)])
-        return forge.rows_node(sum(map(len, data)), *f.put(b"".join(data)), group=group)
-
-    return make
+    return lambda f, i, rows: forge.rows_of(f, *map(row, range(rows)))
 
 
 def messages_in_rows(f: Draft, i, rows):
@@ -75,7 +69,7 @@ def indirect_rows(stored):
     def make(f: Draft, i, rows):
         row = forge.packed([[], i % 100, "x"])
         run = run_of(row, [0] * rows, narrow=1)
-        return indirect(f, "NON_TENSOR_ROWS", [len(row)] * rows, run, stored=stored)
+        return forge.column(f, "NON_TENSOR_ROWS", [run], [len(row)] * rows, stored=stored)
 
     return make
 

@@ -194,7 +194,9 @@ def test_what_repeats_does_not_repeat_at_every_level():
     """The billion laughs: 60 rows, each of which is a message of 60 rows, and so on."""
     frames = forge.message(tensor("int64", [800], 0, 0, 1), bytes(100))
     for level in range(6):
-        frames = forge.in_a_row(frames, rows=60)
+        row, f = forge.row_message(frames), Draft()
+        rows = column(f, "NON_TENSOR_ROWS", [run_of(row)], [len(row)] * 60, stored=321)
+        frames = f.message(rows)
         assert agree(frames) == (level == 0)
         assert peak_of(outcome, decode, frames) < 10 << 20
 

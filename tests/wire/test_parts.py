@@ -568,10 +568,9 @@ def test_forged_batches_cost_little():
 
 def test_errors_in_chosen_rows_name_the_row_of_the_message():
     inner = forge.row_message(forge.message(forge.map_of({"x": forge.tensor()}), b"\7"))
-    written = forge.rows_of("a", forge.record("BIG_INT", b""), inner, "b")
-    column = forge.node("NON_TENSOR_ROWS", numbers=[0, 0, written.stored, 0, len(written.data)])
-    batch = forge.tensordict([4], {"x": column})
-    frames = forge.message(batch, written.payload, groups=[written.group])
+    f = forge.Draft()
+    column = forge.rows_of(f, "a", forge.record("BIG_INT", b""), inner, "b")
+    frames = f.message(forge.tensordict([4], {"x": column}))
     for rows in ([1], [3, 1], slice(1, 3)):
         refused(lambda batch: batch.to_tensordict(), open_wire(frames).rows(rows), path="$.x[1]")
     items = open_wire(frames).rows([3, 2, 0])["x"].tolist()
