@@ -19,39 +19,40 @@ from jagcodec.wire.documents import RECORDS as RECORD_FIELDS
 from jagcodec.wire.schema import FORMS
 from tests.wire import forge
 from tests.wire.forge import blob, message, message_of_rows, node, record, tensor, tensordict
-from tests.wire.readers import chosen, fetched, on_a_small_stack, peak_of, refused
+from tests.wire.readers import chosen, fetched, on_a_small_stack, outcome, peak_of, refused
 
-COLUMNS = {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}
-FRAMES = jagcodec.encode_fields(COLUMNS, lengths=torch.tensor([2, 4, 3]))
+FRAMES = jagcodec.encode_fields(
+    {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}, lengths=torch.tensor([2, 4, 3])
+)
+
+
+def border(low, high, passes):
+    """The least number above `low` that passes; `high` does, and so do all between."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return high
+
+
+def is_read(frames, name, limit):
+    found = outcome(partial(decode, limits=Limits(**{name: limit})), frames)
+    return not isinstance(found, WireFormatError)
 
 
 def sizes_of(frames):
     """The least limits that a message is read under."""
-    least = {}
-    for field in dataclasses.fields(Limits):
-        low, high = -1, 1 << 20 if field.name != "depth" else 104
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                decode(frames, limits=Limits(**{field.name: middle}))
-                high = middle
-            except WireFormatError:
-                low = middle
-        least[field.name] = high
-    return least
-
-
-def test_what_each_limit_counts():
-    nodes, groups, frames = 3, 1, 1
-    found = sizes_of(FRAMES)
-    assert (found["bytes"], found["header"]) == (sum(map(len, FRAMES)), len(FRAMES[0]))
-    counted = (found["objects"], found["expanded"], found["depth"])
-    assert counted == (nodes + groups + frames, 0, 1)
+    return {
+        field.name: border(
+            -1, 104 if field.name == "depth" else 1 << 20, partial(is_read, frames, field.name)
+        )
+        for field in dataclasses.fields(Limits)
+    }
 
 
 @pytest.mark.parametrize(
     ("frames", "objects", "depth"),
     [
+        (FRAMES, 3 + 1 + 1, 1),  # nodes, groups and frames
         (message(1), 1, 0),
         (message(forge.list_of(forge.list_of(1), 2)), 4, 2),
         (message(record("TUPLE", record("TUPLE"))), 1, 1),
@@ -68,9 +69,11 @@ def test_what_each_limit_counts():
          7, 2),
     ],
 )  # fmt: skip
-def test_what_limits_count_of_other_messages(frames, objects, depth):
+def test_what_each_limit_counts(frames, objects, depth):
     least = sizes_of(frames)
     assert (least["objects"], least["depth"]) == (objects, depth)
+    assert (least["bytes"], least["header"]) == (sum(map(len, frames)), len(frames[0]))
+    assert least["expanded"] == 0
 
 
 def test_every_reader_takes_limits(tmp_path):
@@ -221,7 +224,7 @@ READ = {
     *("FROZENSET", "USER", "NON_TENSOR_ROWS", "OBJECT_ARRAY"),
 }
 BYTE = node("BYTES", numbers=[0, 0, 1])
-PAYLOAD = NODES["NON_TENSOR_DATA"]("x")
+payload = NODES["NON_TENSOR_DATA"]
 
 
 def inside(wraps, value, levels):
@@ -240,28 +243,26 @@ def read(frames, *readers):
     return found
 
 
-def batch_of(part):
-    """A batch of one column that holds this."""
-    return tensordict([1], {"x": NODES["NON_TENSOR_DATA"](part)})
-
-
 @pytest.mark.parametrize("name", [*NODES, *RECORDS, *ROWS])
 def test_a_kind_in_itself(name):
     # A slice lies around its tuple, which is a level of its own.
     levels = LEVELS // 2 if name == "USER" else LEVELS
     made, wrong = [], []
     if name in NODES:
-        leaf = batch_of(BYTE) if name == "TENSORDICT" else BYTE
+        leaf = forge.batch(payload(BYTE), 1) if name == "TENSORDICT" else BYTE
         part = inside([NODES[name]], leaf, levels)
         made.append(message(part, b"x"))
         # In a batch these are two levels more.
-        read(message(part if name == "TENSORDICT" else batch_of(part), b"x"), chosen, fetched)
+        column = (
+            part if name == "TENSORDICT" else NODES["TENSORDICT"](NODES["NON_TENSOR_DATA"](part))
+        )
+        read(message(column, b"x"), chosen, fetched)
     if name in RECORDS:
         value = inside([RECORDS[name]], 7, levels)
         made += [message(value), message_of_rows(value)]
         made += [message_of_rows(value, forge.row_message(message(1)))]
         made += [message_of_rows(forge.row_message(message(value)))]
-        read(message(batch_of(value)), chosen, fetched)
+        read(message(forge.batch(payload(value), 1)), chosen, fetched)
         wrong.append(message(inside([RECORDS[name]], record("BIG_INT", b""), 100)))
     if name in ROWS:
         made += [inside([ROWS[name]], root, LEVELS) for root in (message(7), message(BYTE, b"x"))]
@@ -296,7 +297,7 @@ def test_every_kind_that_holds_others_is_here():
         (lambda n: message_of_rows(inside([RECORDS["TUPLE"]], 1, n - 1)), 104),
         (lambda n: inside([ROWS["OBJECT_ARRAY"]], message(1), n), 104),
         (lambda n: message(inside([NODES["LAZY_STACK"]], tensordict([1], {}), n)), 8),
-        (lambda n: message(inside([NODES["NON_TENSOR_STACK"]], PAYLOAD, n)), 8),
+        (lambda n: message(inside([NODES["NON_TENSOR_STACK"]], payload("x"), n)), 8),
     ],
 )
 def test_the_limit_of_depth(make, most):
@@ -335,17 +336,11 @@ def test_what_encode_writes_decode_reads_at_the_deepest(wrap):
         values = [leaf]
         for _ in range(105):
             values.append(WRAPS[wrap](values[-1]))
-        # As deep as it goes, looked for from both ends.
-        low, high = 0, 105
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                encode(values[middle])
-                low = middle
-            except TypeError:
-                high = middle
-        assert low > 30
-        found = on_a_small_stack(lambda deepest=values[low]: decode(encode(deepest)))
+        too_deep = border(
+            0, 105, lambda i, values=values: isinstance(outcome(encode, values[i]), TypeError)
+        )
+        assert too_deep > 31
+        found = on_a_small_stack(lambda deepest: decode(encode(deepest)), values[too_deep - 1])
         assert not isinstance(found, Exception), found
 
 
