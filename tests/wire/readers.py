@@ -183,16 +183,16 @@ def cost(read: Callable[[], Any]) -> tuple[float, int]:
     blocks.release()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before = status("VmRSS")
     begin = time.thread_time()
     value = read()
     seconds = time.thread_time() - begin
-    peak = _status("VmHWM")
+    peak = status("VmHWM")
     del value
     return seconds, max(0, peak - before)
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
 
