@@ -273,7 +273,7 @@ class Reader:
         if rows > 1:
             data = self.buffers[buffer][offset : offset + 8 * (rows + 1)]
             offsets = np.frombuffer(data, "<i8").tolist()
-        lengths = [end - start for start, end in itertools.pairwise(offsets)]
+        lengths = lengths_of(offsets)
         need(offsets[0] == 0 and min(lengths, default=0) >= 0, "offsets")
         need((low, high) == (min(lengths, default=0), max(lengths, default=0)), "min and max")
         need(end is None or offsets[-1] == end, "offsets end elsewhere")
@@ -366,7 +366,6 @@ class Reader:
         return dtype, dims, widened(dtype, stored, cells, data)
 
     def jagged(self, dtype, ragged_dim, group, dims, buffer, offset, stored):
-        offsets = None
         if math.prod(dims) and 64 < stored <= 72:
             need(ragged_dim == 1, "indirect rows of another ragged dim")
             offsets = self.offsets(group, dims[0])
@@ -603,6 +602,7 @@ def document(value):
     tag, *fields = value
     need(tag.code in RECORDS and tag.data == b"", "tag")
     kind = RECORDS[tag.code]
+    need(kind != "PICKLE", "a pickle")
     fields = [document(field) for field in fields]
     try:
         result = DOCUMENTS[kind](*fields)  # type: ignore[operator]
@@ -622,10 +622,6 @@ def numbers(dtype, data):
     need(type(data) is bytes and len(data) % SIZES[dtype] == 0, "data")
     need(dtype != "bool" or set(data) <= {0, 1}, "bools")
     return ([*struct.unpack(f"<{len(data) // SIZES[dtype]}{code[dtype]}", data)],)
-
-
-def tuple_(*items):
-    return ([*items],)
 
 
 def set_(*members):
@@ -703,18 +699,13 @@ def user(name, state):
     return name, state
 
 
-def pickle(_):
-    raise RefusedError("a pickle")
-
-
 DOCUMENTS = {
     "BIG_INT": big_int,
-    "TUPLE": tuple_,
+    "TUPLE": lambda *items: ([*items],),
     "SET": set_,
     "FROZENSET": set_,
     "DICT": dict_,
     "NUMBERS": numbers,
     "SCALAR": scalar,
     "USER": user,
-    "PICKLE": pickle,
 }
