@@ -13,6 +13,7 @@ import sys
 import tracemalloc
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -198,31 +199,31 @@ _BYTES = min(180 << 17, _ASKED)
 _OBJECTS = _ASKED // 65 // 8 * 8
 
 
-def one_row_of_bits(f):
+def one_row_of_bits(f: Draft):
     cells = 8 * _OBJECTS
     group = f.group([cells])
     return 1, jagged(group, 1, [cells], "int64", *f.put(bytes(_OBJECTS)), stored=1)
 
 
-def one_row_of_documents(f):
+def one_row_of_documents(f: Draft):
     """A list of the smallest objects, each of one byte."""
     data = b"\xdd" + (_OBJECTS - 5).to_bytes(4, "big") + b"\x90" * (_OBJECTS - 5)
     return 1, forge.rows_node(len(data), *f.put(data), f.group([len(data)]))
 
 
-def components(f):
+def components(f: Draft):
     count = _OBJECTS // 8
     return count, forge.strided_nested(0, count, sizes_at=f.put(bytes(8 * count)))
 
 
-def rows_without_cells(f):
+def rows_without_cells(f: Draft):
     """Rows of several columns of one group, whose offsets are all 0."""
     rows = _OBJECTS // 8 - 1
     group = f.group([0] * rows)
     return rows, *[jagged(group, 1, [0], "int64", 0, 0)] * 8
 
 
-def indirect_tensor(wide, f):
+def indirect_tensor(wide, f: Draft):
     """Rows that begin at the only cell, or at the first of many that are stored as bits."""
     rows = 256 if wide else (_ASKED - 4096) // 34
     size = (_ASKED - 64 * 1024) // (rows * 64 + 1) if wide else 1
@@ -231,7 +232,7 @@ def indirect_tensor(wide, f):
     return rows, forge.column(f, "TENSOR", [only], [1] * rows, dtype, inner)
 
 
-def indirect_rows(runs, f):
+def indirect_rows(runs, f: Draft):
     """Rows that are all the same, of cells that are stored as bits."""
     rows = 30
     size = (_ASKED - 64 * 1024) // (rows * runs * 8 + 1) // 8
@@ -240,7 +241,7 @@ def indirect_rows(runs, f):
     return rows, forge.column(f, "JAGGED", [one] * runs, [runs * each] * rows, "int64")
 
 
-def indirect_documents(f):
+def indirect_documents(f: Draft):
     """Rows of documents that share their bytes, and become an object each."""
     rows = 40
     size = Limits().expanded // 64 // rows
@@ -249,7 +250,7 @@ def indirect_documents(f):
 
 
 # How many rows, and columns of them.
-WORST = {
+WORST: dict[str, Any] = {
     "one frame": lambda f: (_BYTES, tensor("uint8", [_BYTES], *f.put(bytes(_BYTES)))),
     **{make.__name__: make for make in (one_row_of_bits, one_row_of_documents, components)},
     **{make.__name__: make for make in (rows_without_cells, indirect_documents)},
