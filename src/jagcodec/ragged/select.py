@@ -25,6 +25,7 @@ from tensordict import (
 
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
 from jagcodec.memory.tensor_bytes import cat_bits, take_rows
+from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
     is_jagged,
@@ -32,18 +33,6 @@ from jagcodec.ragged.nested import (
     strided_nested,
     strided_parts,
     view_of,
-)
-from jagcodec.ragged.non_tensor import (
-    batch_of,
-    fields_of,
-    holds_rows,
-    is_non_tensor,
-    leaf_of_rows,
-    object_array,
-    rows_of_leaf,
-    tensorclass_of,
-    unbatched_of,
-    unbatched_parts,
 )
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -69,7 +58,7 @@ def row_count(column: Any, path: str) -> int | None:
         sizes = (len(column.cu_seqlens) - 1,)
     elif isinstance(column, np.ndarray):
         sizes = column.shape
-    elif isinstance(column, TensorDictBase) or is_non_tensor(column):
+    elif isinstance(column, TensorDictBase) or non_tensor.is_non_tensor(column):
         sizes = column.batch_size
     if not sizes:
         raise not_a_column(column, path)
@@ -141,9 +130,11 @@ class _Choice(NamedTuple):
         return whole if self.chosen is None else whole[_index(self.chosen)]
 
     def _unbatched(self, leaves: Sequence[Any], path: str) -> Any:
-        tensors = [unbatched_parts(leaf)[1] for leaf in leaves]
+        tensors = [non_tensor.unbatched_parts(leaf)[1] for leaf in leaves]
         remedy = "make it a column with a row for each"
-        return unbatched_of(None, self._the_same(tensors, "UnbatchedTensor", remedy, path))
+        return non_tensor.unbatched_of(
+            None, self._the_same(tensors, "UnbatchedTensor", remedy, path)
+        )
 
     def _packed(self, leaves: Sequence[PackedColumn], path: str) -> PackedColumn:
         views = [view_of_varlen(leaf, path) for leaf in leaves]
@@ -204,7 +195,7 @@ class _Choice(NamedTuple):
         rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
         _check_equal(rest, "batch dims after the first", path)
         stacks = [isinstance(leaf, NonTensorStack) for leaf in leaves]
-        whole = not any(stacks) and not any(map(holds_rows, leaves))
+        whole = not any(stacks) and not any(map(non_tensor.holds_rows, leaves))
         if whole and (len(leaves) == 1 or all(self.same(first.data, x.data) for x in leaves)):
             return type(first)(first.data, batch_size=[self._count(leaves), *rest[0]])
         if rest[0]:
@@ -212,18 +203,18 @@ class _Choice(NamedTuple):
                 "expected objects of one batch dim, found a stack of several; flatten the batch"
             )
             raise ArgumentError("bad_option", path, detail)
-        payloads = (rows_of_leaf(leaf, leaf.batch_size[0]) for leaf in leaves)
+        payloads = (non_tensor.rows_of_leaf(leaf, leaf.batch_size[0]) for leaf in leaves)
         items = self._listed(itertools.chain.from_iterable(payloads))
-        if all(map(holds_rows, leaves)):
-            return NonTensorData(object_array(items), batch_size=[len(items)])
-        return leaf_of_rows(items)
+        if all(map(non_tensor.holds_rows, leaves)):
+            return NonTensorData(non_tensor.object_array(items), batch_size=[len(items)])
+        return non_tensor.leaf_of_rows(items)
 
     def _tensorclasses(self, leaves: Sequence[Any], path: str) -> Any:
         _check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
-        fields, others = zip(*map(fields_of, leaves), strict=True)
+        fields, others = zip(*map(non_tensor.fields_of, leaves), strict=True)
         remedy = "make such fields NonTensorStacks, with a value for each row"
         rest = self._the_same(others, f"{brief(others[0])} next to its tensors", remedy, path)
-        return tensorclass_of(type(leaves[0]), self.of(fields, path), rest)
+        return non_tensor.tensorclass_of(type(leaves[0]), self.of(fields, path), rest)
 
     def _batches(self, leaves: Sequence[Any], path: str) -> Any:
         """Batches of the same columns, each column joined; in the order of the first."""
@@ -273,7 +264,7 @@ _TYPES = tuple(kind for kind in _WAYS if isinstance(kind, type))
 
 def _kind(leaf: Any) -> Any:
     """The key of a column in `_WAYS`; None if it is not a column."""
-    if is_non_tensor(leaf):
+    if non_tensor.is_non_tensor(leaf):
         return NonTensorData
     known = next((kind for kind in _TYPES if isinstance(leaf, kind)), None)
     tensorclass = known in (None, TensorDictBase) and is_tensorclass(leaf)
@@ -345,6 +336,6 @@ def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
         isinstance(leaf, TensorDictBase) or is_tensorclass(leaf) for leaf in columns.values()
     )
     if flat and names is None and batch.device is None and batch.batch_dims == 1:
-        return batch_of(columns, rows)
+        return non_tensor.batch_of(columns, rows)
     sizes = [rows, *batch.batch_size[1:]]
     return TensorDict(columns, batch_size=sizes, names=names, device=batch.device)

@@ -20,41 +20,20 @@ from tensordict import (
 from jagcodec import cells
 from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes
+from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
-from jagcodec.ragged.non_tensor import (
-    LAZY_VIEW,
-    LIST_TYPES,
-    TENSORDICT_TYPES,
-    fits_into,
-    leaf_of_rows,
-    payloads_of_stack,
-    stack_dim_name,
-    tensordict_of_view,
-)
 from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
-from jagcodec.wire import documents
+from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
 from jagcodec.wire.registry import registered_name, state_of
-from jagcodec.wire.spec import (
-    COLUMN_KINDS,
-    INLINE_BYTES,
-    INTEGER_DTYPES,
-    LONG_LIST,
-    MAX_DEPTH,
-    MAX_NDIM,
-    MAX_STACKS,
-    MAX_UNBACKED_ROWS,
-    PLAIN,
-    Code,
-    Kind,
-)
+from jagcodec.wire.spec import PLAIN, Code, Kind
 
 # What msgpack gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -102,14 +81,14 @@ class Lowering:
         if type(value) in _NATIVE or (
             # The messages of a batch: a dict of plain values is its own document.
             type(value) is dict
-            and len(self._path) < MAX_DEPTH
+            and len(self._path) < spec.MAX_DEPTH
             and _STRING.issuperset(map(type, value))
             and _NATIVE.issuperset(map(type, value.values()))
         ):
             return value
         self._path.append(key)
-        if len(self._path) > MAX_DEPTH:
-            detail = f"expected at most {MAX_DEPTH} nested containers, found more (a cycle?)"
+        if len(self._path) > spec.MAX_DEPTH:
+            detail = f"expected at most {spec.MAX_DEPTH} nested containers, found more (a cycle?)"
             raise self._refused("too_deep", detail)
         lowered = self.lower(value)
         self._path.pop()
@@ -178,9 +157,9 @@ class Lowering:
     def _foreign(self, value: Any, why: str = "") -> Tree:
         """The tree of the result of `default`; or of a pickle; or an error."""
         if self._default is not None:
-            if len(self._path) + self._defaults >= MAX_DEPTH:
+            if len(self._path) + self._defaults >= spec.MAX_DEPTH:
                 expected = "expected values of default that can be encoded"
-                raise self._refused("too_deep", f"{expected}, found none in {MAX_DEPTH} calls")
+                raise self._refused("too_deep", f"{expected}, found none in {spec.MAX_DEPTH} calls")
             new = self._default(value)
             if new is not value:
                 self._defaults += 1
@@ -197,7 +176,7 @@ class Lowering:
     # Python
 
     def _list(self, values: list[Any]) -> Tree:
-        if len(values) >= LONG_LIST and (packed := cells.pack(values)) is not None:
+        if len(values) >= spec.LONG_LIST and (packed := cells.pack(values)) is not None:
             return [TAGS[Kind.NUMBERS], *packed]
         if len(values) > 1 and (views := _views_of_one_storage(values)) is not None:
             return self._views(*views)
@@ -260,7 +239,7 @@ class Lowering:
         return tree
 
     def _bytes(self, value: bytes) -> Tree:
-        if len(value) < INLINE_BYTES:
+        if len(value) < spec.INLINE_BYTES:
             return value
         self.items.append((memoryview(value), None, None, (len(value),)))
         return (Code.BYTES,)
@@ -352,15 +331,15 @@ class Lowering:
         return name
 
     def _cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
-        narrow = self._column[1] and dtype in INTEGER_DTYPES
+        narrow = self._column[1] and dtype in spec.INTEGER_DTYPES
         self.items.append(UnreadCells(source, dtype, dims, narrow))
 
     def _dense(self, tensor: torch.Tensor, stored: int | None = None) -> Tree:
         """A TENSOR; with `stored`, one that is not stored in another way."""
         name, shape = self._torch_dtype(tensor), tuple(tensor.shape)
         rank = len(shape)
-        if rank > MAX_NDIM:
-            raise self._refusal(tensor, f" with {rank} dims: the limit is {MAX_NDIM}")
+        if rank > spec.MAX_NDIM:
+            raise self._refusal(tensor, f" with {rank} dims: the limit is {spec.MAX_NDIM}")
         if not tensor.is_cpu:
             self.on_devices.append(tensor)
         if stored is None:
@@ -442,7 +421,7 @@ class Lowering:
         return (Code.NON_TENSOR_ROWS,)
 
     def _objects(self, rows: list[Any]) -> Tree:
-        return self._rows(rows) if rows else self.lower(leaf_of_rows(rows))
+        return self._rows(rows) if rows else self.lower(non_tensor.leaf_of_rows(rows))
 
     # tensordict
 
@@ -454,12 +433,12 @@ class Lowering:
             leaf = leaves[key]
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
                 leaf = self._default(leaf)  # here, so that its rows are checked
-            if not fits_into(leaf, td):
+            if not non_tensor.fits_into(leaf, td):
                 wanted, found = list(td.batch_size), list(leaf.batch_size)
                 detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
                 raise self._refused("row_mismatch", detail)
             node = self._child(key, leaf)
-            if type(node) is not tuple or node[0] not in COLUMN_KINDS:
+            if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
                 self._path.append(key)
                 remedy = "make it a NonTensorData of the batch's size"
                 raise self._refusal(leaf, f" as a leaf of a TensorDict; {remedy}")
@@ -468,7 +447,7 @@ class Lowering:
 
     def _lazy_view(self, view: Any) -> Tree:
         try:
-            whole = tensordict_of_view(view)
+            whole = non_tensor.tensordict_of_view(view)
         except RuntimeError as error:  # of a stack of rows with different shapes
             raise self._refusal(view, f": {error!s:.200}; encode what it is a view of") from error
         return self._tensordict(whole)
@@ -480,9 +459,9 @@ class Lowering:
         return (Code.LAZY_STACK, int(stack.stack_dim), *self._members_of(stack))
 
     def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
-        payloads = payloads_of_stack(stack)
+        payloads = non_tensor.payloads_of_stack(stack)
         if payloads is not None:
-            self._check_unnamed(stack, [stack_dim_name(stack)])
+            self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
             return self._rows(payloads)
         if not stack.tensordicts:
             remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
@@ -490,9 +469,9 @@ class Lowering:
         return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *self._members_of(stack))
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
-        self._check_unnamed(stack, [stack_dim_name(stack)])
-        if self._stacks == MAX_STACKS:
-            detail = f"expected at most {MAX_STACKS} stacks in each other, found more"
+        self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
+        if self._stacks == spec.MAX_STACKS:
+            detail = f"expected at most {spec.MAX_STACKS} stacks in each other, found more"
             raise self._refused("too_deep", detail)
         self._stacks += 1
         members = [self._child(i, member) for i, member in enumerate(stack.tensordicts)]
@@ -520,7 +499,7 @@ class Lowering:
         if any(dim < 0 for dim in batch_size):
             detail = f"expected a batch size from 0 on, found {list(batch_size)}"
             raise self._refused("bad_shape", detail)
-        if batch_size.numel() > MAX_UNBACKED_ROWS:
+        if batch_size.numel() > spec.MAX_UNBACKED_ROWS:
             self.unbacked.append((self._where(), batch_size.numel()))
         self.items += batch_size
 
@@ -548,9 +527,9 @@ _HANDLERS: dict[type, _Handler] = {
     np.ndarray: Lowering._array,
     np.memmap: Lowering._array,
     Columns: Lowering._columns,
-    **dict.fromkeys(LIST_TYPES, Lowering._list),
+    **dict.fromkeys(non_tensor.LIST_TYPES, Lowering._list),
     **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
-    **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),
+    **dict.fromkeys(non_tensor.TENSORDICT_TYPES, Lowering._tensordict),
     LazyStackedTensorDict: Lowering._lazy_stack,
     NonTensorData: Lowering._non_tensor_data,
     NonTensorStack: Lowering._non_tensor_stack,
@@ -559,7 +538,7 @@ _HANDLERS: dict[type, _Handler] = {
 _BASES: tuple[tuple[type, _Handler], ...] = (
     (torch.Tensor, Lowering._tensor),
     (np.generic, Lowering._scalar),
-    (LAZY_VIEW, Lowering._lazy_view),
+    (non_tensor.LAZY_VIEW, Lowering._lazy_view),
 )
 
 # What means something else as one of `Columns`.

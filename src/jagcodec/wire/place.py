@@ -20,6 +20,7 @@ from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire import spec
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes
 from jagcodec.wire.elide import elide, equal_documents
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of
@@ -35,16 +36,7 @@ from jagcodec.wire.lowered import (
     Run,
     UnreadCells,
 )
-from jagcodec.wire.spec import (
-    BLOBS,
-    INDIRECT,
-    MAX_UNBACKED_ROWS,
-    NO_INDEX,
-    ONE_OBJECT,
-    PLAIN,
-    SMALL_BUFFER,
-    Code,
-)
+from jagcodec.wire.spec import PLAIN, Code
 
 
 class Placing(PendingMessage):
@@ -71,7 +63,7 @@ class Placing(PendingMessage):
             apart = type(data) is RaggedView
             size = math.prod(dims) * data.dtype.itemsize if apart else data.nbytes
             buffer = offset = 0  # if there are no bytes, too
-            if size >= SMALL_BUFFER:
+            if size >= spec.SMALL_BUFFER:
                 buffer = len(buffers)
                 buffers.append(size if apart else np.frombuffer(data, np.uint8))
             elif size:
@@ -126,7 +118,9 @@ class Placing(PendingMessage):
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         for path, rows in unbacked:
             if rows > sum(sizes):
-                expected = f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}"
+                expected = (
+                    f"expected at most {spec.MAX_UNBACKED_ROWS} rows without data, found {rows}"
+                )
                 raise UnsupportedTypeError("too_large", path, expected)
         self.header: bytes = write_header(start, numbers, values, self._groups, sizes)
         return self
@@ -230,10 +224,10 @@ class PlacingAll(Placing):
         if like is not None:
             more = len(data) if one_object else row_splits.total
             self.documents: int = self.documents + more
-            stored = ONE_OBJECT if one_object else INDIRECT + 1
+            stored = spec.ONE_OBJECT if one_object else spec.INDIRECT + 1
             data = self._table([Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True)
         if rows and isinstance(documents.rows[0], Lowered):
-            stored += BLOBS
+            stored += spec.BLOBS
         return data, stored, row_splits, (row_splits.total,)
 
     def _message_in_row(self, row: Lowered) -> list[Any]:
@@ -278,7 +272,7 @@ class PlacingAll(Placing):
             yield from self._placed(cells)
         else:
             table = self._table(runs, len(cells.data) // shape[0], splits is not None)
-            yield from (*self._put(table), INDIRECT + len(runs))
+            yield from (*self._put(table), spec.INDIRECT + len(runs))
         if splits is not None:
             yield self._group(splits)
         yield from map(int, shape)
@@ -296,7 +290,7 @@ class PlacingAll(Placing):
         table: list[int] = []
         for splits, cells, index in runs:
             at = self._placed(cells)
-            starts = (NO_INDEX, 0, PLAIN) if index is None else self._placed(index)
+            starts = (spec.NO_INDEX, 0, PLAIN) if index is None else self._placed(index)
             group = self._group(splits) if ragged else 0
             table += (group, *at, len(cells.data) // size, *starts)
         return np.array(table, dtype=np.int64).view(np.uint8)
@@ -342,7 +336,7 @@ _PLAIN = frozenset((RaggedView, np.ndarray))
 def frames_of_columns(columns: Columns) -> list[Frame] | None:
     """The message of rows of columns without options; None if a column is not plain."""
     rows = columns.rows
-    if rows > MAX_UNBACKED_ROWS or not _PLAIN.issuperset(map(type, columns.columns.values())):
+    if rows > spec.MAX_UNBACKED_ROWS or not _PLAIN.issuperset(map(type, columns.columns.values())):
         return None
     nodes: list[Any] = []
     items: list[int | Item] = [rows]
