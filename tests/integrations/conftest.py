@@ -38,6 +38,15 @@ def cluster():
 
 
 @pytest.fixture
+def registered(cluster):
+    from jagcodec.integrations import ray
+
+    ray.register()
+    yield
+    ray.unregister()
+
+
+@pytest.fixture
 def python():
     """Runs code, or a file, in a new process."""
 
@@ -46,11 +55,7 @@ def python():
         paths = [str(path)] if path else []
         run = subprocess.run(
             [sys.executable, "-W", "ignore", *command],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([*paths, PATHS]),
-                **environment,
-            },
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*paths, PATHS]), **environment},
             capture_output=True,
             text=True,
             timeout=400,

@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace as Of
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,15 @@ import pytest
 from jagcodec import ArgumentError
 from jagcodec.integrations import sglang, vllm
 
+ROW = {"prompt_ids": [1, 2, 3], "response_ids": [7, 8], "logprobs": [-0.5, -2.0]}
+ROW |= {"finish_reason": "stop"}
 
-def assert_refused(rows_of, value, path, detail=""):
+
+def assert_refused(module, value, path, detail):
+    given = "outputs" if module is vllm else "responses"
     with pytest.raises(ArgumentError) as raised:
-        rows_of(value)
-    assert raised.value.path == path
+        module.rows_of(value)
+    assert raised.value.path == f"{module.__name__.rpartition('.')[2]}.rows_of({given}){path}"
     assert detail in raised.value.detail
 
 
@@ -42,24 +47,44 @@ def at(tokens, values):
 
 
 def sample(tokens, logprobs=None, finish_reason="stop", routed_experts=None):
-    return Of(
-        token_ids=tokens,
-        logprobs=logprobs,
-        finish_reason=finish_reason,
-        routed_experts=routed_experts,
-    )
+    found = {"token_ids": tokens, "logprobs": logprobs, "finish_reason": finish_reason}
+    return Of(**found, routed_experts=routed_experts)
 
 
 def request(prompt, *samples, prompt_logprobs=None):
     return Of(prompt_token_ids=prompt, prompt_logprobs=prompt_logprobs, outputs=[*samples])
 
 
-def of_vllm(index, sample=None):
-    return f"vllm.rows_of(outputs)[{index}]" + (f".outputs[{sample}]" if sample is not None else "")
+def of_sample(tokens, positions):
+    """These logprobs of the second sample; those of the first are right."""
+    return [request([1], sample([7], at([7], [-0.5])), sample(tokens, positions))]
 
 
-def with_prompt(logprobs):
-    return request([1, 2], sample([7]), prompt_logprobs=logprobs)
+def of_prompt(logprobs):
+    return [request([1, 2], sample([7]), prompt_logprobs=logprobs)]
+
+
+SAMPLE, PROMPT = "[0].outputs[1]", "[0].prompt_logprobs"
+REFUSED_OF_VLLM: list[tuple[Any, str, str]] = [
+    (of_sample([7, 8], at([7], [0])), f"{SAMPLE}.logprobs", "2 items like token ids, found 1"),
+    (of_sample([], at([7], [-0.5])), f"{SAMPLE}.logprobs", "0 items like token ids, found 1"),
+    (of_sample([7], [{8: Of(logprob=0)}]), f"{SAMPLE}.logprobs[0]", "token 7, found those of [8]"),
+    (of_sample([7], [None]), f"{SAMPLE}.logprobs[0]", "logprob of token 7, found those of []"),
+    (of_sample([7], [{}]), f"{SAMPLE}.logprobs[0]", "logprob of token 7, found those of []"),
+    (of_sample([7], at([7], [None])), f"{SAMPLE}.logprobs[0]", "expected a logprob, found None"),
+    (of_sample([7], at([7], ["-1"])), f"{SAMPLE}.logprobs[0]", "expected a logprob, found '-1'"),
+    (of_sample([7], [{7: -0.5}]), SAMPLE, "a CompletionOutput of vLLM, found AttributeError"),
+    (of_sample([7.0], at([7], [-0.5])), SAMPLE, "a CompletionOutput of vLLM, found TypeError"),
+    (of_prompt([None, None]), f"{PROMPT}[1]", "logprob of token 2"),
+    (of_prompt([None]), PROMPT, "expected 2 items"),
+    (of_prompt(at([9, 2], [-0.5, -0.5])), f"{PROMPT}[0]", "logprob of token 1"),
+    ([request([1], sample([7])), *of_prompt([None, *at([2], [-1])])], "[0].outputs[0]", "in none"),
+    (3, "", "a list of vLLM's RequestOutputs"),
+    (request([1]), "", "a list of vLLM's RequestOutputs"),
+    ([request([1]), {"outputs": []}], "[1]", "a RequestOutput of vLLM"),
+    ([request(["a"])], "[0]", "a RequestOutput of vLLM"),
+    ([request([1], sample([7]), None)], SAMPLE, "a CompletionOutput of vLLM"),
+]
 
 
 class TestVllm:
@@ -72,15 +97,7 @@ class TestVllm:
         rows = vllm.rows_of([request(np.array([1, 2, 3]), output, prompt_logprobs=prompt)])
         for name, kind in (("prompt_ids", int), ("logprobs", float), ("prompt_logprobs", float)):
             assert {type(number) for number in rows[0][name]} == {kind}
-        assert rows == [
-            {
-                "prompt_ids": [1, 2, 3],
-                "response_ids": [7, 8],
-                "logprobs": [-0.5, -2.0],
-                "finish_reason": "stop",
-                "prompt_logprobs": [0.0, -1.5, -2.5],
-            }
-        ]
+        assert rows == [ROW | {"prompt_logprobs": [0.0, -1.5, -2.5]}]
 
     def test_n_samples_are_n_rows_in_order_with_the_prompt_of_each(self):
         experts = [np.full((4, 2, 2), value, dtype=np.uint8) for value in range(3)]
@@ -118,43 +135,12 @@ class TestVllm:
         for one in samples[bad : 3 if bad == 1 else bad + 1]:
             setattr(one, key, None)
         outputs = [request([1], samples[0]), request([1], *samples[1:])]
-        path = of_vllm(int(bad > 0), int(bad == 2))
-        assert_refused(vllm.rows_of, outputs, path, f"expected {key} in all samples or in none")
+        path = f"[{int(bad > 0)}].outputs[{int(bad == 2)}]"
+        assert_refused(vllm, outputs, path, f"expected {key} in all samples or in none")
 
-    @pytest.mark.parametrize(
-        ("tokens", "positions", "where", "found"),
-        [
-            ([7, 8], at([7], [-0.5]), ".logprobs", "expected 2 items like token ids, found 1"),
-            ([], at([7], [-0.5]), ".logprobs", "expected 0 items like token ids, found 1"),
-            ([7], [{8: Of(logprob=0)}], ".logprobs[0]", "of token 7, found those of [8]"),
-            ([7], [None], ".logprobs[0]", "logprob of token 7, found those of []"),
-            ([7], [{}], ".logprobs[0]", "logprob of token 7, found those of []"),
-            ([7], at([7], [None]), ".logprobs[0]", "expected a logprob, found None"),
-            ([7], at([7], ["-1"]), ".logprobs[0]", "expected a logprob, found '-1'"),
-            ([7], [{7: -0.5}], "", "a CompletionOutput of vLLM, found AttributeError"),
-            ([7.0], at([7], [-0.5]), "", "a CompletionOutput of vLLM, found TypeError"),
-        ],
-    )
-    def test_logprobs_that_are_not_of_the_tokens(self, tokens, positions, where, found):
-        outputs = [request([1], sample([7], at([7], [-0.5])), sample(tokens, positions))]
-        assert_refused(vllm.rows_of, outputs, of_vllm(0, 1) + where, found)
-
-    @pytest.mark.parametrize(
-        ("outputs", "path"),
-        [
-            ([with_prompt([None, None])], f"{of_vllm(0)}.prompt_logprobs[1]"),
-            ([with_prompt([None])], f"{of_vllm(0)}.prompt_logprobs"),
-            ([with_prompt(at([9, 2], [-0.5, -0.5]))], f"{of_vllm(0)}.prompt_logprobs[0]"),
-            ([request([1], sample([7])), with_prompt([None, *at([2], [-1])])], of_vllm(0, 0)),
-            (3, "vllm.rows_of(outputs)"),
-            (request([1]), "vllm.rows_of(outputs)"),
-            ([request([1]), {"outputs": []}], of_vllm(1)),
-            ([request(["a"])], of_vllm(0)),
-            ([request([1], sample([7]), None)], of_vllm(0, 1)),
-        ],
-    )
-    def test_anything_else(self, outputs, path):
-        assert_refused(vllm.rows_of, outputs, path)
+    @pytest.mark.parametrize(("outputs", "path", "detail"), REFUSED_OF_VLLM)
+    def test_anything_else_is_refused_and_named(self, outputs, path, detail):
+        assert_refused(vllm, outputs, path, detail)
 
 
 # --- SGLang --------------------------------------------------------------------------------------
@@ -172,30 +158,47 @@ def response(tokens, values, *, finish="stop", prompt_values=(), meta=None, **mo
     return {"output_ids": list(tokens), "meta_info": {**found, **(meta or {})}, **more}
 
 
-def as_json(value):
-    return json.loads(json.dumps(value))
-
-
-def experts_of(array):
-    return {"routed_experts": base64.b64encode(array.tobytes()).decode()}
+def of_triples(kind, triples):
+    """A good response, and one with these logprobs."""
+    meta = {f"{kind}_token_logprobs": triples}
+    return [response([7], [-0.5]), response([7, 8], [0, 0], meta=meta)]
 
 
 WHOLE = [None, -1.5, -2.5]
-OF_SGLANG = "sglang.rows_of(responses)"
+OUTPUT, INPUT = "[1].output_token_logprobs", "[1].input_token_logprobs"
+REFUSED_OF_SGLANG = [
+    (of_triples("output", [(-0.5, 7, None)]), OUTPUT, "2 items like output_ids, found 1"),
+    (of_triples("output", [(0, 7, 0), (0, 9, 0)]), f"{OUTPUT}[1]", "8 like output_ids, found 9"),
+    (of_triples("output", [(0, 7, 0), (None, 8, 0)]), f"{OUTPUT}[1]", "a logprob, found None"),
+    (
+        of_triples("input", [(None, 2, 0), (-2.5, 3, 0)]),
+        INPUT,
+        "all 3 tokens of the prompt, found 2",
+    ),
+    *(
+        ([response([7], None), bad], "[1]", "expected a response of SGLang's /generate, found ")
+        for bad in (
+            "text",
+            None,
+            {"text": "no meta_info", "output_ids": []},
+            {"meta_info": {}, "output_ids": []},
+            {"meta_info": {"finish_reason": None}},
+            response(["a"], None),
+            response([7], None, meta={"finish_reason": "stop"}),
+            response([7], None, meta={"output_token_logprobs": [(-0.5, 7)]}),
+            response([7], None, meta={"routed_experts": "AAAA!AAAAAAAAAAAA"}),
+            response([7], None, meta={"routed_experts": "AAAA", "routed_experts_dtype": "int"}),
+        )
+    ),
+]
 
 
 class TestSglang:
-    @pytest.mark.parametrize("seen", [lambda value: value, as_json], ids=["engine", "endpoint"])
-    def test_logprobs_are_those_of_the_sampled_tokens(self, seen):
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_logprobs_are_those_of_the_sampled_tokens(self, as_json):
         responses = [response([7, 8], [-0.5, -2.0], prompt_token_ids=[1, 2, 3])]
-        assert sglang.rows_of(seen(responses)) == [
-            {
-                "prompt_ids": [1, 2, 3],
-                "response_ids": [7, 8],
-                "logprobs": [-0.5, -2.0],
-                "finish_reason": "stop",
-            }
-        ]
+        responses = json.loads(json.dumps(responses)) if as_json else responses
+        assert sglang.rows_of(responses) == [ROW]
 
     @pytest.mark.parametrize(
         ("prompt_values", "more", "ids", "logprobs"),
@@ -218,9 +221,9 @@ class TestSglang:
         rows = sglang.rows_of([[one, two], (three,), []])
         assert [row["response_ids"] for row in rows] == [[7], [8], [9]]
         for bad in ([three, response([7], None)], [response([7], None), three]):
-            path = f"{OF_SGLANG}[1][{bad.index(three) ^ 1}]"
+            path = f"[1][{bad.index(three) ^ 1}]"
             detail = "expected logprobs in all samples or in none"
-            assert_refused(sglang.rows_of, [[one, two], bad], path, detail)
+            assert_refused(sglang, [[one, two], bad], path, detail)
 
     def test_without_logprobs_and_with_empty_ones(self):
         rows = sglang.rows_of([response([7], None), response([], None, finish="abort")])
@@ -234,7 +237,8 @@ class TestSglang:
     @pytest.mark.parametrize("dtype", [None, "int32", "uint8", "uint16"])
     def test_routed_experts_are_decoded(self, dtype):
         sent = np.arange(24, dtype=dtype or "int32").reshape(4, 3, 2)
-        meta = experts_of(sent) | ({"routed_experts_dtype": dtype} if dtype else {})
+        meta = {"routed_experts": base64.b64encode(sent.tobytes()).decode()}
+        meta |= {"routed_experts_dtype": dtype} if dtype else {}
         (row,) = sglang.rows_of([response([7, 8], [-0.5, -1.0], meta=meta)])
         assert row["routed_experts"].dtype == sent.dtype
         assert row["routed_experts"].reshape(-1, 3, 2).tolist() == sent.tolist()
@@ -244,43 +248,8 @@ class TestSglang:
         del waited["meta_info"]["prompt_tokens"]
         assert len(sglang.rows_of([waited, waited])) == 2
         good = response([7], [-0.5], prompt_values=WHOLE)
-        assert_refused(sglang.rows_of, [good, waited], f"{OF_SGLANG}[1]")
+        assert_refused(sglang, [good, waited], "[1]", "in all samples or in none")
 
-    @pytest.mark.parametrize(
-        ("kind", "triples", "where", "found"),
-        [
-            ("output", [(-0.5, 7, None)], "", "expected 2 items like output_ids, found 1"),
-            ("output", [(0, 7, 0), (0, 9, 0)], "[1]", "expected token 8 like output_ids, found 9"),
-            ("output", [(0, 7, 0), (None, 8, 0)], "[1]", "expected a logprob, found None"),
-            (
-                "input",
-                [(None, 2, 0), (-2.5, 3, 0)],
-                "",
-                "all 3 tokens of the prompt, found 2; pass",
-            ),
-        ],
-    )
-    def test_logprobs_that_are_not_of_the_tokens(self, kind, triples, where, found):
-        bad = response([7, 8], [0, 0], meta={f"{kind}_token_logprobs": triples})
-        path = f"{OF_SGLANG}[1].{kind}_token_logprobs{where}"
-        assert_refused(sglang.rows_of, [response([7], [-0.5]), bad], path, found)
-
-    @pytest.mark.parametrize(
-        "bad",
-        [
-            "text",
-            None,
-            {"text": "no meta_info", "output_ids": []},
-            {"meta_info": {}, "output_ids": []},
-            {"meta_info": {"finish_reason": None}},
-            response(["a"], None),
-            response([7], None, meta={"finish_reason": "stop"}),
-            response([7], None, meta={"output_token_logprobs": [(-0.5, 7)]}),
-            response([7], None, meta={"routed_experts": "AAAA!AAAAAAAAAAAA"}),
-            response([7], None, meta={"routed_experts": "AAAA", "routed_experts_dtype": "int"}),
-        ],
-        ids=repr,
-    )
-    def test_anything_else_is_named(self, bad):
-        detail = "expected a response of SGLang's /generate, found "
-        assert_refused(sglang.rows_of, [response([7], None), bad], f"{OF_SGLANG}[1]", detail)
+    @pytest.mark.parametrize(("responses", "path", "detail"), REFUSED_OF_SGLANG)
+    def test_anything_else_is_refused_and_named(self, responses, path, detail):
+        assert_refused(sglang, responses, path, detail)

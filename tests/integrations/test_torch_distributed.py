@@ -62,13 +62,8 @@ def serve(pipe, rank, ranks, path, backend):
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{path}",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=60),
-    )
+    where = {"init_method": f"file://{path}", "rank": rank, "world_size": ranks}
+    dist.init_process_group(backend, **where, timeout=timedelta(seconds=60))
     while True:
         work, arguments = pipe.recv()
         try:
@@ -99,9 +94,7 @@ class World:
     def __call__(self, work, *arguments):
         """What it returned on each rank, none of which raised."""
         found = self.outcomes(work, *arguments)
-        for outcome in found:
-            if isinstance(outcome, Exception):
-                raise outcome
+        assert not any(isinstance(outcome, Exception) for outcome in found), found
         return found
 
     def call(self, work, values, through=None, **options):

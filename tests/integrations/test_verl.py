@@ -15,20 +15,16 @@ pytest.importorskip("verl", reason="verl is not installed: see docs/verl.md")
 import ray
 from PIL import Image
 from verl import DataProto
-from verl.single_controller.base import Worker
-from verl.single_controller.base.decorator import (
-    Dispatch,
-    make_nd_compute_dataproto_dispatch_fn,
-    register,
-)
+from verl.single_controller.base import Worker, decorator
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from jagcodec.integrations import verl as integration
-from jagcodec.integrations.ray import register as register_for_ray
-from jagcodec.integrations.ray import unregister
 from tests import oracle
+from tests.helpers import nested, receive, size, trip
+from tests.integrations.conftest import SECONDS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Ray, about what verl imports
@@ -40,7 +36,6 @@ class PadMode(str, enum.Enum):  # noqa: UP042, like verl's DatasetPadMode
 
 
 PROMPT, RESPONSE, PAD = 40, 60, 151_643
-SECONDS = 120
 
 pytestmark = [
     pytest.mark.cluster,
@@ -56,9 +51,10 @@ def make_dataproto(rows=24):
         prompt = row % PROMPT + 1  # from one token to all
         response = (row * 7) % (RESPONSE + 1)  # from none to all
         mask[row, PROMPT - prompt : PROMPT + response] = 1
-    ids = torch.randint(0, 150_000, mask.shape, generator=draw).where(
-        mask.bool(), torch.tensor(PAD)
-    )
+    ids = torch.randint(0, 150_000, mask.shape, generator=draw)
+    ids = ids.where(mask.bool(), torch.tensor(PAD))
+    experts = torch.randint(0, 99, (*mask.shape, 2, 2), generator=draw).to(torch.uint8)
+    drawn = [torch.randn(rows, RESPONSE, generator=draw) for _ in range(3)]
     response_mask = mask[:, PROMPT:].clone()
     response_mask[:, 3:6] = 0  # what a tool said
     tensors = {
@@ -68,27 +64,22 @@ def make_dataproto(rows=24):
         "input_ids": ids,
         "attention_mask": mask,
         "position_ids": (mask.cumsum(dim=1) - 1).clip(min=0),
-        "old_log_probs": torch.randn(rows, RESPONSE, generator=draw).where(
-            mask[:, PROMPT:].bool(), torch.tensor(0.0)
-        ),
-        "kl": torch.randn(rows, RESPONSE, generator=draw) * mask[:, PROMPT:],  # pads 0.0 and -0.0
-        "entropys": torch.randn(rows, RESPONSE, generator=draw).bfloat16(),  # nothing is padding
-        "routed_experts": torch.randint(0, 99, (rows, PROMPT + RESPONSE, 2, 2), generator=draw)
-        .to(torch.uint8)
-        .mul_(mask[..., None, None]),
+        "old_log_probs": drawn[0].where(mask[:, PROMPT:].bool(), torch.tensor(0.0)),
+        "kl": drawn[1] * mask[:, PROMPT:],  # pads 0.0 and -0.0
+        "entropys": drawn[2].bfloat16(),  # nothing is padding
+        "routed_experts": experts.mul_(mask[..., None, None]),
         "reward": torch.arange(float(rows)),
     }
-    messages = np.empty(rows, dtype=object)
+    messages, images = (np.empty(rows, dtype=object) for _ in range(2))
     messages[:] = [[{"role": "user", "content": f"question {row}"}] for row in range(rows)]
+    images[:] = [{"pixel_values": torch.full((2, 3), float(row))} for row in range(rows)]
     return DataProto.from_dict(
         tensors=tensors,
         non_tensors={
             "uid": np.array([f"u{row // 4}" for row in range(rows)], dtype=object),
             "raw_prompt": messages,
             "__num_turns__": np.arange(rows, dtype=np.int32),
-            "multi_modal_inputs": np.array(
-                [{"pixel_values": torch.full((2, 3), float(row))} for row in range(rows)]
-            ),
+            "multi_modal_inputs": images,
         },
         meta_info={
             "temperature": 0.7,
@@ -108,14 +99,6 @@ def assert_same(found, sent):
         oracle.assert_same(found, sent)
 
 
-def there_and_back(data, **options):
-    return decode([bytes(frame) for frame in encode(data, **options)])
-
-
-def wire_bytes(data, **options):
-    return sum(memoryview(frame).nbytes for frame in encode(data, **options))
-
-
 def unchecked(data, **parts):
     """What verl's constructor would refuse, but verl itself sends."""
     vars(data).update(parts)
@@ -124,7 +107,7 @@ def unchecked(data, **parts):
 
 LEAVES = {
     "first": torch.zeros(3, 900),
-    "ragged": tu.nested_tensor_from_tensor_list([torch.arange(n) for n in (3, 0, 2)]),
+    "ragged": nested([range(n) for n in (3, 0, 2)]),
     "payload": NonTensorData({"a": 1}, batch_size=[3]),
     "inner": TensorDict({"x": torch.ones(3, 900)}, batch_size=[3]),
     "last": torch.arange(3),
@@ -135,11 +118,11 @@ class TestFrames:
     def test_a_dataproto_comes_back(self):
         data = make_dataproto()
         for options in ({}, {"narrow": True}, {"elide": True}):
-            found = there_and_back(data, **options)
+            found = decode(receive(encode(data, **options)))
             assert_same(found, data)
             found.check_consistency()
         assert_same(data, make_dataproto())  # and is what it was
-        assert wire_bytes(data, narrow=True) < wire_bytes(data)
+        assert size(encode(data, narrow=True)) < size(encode(data))
 
     def test_padding_is_left_behind(self):
         """Only what is in the rows is sent: per-token columns, by names of verl's."""
@@ -148,15 +131,15 @@ class TestFrames:
         rectangular = {"kl", "entropys", "reward"}
         assert set(state["trimmed"]) == set(data.batch.keys()) - rectangular
         padded = sum(column.nbytes for column in data.batch.values())
-        assert wire_bytes(data.select(non_tensor_batch_keys=[])) < 0.55 * padded
+        assert size(encode(data.select(non_tensor_batch_keys=[]))) < 0.55 * padded
 
     def test_chunks_come_back_and_concat(self):
         """As verl dispatches: views of a batch, of which each sends its own rows alone."""
         data = make_dataproto()
         chunks = data.chunk(4)
-        found = DataProto.concat([there_and_back(chunk) for chunk in chunks])
+        found = DataProto.concat([trip(chunk) for chunk in chunks])
         assert_same(found, DataProto.concat(chunks))
-        assert max(map(wire_bytes, chunks)) < wire_bytes(data) / 2
+        assert max(size(encode(chunk)) for chunk in chunks) < size(encode(data)) / 2
 
     @pytest.mark.parametrize(
         "data",
@@ -175,7 +158,7 @@ class TestFrames:
         ids=str,
     )
     def test_batches_at_the_edge_come_back(self, data):
-        assert_same(there_and_back(data), data)
+        assert_same(trip(data), data)
 
 
 class TestTensorDicts:
@@ -188,7 +171,7 @@ class TestTensorDicts:
     def test_a_batch_without_padding_comes_back(self):
         td = self.no_padding()
         assert td["input_ids"]._min_seqlen_tensor is None  # which verl does not cache
-        found = there_and_back(td)
+        found = trip(td)
         assert_same(found, td)
         assert tu.get(found, "max_seq_len") == PROMPT + RESPONSE
         padded = found["input_ids"].to_padded_tensor(0)
@@ -217,19 +200,12 @@ class TestTensorDicts:
 # --- Ray -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def installed(cluster):
-    register_for_ray()
-    yield
-    unregister()
-
-
 def get(reference):
     return ray.get(reference, timeout=SECONDS)
 
 
 class TestRay:
-    def test_arguments_and_results_of_workers(self, installed):
+    def test_arguments_and_results_of_workers(self, registered):
         @ray.remote
         def work(data, more):
             from ray import cloudpickle
@@ -260,10 +236,10 @@ class TestRay:
         data.non_tensor_batch["uid"][0] = "changed"
         assert_same(found, data)
 
-    def test_a_worker_group_of_verl(self, installed):
+    def test_a_worker_group_of_verl(self, registered):
         """Dispatched in chunks, collected and joined by verl, worked on by two of its workers."""
 
-        mesh = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
+        mesh = decorator.make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
 
         @ray.remote
         class Critic(Worker):
@@ -310,7 +286,7 @@ class TestRay:
         assert [row.tolist() for row in found["ids"].unbind()] == [row.tolist() for row in rows]
         assert tu.get(found, "step") == 3
 
-    def test_it_is_this_wire_and_members_of_enums_arrive_as_themselves(self, installed):
+    def test_it_is_this_wire_and_members_of_enums_arrive_as_themselves(self, registered):
         data = make_dataproto()
         data.meta_info["pad_mode"] = PadMode.NO_PADDING
         td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
@@ -323,7 +299,7 @@ class TestRay:
             mode = arrived.meta_info["pad_mode"] if value is data else arrived["pad_mode"]
             assert mode is PadMode.NO_PADDING
 
-    def test_subclasses_go_as_they_did(self, installed):
+    def test_subclasses_go_as_they_did(self, registered):
         class Special(DataProto):
             pass
 
