@@ -1,14 +1,17 @@
 """The benchmark of verl's training step, small, on a real Ray and TransferQueue."""
 
 import json
-import os
 
 import pytest
+from tensordict import TensorDict
+
+from jagcodec import stack_or_nest
 
 pytest.importorskip("verl", reason="verl is not installed: see docs/verl.md")
 pytest.importorskip("transfer_queue", reason="TransferQueue is not installed")
 
 from benchmarks import verl_v1
+from benchmarks import verl_v1_session as session
 from benchmarks.machine import run_python
 
 pytestmark = pytest.mark.cluster
@@ -35,24 +38,14 @@ def test_every_cell_of_both_ways_is_compared(tmp_path, capsys):
     assert "NeMo-RL, put and get" in capsys.readouterr().out
 
 
-WRONG = """
-import transfer_queue
-
-stock = transfer_queue.kv_batch_get
-
-def wrong(**arguments):
-    data = stock(**arguments)
-    data["response_mask"].values()[-1] += 1
-    return data
-
-transfer_queue.kv_batch_get = wrong
-"""
-
-
-def test_a_cell_that_differs_ends_the_run(tmp_path, monkeypatch, capfd):
-    """A turn whose driver imports a module of this code."""
-    (tmp_path / "backend.py").write_text(WRONG)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+def test_a_cell_that_differs_ends_the_run():
+    phase, keys = "old_log_prob driver", [session.key_of(number) for number in range(2)]
+    rows = [session.expected(key, phase) for key in keys]
+    columns = {name: stack_or_nest([row[name] for row in rows]) for name in rows[0]}
+    found = TensorDict(columns, [2])
+    assert session.compare(found, keys, phase) == 2 * len(columns)
+    found["response_mask"].values()[-1] += 1
+    with pytest.raises(ValueError, match=f"{phase}: column 'response_mask': {keys[1]}: expected "):
+        session.compare(found, keys, phase)
     with pytest.raises(SystemExit, match="status 1"):
-        run_python(verl_v1.SESSION, "backend", 2, 1)
-    assert "old_log_prob driver: column 'response_mask'" in capfd.readouterr().err
+        run_python("raise ValueError")
