@@ -1,5 +1,9 @@
 """What tests of more than one folder use: one copy of each."""
 
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +50,22 @@ def at_odd_address(frame, shift=1):
     begin = -address(memory) % 64 + shift
     memory[begin : begin + data.nbytes] = np.frombuffer(data, dtype=np.uint8)
     return memory[begin : begin + data.nbytes]
+
+
+def run_python(code, *arguments, status=0, cwd=None, path=None, **environment):
+    """A new process that ran code, or a file, and ended with this status (None: any)."""
+    command = ["-c", textwrap.dedent(code)] if isinstance(code, str) else [code]
+    paths = os.pathsep.join(map(str, filter(None, [path, os.environ.get("PYTHONPATH")])))
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", *command, *arguments],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert status in (None, run.returncode), run.stderr[-4000:]
+    return run
 
 
 class Store:

@@ -3,9 +3,6 @@
 import importlib.util
 import multiprocessing
 import os
-import subprocess
-import sys
-import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,26 +41,6 @@ def registered(cluster):
     ray.register()
     yield
     ray.unregister()
-
-
-@pytest.fixture
-def python():
-    """Runs code, or a file, in a new process."""
-
-    def run(code, *, status=0, path=None, **environment):
-        command = ["-c", textwrap.dedent(code)] if isinstance(code, str) else [str(code)]
-        paths = [str(path)] if path else []
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", *command],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([*paths, PATHS]), **environment},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-        assert run.returncode == status, run.stderr[-4000:]
-        return run
-
-    return run
 
 
 # New processes come from one that has imported these modules and done nothing with them.

@@ -18,7 +18,7 @@ from jagcodec import (
     open_wire,
     stack_or_nest,
 )
-from tests.helpers import ROOT, make_batch
+from tests.helpers import ROOT, make_batch, run_python
 from tests.integrations.conftest import SECONDS, needs
 from tests.oracle import assert_same
 
@@ -232,15 +232,15 @@ IMPORT = "import jagcodec.integrations."
         ("pyarrow", f"{IMPORT}arrow as a; a.to_arrow({{}})", "pip install 'pyarrow>=15'"),
     ],
 )
-def test_without_a_package_the_error_says_what_to_install(python, package, code, error):
-    run = python(f"import sys; sys.modules[{package!r}] = None; {code}", status=1)
+def test_without_a_package_the_error_says_what_to_install(package, code, error):
+    run = run_python(f"import sys; sys.modules[{package!r}] = None; {code}", status=1)
     *_, last = run.stderr.splitlines()
     kind = "jagcodec.errors.ArgumentError" if package == "pyarrow" else "ModuleNotFoundError"
     assert last.startswith(f"{kind}: ")
     assert error in last
 
 
-def test_no_package_is_imported_before_its_integration(python):
+def test_no_package_is_imported_before_its_integration():
     packages = ("zmq", "ray", "PIL", "transfer_queue", "verl", "pyarrow", "vllm", "sglang")
     code = f"""
     import sys, jagcodec.integrations
@@ -251,7 +251,7 @@ def test_no_package_is_imported_before_its_integration(python):
     jagcodec.encode
     print(loaded, [name for name in {packages} if name in sys.modules])
     """
-    assert python(code).stdout == "[] []\n"
+    assert run_python(code).stdout == "[] []\n"
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_no_package_is_imported_before_its_integration(python):
         pytest.param("mooncake_put_get", "mooncake", "4 rows back", marks=pytest.mark.cluster),
     ],
 )
-def test_its_example_runs(python, example, package, printed):
+def test_its_example_runs(example, package, printed):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    assert printed in python(ROOT / f"examples/{example}.py").stdout
+    assert printed in run_python(ROOT / f"examples/{example}.py").stdout

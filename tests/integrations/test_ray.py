@@ -13,7 +13,7 @@ from jagcodec import (
     pack_rows,
     to_rows,
 )
-from tests.helpers import PAYLOADS, address, make_batch, size
+from tests.helpers import PAYLOADS, address, make_batch, run_python, size
 from tests.integrations.conftest import SECONDS, needs
 from tests.oracle import assert_same
 
@@ -264,21 +264,21 @@ class TestHook:
         ],
         ids=["batch", "batch before", "integration before", "of verl", "options", "threads"],
     )
-    def test_what_a_process_writes(self, python, code, printed):
-        assert python(f"{TOOLS}{code}").stdout == f"{printed}\n"
+    def test_what_a_process_writes(self, code, printed):
+        assert run_python(f"{TOOLS}{code}").stdout == f"{printed}\n"
 
-    def test_other_classes_of_these_names_are_ray_s(self, python, tmp_path):
+    def test_other_classes_of_these_names_are_ray_s(self, tmp_path):
         (tmp_path / "verl").mkdir()
         (tmp_path / "verl/__init__.py").write_text("class DataProto: pass")
         code = "setup()\nimport verl\nprint(written(verl.DataProto())[0])"
-        assert python(TOOLS + code, path=tmp_path).stdout == "[]\n"
+        assert run_python(TOOLS + code, path=tmp_path).stdout == "[]\n"
 
-    def test_a_version_that_is_not_supported_is_named_with_the_hook(self, python, tmp_path):
+    def test_a_version_that_is_not_supported_is_named_with_the_hook(self, tmp_path):
         (tmp_path / "tensordict").mkdir()
         theirs = "__version__ = '9.9'\nclass TensorDict: pass"
         (tmp_path / "tensordict/__init__.py").write_text(theirs)
         code = "setup()\nimport tensordict\nwritten(tensordict.TensorDict())"
-        *_, last = python(TOOLS + code, path=tmp_path, status=1).stderr.splitlines()
+        *_, last = run_python(TOOLS + code, path=tmp_path, status=1).stderr.splitlines()
         assert "jagcodec.integrations.setup: expected to write a TensorDict of tensordict" in last
         assert "version (9.9)" in last
         assert "ImportError: cannot import name 'LazyStackedTensorDict'" in last

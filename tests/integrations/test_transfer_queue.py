@@ -17,7 +17,7 @@ import jagcodec
 from jagcodec import ArgumentError, WireFormatError, stack_or_nest
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
-from tests.helpers import LENGTHS, PAYLOADS, make_batch, nested
+from tests.helpers import LENGTHS, PAYLOADS, make_batch, nested, run_python
 from tests.integrations.conftest import SECONDS
 from tests.oracle import assert_same
 
@@ -549,7 +549,7 @@ def test_the_schema_is_what_transfer_queue_extracts_from_rows():
         }
 
 
-def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries(python):
+def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries():
     code = """
         import sys, inspect
         import transfer_queue
@@ -573,10 +573,10 @@ def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries
         for old, new in zip(registered, registries):
             print([name for name in new if new[name] is not old.get(name)])
     """
-    assert python(code).stdout.split() == ["[]", "['SimpleStorage']", "['simplestorage']"]
+    assert run_python(code).stdout.split() == ["[]", "['SimpleStorage']", "['simplestorage']"]
 
 
-def test_another_version_of_transfer_queue_is_named(python):
+def test_another_version_of_transfer_queue_is_named():
     changes = {
         "del Manager._group_by_hash": "Manager._group_by_hash",
         "del Data.clear": "StorageUnitData.clear",
@@ -599,7 +599,7 @@ def test_another_version_of_transfer_queue_is_named(python):
                 print(error)
             Manager._group_by_hash, Data.clear = group, clear
     """
-    lines = python(code).stdout.splitlines()
+    lines = run_python(code).stdout.splitlines()
     for found, named in zip(lines, changes.values(), strict=True):
         assert named in found
         assert "found version 9.9" in found

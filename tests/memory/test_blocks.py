@@ -3,9 +3,7 @@
 import gc
 import mmap
 import os
-import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from jagcodec import ArgumentError, encode_fields, materialize, open_wire
 from jagcodec.memory import blocks
 from jagcodec.memory.blocks import new_block
+from tests.helpers import run_python
 
 MB = 2**20
 
@@ -169,16 +168,6 @@ def test_release_gives_memory_back_and_what_is_kept_does_not_grow():
     assert _resident() - before < 90 * MB
 
 
-def _python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("keep", "zeroed"), [("0", "True"), ("1", "False")])
 def test_none_is_kept_where_that_is_asked_for(keep, zeroed):
@@ -187,7 +176,7 @@ def test_none_is_kept_where_that_is_asked_for(keep, zeroed):
         new_block(40 << 20).data[:] = 1
         print(new_block(40 << 20).zeroed)
     """
-    assert _python(code, JAGCODEC_KEEP_BLOCKS=keep).stdout.split() == [zeroed]
+    assert run_python(code, JAGCODEC_KEEP_BLOCKS=keep).stdout.split() == [zeroed]
 
 
 def test_an_unknown_choice_is_refused():
@@ -221,7 +210,7 @@ def test_a_limit_on_addresses_is_met(kept, room, sizes, printed):
         except MemoryError:
             print("MemoryError")
     """
-    assert _python(code).stdout.split() == printed.split()
+    assert run_python(code).stdout.split() == printed.split()
 
 
 def test_ctrl_c_while_a_block_is_returned_does_not_leak_it(monkeypatch):

@@ -2,8 +2,6 @@
 
 import importlib.metadata
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from packaging.requirements import Requirement
 import jagcodec
 from jagcodec import cells, cli, rowcopy
 from jagcodec.doctor import OPTIONAL, REQUIRED, doctor, report_lines
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_python
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_FOR_USERS = {"all", "bench", "dev", "fuzz"}
@@ -46,9 +44,8 @@ sys.modules.update(dict.fromkeys({names!r}))  # to None, as if there were no suc
 from jagcodec.doctor import doctor, report_lines
 print("\\n".join(report_lines(doctor())))
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return dict(re.split(r"  +|(?<=^!) ", line, maxsplit=1) for line in run.stdout.splitlines())
+    lines = run_python(code).stdout.splitlines()
+    return dict(re.split(r"  +|(?<=^!) ", line, maxsplit=1) for line in lines)
 
 
 def test_extensions_that_were_not_built_are_named_with_the_remedy(monkeypatch):

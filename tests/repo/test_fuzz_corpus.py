@@ -3,7 +3,6 @@
 import importlib
 import random
 import re
-import subprocess
 import sys
 import types
 import zipfile
@@ -11,7 +10,7 @@ import zipfile
 import pytest
 
 from jagcodec import WireFormatError
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_python
 from tests.wire.readers import outcome, peak_of
 from tests.wire.test_golden import kept, message_of
 
@@ -93,7 +92,5 @@ def test_the_target_notices_memory(tmp_path):
         "import sys, target; run = target.Target(sys.argv[1]);"
         "target.decode = lambda frames: bytearray(target.MEMORY_BOUND * 4); run(b'\\0\\0\\0')"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "blob"], cwd=FUZZ, capture_output=True, text=True
-    )
+    found = run_python(code, tmp_path / "blob", cwd=FUZZ, status=1)
     assert re.search(r"BrokenPromiseError: \d+ MiB for an input of 3 bytes", found.stderr)

@@ -7,15 +7,13 @@ import json
 import pickle
 import re
 import runpy
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 import jagcodec
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_python
 
 SOURCE = Path(jagcodec.__file__).parent
 
@@ -193,11 +191,7 @@ EXTRAS = ["zmq", "ray", "transfer_queue", "verl", "PIL", "hypothesis", "zstandar
 
 def said_by(code):
     """What Python prints as JSON in a new process, where nothing is imported yet."""
-    run = subprocess.run(
-        [sys.executable, "-c", f"import json, sys\n{code}"], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return json.loads(run_python(f"import json, sys\n{code}").stdout)
 
 
 def test_type_checkers_and_processes_find_the_same_names_in_the_same_modules():

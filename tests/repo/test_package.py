@@ -1,18 +1,16 @@
 """What is built for an index: tags, metadata and what the sdist holds."""
 
 import email
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import zipfile
 
 import pytest
 
 from jagcodec import __version__
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_python
 
 REPOSITORY = "https://github.com/jagcodec/jagcodec"
 pytest.importorskip("setuptools", minversion="77")
@@ -30,37 +28,25 @@ def source(tmp_path):
     return copied
 
 
-def build(hook, source, out, **environment):
+def build(hook, source, out, status=0, **environment):
     """Run a hook of the build backend in a process of its own, as pip does."""
     out.mkdir()
     code = f"from setuptools import build_meta; print('made', build_meta.{hook}({str(out)!r}))"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=source,
-        env={**os.environ, "PYTHONPATH": "", **environment},
-        capture_output=True,
-        text=True,
-    )
+    return run_python(code, cwd=source, status=status, **{"PYTHONPATH": "", **environment})
 
 
 @pytest.mark.parametrize(
     ("required", "said"),
-    [
-        ("1", "_kernel.c"),
-        ("yes", "JAGCODEC_REQUIRE_COMPILED: expected 0 or 1, found 'yes'"),
-    ],
+    [("1", "_kernel.c"), ("yes", "JAGCODEC_REQUIRE_COMPILED: expected 0 or 1, found 'yes'")],
 )
 def test_a_build_that_has_to_be_compiled_fails_without_a_compiler(source, tmp_path, required, said):
     how = {"CC": "false", "JAGCODEC_REQUIRE_COMPILED": required}
-    run = build("build_wheel", source, tmp_path / "out", **how)
-    assert run.returncode != 0
-    assert said in run.stderr
+    assert said in build("build_wheel", source, tmp_path / "out", status=1, **how).stderr
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_wheel_without_c_is_one_for_every_platform(source, tmp_path):
-    run = build("build_wheel", source, tmp_path / "out", CC="false")
-    assert run.returncode == 0, run.stderr
+    build("build_wheel", source, tmp_path / "out", CC="false")
     assert_pure(tmp_path / "out")
 
 
@@ -80,22 +66,19 @@ def assert_pure(folder):
 def test_one_wheel_is_for_every_python_and_a_later_one_without_c_has_nothing_of_it(
     source, tmp_path
 ):
-    run = build("build_wheel", source, tmp_path / "out", JAGCODEC_REQUIRE_COMPILED="1")
-    assert run.returncode == 0, run.stderr
+    build("build_wheel", source, tmp_path / "out", JAGCODEC_REQUIRE_COMPILED="1")
     (wheel,) = (tmp_path / "out").iterdir()
     assert wheel.name.startswith(f"jagcodec-{__version__}-cp311-abi3-")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"jagcodec/cells/_cells.abi3.so", "jagcodec/rowcopy/_kernel.abi3.so"} <= set(names)
     # What this build left in build/ must not get into the next one.
     assert list(source.glob("build/lib*/jagcodec/rowcopy/_kernel.abi3.so"))
-    run = build("build_wheel", source, tmp_path / "pure", CC="false")
-    assert run.returncode == 0, run.stderr
+    build("build_wheel", source, tmp_path / "pure", CC="false")
     assert_pure(tmp_path / "pure")
 
 
 def test_links_and_pictures_of_the_index_page_are_absolute_and_lead_somewhere(source, tmp_path):
-    run = build("prepare_metadata_for_build_wheel", source, tmp_path / "metadata")
-    assert run.returncode == 0, run.stderr
+    build("prepare_metadata_for_build_wheel", source, tmp_path / "metadata")
     (file,) = (tmp_path / "metadata").glob("*/METADATA")
     metadata = email.message_from_string(file.read_text())
     assert metadata["Description-Content-Type"] == "text/markdown"
@@ -122,8 +105,7 @@ def test_the_sdist_holds_every_file_of_the_checkout(tmp_path):
         if (ROOT / name).exists():
             (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / "source" / name)
-    run = build("build_sdist", tmp_path / "source", tmp_path / "out")
-    assert run.returncode == 0, run.stderr
+    build("build_sdist", tmp_path / "source", tmp_path / "out")
     (sdist,) = (tmp_path / "out").iterdir()
     with tarfile.open(sdist) as opened:
         held = {name.partition("/")[2] for name in opened.getnames()}

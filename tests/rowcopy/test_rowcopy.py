@@ -3,8 +3,6 @@
 import importlib.util
 import math
 import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from jagcodec.ragged.copy_rows import gather_by_torch, pad_by_torch, values_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import numpy_kernel
+from tests.helpers import run_python
 
 try:
     compiled: Any = importlib.import_module("jagcodec.rowcopy._kernel")
@@ -473,8 +472,7 @@ spec = importlib.util.spec_from_file_location("_kernel", {compiled.__file__!r})
 kernel = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernel)
 """
-    arguments = [sys.executable, "-c", load + code]
-    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    return run_python(load + code).stdout
 
 
 @needs_compiled
