@@ -240,20 +240,6 @@ def test_without_a_package_the_error_says_what_to_install(package, code, error):
     assert error in last
 
 
-def test_no_package_is_imported_before_its_integration():
-    packages = ("zmq", "ray", "PIL", "transfer_queue", "verl", "pyarrow", "vllm", "sglang")
-    code = f"""
-    import sys, jagcodec.integrations
-    from jagcodec.integrations import sglang, vllm
-    assert (vllm.rows_of([]), sglang.rows_of([])) == ([], [])
-    loaded = [name for name in (*{packages}, "torch", "tensordict") if name in sys.modules]
-    import jagcodec
-    jagcodec.encode
-    print(loaded, [name for name in {packages} if name in sys.modules])
-    """
-    assert run_python(code).stdout == "[] []\n"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "package", "printed"),

@@ -13,7 +13,7 @@ import torch
 from jagcodec import ArgumentError, encode_fields, materialize, open_wire
 from jagcodec.memory import blocks
 from jagcodec.memory.blocks import new_block
-from tests.helpers import run_python
+from tests.helpers import address, run_python
 
 MB = 2**20
 
@@ -29,10 +29,6 @@ def _empty():
     yield
     gc.collect()
     blocks.release()
-
-
-def address(array):
-    return array.ctypes.data
 
 
 def test_a_new_one_is_zeroed_if_it_is_large_and_always_writable():

@@ -187,6 +187,7 @@ def test_the_table_of_modules_is_that_of_the_docstrings_and_has_every_module():
 
 HEAVY = ["torch", "tensordict", "numpy", "msgpack", "pyarrow"]
 EXTRAS = ["zmq", "ray", "transfer_queue", "verl", "PIL", "hypothesis", "zstandard"]
+ENGINES = "from jagcodec.integrations import sglang, vllm\nvllm.rows_of([]), sglang.rows_of([])"
 
 
 def said_by(code):
@@ -222,6 +223,8 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         ("from jagcodec import ArgumentError, Limits", ["jagcodec.batch"]),
         ("from jagcodec import *", [*EXTRAS, "jagcodec.cli", "jagcodec.integrations"]),
         ("import jagcodec.cli", EXTRAS),
+        (ENGINES, ["torch", "tensordict", *EXTRAS, "pyarrow", "vllm"]),
+        ("import jagcodec.integrations\njagcodec.encode", [*EXTRAS, "pyarrow"]),
     ],
 )
 def test_what_is_not_needed_is_not_imported(code, names):
