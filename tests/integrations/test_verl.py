@@ -117,8 +117,8 @@ LEAVES = {
 class TestFrames:
     def test_a_dataproto_comes_back(self):
         data = make_dataproto()
-        for options in ({}, {"narrow": True}, {"elide": True}):
-            found = decode(receive(encode(data, **options)))
+        for frames in (encode(data), encode(data, narrow=True), encode(data, elide=True)):
+            found = decode(receive(frames))
             assert_same(found, data)
             found.check_consistency()
         assert_same(data, make_dataproto())  # and is what it was
