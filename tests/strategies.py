@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from jagcodec.testing import cells, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_DTYPES
+from tests.helpers import nested
 
 Draw = st.DrawFn
 Strategy = st.SearchStrategy
@@ -183,9 +184,8 @@ def tensordicts(
             ]
             leaves[f"f{i}"] = LazyStackedTensorDict(*members, stack_dim=0)
         elif kind == "nested":
-            nested = tensordicts(payloads, depth - 1, lazy)
-            inner = draw(nested.filter(lambda t: t.shape[0] == rows))
-            leaves[f"f{i}"] = inner
+            inner = tensordicts(payloads, depth - 1, lazy)
+            leaves[f"f{i}"] = draw(inner.filter(lambda td: td.shape[0] == rows))
     return TensorDict(leaves, batch_size=[rows])
 
 
@@ -233,9 +233,8 @@ def stdlib_values() -> Strategy[Any]:
 def repeating_batches(draw: Draw) -> TensorDict:
     """A TensorDict whose columns and rows are often those of others, or begin or end like them."""
     rows = draw(st.integers(1, 6))
-    patterns = st.sampled_from(
-        [[0, 0, 0, 0], [1, 2, 3, 4], [5, 5, 9, 9], [0, 1, 0, 1], [7, 6, 5, 4]]
-    )
+    four = ([0, 0, 0, 0], [1, 2, 3, 4], [5, 5, 9, 9], [0, 1, 0, 1], [7, 6, 5, 4])
+    patterns = st.sampled_from(four)
     dtypes = st.sampled_from([torch.int64, torch.uint8, torch.float32, torch.bool, torch.int16])
     made: list[list[list[int]]] = []
     columns: dict[str, Any] = {}
@@ -258,13 +257,8 @@ def repeating_batches(draw: Draw) -> TensorDict:
         if form == "rectangle":
             columns[f"c{i}"] = torch.tensor([[*row, 0][:1] * 3 for row in column]).to(dtype)
         elif form == "objects":
-            objects = [{"row": row} for row in made[0]]
-            columns[f"c{i}"] = NonTensorStack(
-                *[draw(st.sampled_from(objects)) for _ in range(rows)]
-            )
+            objects = st.sampled_from([{"row": row} for row in made[0]])
+            columns[f"c{i}"] = NonTensorStack(*[draw(objects) for _ in range(rows)])
         else:
-            cells_of_rows = [torch.tensor(row).to(dtype) for row in column]
-            columns[f"c{i}"] = torch.nested.nested_tensor(
-                cells_of_rows, layout=torch.jagged, dtype=dtype
-            )
+            columns[f"c{i}"] = nested(column, dtype)
     return TensorDict(columns, batch_size=[rows])

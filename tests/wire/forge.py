@@ -407,14 +407,9 @@ class Parts:
 
     def frame(self, payload=()):
         """Frame 0; its checksums, if there were any, are of these frames."""
-        schema, values = packed(self.schema), packed(self.values)
         numbers = [min(number, (1 << 63) - 1) for number in self.numbers]
-        if self.checksums:
-            plain = numbers[: -self.checksums]
-            sums = [crc(schema, int64s(*plain), values), *map(crc, payload)]
-            numbers = [*plain, *sums]
-        fields = {"schema": msgpack.ExtType(16, schema), "numbers": int64s(*numbers)}
-        return packed({"jagcodec": 1, **fields, "values": values})
+        part = Part(self.schema, numbers[: len(numbers) - self.checksums], self.values)
+        return header(part, counts=[], payload=payload if self.checksums else None)
 
 
 def unpacked(data):

@@ -8,6 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -129,22 +130,13 @@ def peak_of(call: Callable[..., Any], *arguments: Any) -> int:
 
 def on_a_small_stack(call: Callable[..., Any], *arguments: Any) -> Any:
     """What a call returns or raises in a thread of 256 KiB of stack, which it must not overrun."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call(*arguments))
-        except Exception as error:
-            outcome.append(error)
-
     size = threading.stack_size(256 * 1024)
     try:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(call, *arguments)
+            return done.exception() or done.result()
     finally:
         threading.stack_size(size)
-    return outcome[0]
 
 
 def forget() -> None:
