@@ -206,72 +206,71 @@ class Recipe(NamedTuple):
         return max(16, min(most, int(size / per_unit)))
 
 
-def beside(*names: str, spoil: str | None = None, apart: bool = False) -> Recipe:
+def recipe(make: Any) -> Callable[..., Recipe]:
+    """What gives the recipe of a function of n and more, from the arguments behind n."""
+
+    def of(*arguments: Any, **options: Any) -> Recipe:
+        said = [*map(str, arguments), *(f"{name}={value}" for name, value in options.items())]
+        name = f"{make.__name__}({', '.join(said)})"
+        batch = make.__name__ in ("columns", "tall")
+        return Recipe(name, lambda n: make(n, *arguments, **options), batch)
+
+    return of
+
+
+@recipe
+def beside(n, *names, spoil=None, apart=False):
     """`n` of each of these nodes in a list, in frames and groups of their own or all over the same.
 
     What is at the same place counts for each of them, so there must be as many bytes.
     """
-
-    def make(n: int) -> list[bytes]:
-        f = Draft(apart=apart)
-        parts = []
-        for name in names:
-            made = [NODES[name](f) for _ in range(n if apart else 1)]
-            parts += made if apart else made * n
-        size = sum(map(len, f.payload))
-        return f.message(
-            forge.list_of(*parts, *([SPOILED[spoil]] if spoil else [])),
-            *([] if apart else [bytes(size * (n - 1))]),
-        )
-
-    return Recipe(f"beside({' + '.join(names)}, {spoil}, {apart})", make)
+    f = Draft(apart=apart)
+    parts = []
+    for name in names:
+        made = [NODES[name](f) for _ in range(n if apart else 1)]
+        parts += made if apart else made * n
+    size = sum(map(len, f.payload))
+    bad = [SPOILED[spoil]] if spoil else []
+    return f.message(forge.list_of(*parts, *bad), *([] if apart else [bytes(size * (n - 1))]))
 
 
-def columns(*names: str, spoil: str | None = None) -> Recipe:
+@recipe
+def columns(n, *names, spoil=None):
     """A batch of two rows and `n` columns of each of these kinds."""
-
-    def make(n: int) -> list[bytes]:
-        f = Draft()
-        leaves = {f"{name} {i}": COLUMNS[name](f, i, 2) for i in range(n) for name in names}
-        return f.message(forge.tensordict([2], leaves | ({"bad": SPOILED[spoil]} if spoil else {})))
-
-    return Recipe(f"columns({' + '.join(names)}, {spoil})", make, True)
+    f = Draft()
+    leaves = {f"{name} {i}": COLUMNS[name](f, i, 2) for i in range(n) for name in names}
+    return f.message(forge.tensordict([2], leaves | ({"bad": SPOILED[spoil]} if spoil else {})))
 
 
-def tall(*names: str, each: int = 1) -> Recipe:
+@recipe
+def tall(n, *names, each=1):
     """A batch of `n` rows and few columns."""
-
-    def make(n: int) -> list[bytes]:
-        f = Draft()
-        parts = [COLUMNS[name](f, i, n) for i in range(each) for name in names]
-        return f.message(forge.tensordict([n], {f"{i}": part for i, part in enumerate(parts)}))
-
-    return Recipe(f"tall({each} x {' + '.join(names)})", make, True)
+    f = Draft()
+    parts = [COLUMNS[name](f, i, n) for i in range(each) for name in names]
+    return f.message(forge.tensordict([n], {f"{i}": part for i, part in enumerate(parts)}))
 
 
-def document_of(name: str, shape: str = "list") -> Recipe:
+@recipe
+def document_of(n, name, shape="list"):
     """One document of `n` others."""
-
-    def make(n: int) -> list[bytes]:
-        items = [DOCUMENTS[name](i) for i in range(n)]
-        if shape == "list":
-            return message(items)
-        if shape == "keys":
-            return message(record("DICT", *(part for item in items for part in (item, None))))
-        return message(record(shape, *items))
-
-    return Recipe(f"document_of({name}, {shape})", make)
+    items = [DOCUMENTS[name](i) for i in range(n)]
+    if shape == "keys":
+        return message(record("DICT", *(part for item in items for part in (item, None))))
+    return message(items if shape == "list" else record(shape, *items))
 
 
-def in_rows(name: str, kind: str = "NON_TENSOR_ROWS", *, messages: bool = False) -> Recipe:
+@recipe
+def in_rows(n, name, kind="NON_TENSOR_ROWS", *, messages=False):
     """`n` rows of documents, or of messages of one."""
+    items = [DOCUMENTS[name](i) for i in range(n)]
+    made = [forge.row_message(message(item)) for item in items] if messages else items
+    return forge.message_of_rows(*made, kind=kind)
 
-    def make(n: int) -> list[bytes]:
-        items = [DOCUMENTS[name](i) for i in range(n)]
-        made = [forge.row_message(message(item)) for item in items] if messages else items
-        return forge.message_of_rows(*made, kind=kind)
 
-    return Recipe(f"in_rows({name}, {kind}, {messages})", make)
+@recipe
+def large(n, what):
+    """One thing of `n` parts."""
+    return LARGE[what](n)
 
 
 def probing_keys(count: int) -> list[int]:
@@ -336,11 +335,6 @@ LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "members that collide": lambda n: message(record("SET", *probing_keys(n))),
     "keys that collide": lambda n: message(node("DICT", children=[probing_keys(n), *[None] * n])),
 }
-
-
-def large(what: str) -> Recipe:
-    """One thing of `n` parts."""
-    return Recipe(f"large({what})", LARGE[what])
 
 
 def singles() -> list[Recipe]:

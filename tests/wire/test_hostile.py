@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -22,6 +23,7 @@ from jagcodec.errors import REASONS, TransportError
 from jagcodec.wire.message import Message
 from jagcodec.wire.spec import Kind
 from tests.helpers import nested, receive, rollout
+from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, readers, spec_reader
 from tests.wire.cases import BAD, GOOD, MAY_ACCEPT, Case
@@ -334,40 +336,34 @@ def test_rows_that_tensordict_refuses_are_refused():
         refused(read, frames, "bad_value", "$.a")
 
 
-def test_a_promise_of_rising_indices_is_checked_on_those_that_are_used(monkeypatch):
-    """Somebody writes to the message's memory while torch looks at the indices."""
-    column = torch.eye(3).to_sparse().coalesce()
-    frames = [bytearray(frame) for frame in encode(column)]
-    make = torch.sparse_coo_tensor
+ROWS = torch.arange(6.0).view(3, 2)
+VIEWS = [ROWS[:1], ROWS[1:]]
+TERABYTE = forge.zstd(b"", size=1 << 40, width=8)[:13]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "place", "written"),
+    [
+        # While torch looks at indices, once bounds or shapes were read, once a frame was checked.
+        (torch, "sparse_coo_tensor", torch.eye(3).to_sparse().coalesce(), slice(24), bytes(24)),
+        (Message, "int64s", VIEWS, slice(64, None), b"\x7f" * 32),
+        (Message, "int64s", torch.nested.nested_tensor(VIEWS), slice(64, None), b"\x7f" * 32),
+        (zstandard, "get_frame_parameters", torch.zeros(5000), slice(13), TERABYTE),
+    ],
+)
+def test_what_was_checked_is_what_is_used(monkeypatch, owner, name, value, place, written):
+    """Somebody writes to the message's memory while it is read."""
+    frames = receive(encode(value, compress="zstd"))
+    real = getattr(owner, name)
 
     def scribbled(*args, **kwargs):
-        made = make(*args, **kwargs)
-        frames[1][:24] = bytes(24)
-        return made
-
-    monkeypatch.setattr(torch, "sparse_coo_tensor", scribbled)
-    found = decode(frames)
-    assert found.is_coalesced()
-    assert found._indices().tolist() == [[0, 1, 2], [0, 1, 2]]
-
-
-@pytest.mark.parametrize("views", [True, False])
-def test_bounds_and_shapes_are_checked_as_they_are_used(monkeypatch, views):
-    """Somebody writes to the message's memory once they were read."""
-    rows = torch.arange(6.0).view(3, 2)
-    parts = [rows[:1], rows[1:]]
-    value: Any = parts if views else torch.nested.nested_tensor(parts)
-    frames = [bytearray(frame) for frame in encode(value)]
-    int64s_of = Message.int64s
-
-    def scribbled(*args):
-        found = int64s_of(*args)
-        frames[1][64:] = b"\x7f" * len(frames[1][64:])
+        found = real(*args, **kwargs)
+        frames[-1][place] = written
         return found
 
-    monkeypatch.setattr(Message, "int64s", scribbled)
-    assert [part.tolist() for part in decode(frames)] == [[[0, 1]], [[2, 3], [4, 5]]]
-    assert frames[1][-1] == 0x7F
+    monkeypatch.setattr(owner, name, scribbled)
+    assert_same(decode(frames), value)
+    assert frames[-1][place] == written
 
 
 def test_deep_documents_are_read_alike_by_both_readers():
