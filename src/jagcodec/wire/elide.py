@@ -196,12 +196,14 @@ class _Searched:
         splits = self.splits
         like, shared = self._beginnings()
         equal = shared == splits.lengths
-        # Heads and rests are two runs, of rows of their own each.
+        # Either each row is a head, which rows share, and a rest of its own: two runs. Or only rows
+        # that are equal share cells: one run.
         in_two = self.pays(int(shared[~equal].sum()), indices=3)
         if not in_two:
             shared = np.where(equal, shared, 0)
         like = np.where(shared > 0, like, np.arange(splits.rows))
         kept = like == np.arange(splits.rows)
+        # The head of a row that is kept must be as long as the longest that is taken from it.
         heads = np.where(kept & (not in_two), splits.lengths, shared)
         np.maximum.at(heads, like, shared)
         first = RowSplits.from_lengths(np.where(kept, heads, 0))
@@ -224,11 +226,11 @@ class _Searched:
         order, host = self._sorted_twins(), splits.host.tolist()
         rows = [self.words[host[i] : host[i + 1]] for i in order]
         # Of sorted rows, two have in common what all neighbours between them have.
-        after = list(itertools.starmap(_common, itertools.pairwise(rows)))
+        with_next = list(itertools.starmap(_common, itertools.pairwise(rows)))
         kept, with_kept = -1, 0
-        for row, before, behind in zip(order, [0, *after], [*after, 0], strict=False):
+        for row, before, after in zip(order, [0, *with_next], [*with_next, 0], strict=False):
             with_kept = min(with_kept, before)
-            if 8 * behind > 9 * with_kept:  # it has more in common with the rows that follow
+            if 8 * after > 9 * with_kept:  # it has more in common with the rows that follow
                 kept, with_kept = row, splits.total
             elif with_kept:
                 like[row], shared[row] = kept, with_kept
