@@ -5,12 +5,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, pack_jagged_fields, stack_or_nest, to_blob
+from jagcodec import decode, encode, open_wire, pack_jagged_fields, stack_or_nest, to_blob
 from jagcodec.wire.wire_batch import MessageColumns
 
 ROOT = Path(__file__).parent.parent
@@ -82,6 +83,16 @@ class Store:
     @property
     def fetched(self):
         return sum(size for _, size in self.asked)
+
+
+MESSAGES: dict[str, Any] = {
+    "open": open_wire,
+    "fetched": lambda frames: open_wire(Store(frames)),
+    "frames": message,
+    "tuple": tuple,
+    "blob": to_blob,
+}
+"""Forms in which a message is read."""
 
 
 def trip(value, **options):

@@ -34,22 +34,15 @@ from jagcodec import (
 )
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.wire.dtypes import DTYPES
-from tests.helpers import Store, nested
+from tests.helpers import MESSAGES, Store, nested
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
 from tests.wire.forge import jagged, map_of, message, tensor, tensordict
 from tests.wire.readers import outcome, peak_of
 
-KINDS: dict[str, Any] = {
-    "frames": lambda frames: frames,
-    "blob": lambda frames: [to_blob(frames)],
-    "open": open_wire,
-    "fetched": lambda frames: open_wire(Store(frames)),
-}
 
-
-def joined(batches, kind="frames", **options):
-    return concat_rows([KINDS[kind](encode(batch, **options)) for batch in batches])
+def joined(batches, kind="frames"):
+    return concat_rows([MESSAGES[kind](encode(batch)) for batch in batches])
 
 
 def row_of(i, length):
@@ -80,7 +73,7 @@ def expected(batches):
 WHOLE = expected(ROWS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MESSAGES)
 def test_a_join_is_used_like_one_open_message(kind):
     batch = joined(ROWS, kind)
     assert (len(batch), batch.fields) == (7, ("ids", "pairs", "reward", "grid", "text"))
@@ -138,9 +131,9 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
 # --- what is refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["frames", "blob"])
-def test_a_damaged_message_is_named(kind):
-    good = [[*KINDS[kind](frames)] for frames in FRAMES]
+@pytest.mark.parametrize("form", [list, lambda frames: [to_blob(frames)]])
+def test_a_damaged_message_is_named(form):
+    good = [form(frames) for frames in FRAMES]
     for at, (frame, damage) in itertools.product(
         (0, 3, 6),
         [
@@ -365,7 +358,7 @@ def test_rows_of_a_narrow_message_are_sent_narrow(kind):
     td["inner"] = TensorDict({"ids": ids, "wide": ids * 1000}, [8])
     td["grid"] = ids * 1000
     frames = encode(td, narrow=["ids", ("inner", "ids")])
-    batch = KINDS["open" if kind == "joined" else kind](frames)
+    batch = MESSAGES["open" if kind == "joined" else kind](frames)
     if kind == "joined":
         batch = concat_rows([batch.rows(slice(0, 3)), batch.rows(slice(3, 8))])
     part, rows = batch.rows([6, 1, 1]), select_rows(td, [6, 1, 1])

@@ -106,63 +106,59 @@ def rectangle(cells, places):
 
 @st.composite
 def calls(draw):
-    """A batch, options, and (side, column of tokens) by name of those that are padded."""
+    """A batch, options, the names of masks, and the rectangles and masks to be found by name."""
     rows = draw(st.integers(0, 4))
-    columns: dict[str, Any] = {}
-    for i in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(["jagged", "grid", "flat"]))
-        if kind == "jagged":
-            columns[f"jagged{i}"] = draw(jagged_tensors(rows))
-        elif kind == "grid":
-            shape = (rows, draw(st.integers(0, 5)), *draw(st.lists(st.integers(0, 2), max_size=1)))
-            columns[f"grid{i}"] = draw(tensors(shape))
-        else:
-            columns["flat"] = draw(tensors((rows,)))
+    shapes = st.tuples(st.just(rows), st.integers(0, 5), st.integers(0, 2))
+    kinds = {
+        "jagged": jagged_tensors(rows),
+        "grid": (shapes | shapes.map(lambda shape: shape[:2])).flatmap(tensors),
+        "flat": tensors((rows,)),
+    }
+    order = draw(st.lists(st.sampled_from([*kinds]), min_size=1, max_size=4))
+    columns = {f"{kind}{i}": draw(kinds[kind]) for i, kind in enumerate(order)}
     names = [*columns, "absent"]
-    alone = draw(st.sampled_from([None, "width", "multiple", "kept", "aligned", "side", "mask"]))
-
-    def option(name, default, values):
-        """Often the only option that is not the default."""
-        return draw(values) if alone in (None, name) else default
-
-    width = option("width", 0, st.sampled_from([0, 3, 4, 5, 9]))
-    multiple = option("multiple", 1, st.integers(1, 4))
-    options: dict[str, Any] = {"pad_to_seqlen": width, "pad_to_multiple": multiple}
-    kept = option("kept", [], st.lists(st.sampled_from(names), max_size=1))
-    options["keep_jagged"] = kept
-    aligned = option("aligned", None, st.none() | st.lists(st.sampled_from(names), max_size=2))
-    options["token_aligned_fields"] = aligned
-    side = option("side", "right", st.sampled_from(SIDES))
-    by_name = option("side", False, st.booleans())
-    options["padding_side"] = {names[0]: side} if by_name else side
+    named, sides = st.sampled_from(names), st.sampled_from(SIDES)
+    choices: dict[str, Any] = {
+        "pad_to_seqlen": st.sampled_from([0, 3, 4, 5, 9]),
+        "pad_to_multiple": st.integers(1, 4),
+        "keep_jagged": st.lists(named, max_size=1),
+        "token_aligned_fields": st.none() | st.lists(named, max_size=2),
+        "padding_side": sides | sides.map(lambda side: {names[0]: side}),
+    }
+    options = draw(st.fixed_dictionaries({}, optional=choices))
+    width, multiple = options.get("pad_to_seqlen", 0), options.get("pad_to_multiple", 1)
+    kept, aligned = options.get("keep_jagged", []), options.get("token_aligned_fields")
+    side = options.get("padding_side", "right")
+    side_of = side if isinstance(side, dict) else dict.fromkeys(columns, side)
     prompts = prompt_width = None
-    if side == "left_right":
+    if "left_right" in side_of.values():
         shortest = [2] * rows
         for column in columns.values() if draw(st.integers(0, 4)) else ():
             if column.dim() > 1:
                 lengths = lengths_of(cells_of(column, False))
                 shortest = list(map(min, shortest, lengths))
         prompts = [draw(st.integers(0, most)) for most in shortest]
-        prompt_width = draw(st.sampled_from([0, 0, 1, 2, 3]))
-        form = draw(st.sampled_from(["column", "tensor", "list", "tuple"]))
-        options["prompt_lengths"] = numbers = torch.tensor(prompts, dtype=torch.int64)
-        if form == "column":
-            columns["prompts"], options["prompt_lengths"] = numbers, "prompts"
-        elif form != "tensor":
-            options["prompt_lengths"] = prompts if form == "list" else tuple(prompts)
-        options["prompt_width"] = prompt_width
-    pads = draw(st.sets(st.sampled_from(names)))
-    ones = {k for k in pads if k in columns and columns[k].dtype in PADDED_WITH_ONES}
+        prompt_width = options["prompt_width"] = draw(st.sampled_from([0, 0, 1, 2, 3]))
+        numbers = torch.tensor(prompts, dtype=torch.int64)
+        forms = st.sampled_from(["prompts", numbers, prompts, tuple(prompts)])
+        options["prompt_lengths"] = draw(forms)
+        columns["prompts"] = numbers
+    wanted = draw(st.sets(named))
+    ones = {k for k in wanted if k in columns and columns[k].dtype in PADDED_WITH_ONES}
     options["pad_value_dict"] = {**dict.fromkeys(sorted(ones), 1), "absent": "any"}
     masked = [name for name in columns if name.startswith("jagged") and name not in kept]
-    mask = option("mask", None, st.sampled_from([None, *masked]))
-    options["attention_mask_of"] = mask
+    masks = {}
+    if masked and draw(st.booleans()):
+        chosen = draw(st.lists(st.sampled_from(masked), min_size=1, max_size=2, unique=True))
+        masks = {name: f"mask of {name}" for name in chosen}
+        options["attention_mask_of"] = masks
+        if len(chosen) == 1 and draw(st.booleans()):
+            options["attention_mask_of"], masks = chosen[0], {chosen[0]: "attention_mask"}
 
     def expected():
         found: dict[str, Any] = {}
-        masks = {}
         for name, column in columns.items():
-            wanted = width
+            wanted, own = width, side_of.get(name, "right")
             if name in kept or column.dim() < 2:
                 continue
             if name.startswith("grid"):
@@ -171,10 +167,9 @@ def calls(draw):
                     continue
                 if aligned is not None and 0 < width < held:
                     raise RefusedError("row_too_long", name)
-                if side != "left_right" or (by_name and name != names[0]):
+                if own != "left_right":
                     wanted = max(width, held)
             cells = cells_of(column, name in ones)
-            own = side if not by_name or name == names[0] else "right"
             lengths = lengths_of(cells)
             try:
                 if name.startswith("jagged") and width and max(lengths, default=0) > width:
@@ -184,16 +179,17 @@ def calls(draw):
             except RefusedError as error:
                 raise RefusedError(error.args[0], name + error.args[1]) from None
             found[name] = rectangle(cells, places)
-            masks[name] = rectangle(Cells([[1] * n for n in lengths], 1, 0), places)
-        return found, masks.get(mask)
+            if name in masks:
+                found[masks[name]] = rectangle(Cells([[1] * n for n in lengths], 1, 0), places)
+        return found
 
-    return TensorDict(columns, [rows]), options, expected
+    return TensorDict(columns, [rows]), options, [*masks.values()], expected
 
 
 @settings(max_examples=250)
 @given(calls(), st.data())
 def test_rectangles_are_those_of_the_oracle(call, data):
-    td, options, expected = call
+    td, options, masks, expected = call
     cut = data.draw(st.integers(0, len(td)))
     halves = [encode(select_rows(td, slice(0, cut))), encode(select_rows(td, slice(cut, None)))]
     narrow = encode(td, narrow=True)
@@ -205,7 +201,7 @@ def test_rectangles_are_those_of_the_oracle(call, data):
         *(halves, tuple(map(to_blob, halves)), [open_wire(Store(half)) for half in halves]),
     ):
         try:
-            rectangles, mask = expected()
+            rectangles = expected()
         except RefusedError as refused:
             with pytest.raises(ArgumentError) as caught:
                 materialize(batch, **options)
@@ -216,16 +212,13 @@ def test_rectangles_are_those_of_the_oracle(call, data):
             continue
         for out in (None, bytearray(20_000)):
             found = materialize(batch, **options, out=out)
-            if mask is not None:
-                assert found["attention_mask"].dtype == torch.bool
-                assert bits(found["attention_mask"]) == mask
-            assert [*found] == [*td.keys(), *(["attention_mask"] if mask is not None else [])]
-            for name, column in td.items():
+            assert [*found] == [*td.keys(), *masks]
+            for name, column in found.items():
                 if name in rectangles:
-                    assert found[name].dtype == column.dtype
-                    assert bits(found[name]) == rectangles[name]
+                    assert column.dtype == (torch.bool if name in masks else td[name].dtype)
+                    assert bits(column) == rectangles[name]
                 else:
-                    assert_same(found[name], column)
+                    assert_same(column, td[name])
 
 
 @given(tensordicts(), st.sampled_from([0, 2, 4]), st.sampled_from(["right", "left"]), st.booleans())
@@ -341,10 +334,7 @@ PADS: dict[torch.dtype, tuple[list[Any], list[Any]]] = {
     torch.uint8: ([], [-1]),
     torch.int32: ([-(2**31), 2**31 - 1], [2**31, -(2**31) - 1]),
     torch.bool: ([True], [2]),
-    torch.float32: (
-        [-0.0, math.nan, -3.4028235e38, 16777217.0],
-        [2**24 + 1, 1e300, 1j, 1e-50],
-    ),
+    torch.float32: ([-0.0, math.nan, -3.4028235e38, 16777217.0], [2**24 + 1, 1e300, 1j, 1e-50]),
     torch.bfloat16: ([-math.inf, -1e30], [torch.tensor(2**9 + 1)]),
     torch.float16: ([math.inf, 0.1], [151643, -1e9, 1e-9]),
     torch.float8_e4m3fn: ([447.0], [math.inf, -1e4]),
@@ -395,16 +385,6 @@ def test_packed_is_what_varlen_attention_takes():
     assert materialize({"x": conjugated}, container=list) == ["x"]
     found = materialize({"x": conjugated}, pad_to_seqlen=2)["x"]
     assert found.tolist() == [[1 - 2j, 0], [3 + 1j, 0]]
-
-
-def test_masks_of_several_columns():
-    td = ids(2, 0)
-    td["x"] = stack_or_nest([torch.ones(3, 1), torch.ones(3, 2)])
-    names = {"x": "mask", "ids": "other"}
-    found = materialize(td, attention_mask_of=names, padding_side={"ids": "left"})
-    assert list(found) == ["ids", "x", "mask", "other"]
-    assert found["mask"].tolist() == [[True, False], [True, True]]
-    assert found["other"].tolist() == [[True, True], [False, False]]
 
 
 def test_columns_within_batches_follow_the_same_rule():
@@ -667,10 +647,7 @@ REFUSED: dict[type[Exception], list[tuple[dict[str, Any], str]]] = {
         ({"prompt_lengths": [1, 2], "prompt_width": 1, **LR}, "row 1.*prompt_width=1.*found 2"),
         ({"prompt_lengths": [1, 0], "pad_to_seqlen": 2, **LR}, "=2.*found 3 with its prompt"),
         # It is not said whether a rectangle has one cell per token: its layout would be a guess.
-        (
-            {"td": GRID, "prompt_lengths": [3, 1], **LR},
-            "row 0.*another padding_side",
-        ),
+        ({"td": GRID, "prompt_lengths": [3, 1], **LR}, "row 0.*another padding_side"),
         # names
         ({"td": WIDE, "pad_to_seqlen": 4, "token_aligned_fields": ["wide"]}, "=4.*found 5"),
         ({"attention_mask_of": {"a": "m", "b": "m"}}, "a name for each"),

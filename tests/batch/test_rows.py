@@ -50,9 +50,10 @@ from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError,
 from jagcodec.schema import check_schema
 from jagcodec.testing import jagged_tensors
 from jagcodec.types import PackedColumn
-from tests.helpers import Store, message, rollout
+from tests.helpers import MESSAGES, Store, message, rollout
 from tests.oracle import assert_same, bits, pad_rows, rows_of
 from tests.strategies import indices, tensordicts
+from tests.wire.readers import OPTIONS
 
 # --- a batch as a list of rows -----------------------------------------------------------------
 
@@ -142,20 +143,23 @@ class Batch(NamedTuple):
     packed: bool  # whether its jagged columns are packed ones
     meta: dict[str, Any] | None
 
+    def checked(self):
+        """Itself, once it is known to hold that."""
+        held, rows, names, kind, _, meta = self
+        assert type(held) is kind
+        assert list(held.keys()) == names
+        assert table(held, len(rows)) == [{name: row[name] for name in names} for row in rows]
+        if meta is not None:
+            assert (held.meta if kind is WireBatch else held.meta_info) == meta
+        if kind is TensorDict and {"ids", "done"} <= {*names}:
+            assert held["ids"].offsets() is held["done"].offsets()
+        return self
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "narrow": {"narrow": True, "checksum": True},
-    "elided": {"elide": True},
-    "all": {"elide": True, "narrow": True, "compress": "zstd", "checksum": True},
-}
-MESSAGES: dict[str, Any] = {
-    "open": open_wire,
-    "fetched": lambda frames: open_wire(Store(frames)),
-    "frames": lambda frames: [bytes(frame) for frame in frames],
-    "tuple": tuple,
-    "blob": to_blob,
-}
+    def of_rows(self, held, chosen):
+        """What an operation made of some of its rows."""
+        return self._replace(held=held, rows=[self.rows[i] for i in chosen]).checked()
+
+
 UNPACKED = ("pairs", "views")  # packed, they do not always say which of their dims is ragged
 IN_MEMORY: dict[str, Any] = {
     "TensorDict": lambda td, meta: td,
@@ -194,7 +198,7 @@ def made(form, numbers, tag, step, options):
     td, meta = rollout_of(numbers, tag), {"step": step, "seed": 3}
     rows = table(td)
     if form in MESSAGES:
-        held = MESSAGES[form](encode(td, meta=meta, **OPTIONS[options]))
+        held = MESSAGES[form](encode(td, meta=meta, **options))
         return Batch(held, rows, list(td.keys()), WireBatch, False, meta)
     held = IN_MEMORY[form](td, meta)
     kept = meta if type(held) is BatchedDataDict else None
@@ -207,23 +211,12 @@ BATCHES = st.builds(
     numbers=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 4)), min_size=1, max_size=4),
     tag=st.sampled_from(["gsm8k", "math"]),
     step=st.integers(1, 2),
-    options=st.sampled_from(list(OPTIONS)),
+    options=st.sampled_from(OPTIONS),
 )
 
 
 class Rows(RuleBasedStateMachine):
     batches = Bundle("batches")
-
-    def checked(self, held, rows, names, kind, *, packed=False, meta=None):
-        """A batch that an operation made, compared with the list of its rows."""
-        assert type(held) is kind
-        assert list(held.keys()) == names
-        assert table(held, len(rows)) == [{name: row[name] for name in names} for row in rows]
-        if meta is not None:
-            assert (held.meta if kind is WireBatch else held.meta_info) == meta
-        if kind is TensorDict and {"ids", "done"} <= {*names}:
-            assert held["ids"].offsets() is held["done"].offsets()
-        return Batch(held, rows, names, kind, packed, meta)
 
     @initialize(target=batches, made=st.lists(BATCHES, min_size=2, max_size=5))
     def begin(self, made):
@@ -232,8 +225,7 @@ class Rows(RuleBasedStateMachine):
     @rule(target=batches, batch=batches, data=st.data())
     def choose(self, batch, data):
         index, chosen = data.draw(indices(len(batch.rows)))
-        found = select_rows(batch.held, index)
-        return self.checked(found, [batch.rows[i] for i in chosen], *batch[2:4], **last(batch))
+        return batch.of_rows(select_rows(batch.held, index), chosen)
 
     @rule(
         target=batches,
@@ -242,33 +234,24 @@ class Rows(RuleBasedStateMachine):
         together=st.booleans(),
     )
     def repeat(self, batch, times, together):
+        count = len(batch.rows)
         if isinstance(times, list):
-            times, together = (times * len(batch.rows))[: len(batch.rows)], True
-            rows = [r for r, n in zip(batch.rows, times, strict=True) for _ in range(n)]
-            times = torch.tensor(times, dtype=torch.int64)
-        else:
-            rows = [r for r in batch.rows for _ in range(times)]
-            rows = rows if together else batch.rows * times
-        found = repeat_rows(batch.held, times, interleave=together)
-        return self.checked(found, rows, *batch[2:4], **last(batch))
+            times, together = np.resize(times, count), True
+        chosen = np.repeat(range(count), times) if together else np.tile(range(count), times)
+        times = torch.from_numpy(times) if isinstance(times, np.ndarray) else times
+        return batch.of_rows(repeat_rows(batch.held, times, interleave=together), chosen)
 
     @rule(target=batches, batch=batches, parts=st.integers(1, 4))
     def split(self, batch, parts):
-        count = len(batch.rows)
         found = split_rows(batch.held, parts)
-        sizes = [count // parts + (i < count % parts) for i in range(parts)]
-        made, start = [], 0
-        for part, size in zip(found, sizes, strict=True):
-            rows = batch.rows[start : start + size]
-            made.append(self.checked(part, rows, *batch[2:4], **last(batch)))
-            start += size
-        return multiple(*made)
+        expected = np.array_split(range(len(batch.rows)), parts)
+        return multiple(*[batch.of_rows(*part) for part in zip(found, expected, strict=True)])
 
     @rule(target=batches, batch=batches, data=st.data())
     def choose_columns(self, batch, data):
         names = data.draw(st.lists(st.sampled_from(batch.names), min_size=1, unique=True))
         found = with_columns(batch._replace(held=opened(batch)), names)
-        return self.checked(found, batch.rows, names, batch.kind, **last(batch))
+        return batch._replace(held=found, names=names).checked()
 
     @rule(target=batches, chosen=st.lists(batches, min_size=2, max_size=4))
     def concatenate(self, chosen):
@@ -284,10 +267,10 @@ class Rows(RuleBasedStateMachine):
         names = [name for name in fit[0].names if all(name in b.names for b in fit)]
         if not names:
             return multiple()
-        parts = [with_columns(b, names) for b in fit]
+        found = concat_rows([with_columns(b, names) for b in fit])
         meta = agreed([b.meta for b in fit]) if kind in (WireBatch, BatchedDataDict) else None
         rows = [row for b in fit for row in b.rows]
-        return self.checked(concat_rows(parts), rows, names, kind, packed=packed, meta=meta)
+        return Batch(found, rows, names, kind, packed, meta).checked()
 
     @rule(target=batches, batch=batches, other=FORMS, at=st.integers(1, 8))
     def put_columns_side_by_side(self, batch, other, at):
@@ -305,37 +288,33 @@ class Rows(RuleBasedStateMachine):
         found = join_columns([with_columns(batch, left), written])
         kinds = [batch.kind, WireBatch if other in MESSAGES else type(written)]
         kind = next((kind for kind in kinds if kind is not WireBatch), WireBatch)
-        return self.checked(found, batch.rows, batch.names, kind)
+        return batch._replace(held=found, kind=kind, meta=None).checked()
 
     @rule(
         target=batches,
         batch=batches,
         way=st.sampled_from(["decode", "pickle", *MESSAGES]),
-        options=st.sampled_from(list(OPTIONS)),
+        options=st.sampled_from(OPTIONS),
     )
     def send(self, batch, way, options):
-        if batch.kind is dict:
+        kind, held = batch.kind, opened(batch)
+        if kind is dict or (kind is BatchedDataDict and batch.packed and way in MESSAGES):
             return multiple()
-        names, kind = batch.names, batch.kind
-        held = opened(batch)
         if way == "pickle" and kind is not TensorDict:
-            return self.checked(pickle.loads(pickle.dumps(held)), *batch[1:4], **last(batch))
-        frames = encode(held, **OPTIONS[options])
-        if way not in MESSAGES:
-            kind = TensorDict if kind is WireBatch else kind
-            meta = batch.meta if kind is BatchedDataDict else None
-            found = decode(frames)
-            return self.checked(found, batch.rows, names, kind, packed=batch.packed, meta=meta)
-        if kind is BatchedDataDict and batch.packed:
-            return multiple()
-        meta = {} if kind is TensorDict else batch.meta
-        return Batch(MESSAGES[way](frames), batch.rows, names, WireBatch, False, meta)
+            return batch._replace(held=pickle.loads(pickle.dumps(held))).checked()
+        frames = encode(held, **options)
+        if way in MESSAGES:
+            meta = {} if kind is TensorDict else batch.meta
+            return batch._replace(held=MESSAGES[way](frames), kind=WireBatch, meta=meta)
+        if kind is WireBatch:
+            batch = batch._replace(kind=TensorDict, meta=None)
+        return batch._replace(held=decode(frames)).checked()
 
     @rule(batch=batches, data=st.data(), form=st.sampled_from(["tensor", "list"]))
     def rows_out(self, batch, data, form):
         names = data.draw(st.none() | st.lists(st.sampled_from(batch.names), unique=True))
         found = to_rows(batch.held, names, form)
-        assert len(found) == len(batch.rows)
+        assert len(found) == padding_tax(batch.held).rows == len(batch.rows)
         for row, expected in zip(found, batch.rows, strict=True):
             assert list(row) == (batch.names if names is None else names)
             assert_row(row, expected, form)
@@ -356,14 +335,6 @@ class Rows(RuleBasedStateMachine):
             width = max(map(len, rows), default=0)
             pad = [0, 0] if name == "pairs" else -7 if name == "ids" else 0
             assert bits(found[name]) == pad_rows(rows, width, pad)
-
-    @rule(batch=batches)
-    def count(self, batch):
-        assert padding_tax(batch.held).rows == len(batch.rows)
-
-
-def last(batch):
-    return {"packed": batch.packed, "meta": batch.meta}
 
 
 def assert_row(row, expected, form):
@@ -802,7 +773,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((TD, "2"), ArgumentTypeError, r"repeat_rows\(times\)"),
     ],
     functools.partial(repeat_rows, interleave=False): [
-        ((TD, [1, 1, 1]), ArgumentTypeError, r"repeat_rows\(times\): expected an integer"),
+        ((TD, [1, 1, 1]), ArgumentTypeError, r"repeat_rows\(times\): expected an integer")
     ],
     functools.partial(split_rows, max_tokens=9): [
         ((TWO,), ArgumentError, "'ids' and 'other' differ"),
@@ -832,11 +803,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         (([encode(TD), [b"no message"]],), JagcodecError, "message 1: "),
     ],
     BatchedDataDict.select: [
-        (
-            (BatchedDataDict(a=[1]), "a"),
-            ArgumentTypeError,
-            "found the string 'a'; put it in a list",
-        ),
+        ((BatchedDataDict(a=[1]), "a"), ArgumentTypeError, "found the string 'a'; put it in a list")
     ],
     WireBatch.select: [
         ((open_wire(encode(TD)), "ids"), ArgumentTypeError, "string 'ids'; put it in a list"),

@@ -42,15 +42,25 @@ def batch():
 
 
 @pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "batch.jag"
-    dump(batch(), path, checksum=True, meta={"step": 7})
-    return path
+def saved(tmp_path):
+    """(name, value, options of `dump`) -> the file of a message."""
+
+    def saved(name, value, **options):
+        dump(value, tmp_path / f"{name}.jag", **options)
+        return tmp_path / f"{name}.jag"
+
+    return saved
 
 
 @pytest.fixture
-def run(capsys):
-    def run(*arguments):
+def file(saved):
+    return saved("batch", batch(), checksum=True, meta={"step": 7})
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         status = cli.main([*map(str, arguments)])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
@@ -58,79 +68,66 @@ def run(capsys):
     return run
 
 
-def printed(run, *arguments):
+def printed(run, *arguments, **options):
     """What a command prints that succeeds."""
-    status, out, err = run(*arguments)
+    status, out, err = run(*arguments, **options)
     assert (status, err) == (0, "")
     return out
 
 
-def test_inspect_of_one_row_and_chosen_columns(run, file):
+def test_inspect_of_one_row_and_chosen_columns(run, file, saved):
     row = ("inspect", file, "--row", 1, "--columns", "ids,reward")
     assert printed(run, *row) == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"
     expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
     assert json.loads(printed(run, *row, "--json")) == {"row": 1, "columns": expected}
     assert "ids" not in printed(run, "inspect", file, "--columns", "reward")
-    path = file.with_name("next to a batch.jag")
-    dump({"td": batch(), "step": 3}, path)
+    path = saved("next to a batch", {"td": batch(), "step": 3})
     for chosen in ("ids", "$.step"):
         found = json.loads(run("inspect", path, "--columns", chosen, "--json")[1])
         assert [column["name"] for column in found["columns"]] == [chosen]
-
-
-def test_inspect_reads_standard_input(run, file, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
-    found = json.loads(printed(run, "inspect", "-", "--json"))
+    found = json.loads(printed(run, "inspect", "-", "--json", stdin=file.read_bytes()))
     assert (found["file"], found["tax"]["rows"]) == ("standard input", 4)
 
 
-def test_inspect_says_which_options_a_message_has(run, tmp_path):
-    path = tmp_path / "narrow.jag"
-    dump(batch(), path, narrow=True)
-    lines = run("inspect", path)[1].splitlines()
+def test_inspect_says_which_options_a_message_has(run, saved):
+    lines = run("inspect", saved("narrow", batch(), narrow=True))[1].splitlines()
     assert lines[0].endswith("in 2 frames, with narrow; no checksums")
     assert lines[1].endswith(" of the bytes. This message has narrow=True.")
     assert "stored" in lines[3]
 
 
-def test_all_cells_of_a_row(run, tmp_path):
-    path = tmp_path / "long.jag"
+def test_all_cells_of_a_row(run, saved):
     columns = {"ids": torch.arange(3000).view(1, 3000), "text": NonTensorStack("x" * 999)}
-    dump(TensorDict(columns, [1]), path)
-    short = printed(run, "inspect", path, "--row", 0)
+    row = ("inspect", saved("long", TensorDict(columns, [1])), "--row", 0)
+    short = printed(run, *row)
     assert "[0 1 2 3 ... 2996 2997 2998 2999]" in short
     assert len(short) < 400
-    whole = printed(run, "inspect", path, "--row", 0, "--all")
+    whole = printed(run, *row, "--all")
     assert f"[{', '.join(map(str, range(3000)))}]" in whole
     assert "x" * 999 in whole
 
 
 def test_inspect_of_a_record_lists_its_steps(run, tmp_path):
-    directory = tmp_path / "steps"
-    with RecordWriter(directory, keep=3) as writer:
+    with RecordWriter(tmp_path, keep=3) as writer:
         for step in (1, 20, 300, 4000):
             writer.write(step, batch())
-    files = [directory / f"step-{step:010d}.jag" for step in (20, 300, 4000)]
+    files = [tmp_path / f"step-{step:010d}.jag" for step in (20, 300, 4000)]
     size = str(files[0].stat().st_size)
-    lines = printed(run, "inspect", directory).splitlines()
-    assert lines[0] == f"{directory}: a record of 3 steps"
-    assert [line.split() for line in lines[1:]] == [
+    head, *steps = printed(run, "inspect", tmp_path).splitlines()
+    assert head == f"{tmp_path}: a record of 3 steps"
+    assert [line.split() for line in steps] == [
         ["step", "rows", "bytes", "file"],
-        *(
-            [step, "4", size, str(file)]
-            for step, file in zip(("20", "300", "4000"), files, strict=True)
-        ),
+        ["20", "4", size, str(files[0])],
+        ["300", "4", size, str(files[1])],
+        ["4000", "4", size, str(files[2])],
     ]
     files[1].write_bytes(files[1].read_bytes()[:100])
-    status, out, err = run("inspect", directory)
-    assert status == 2
-    assert [line.split()[:3] for line in out.splitlines()[3:]] == [
-        ["300", "?", "100"],
-        ["4000", "4", size],
-    ]
+    status, out, err = run("inspect", tmp_path)
+    found = [line.split()[:3] for line in out.splitlines()[3:]]
+    assert (status, found) == (2, [["300", "?", "100"], ["4000", "4", size]])
     assert err.startswith(f"jagcodec: error: {files[1]}, ")
     assert err.count("\n") == 1
-    steps = json.loads(run("inspect", directory, "--json")[1])["steps"]
+    steps = json.loads(run("inspect", tmp_path, "--json")[1])["steps"]
     assert [step["rows"] for step in steps] == [4, "?", 4]
     assert steps[1]["error"].startswith(f"{files[1]}, ")
 
@@ -151,25 +148,23 @@ def test_help(run, capsys):
 # --- tax ---------------------------------------------------------------------------------------
 
 
-def test_tax_of_lengths(run, tmp_path, monkeypatch):
+def test_tax_of_lengths(run, tmp_path):
     path = tmp_path / "lengths"
     path.write_bytes(b"[1, 2, 9]")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[1, 2, 9]")))
     for name in ("-", path):
-        out = printed(run, "tax", name)
+        out = printed(run, "tax", name, stdin=b"[1, 2, 9]")
         assert out == f"{padding_tax([1, 2, 9])}\n"
         assert out.splitlines()[2].split() == ["tokens", "jagged", "216", "96", "55.6%"]
     found = json.loads(run("tax", path, "--width", 12, "--json")[1])
     assert found["total"]["padded_bytes"] == 3 * 12 * 8
 
 
-def test_interrupted(run, tmp_path, monkeypatch):
+def test_interrupted(run, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    (tmp_path / "lengths").write_text("[1]")
     monkeypatch.setattr("jagcodec.batch.tax.padding_tax", interrupted)
-    assert run("tax", tmp_path / "lengths") == (130, "", "jagcodec: interrupted\n")
+    assert run("tax", "-", stdin=b"[1]") == (130, "", "jagcodec: interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -215,9 +210,7 @@ def test_arguments_that_do_not_parse(file, arguments, said, capsys):
         (["tax", b"[" * 100_000], "expected a JSON list of whole numbers"),
         (["tax", b"\xff\xfe\x00"], "expected a JSON list of whole numbers"),
         (["tax", b'{"a": 1}'], "expected a JSON list of whole numbers; found a dict of 1"),
-        (["tax", b"[1, 2.5]"], "bytes, row 1: expected integer lengths, found 2.5"),
         (["tax", b'[1, "\\u001b[31m"]'], "bytes, row 1: expected integer lengths"),
-        (["tax", b"[1, true]"], "bytes, row 1: expected integer lengths, found True"),
         (["tax", b"[3, -1]"], "row 1: expected a length of 0 or more"),
         (["tax", b"[100000000000000000000]"], "expected"),
     ],
@@ -239,13 +232,12 @@ def test_bad_input_is_one_line_and_status_2(run, file, tmp_path, arguments, said
     assert said in err
 
 
-def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
-    other = tmp_path / "other.jag"
+def test_diff_says_where_and_its_status_is_that_of_diff(run, file, saved):
     changed = batch()
     changed["ids"].values()[0] = 77
     changed["logprobs"].values()[4] = -1.0  # row 1, token 1
     changed["more"] = torch.ones(4)
-    dump(changed, other, narrow=True, meta={"step": 8})
+    other = saved("other", changed, narrow=True, meta={"step": 8})
     said = [
         "the whole: columns only none in the first and more in the second",
         "column ids, row 0, cell [0]: value 0 and 77",
@@ -264,11 +256,10 @@ def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
         assert run("diff", file, other, *options, "--columns", "reward") == (0, "", "")
 
 
-def test_the_file_that_cannot_be_read_is_named_and_verify_goes_on(run, tmp_path):
+def test_the_file_that_cannot_be_read_is_named_and_verify_goes_on(run, saved):
     """Without checksums damage shows when the cells are read."""
-    text = NonTensorStack("a" * 40, "b")
-    files = [tmp_path / name for name in ("good.jag", "bad.jag")]
-    dump(TensorDict({"text": text}, [2]), files[0])
+    td = TensorDict({"text": NonTensorStack("a" * 40, "b")}, [2])
+    files = [saved(name, td) for name in ("good", "bad")]
     files[1].write_bytes(files[0].read_bytes().replace(b"a" * 40, b"\xff" * 40))
     for order in (files, files[::-1]):
         status, out, err = run("diff", *order)
@@ -307,27 +298,27 @@ def test_export_writes_the_rows(run, file, tmp_path, ending):
     assert exported(out) == [{"reward": row["reward"]} for row in expected]
 
 
-def test_export_names_what_is_left_out_and_nothing_else(run, tmp_path):
-    source, out = tmp_path / "x.jag", tmp_path / "x.jsonl"
-    columns = {"x": torch.ones(3)}
+def test_export_names_what_is_left_out_and_nothing_else(run, tmp_path, saved):
+    columns, out = {"x": torch.ones(3)}, tmp_path / "x.jsonl"
     for value in ({"td": batch(), "step": 3}, BatchedDataDict(columns, meta_info={"step": 3})):
-        dump(value, source)
-        assert run("export", source, out)[2].endswith("whole batch: step\n")
-    dump(BatchedDataDict(columns), source)
-    assert run("export", source, out) == (0, f"{out}: 3 rows, 1 column\n", "")
+        assert run("export", saved("x", value), out)[2].endswith("whole batch: step\n")
+    assert run("export", saved("x", BatchedDataDict(columns)), out) == (
+        0,
+        f"{out}: 3 rows, 1 column\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize("ending", ["arrow", "jsonl"])
-def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, ending):
+def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, saved, ending):
     if ending != "jsonl":
         pytest.importorskip("pyarrow")
-    source, out = tmp_path / "odd.jag", tmp_path / f"x.{ending}"
-    dump(TensorDict({"x": NonTensorStack("a", {"image": torch.ones(2)})}, [2]), source)
+    payloads = NonTensorStack("a", {"image": torch.ones(2)})
+    source, out = saved("odd", TensorDict({"x": payloads}, [2])), tmp_path / f"x.{ending}"
     out.write_bytes(b"old")
     status, _, err = run("export", source, out)
-    assert status == 2
+    assert (status, out.read_bytes()) == (2, b"old")
     assert f"{source}, column 'x'" in err
-    assert out.read_bytes() == b"old"
     assert sorted(tmp_path.iterdir()) == sorted([source, out])
 
 
@@ -429,14 +420,12 @@ def test_messages_are_sound_or_not_for_the_reason_that_decode_gives(file, name):
         assert raised.value.reason == entry["reason"]
 
 
-def test_types_that_are_not_registered_are_named_and_the_rest_described(stored, tmp_path):
+def test_types_that_are_not_registered_are_named_and_the_rest_described(stored, saved):
     """In another process, because this one knows the type."""
-    path, other, batch = stored("user"), stored("rollout"), tmp_path / "batch.jag"
     points = NonTensorStack(Point(1, 2), Point(3, 4))
-    dump(TensorDict({"ids": torch.arange(2), "points": points}, [2]), batch)
+    batch = saved("batch", TensorDict({"ids": torch.arange(2), "points": points}, [2]))
     code = """
 import sys
-from typing import Any
 from jagcodec.cli import main
 path, other, batch = sys.argv[1:]
 for command in (
@@ -449,7 +438,7 @@ for command in (
     assert main(command) == 0, command
 assert main(["diff", batch, batch]) == 2
 """
-    command = [sys.executable, "-c", code, str(path), str(other), str(batch)]
+    command = [sys.executable, "-c", code, stored("user"), stored("rollout"), batch]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "ids     1\npoints  unknown: " in done.stdout
@@ -487,12 +476,9 @@ def jagcodec(*arguments, **options):
     return subprocess.run(command, timeout=120, **streams)
 
 
-def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
-    one, other = tmp_path / "one.jag", tmp_path / "other.jag"
-    for path, number in ((one, 10**5000), (other, 10**5000 + 1)):
-        dump([number, {number}], path)
-    batch = tmp_path / "batch.jag"
-    dump(TensorDict({"n": NonTensorStack(10**5000, 1)}, [2]), batch)
+def test_numbers_of_more_digits_than_python_writes(run, saved):
+    one, other = (saved(f"{n}", [10**5000 + n, {10**5000 + n}]) for n in range(2))
+    batch = saved("batch", TensorDict({"n": NonTensorStack(10**5000, 1)}, [2]))
     out = printed(run, "inspect", batch, "--row", "0", "--json")
     assert json.loads(out)["columns"]["n"] == "an int of 16610 bits"
     status, out, _ = run("diff", one, other)
