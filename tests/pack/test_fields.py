@@ -19,7 +19,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecWarning
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of
@@ -231,16 +231,3 @@ def test_fields_that_are_not_valid(pack):
     for fields, text in bad:
         with pytest.raises(ArgumentTypeError, match=text):
             pack(fields, lengths=[1, 2])
-
-
-def test_strict_compares_shapes_with_the_mask_and_the_cells_outside():
-    options: Any = {"mask": MASK, "token_aligned_fields": ["image"]}
-    with pytest.warns(JagcodecWarning, match=r"'image'\): stays rectangular"):
-        pack_jagged_fields({"image": torch.ones(2, 5)}, **options)
-    with pytest.raises(ArgumentError, match=r"'image'\): .*\(2, 6, \.\.\.\), found shape \(2, 5\)"):
-        pack_jagged_fields({"image": torch.ones(2, 5)}, **options, strict=True)
-    good = {"position_ids": (MASK.cumsum(1) - 1).clamp(min=0), "ids": IDS}
-    both(good, mask=MASK, strict=True)
-    responses = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]])
-    with pytest.raises(ArgumentError, match=r"'position_ids'\), row 0: .*one constant"):
-        pack_jagged_fields(good, mask=responses, strict=True)

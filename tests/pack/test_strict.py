@@ -1,9 +1,9 @@
 """Signs that a batch is not what its producer believes: warnings, and errors with strict=True."""
 
 import re
-import subprocess
-import sys
 import warnings
+from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import jagcodec
 from jagcodec import (
     ArgumentError,
+    encode,
     encode_fields,
     materialize,
     maybe_pack_jagged,
     open_wire,
     pack_jagged_fields,
     pack_per_token_field,
+    padding_tax,
     stack_or_nest,
 )
 from jagcodec.errors import ArgumentKeyError, JagcodecWarning
@@ -54,95 +55,61 @@ def silent(function, *arguments, **options):
         return function(*arguments, **options)
 
 
-# --- names -------------------------------------------------------------------------------------
+# --- packing -----------------------------------------------------------------------------------
+
+# Of left-padded rows, and of their responses alone.
+MASK = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
+RESPONSES = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]])
+PADDED_LEFT = {"p": (MASK.cumsum(1) - 1).clamp(min=0), "ids": MASK * 7}
+POSITIONS = {"logprobs": LEFTOVERS.float(), "p": torch.arange(5).expand(3, 5), "ids": IDS}
+BY_MASK = {"lengths": None, "mask": MASK}
+RECTANGULAR = r"'x'\): stays rectangular .* its rows or its width"
+NAMES = "token_aligned_fields.*expected one of 'x', found 'ys'"
+NEITHER = "lengths or a mask to pack it by, found neither"
+CONSTANT = r"'p'\), row 0: .*one constant.*prompt or response lengths"
+# Columns, other options, and the texts of the warning and of the error of strict=True, if any.
+SIGNS: list[tuple[Any, dict[str, Any], str | None, str | None]] = [
+    ({"x": IDS}, {}, None, None),
+    ({"x": torch.ones(3)}, {}, None, None),
+    ({"x": np.array(["a", None, 1], dtype=object)}, {}, None, None),
+    ({"x": ["a", "b", "c"]}, {}, None, None),
+    ({"x": stack_or_nest([torch.ones(n) for n in (2, 4, 1)])}, {}, None, None),
+    ({"x": LEFTOVERS.float().requires_grad_()}, {}, None, None),
+    ({"x": (LEFTOVERS % 2).bfloat16()}, {}, None, None),
+    ({"x": LEFTOVERS % 2 == 1}, {}, None, None),
+    ({"x": torch.ones(0, 5).long()}, {"lengths": LENGTHS[:0]}, None, None),
+    # Names, widths, and no lengths.
+    ({"x": IDS}, {"token_aligned_fields": ["x", "ys", "z"]}, None, NAMES),
+    ({"x": IDS[:, :3]}, {}, RECTANGULAR, r"expected a per-token column \(3, 4 or more"),
+    ({"x": torch.ones(3, 2, 4)}, {}, RECTANGULAR, r"expected a per-token column \(3, 4 or more"),
+    (
+        {"x": torch.ones(2, 5)},
+        BY_MASK,
+        RECTANGULAR,
+        r"'x'\): .*\(2, 6, \.\.\.\), found shape \(2, 5\)",
+    ),
+    ({"x": IDS}, {"lengths": None}, None, NEITHER),
+    # One column of integers is enough, wherever it is: position ids go on into the pads.
+    (POSITIONS, {"token_aligned_fields": ["logprobs", "p", "ids"]}, None, None),
+    (POSITIONS, {"token_aligned_fields": ["logprobs", "p"]}, r"'p'\): cells after rows", CONSTANT),
+    (PADDED_LEFT, BY_MASK | {"token_aligned_fields": None}, None, None),
+    (PADDED_LEFT, BY_MASK | {"mask": RESPONSES, "token_aligned_fields": None}, None, CONSTANT),
+]
 
 
 @pytest.mark.parametrize("pack", BY_NAME)
-def test_names_that_are_not_columns(pack):
-    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x", "labels", "logprob"]}
-    silent(pack, {"x": IDS}, **options)
-    text = r"token_aligned_fields.*expected one of 'x', found 'labels'"
-    with pytest.raises(ArgumentKeyError, match=text):
-        pack({"x": IDS}, strict=True, **options)
+@pytest.mark.parametrize(("fields", "options", "warning", "error"), SIGNS)
+def test_signs_are_warnings_and_errors_if_strict(pack, fields, options, warning, error):
+    wrong = ArgumentKeyError if error == NAMES else ArgumentError
+    for strict, kind, text in ((False, JagcodecWarning, warning), (True, wrong, error)):
+        with pytest.raises(kind, match=text) if text else nullcontext():
+            silent(pack, fields, **(OPTIONS | options), strict=strict)
 
 
-@pytest.mark.parametrize("source", [lambda td: td, lambda td: open_wire(jagcodec.encode(td))])
-@pytest.mark.parametrize(
-    ("argument", "good", "bad"),
-    [
-        ("pad_value_dict", {"ids": 1, "reward": 0, ("inner", "ids"): 3}, {"ids": 1, "idz": 2}),
-        ("padding_side", {"logprob": "left"}, {"idz": "left"}),
-        ("token_aligned_fields", ["reward", "ids"], ["idz", "ids"]),
-        ("keep_jagged", ["ids", ("inner", "ids")], ["ids", "idz"]),
-        ("pad_value_dict", {}, {("inner", "idz"): 3}),
-    ],
-)
-def test_names_that_materialize_does_not_find(source, argument, good, bad):
-    td = rollout()
-    td["inner"] = TensorDict({"ids": td["ids"]}, [3])
-    td = source(td)
-    silent(materialize, td, **{argument: good}, strict=True)
-    silent(materialize, td, **{argument: bad})
-    with pytest.raises(ArgumentKeyError, match=rf"{re.escape(f'materialize({argument})')}.*idz"):
-        materialize(td, **{argument: bad}, strict=True)
-
-
-def test_a_refused_call_of_materialize_writes_nothing():
-    out = materialize(rollout())
-    before = out["ids"].clone()
-    with pytest.raises(ArgumentKeyError):
-        materialize(rollout(), out=out, pad_value_dict={"idz": 1, "ids": 9}, strict=True)
-    assert torch.equal(out["ids"], before)
-
-
-def test_a_pad_for_the_mask_that_materialize_adds_is_known():
-    options: Any = {"pad_value_dict": {"attention_mask": True}, "attention_mask_of": "ids"}
-    assert materialize(rollout(), **options, strict=True)["attention_mask"].all()
-
-
-# --- columns that stay rectangular -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pack", [*BY_NAME, per_token])
-@pytest.mark.parametrize("column", [IDS[:, :3], torch.ones(3, 2, 4)])
-def test_a_named_column_that_cannot_be_packed(pack, column):
+@pytest.mark.parametrize("column", [IDS[:, :3], torch.ones(3, 2, 4), torch.ones(2, 4)])
+def test_a_column_that_cannot_be_packed_stays_rectangular(column):
     with pytest.warns(JagcodecWarning, match="stays rectangular .* its rows or its width"):
-        pack({"x": column}, **OPTIONS)
-    if pack is not per_token:
-        with pytest.raises(ArgumentError, match=r"expected a per-token column \(3, 4 or more"):
-            pack({"x": column}, strict=True, **OPTIONS)
-    else:
-        with pytest.warns(JagcodecWarning, match="stays rectangular"):
-            pack({"x": torch.ones(2, 4)}, **OPTIONS)  # the rows do not fit
-
-
-@pytest.mark.parametrize("pack", BY_NAME)
-def test_without_lengths_strict_has_nothing_to_pack_by(pack):
-    silent(pack, {"x": IDS}, token_aligned_fields=["x"])
-    with pytest.raises(ArgumentError, match="lengths or a mask to pack it by, found neither"):
-        pack({"x": IDS}, token_aligned_fields=["x"], strict=True)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    ("column", "lengths"),
-    [
-        (torch.ones(3), LENGTHS),
-        (np.array(["a", None, 1], dtype=object), LENGTHS),
-        (["a", "b", "c"], LENGTHS),
-        (stack_or_nest([torch.ones(2), torch.ones(4), torch.ones(1)]), LENGTHS),
-        (LEFTOVERS.float().requires_grad_(), LENGTHS),
-        (torch.ones(0, 5).long(), LENGTHS[:0]),
-        *(((LEFTOVERS % 2).to(dtype), LENGTHS) for dtype in (torch.bfloat16, torch.bool)),
-    ],
-)
-def test_other_columns_give_no_warning(strict, column, lengths):
-    for pack in BY_NAME:
-        options: Any = {"lengths": lengths, "token_aligned_fields": ["x"], "strict": strict}
-        silent(pack, {"x": column}, **options)
-
-
-# --- cells after rows --------------------------------------------------------------------------
+        pack_per_token_field(column, LENGTHS)
 
 
 @pytest.mark.parametrize("pack", [*BY_NAME, per_token, guess])
@@ -152,22 +119,6 @@ def test_integers_that_are_left_out(pack, dtype):
         pack({"x": LEFTOVERS.to(dtype)}, **OPTIONS)
     assert [warning.filename for warning in caught] == [__file__]
     silent(pack, {"x": IDS.to(dtype)}, **OPTIONS)
-
-
-@pytest.mark.parametrize("pack", BY_NAME)
-def test_one_column_of_integers_speaks_for_the_lengths(pack):
-    """Any one is enough, wherever it is: position ids go on into the pads."""
-    positions = torch.arange(5).expand(3, 5)
-    fields = {"logprobs": LEFTOVERS.float(), "positions": positions, "ids": IDS}
-    options: Any = {"lengths": LENGTHS, "token_aligned_fields": list(fields)}
-    silent(pack, fields, **options)
-    silent(pack, fields, **options, strict=True)
-    options["token_aligned_fields"].remove("ids")
-    with pytest.warns(JagcodecWarning, match=r"'positions'\): cells"):
-        pack(fields, **options)
-    text = r"'positions'\), row 0: .*one constant.*prompt or response lengths"
-    with pytest.raises(ArgumentError, match=text):
-        pack(fields, **options, strict=True)
 
 
 @st.composite
@@ -209,27 +160,53 @@ def test_a_warning_compares_two_cells_of_each_row_and_strict_all_bits_of_all(dra
         assert message(encode_fields({"x": column}, **options)) == message(loose)
 
 
-# --- once per line -----------------------------------------------------------------------------
+def test_python_shows_a_warning_once_per_line_that_called():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["ids", "wide"]}
+        for step in range(5):
+            columns = {"ids": LEFTOVERS + step, "wide": torch.ones(3, 3 - step % 2)}
+            encode_fields(columns, **options)
+            padding_tax(columns, **options)
+            pack_per_token_field(columns["ids"], LENGTHS)
+            maybe_pack_jagged(columns["ids"][:, :4], LENGTHS)
+    lines = Counter(warning.lineno for warning in caught)
+    assert [lines[line] for line in sorted(lines)] == [2, 2, 1, 1]
+    assert {warning.filename for warning in caught} == {__file__}
 
-PROGRAM = """
-import torch, jagcodec
-options = dict(lengths=torch.tensor([2, 4]), token_aligned_fields=["ids", "wide"])
-for step in range(5):
-    columns = {"ids": torch.arange(10).view(2, 5) + step, "wide": torch.ones(2, 3 - step % 2)}
-    jagcodec.encode_fields(columns, **options)
-    jagcodec.padding_tax(columns, **options)
-    jagcodec.pack_per_token_field(columns["ids"], options["lengths"])
-    jagcodec.maybe_pack_jagged(columns["ids"][:, :4], options["lengths"])
-"""
+
+# --- names that materialize does not find ------------------------------------------------------
 
 
-def test_python_shows_a_warning_once_per_line_that_called(tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    shown = [line for line in run.stderr.splitlines() if "JagcodecWarning" in line]
-    assert len(shown) == len(set(shown))
-    lines = [int(line.split(":")[1]) for line in shown]
-    assert sorted(lines) == [6, 6, 7, 7, 8, 9], run.stderr
-    assert all(line.startswith(str(path)) for line in shown)
+@pytest.mark.parametrize("source", [lambda td: td, lambda td: open_wire(encode(td))])
+@pytest.mark.parametrize(
+    ("argument", "good", "bad"),
+    [
+        ("pad_value_dict", {"ids": 1, "reward": 0, ("inner", "ids"): 3}, {"ids": 1, "idz": 2}),
+        ("padding_side", {"logprob": "left"}, {"idz": "left"}),
+        ("token_aligned_fields", ["reward", "ids"], ["idz", "ids"]),
+        ("keep_jagged", ["ids", ("inner", "ids")], ["ids", "idz"]),
+        ("pad_value_dict", {}, {("inner", "idz"): 3}),
+    ],
+)
+def test_names_that_materialize_does_not_find(source, argument, good, bad):
+    td = rollout()
+    td["inner"] = TensorDict({"ids": td["ids"]}, [3])
+    td = source(td)
+    silent(materialize, td, **{argument: good}, strict=True)
+    silent(materialize, td, **{argument: bad})
+    with pytest.raises(ArgumentKeyError, match=rf"{re.escape(f'materialize({argument})')}.*idz"):
+        materialize(td, **{argument: bad}, strict=True)
+
+
+def test_a_refused_call_of_materialize_writes_nothing():
+    out = materialize(rollout())
+    before = out["ids"].clone()
+    with pytest.raises(ArgumentKeyError):
+        materialize(rollout(), out=out, pad_value_dict={"idz": 1, "ids": 9}, strict=True)
+    assert torch.equal(out["ids"], before)
+
+
+def test_a_pad_for_the_mask_that_materialize_adds_is_known():
+    options: Any = {"pad_value_dict": {"attention_mask": True}, "attention_mask_of": "ids"}
+    assert materialize(rollout(), **options, strict=True)["attention_mask"].all()
