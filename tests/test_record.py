@@ -55,9 +55,6 @@ def record(directory, steps=range(3), **options):
     return RecordReader(directory)
 
 
-# --- what is written is what is read -----------------------------------------------------------
-
-
 def test_every_form_of_a_batch_and_every_option(tmp_path):
     td = make_batch()
     opened = open_wire(encode(td, narrow=True, meta={"model": 3}))
@@ -96,8 +93,6 @@ def test_the_file_of_a_step_is_what_dump_writes(tmp_path):
     path.unlink()
     assert step_of(opened.to_tensordict()) == 42
 
-
-# --- which steps there are ---------------------------------------------------------------------
 
 KEEP = st.none() | st.integers(1, 3)
 DOINGS = st.one_of(
@@ -214,8 +209,6 @@ def test_a_record_has_one_writer(tmp_path):
     gc.collect()
     assert record(tmp_path, [2]).steps == (1, 2)
 
-
-# --- killed ------------------------------------------------------------------------------------
 
 # Forks writers that kill themselves before their n-th system call, for every n there is.
 KILLED_AT_EVERY_CALL = """
@@ -340,9 +333,6 @@ def test_readers_read_while_steps_are_written_and_deleted(tmp_path):
                 assert opened.rows([2])["ids"].values().tolist() == [step] * 3
     thread.join()
     assert reader.steps == (58, 59)
-
-
-# --- what is refused ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

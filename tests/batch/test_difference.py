@@ -185,9 +185,6 @@ def test_equal_columns_are_compared_without_memory_of_their_size():
             tracemalloc.stop()
 
 
-# --- descriptions ------------------------------------------------------------------------------
-
-
 def described(source):
     return describe_message(open_source(source, "message"))
 

@@ -94,9 +94,6 @@ def test_a_join_is_used_like_one_open_message(kind):
             found[0]  # type: ignore[index]
 
 
-# --- what is read, and when --------------------------------------------------------------------
-
-
 def test_a_message_is_not_read_until_it_is_asked():
     stores = [Store(encode(WHOLE)), Store(FRAMES[0])]
     batches = [open_wire(store) for store in stores]
@@ -328,9 +325,6 @@ def test_batches_in_values_are_opened():
     outer = open_wire(encode(TensorDict({"p": inner[0], "q": inner[1]}, [3])))
     found = concat_rows([outer["p"], outer["q"]])
     assert found["ids"].tolist() == [0, 1, 2, 100, 101, 102]
-
-
-# --- options survive ---------------------------------------------------------------------------
 
 
 def test_a_batch_is_encoded_with_all_options_and_pickled_as_what_was_chosen():

@@ -307,9 +307,6 @@ def fetched(lengths):
     return TensorDict(columns, [len(lengths)])
 
 
-# --- pads --------------------------------------------------------------------------------------
-
-
 def padded_cell(dtype, pad):
     """The bits of the two pads in a row of one cell."""
     rows = [torch.ones(n, dtype=torch.uint8).to(dtype) for n in (1, 3)]
@@ -364,9 +361,6 @@ def test_pads_are_exact_or_rounded_as_torch_rounds_them_or_refused(dtype):
             padded_cell(dtype, pad)
 
 
-# --- layouts -----------------------------------------------------------------------------------
-
-
 def test_packed_is_what_varlen_attention_takes():
     """What its cells are is checked with those of every batch in `test_rows`."""
     td = rollout()
@@ -406,9 +400,6 @@ def test_columns_within_batches_follow_the_same_rule():
         pads = {wrong: 1, "ids": 8}
         with pytest.raises(ArgumentKeyError, match="pad_value_dict"):
             materialize(td, pad_value_dict=pads, strict=True)
-
-
-# --- names and widths --------------------------------------------------------------------------
 
 
 def test_what_is_not_widened_is_the_column_itself():
@@ -546,9 +537,6 @@ def test_to_another_device(layout):
     if layout == "padded":
         shapes = [tuple(columns[name].shape) for name in ("ids", "stacked", "attention_mask")]
         assert shapes == [(2, 4)] * 3
-
-
-# --- gradients ---------------------------------------------------------------------------------
 
 
 def with_gradient(kind):

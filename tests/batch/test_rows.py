@@ -458,9 +458,6 @@ def test_strided_nested_columns():
     assert column_of(td, "shapes", "list") == [[[0.0], [1.0]], [[2.0, 3.0, 4.0]]]
 
 
-# --- payloads ----------------------------------------------------------------------------------
-
-
 def test_payloads_of_the_whole_batch_stay_that_until_they_differ():
     def whole(value, rows=1):
         return TensorDict({"x": NonTensorData(value, batch_size=[rows])}, [rows])
@@ -549,9 +546,6 @@ def test_gradients_flow():
     assert values.grad.tolist() == [2, 2, 4, 2, 2, 2]
     assert weight.grad.tolist() == [[2, 2], [0, 0], [2, 2]]
     assert column_of({"x": values}, "x", "list") == [0, 1, 2, 3, 4, 5]
-
-
-# --- parts -------------------------------------------------------------------------------------
 
 
 def test_small_batches():
@@ -666,9 +660,6 @@ def test_columns_of_a_dict_become_leaves_of_a_tensordict():
     assert type(joined) is TensorDict
     expected = [{"first": 1.0, **row} for row in to_rows(columns, as_="list")]
     assert to_rows(joined, as_="list") == to_rows(decode(encode(joined)), as_="list") == expected
-
-
-# --- rows out ----------------------------------------------------------------------------------
 
 
 @tensorclass

@@ -145,9 +145,6 @@ def test_help(run, capsys):
     assert (done.returncode, done.stdout.decode().strip()) == (0, f"jagcodec {__version__}")
 
 
-# --- tax ---------------------------------------------------------------------------------------
-
-
 def test_tax_of_lengths(run, tmp_path):
     path = tmp_path / "lengths"
     path.write_bytes(b"[1, 2, 9]")

@@ -145,9 +145,6 @@ def test_fused_is_composed_however_large_the_offsets_are(rows):
         assert torch.equal(columns[name], (column * kept)[:, : lengths.max()])
 
 
-# --- columns of objects ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_payload_columns_of_a_tensordict_are_kept(as_dict):
     td: Any = TensorDict({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, batch_size=[2])
@@ -178,8 +175,6 @@ def test_lists_of_what_can_only_be_objects_are_rows(rows):
     with pytest.raises(ArgumentError, match=r"expected 2 rows, .*found 1"):
         encode_fields(columns, lengths=[1, 3], token_aligned_fields=["ids"])
 
-
-# --- what does not go in -----------------------------------------------------------------------
 
 OBJECTS = np.empty((2, 2), dtype=object)
 WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [

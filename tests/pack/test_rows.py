@@ -36,8 +36,6 @@ def both(rows, **options):
     return batch
 
 
-# --- what goes in ------------------------------------------------------------------------------
-
 NUMBERS = {
     torch.int64: st.integers(-(2**63), 2**63 - 1),
     torch.float32: st.floats(width=32),
@@ -169,8 +167,6 @@ def test_what_a_column_may_be(column, expected, form):
     rows = [row["x"] for row in to_rows(both(form({"x": column})))]
     assert [row.tolist() if isinstance(row, torch.Tensor) else row for row in rows] == expected
 
-
-# --- what does not -----------------------------------------------------------------------------
 
 WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"x": [[None]]}, {"dtypes": {"x": torch.float32}}, ArgumentTypeError, "row 0, cell 0: .*None"),

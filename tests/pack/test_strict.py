@@ -55,8 +55,6 @@ def silent(function, *arguments, **options):
         return function(*arguments, **options)
 
 
-# --- packing -----------------------------------------------------------------------------------
-
 # Of left-padded rows, and of their responses alone.
 MASK = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
 RESPONSES = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]])

@@ -119,9 +119,6 @@ def test_scalars_and_rows_with_an_axis_before_the_tokens():
     assert wide.values().shape == (3, 10)
 
 
-# --- responses ---------------------------------------------------------------------------------
-
-
 @given(st.data())
 def test_responses_are_shifted_left_by_one(data):
     prompts = data.draw(st.lists(st.integers(0, 4), max_size=5))
@@ -188,8 +185,6 @@ def test_gradients_flow_through_the_layout(make, gradient):
     assert padded.grad is not None
     assert padded.grad.tolist() == gradient
 
-
-# --- what is refused ---------------------------------------------------------------------------
 
 PADDED = torch.zeros(3, 4)
 QUANTISED = torch.quantize_per_tensor(PADDED, 0.5, 0, torch.qint8)
