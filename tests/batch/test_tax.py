@@ -170,6 +170,9 @@ def test_the_fewest_options_that_save_most(column, advice):
     assert padding_tax(td, options=True).advice.startswith(advice)
 
 
+LAZY = TensorDict.lazy_stack([TensorDict({"x": torch.ones(1)}, [])])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -189,11 +192,7 @@ def test_the_fewest_options_that_save_most(column, advice):
         (lambda: padding_tax(TensorDict({}, [])), ValueError, "batch dim"),
         (lambda: padding_tax(b"nonsense"), WireFormatError, "jagcodec"),
         (lambda: padding_tax(encode({"step": 3})), WireFormatError, "use decode"),
-        (
-            lambda: padding_tax(TensorDict.lazy_stack([TensorDict({"x": torch.ones(1)}, [])])),
-            TypeError,
-            "lazy stack.*contiguous",
-        ),
+        (lambda: padding_tax(LAZY), TypeError, "lazy stack.*contiguous"),
     ],
 )
 def test_bad_arguments(call, error, text):
