@@ -25,7 +25,7 @@ from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.types import FieldSchema
 from tests.helpers import message
 from tests.oracle import bits, rows_of
-from tests.strategies import lengths_in, trees, whole_numbers
+from tests.strategies import arrays, lengths_in, trees, whole_numbers
 
 
 def both(rows, **options):
@@ -239,6 +239,7 @@ values = (
     | st.lists(numbers, max_size=4)
     | st.lists(st.integers(0, 9), max_size=70).map(tuple)
     | st.sampled_from(special)
+    | arrays()
     | trees(max_leaves=2)
 )
 samples = st.dictionaries(st.text(max_size=3) | st.sampled_from("abcdef"), values, max_size=6)
