@@ -134,12 +134,12 @@ class Batch(NamedTuple):
 
     def checked(self):
         """Itself, once it is known to hold that."""
-        held, rows, names, kind, _, meta = self
-        assert type(held) is kind
+        held, rows, names, kind = self.held, self.rows, self.names, self.kind
+        assert type(self.held) is kind
         assert list(held.keys()) == names
         assert table(held, len(rows)) == [{name: row[name] for name in names} for row in rows]
-        if meta is not None:
-            assert (held.meta if kind is WireBatch else held.meta_info) == meta
+        if self.meta is not None:
+            assert (held.meta if kind is WireBatch else held.meta_info) == self.meta
         if kind is TensorDict and {"ids", "done"} <= {*names}:
             assert held["ids"].offsets() is held["done"].offsets()
         return self
