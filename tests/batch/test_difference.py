@@ -22,7 +22,7 @@ from jagcodec.batch.describe import (
     read_whole,
 )
 from jagcodec.errors import ArgumentKeyError
-from jagcodec.wire import message as messages
+from jagcodec.wire import opening
 from tests.helpers import nested
 from tests.oracle import is_same
 from tests.strategies import tensordicts, trees
@@ -234,14 +234,14 @@ def test_no_column_is_compared_with_all_frames(read, monkeypatch):
             passes.append(1)
             return super().__iter__()
 
-    original = vars(messages)["read_header"]
+    original = vars(opening)["read_header"]
 
     def counting(*args, **kwargs):
         header = original(*args, **kwargs)
         sizes = Sizes(header.sizes)
         return header._replace(sizes=sizes, stored=sizes)
 
-    monkeypatch.setattr(messages, "read_header", counting)
+    monkeypatch.setattr(opening, "read_header", counting)
     columns = {f"c{i}": tensor(offset=8 * i) for i in range(200)}
     read(message(tensordict([1], columns), bytes(8 * 200), *[b""] * 200))
     assert len(passes) < 40

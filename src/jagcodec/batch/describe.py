@@ -23,7 +23,8 @@ from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build, message_meta
 from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
-from jagcodec.wire.message import Message, Reading, open_message, runs_at
+from jagcodec.wire.message import Message, Reading, runs_at
+from jagcodec.wire.opening import open_message
 from jagcodec.wire.schema import (
     FORMS,
     INTEGER_ROWS,

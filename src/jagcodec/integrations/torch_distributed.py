@@ -30,7 +30,8 @@ from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
-from jagcodec.wire.message import Message, Reading, open_message
+from jagcodec.wire.message import Message, Reading
+from jagcodec.wire.opening import open_message
 
 if not dist.is_available():
     raise ModuleNotFoundError(

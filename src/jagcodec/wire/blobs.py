@@ -14,7 +14,7 @@ from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.message import reading
+from jagcodec.wire.opening import reading
 from jagcodec.wire.spec import MAGIC
 
 

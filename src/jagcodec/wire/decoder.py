@@ -24,13 +24,14 @@ from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_of_payloads
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire import documents, message
+from jagcodec.wire import documents
 from jagcodec.wire.checks import bad, cells_of, check_distinct, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.lowered import Documents
-from jagcodec.wire.message import Budget, ChosenRows, Message, open_row, reading, writable
+from jagcodec.wire.message import Budget, ChosenRows, Message, writable
+from jagcodec.wire.opening import open_message, open_row, reading
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
@@ -96,7 +97,7 @@ def decode(
     imported already. Safe to call from several threads at once.
     """
     how = reading("decode", limits, copy, device, allow_pickle)
-    opened = message.open_message(frames, "decode(frames)", how)
+    opened = open_message(frames, "decode(frames)", how)
     return build(opened, opened.header.schema.root)
 
 

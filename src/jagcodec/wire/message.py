@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from jagcodec._arguments import usable_device
 from jagcodec.errors import brief
-from jagcodec.memory import aligned
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, borrowed, from_bytes
 from jagcodec.ragged.copy_rows import values_of
@@ -20,14 +17,12 @@ from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen, joined_ranges
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire import documents, frames, spec
+from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import INT64_MAX, bad, expect, fail
-from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
-from jagcodec.wire.frames import PREAMBLE, buffer_bytes, frame_arrays, is_blob, starts_of
-from jagcodec.wire.header import Header, check_crc, read_header
+from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_DTYPES
@@ -43,101 +38,6 @@ class Reading(NamedTuple):
     by_range: bool = False  # only some values are wanted: each is copied by itself, if at all
     verify: bool = True  # checksums of frames are compared
     file: str | None = None  # the name of the file that it is in, for errors
-
-
-# --- opening -----------------------------------------------------------------------------------
-
-
-def reading(
-    where: str,
-    limits: Any,
-    copy: bool | None,
-    device: Any,
-    allow_pickle: bool,
-    by_range: bool = False,
-    verify: bool = True,
-) -> Reading:
-    """The options of a caller, checked."""
-    if limits is not None or device is not None:
-        limits = usable_limits(limits, f"{where}(limits)")
-        device = usable_device(device, f"{where}(device)")
-    return Reading(limits or DEFAULT_LIMITS, copy, device, allow_pickle, by_range, verify)
-
-
-def open_message(source: Any, where: str, reading: Reading) -> Message:
-    """Open frames, header first, or a blob; bytes after the end of a blob are not read."""
-    frames: Sequence[Any] = frame_arrays(source, where)
-    if len(frames) == 1 and is_blob(frames[0]):
-        header, frames = _split(frames[0], reading.limits)
-    else:
-        header = read_header(frames[0].data, reading.limits)
-    return open_frames(header, frames, reading)
-
-
-def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Message:
-    """As `open_message`, of a header that was read and the frames, header first."""
-    buffers: Sequence[Any] = frames[1:]
-    sizes = [frame.nbytes for frame in buffers]
-    if sizes != header.stored:
-        one, other = len(header.stored) + 1, len(sizes) + 1
-        expect(one == other, "frame_count", f"{one} frames of one message", other, "frames")
-        for i, (size, found) in enumerate(zip(header.stored, sizes, strict=True)):
-            expected = f"{size} bytes, neither cut nor in another place"
-            expect(size == found, "frame_size", expected, found, f"frame {i + 1}")
-    if reading.verify and header.checksums is not None:
-        for i, (buffer, checksum) in enumerate(zip(buffers, header.checksums, strict=True)):
-            check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
-    if not header.compressed:
-        return Message(header, buffers, reading, frames)
-    buffers = opened_buffers(header, buffers, lazily=reading.by_range)
-    return Message(header, buffers, reading, frames, in_memory=not reading.by_range)
-
-
-def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
-    """As `open_message`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
-
-    def get(offset: int, size: int) -> ByteArray:
-        path = f"bytes {offset} to {offset + size}"
-        data = buffer_bytes(source(offset, size), path)
-        whole = len(data) == size
-        expect(whole, "frame_size", f"{size} bytes from the source", len(data), path)
-        return data
-
-    size = frames.read_preamble(get(0, PREAMBLE.size))
-    if size > reading.limits.header:
-        raise exceeded("header", reading.limits.header, size, "bytes", "preamble")
-    header = read_header(get(PREAMBLE.size, size).data, reading.limits)
-    buffers: Sequence[Any] = [
-        lambda offset, size, start=start: get(start + offset, size)
-        for start in starts_of(size, header.stored)[:-1]
-    ]
-    if header.compressed:
-        buffers = opened_buffers(header, buffers, lazily=True)
-    return Message(header, buffers, reading, None, in_memory=False)
-
-
-def open_row(blob: ByteArray, outer: Message) -> Message:
-    """A message that is a row of another."""
-    if not is_blob(blob):
-        raise bad("a message in each row", "something else")
-    header, frames = _split(blob, outer.limits, in_row=True)
-    end = starts_of(len(frames[0]), header.sizes)[-1]
-    if len(blob) != aligned(end) or blob[end:].any():
-        raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
-    reading = Reading(outer.limits, False, outer.device, outer.allow_pickle)
-    return open_frames(header, frames, reading)
-
-
-def _split(
-    blob: ByteArray, limits: Limits, *, in_row: bool = False
-) -> tuple[Header, list[ByteArray]]:
-    """The checked header of a message in one buffer, and its frames, header first."""
-    frame = frames.header_of_blob(blob)
-    header = read_header(frame.data, limits, in_row=in_row)
-    return header, frames.frames_of_blob(blob, frame, header.stored)
-
-
-# --- reading -----------------------------------------------------------------------------------
 
 
 class Budget:

@@ -33,7 +33,8 @@ from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import FieldSchema, field_of, rows_of_node
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
-from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store, reading
+from jagcodec.wire.message import Budget, ChosenRows, Message
+from jagcodec.wire.opening import open_message, open_store, reading
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
