@@ -1,10 +1,12 @@
-"""How many small faults in some files of `src` the tests notice.
+"""How many small faults in `src` the tests notice.
 
-    python -m tests.mutants src/jagcodec/batch/join.py --tests tests/batch/test_joined.py
+    python -m tests.mutants LOG
 
-draws mutants of the files, always the same of the same source, applies one after the other to a
-copy of `src`, and runs the tests until one fails. ``--suite`` is another checkout whose tests run
-against this checkout's source, to compare two suites.
+draws mutants of the engine, of packing and of fetching, always the same of the same source, and
+applies one after the other to a copy of `src`. For each it runs the tests of that folder until one
+fails, and appends the verdict to the file LOG: started again, it goes on after the last of them.
+``--files`` draws from some files alone. ``--suite`` is another checkout whose tests run against
+this checkout's source, to compare two suites.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-SECONDS = 200
+SECONDS = 90  # for the tests of one mutant
+TESTS = {"wire": ["wire"], "ragged": ["batch", "pack"], "pack": ["pack"], "batch": ["batch"]}
+MARKS = "not slow and not cluster and not cuda"
 
 OTHER: dict[type[ast.AST], Any] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
@@ -88,20 +92,22 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             yield Mutant(path, node.lineno, start, old, f"({made})")
 
 
-def verdict_of(mutant: Mutant, tests: Sequence[str], suite: Path, source: Path) -> str:
-    """``killed``, ``gave up`` after `SECONDS`, or ``survived``."""
+def verdict_of(mutant: Mutant, suite: Path, source: Path) -> str:
+    """Whether the tests notice a mutant: ``killed``, ``late`` (it may hang), or ``survived``."""
     path = source / mutant.file.relative_to(ROOT / "src")
     data = path.read_bytes()
     end = mutant.start + len(mutant.old.encode())
     path.write_bytes(data[: mutant.start] + mutant.new.encode() + data[end:])
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    tests = [f"tests/{folder}" for folder in TESTS[mutant.file.parent.name]]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", MARKS]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
             command, cwd=suite, env=environment, timeout=SECONDS, capture_output=True
         )
     except subprocess.TimeoutExpired:
-        return "gave up"
+        return "late"
     finally:
         path.write_bytes(data)
     return "killed" if done.returncode else "survived"
@@ -109,22 +115,24 @@ def verdict_of(mutant: Mutant, tests: Sequence[str], suite: Path, source: Path) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", type=Path, nargs="+", help="of src/, whose mutants are tried")
-    parser.add_argument("--tests", nargs="+", default=["tests"], help="files or folders")
-    parser.add_argument("--count", type=int, default=25, help="of mutants")
+    parser.add_argument("log", type=Path, help="the file of verdicts")
+    parser.add_argument("--files", type=Path, nargs="+", help="of src/, instead of four folders")
+    parser.add_argument("--count", type=int, default=120, help="of mutants")
     parser.add_argument("--suite", type=Path, default=ROOT, help="the checkout whose tests run")
     options = parser.parse_args()
-    mutants = [mutant for file in options.files for mutant in mutants_of(file.resolve())]
-    verdicts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
+    folders = [ROOT / "src/jagcodec" / name for name in TESTS]
+    files = options.files or sorted(file for folder in folders for file in folder.glob("*.py"))
+    mutants = [mutant for file in files for mutant in mutants_of(file.resolve())]
+    known = options.log.read_text() if options.log.exists() else ""
+    with tempfile.TemporaryDirectory() as folder, options.log.open("a") as log:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
         for mutant in random.Random(0).sample(mutants, min(options.count, len(mutants))):
-            verdict = verdict_of(mutant, options.tests, options.suite, source)
-            verdicts[verdict] += 1
-            place = f"{mutant.file.name}:{mutant.line}"
-            print(f"{verdict}: {place}: {mutant.old} -> {mutant.new}", flush=True)
-    print(dict(verdicts))
+            place = f"{mutant.file.parent.name}/{mutant.file.name}:{mutant.line}"
+            words = " ".join(f"{place}: {mutant.old} -> {mutant.new}".split())
+            if words not in known:
+                print(f"{verdict_of(mutant, options.suite, source)} {words}", file=log, flush=True)
+    print(dict(Counter(line.split()[0] for line in options.log.read_text().splitlines())))
 
 
 if __name__ == "__main__":
