@@ -396,10 +396,42 @@ def test_columns_within_batches_follow_the_same_rule():
         assert alone["inner"]["ids"].shape == (2, 3)
         named = materialize(batch, token_aligned_fields=list(pads), **options)
         assert named["inner"]["ids"].shape == (2, 4)
-    for wrong in ("inner", ("inner", "idz"), "idz"):
-        pads = {wrong: 1, "ids": 8}
-        with pytest.raises(ArgumentKeyError, match="pad_value_dict"):
-            materialize(td, pad_value_dict=pads, strict=True)
+
+
+@pytest.mark.filterwarnings("error::jagcodec.errors.JagcodecWarning")
+@pytest.mark.parametrize("source", [lambda td: td, lambda td: open_wire(encode(td))])
+@pytest.mark.parametrize(
+    ("argument", "good", "bad"),
+    [
+        ("pad_value_dict", {"ids": 1, "mask": 0, ("inner", "ids"): 3}, {"ids": 1, "idz": 2}),
+        ("padding_side", {"logprobs": "left"}, {"idz": "left"}),
+        ("token_aligned_fields", ["mask", "ids"], ["idz", "ids"]),
+        ("keep_jagged", ["ids", ("inner", "ids")], ["ids", "idz"]),
+        ("pad_value_dict", {}, {("inner", "idz"): 3}),
+        ("pad_value_dict", {}, {"inner": 3}),
+    ],
+)
+def test_names_that_materialize_does_not_find(source, argument, good, bad):
+    td = fetched([2, 4, 1])
+    td["inner"] = TensorDict({"ids": td["ids"]}, [3])
+    td = source(td)
+    materialize(td, **{argument: good}, strict=True)
+    materialize(td, **{argument: bad})
+    with pytest.raises(ArgumentKeyError, match=rf"{argument}\).*found .*(idz|inner)"):
+        materialize(td, **{argument: bad}, strict=True)
+
+
+def test_a_refused_call_of_materialize_writes_nothing():
+    out = materialize(rollout())
+    before = out["ids"].clone()
+    with pytest.raises(ArgumentKeyError):
+        materialize(rollout(), out=out, pad_value_dict={"idz": 1, "ids": 9}, strict=True)
+    assert torch.equal(out["ids"], before)
+
+
+def test_a_pad_for_the_mask_that_materialize_adds_is_known():
+    options: Any = {"pad_value_dict": {"attention_mask": True}, "attention_mask_of": "ids"}
+    assert materialize(rollout(), **options, strict=True)["attention_mask"].all()
 
 
 def test_what_is_not_widened_is_the_column_itself():
