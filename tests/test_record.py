@@ -68,13 +68,11 @@ def test_every_form_of_a_batch_and_every_option(tmp_path):
         (data, {}, {"a": 1}),
     ]
     with RecordWriter(tmp_path) as writer:
-        for step, (form, options, _) in enumerate(forms):
+        for step, (form, options, meta) in enumerate(forms):
             writer.write(step, form, **options)
-    reader = RecordReader(tmp_path)
-    for step, (form, _, meta) in enumerate(forms):
-        whole = form.to_tensordict() if isinstance(form, WireBatch) else form
-        assert_same(load(reader.file(step)), whole)
-        assert open_wire(reader.file(step)).meta == meta
+            whole = form.to_tensordict() if isinstance(form, WireBatch) else form
+            assert_same(load(path_of(tmp_path, step)), whole)
+            assert open_wire(path_of(tmp_path, step)).meta == meta
     assert path_of(tmp_path, 1).stat().st_size < path_of(tmp_path, 0).stat().st_size
 
 

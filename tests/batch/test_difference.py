@@ -60,14 +60,9 @@ def test_the_changed_cell_is_found(data, dtype):
     changed = cells.clone()
     changed[where, token, 1] = 1
     one = torch.ones(len(lengths))
-    packed = [
-        pack_jagged_fields(
-            {"first": one, "ids": each, "reward": one},
-            lengths=lengths,
-            token_aligned_fields=["ids"],
-        )
-        for each in (cells, changed)
-    ]
+    how: Any = {"lengths": lengths, "token_aligned_fields": ["ids"]}
+    both = [{"first": one, "ids": ids, "reward": one} for ids in (cells, changed)]
+    packed = [pack_jagged_fields(columns, **how) for columns in both]
     for found in (first_difference(*packed), message_difference(*map(encode, packed))):
         assert (found.column, found.row, found.cell) == ("ids", where, (token, 1))
         assert found.what == "value"
@@ -192,10 +187,8 @@ def described(source):
 def test_columns_of_a_batch_in_a_batch_have_all_their_keys(tmp_path, capsys):
     inner = batch(b=batch(c=torch.arange(6).view(2, 3)))
     td = batch(**{"a.b": torch.zeros(2), "a": inner})
-    assert [(c.name, c.keys) for c in described(encode(td)).columns] == [
-        ("a.b", ("a.b",)),
-        ("a.b.c", ("a", "b", "c")),
-    ]
+    found = {column.name: column.keys for column in described(encode(td)).columns}
+    assert found == {"a.b": ("a.b",), "a.b.c": ("a", "b", "c")}
     dump(td, tmp_path / "x.jag")
     assert cli.main(["inspect", str(tmp_path / "x.jag"), "--row", "1"]) == 0
     assert capsys.readouterr().out == "row 1\na.b    0.0\na.b.c  [3 4 5]\n"

@@ -246,12 +246,9 @@ class Rows(RuleBasedStateMachine):
     def concatenate(self, chosen):
         packed = chosen[0].packed
         like = next((b.kind for b in chosen if b.kind is not WireBatch), WireBatch)
-        fit = [
-            b
-            for b in chosen
-            if b.packed == packed
-            and (b.kind is WireBatch or issubclass(like, dict) == issubclass(b.kind, dict))
-        ]
+        is_dict = issubclass(like, dict)
+        alike = [b for b in chosen if b.kind is WireBatch or issubclass(b.kind, dict) == is_dict]
+        fit = [b for b in alike if b.packed == packed]
         kind = next((b.kind for b in fit if b.kind is not WireBatch), WireBatch)
         names = [name for name in fit[0].names if all(name in b.names for b in fit)]
         if not names:
@@ -600,11 +597,9 @@ def test_rows_of_other_lengths_are_refused_at_the_first_that_differs():
     for batches in ([td, dict(written.items())], [encode(td), encode(written)]):
         with pytest.raises(ArgumentError) as caught:
             join_columns(batches)
-        assert caught.value.args == (
-            "bad_length",
-            "join_columns(batches[1])['new'], row 1",
-            "expected 4 tokens like 'ids' of the first batch, found 3",
-        )
+        reason, path, detail = caught.value.args
+        assert (reason, path) == ("bad_length", "join_columns(batches[1])['new'], row 1")
+        assert detail == "expected 4 tokens like 'ids' of the first batch, found 3"
 
 
 def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
