@@ -34,7 +34,7 @@ from jagcodec import (
 )
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.wire.dtypes import DTYPES
-from tests.helpers import MESSAGES, Store, nested
+from tests.helpers import MESSAGES, Store, nested, receive
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
 from tests.wire.forge import jagged, map_of, message, tensor, tensordict
@@ -130,19 +130,19 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
 
 @pytest.mark.parametrize("form", [list, lambda frames: [to_blob(frames)]])
 def test_a_damaged_message_is_named(form):
-    good = [form(frames) for frames in FRAMES]
-    for at, (frame, damage) in itertools.product(
-        (0, 3, 6),
-        [
-            *((-1, lambda data: data[:-1]), (-1, lambda data: b"")),
-            *((0, lambda data: b"x" + data[1:]), (0, lambda data: data[:40])),
-        ],
-    ):
-        messages = [list(frames) for frames in good]
-        messages[at][frame] = damage(bytes(good[at][frame]))
-        with pytest.raises(WireFormatError, match=f"message {at}: "):
-            materialize(messages)
-    summed = [[bytearray(f) for f in encode(row, checksum=True)] for row in ROWS]
+    for at in (0, 3, 6):
+        header, payload = bytes(form(FRAMES[at])[0]), bytes(form(FRAMES[at])[-1])
+        for frame, data in (
+            (-1, payload[:-1]),
+            (-1, b""),
+            (0, b"x" + header[1:]),
+            (0, header[:40]),
+        ):
+            messages = [form(frames) for frames in FRAMES]
+            messages[at][frame] = data
+            with pytest.raises(WireFormatError, match=f"message {at}: "):
+                materialize(messages)
+    summed = [receive(encode(row, checksum=True)) for row in ROWS]
     materialize(summed)
     summed[4][1][-1] ^= 1
     with pytest.raises(WireFormatError, match="message 4: frame 1: expected a CRC-32") as caught:
@@ -150,9 +150,7 @@ def test_a_damaged_message_is_named(form):
     assert caught.value.reason == "bad_checksum"
 
 
-WITH_MORE = TensorDict(
-    {"ids": row_of(1, 3)["ids"], "all": NonTensorData("whole", batch_size=[1])}, [1]
-)
+WITH_MORE = row_of(1, 3).select("ids").set("all", NonTensorData("whole", batch_size=[1]))
 
 
 @pytest.mark.parametrize(
@@ -225,10 +223,8 @@ def test_numbers_that_repeat_the_bytes_around_them():
 def test_dims_whose_product_is_no_number_are_refused_beside_one_of_zero():
     wide = {"a": tensor("uint8", (0, 2**62, 4))}
     rows = {"a": jagged(0, 1, (4, 0, 2**62)), "b": tensor("uint8", (1,))}
-    for frames in (
-        message(tensordict([0], wide)),
-        message(tensordict([1], rows), bytes(64), groups=[(0, 0, 1, 4, 4)]),
-    ):
+    two = message(tensordict([1], rows), bytes(64), groups=[(0, 0, 1, 4, 4)])
+    for frames in (message(tensordict([0], wide)), two):
         with pytest.raises(WireFormatError):
             open_wire(frames)
         with pytest.raises(WireFormatError, match="message 0"):
@@ -238,7 +234,7 @@ def test_dims_whose_product_is_no_number_are_refused_beside_one_of_zero():
 def test_offsets_of_every_message_are_checked():
     batches = [expected(ROWS[:3]), expected(ROWS[3:])]
     for at, offsets in enumerate((np.array([0, 3, 3, 8]), np.array([0, 5, 6, 13, 15]))):
-        listed = [[bytearray(f) for f in encode(batch)] for batch in batches]
+        listed = [receive(encode(batch)) for batch in batches]
         place = listed[at][1].index(offsets.tobytes())
         for k, wrong in itertools.product(range(len(offsets)), (-1, 1, 1 << 40, -(1 << 62))):
             forged = offsets.copy()
@@ -296,11 +292,9 @@ def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_con
     in_memory = [materialize(encode(WHOLE, meta=meta), layout="jagged") for meta in metas]
     assert join_columns(in_memory, replace=True).meta_info == batch.meta
     assert open_wire(encode(batch, meta={"step": 4})).meta == {"step": 4, "scored": True}
-    forms: list[Any] = [
-        BatchedDataDict(WHOLE.items(), meta_info={"step": 7, "seed": 1}),
-        encode(WHOLE, meta={"step": 7, "seed": True}),
-        open_wire(encode(WHOLE, meta={"step": 7, "more": 2})),
-    ]
+    one, two, three = ({"step": 7, **more} for more in ({"seed": 1}, {"seed": True}, {"more": 2}))
+    forms: list[Any] = [BatchedDataDict(WHOLE.items(), meta_info=one), encode(WHOLE, meta=two)]
+    forms.append(open_wire(encode(WHOLE, meta=three)))
     assert concat_rows(forms).meta_info == materialize(forms).meta_info == {"step": 7}
     assert join_columns(forms, replace=True).meta_info == {"step": 7, "more": 2}
 
@@ -321,10 +315,10 @@ def test_batches_in_values_are_opened():
     for other in ({"a": WHOLE, "b": WHOLE}, [WHOLE], {"step": 3}, BatchedDataDict()):
         with pytest.raises(WireFormatError, match="use decode"):
             open_wire(encode(other))
-    inner = [TensorDict({"ids": torch.arange(i, i + 3)}, [3]) for i in (0, 100)]
-    outer = open_wire(encode(TensorDict({"p": inner[0], "q": inner[1]}, [3])))
-    found = concat_rows([outer["p"], outer["q"]])
-    assert found["ids"].tolist() == [0, 1, 2, 100, 101, 102]
+    inner = {"p": WHOLE.select("grid"), "q": WHOLE.select("grid") + 100}
+    outer = open_wire(encode(TensorDict(inner, [7])))
+    found = concat_rows([outer["p"], outer["q"]]).to_tensordict()
+    assert_same(found, concat_rows([*inner.values()]))
 
 
 def test_a_batch_is_encoded_with_all_options_and_pickled_as_what_was_chosen():
@@ -411,7 +405,7 @@ def test_joins_send_pickled_objects_on_unread(allow_pickle):
 
 
 def test_a_hundred_thousand_messages():
-    frames = [bytes(f) for f in encode_fields({"ids": torch.arange(2).view(1, 2)}, lengths=[2])]
+    frames = bytes_of(encode_fields({"ids": torch.arange(2).view(1, 2)}, lengths=[2]))
     found = materialize([frames] * 100_000)["ids"]
     assert found.shape == (100_000, 2)
     assert found[-1].tolist() == [0, 1]
@@ -455,8 +449,7 @@ def test_a_dict_of_columns_claims_no_more_rows_than_a_tensordict():
         return encode(BatchedDataDict({"x": torch.empty(rows, 0), "y": torch.empty(rows, 0, 2)}))
 
     def join():
-        batches = [open_wire(claims(1 << 24)), open_wire(claims(1 << 24)).rows([3])]
-        batch = concat_rows(batches)
+        batch = concat_rows([open_wire(claims(1 << 24)), open_wire(claims(1 << 24)).rows([3])])
         assert batch.to_tensordict()["y"].shape == ((1 << 24) + 1, 0, 2)
         assert batch["x"].shape == ((1 << 24) + 1, 0)
 
@@ -484,7 +477,7 @@ def test_nested_batches_over_one_ragged_group_share_its_rows(inside):
         torch.zeros(0), torch.zeros(rows + 1, dtype=torch.int64), min_seqlen=0, max_seqlen=0
     )
     leaf = TensorDict({"x": none}, [rows]) if inside else none
-    frames = [bytes(f) for f in encode(TensorDict({f"c{i}": leaf for i in range(200)}, [rows]))]
+    frames = bytes_of(encode(TensorDict({f"c{i}": leaf for i in range(200)}, [rows])))
     assert sum(map(len, frames)) < 60_000
     for read in (
         lambda: materialize([frames, frames], "jagged"),
