@@ -41,20 +41,15 @@ def batch():
     return pack_jagged_fields(COLUMNS, lengths=LENGTHS, token_aligned_fields=["ids", "logprobs"])
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """(name, value, options of `dump`) -> the file of a message."""
-
-    def saved(name, value, **options):
-        dump(value, tmp_path / f"{name}.jag", **options)
-        return tmp_path / f"{name}.jag"
-
-    return saved
+def saved(folder, name, value, **options):
+    """The file of a message."""
+    dump(value, folder / f"{name}.jag", **options)
+    return folder / f"{name}.jag"
 
 
 @pytest.fixture
-def file(saved):
-    return saved("batch", batch(), checksum=True, meta={"step": 7})
+def file(tmp_path):
+    return saved(tmp_path, "batch", batch(), checksum=True, meta={"step": 7})
 
 
 @pytest.fixture
@@ -75,13 +70,13 @@ def printed(run, *arguments, **options):
     return out
 
 
-def test_inspect_of_one_row_and_chosen_columns(run, file, saved):
+def test_inspect_of_one_row_and_chosen_columns(run, file, tmp_path):
     row = ("inspect", file, "--row", 1, "--columns", "ids,reward")
     assert printed(run, *row) == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"
     expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
     assert json.loads(printed(run, *row, "--json")) == {"row": 1, "columns": expected}
     assert "ids" not in printed(run, "inspect", file, "--columns", "reward")
-    path = saved("next to a batch", {"td": batch(), "step": 3})
+    path = saved(tmp_path, "next to a batch", {"td": batch(), "step": 3})
     for chosen in ("ids", "$.step"):
         found = json.loads(run("inspect", path, "--columns", chosen, "--json")[1])
         assert [column["name"] for column in found["columns"]] == [chosen]
@@ -89,16 +84,16 @@ def test_inspect_of_one_row_and_chosen_columns(run, file, saved):
     assert (found["file"], found["tax"]["rows"]) == ("standard input", 4)
 
 
-def test_inspect_says_which_options_a_message_has(run, saved):
-    lines = run("inspect", saved("narrow", batch(), narrow=True))[1].splitlines()
+def test_inspect_says_which_options_a_message_has(run, tmp_path):
+    lines = run("inspect", saved(tmp_path, "narrow", batch(), narrow=True))[1].splitlines()
     assert lines[0].endswith("in 2 frames, with narrow; no checksums")
     assert lines[1].endswith(" of the bytes. This message has narrow=True.")
     assert "stored" in lines[3]
 
 
-def test_all_cells_of_a_row(run, saved):
+def test_all_cells_of_a_row(run, tmp_path):
     columns = {"ids": torch.arange(3000).view(1, 3000), "text": NonTensorStack("x" * 999)}
-    row = ("inspect", saved("long", TensorDict(columns, [1])), "--row", 0)
+    row = ("inspect", saved(tmp_path, "long", TensorDict(columns, [1])), "--row", 0)
     short = printed(run, *row)
     assert "[0 1 2 3 ... 2996 2997 2998 2999]" in short
     assert len(short) < 400
@@ -229,12 +224,12 @@ def test_bad_input_is_one_line_and_status_2(run, file, tmp_path, arguments, said
     assert said in err
 
 
-def test_diff_says_where_and_its_status_is_that_of_diff(run, file, saved):
+def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
     changed = batch()
     changed["ids"].values()[0] = 77
     changed["logprobs"].values()[4] = -1.0  # row 1, token 1
     changed["more"] = torch.ones(4)
-    other = saved("other", changed, narrow=True, meta={"step": 8})
+    other = saved(tmp_path, "other", changed, narrow=True, meta={"step": 8})
     said = [
         "the whole: columns only none in the first and more in the second",
         "column ids, row 0, cell [0]: value 0 and 77",
@@ -253,10 +248,10 @@ def test_diff_says_where_and_its_status_is_that_of_diff(run, file, saved):
         assert run("diff", file, other, *options, "--columns", "reward") == (0, "", "")
 
 
-def test_the_file_that_cannot_be_read_is_named_and_verify_goes_on(run, saved):
+def test_the_file_that_cannot_be_read_is_named_and_verify_goes_on(run, tmp_path):
     """Without checksums damage shows when the cells are read."""
     td = TensorDict({"text": NonTensorStack("a" * 40, "b")}, [2])
-    files = [saved(name, td) for name in ("good", "bad")]
+    files = [saved(tmp_path, name, td) for name in ("good", "bad")]
     files[1].write_bytes(files[0].read_bytes().replace(b"a" * 40, b"\xff" * 40))
     for order in (files, files[::-1]):
         status, out, err = run("diff", *order)
@@ -295,20 +290,20 @@ def test_export_writes_the_rows(run, file, tmp_path, ending):
     assert exported(out) == [{"reward": row["reward"]} for row in expected]
 
 
-def test_export_names_what_is_left_out_and_nothing_else(run, tmp_path, saved):
+def test_export_names_what_is_left_out_and_nothing_else(run, tmp_path):
     columns, out = {"x": torch.ones(3)}, tmp_path / "x.jsonl"
     for value in ({"td": batch(), "step": 3}, BatchedDataDict(columns, meta_info={"step": 3})):
-        assert run("export", saved("x", value), out)[2].endswith("whole batch: step\n")
-    path = saved("x", BatchedDataDict(columns))
+        assert run("export", saved(tmp_path, "x", value), out)[2].endswith("whole batch: step\n")
+    path = saved(tmp_path, "x", BatchedDataDict(columns))
     assert printed(run, "export", path, out) == f"{out}: 3 rows, 1 column\n"
 
 
 @pytest.mark.parametrize("ending", ["arrow", "jsonl"])
-def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, saved, ending):
+def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, ending):
     if ending != "jsonl":
         pytest.importorskip("pyarrow")
     payloads = NonTensorStack("a", {"image": torch.ones(2)})
-    source, out = saved("odd", TensorDict({"x": payloads}, [2])), tmp_path / f"x.{ending}"
+    source, out = saved(tmp_path, "odd", TensorDict({"x": payloads}, [2])), tmp_path / f"x.{ending}"
     out.write_bytes(b"old")
     status, _, err = run("export", source, out)
     assert (status, out.read_bytes()) == (2, b"old")
@@ -327,21 +322,16 @@ def described(source):
     return describe_message(open_source(source, "message"))
 
 
-@pytest.fixture
-def stored(tmp_path):
-    """(name) -> the file of a golden message."""
-
-    def stored(name):
-        path = tmp_path / f"{name}.jag"
-        path.write_bytes(to_blob(golden(name)))
-        return path
-
-    return stored
+def stored(folder, name):
+    """The file of a golden message."""
+    path = folder / f"{name}.jag"
+    path.write_bytes(to_blob(golden(name)))
+    return path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_messages_are_described_verified_and_compared(name, run, stored):
-    path = stored(name)
+def test_golden_messages_are_described_verified_and_compared(name, run, tmp_path):
+    path = stored(tmp_path, name)
     assert f"{size_text(path.stat().st_size)} in" in printed(run, "inspect", path)
     found = json.loads(printed(run, "inspect", path, "--json"))
     assert found["bytes"] == path.stat().st_size
@@ -356,8 +346,8 @@ def test_golden_messages_are_described_verified_and_compared(name, run, stored):
     assert ("not read" in printed(run, "verify", path)) == (name == "pickle")
     # It is the same as itself, however it is stored, and as no other.
     if name == "rollout_narrow":
-        assert run("diff", path, stored("rollout")) == (0, "", "")
-    other = stored("small_batch" if name != "small_batch" else "rollout")
+        assert run("diff", path, stored(tmp_path, "rollout")) == (0, "", "")
+    other = stored(tmp_path, "small_batch" if name != "small_batch" else "rollout")
     if name == "pickle":  # whose value cannot be looked at
         for left in (path, other):
             status, out, err = run("diff", left, path)
@@ -414,10 +404,10 @@ def test_messages_are_sound_or_not_for_the_reason_that_decode_gives(file, name):
         assert raised.value.reason == entry["reason"]
 
 
-def test_types_that_are_not_registered_are_named_and_the_rest_described(stored, saved):
+def test_types_that_are_not_registered_are_named_and_the_rest_described(tmp_path):
     """In another process, because this one knows the type."""
     points = NonTensorStack(Point(1, 2), Point(3, 4))
-    batch = saved("batch", TensorDict({"ids": torch.arange(2), "points": points}, [2]))
+    batch = saved(tmp_path, "batch", TensorDict({"ids": torch.arange(2), "points": points}, [2]))
     code = """
 import sys
 from jagcodec.cli import main
@@ -432,7 +422,8 @@ for command in (
     assert main(command) == 0, command
 assert main(["diff", batch, batch]) == 2
 """
-    command = [sys.executable, "-c", code, stored("user"), stored("rollout"), batch]
+    files = [stored(tmp_path, "user"), stored(tmp_path, "rollout"), batch]
+    command = [sys.executable, "-c", code, *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "ids     1\npoints  unknown: " in done.stdout
@@ -470,9 +461,9 @@ def jagcodec(*arguments, **options):
     return subprocess.run(command, timeout=120, **streams)
 
 
-def test_numbers_of_more_digits_than_python_writes(run, saved):
-    one, other = (saved(f"{n}", [10**5000 + n, {10**5000 + n}]) for n in range(2))
-    batch = saved("batch", TensorDict({"n": NonTensorStack(10**5000, 1)}, [2]))
+def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
+    one, other = (saved(tmp_path, f"{n}", [10**5000 + n, {10**5000 + n}]) for n in range(2))
+    batch = saved(tmp_path, "batch", TensorDict({"n": NonTensorStack(10**5000, 1)}, [2]))
     out = printed(run, "inspect", batch, "--row", "0", "--json")
     assert json.loads(out)["columns"]["n"] == "an int of 16610 bits"
     status, out, _ = run("diff", one, other)
