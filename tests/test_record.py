@@ -1,13 +1,13 @@
 """Records: whole steps or none, whenever their writer is killed."""
 
-import gc
 import os
-import shutil
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -127,21 +127,19 @@ def test_steps_rise_and_the_newest_are_kept(tmp_path_factory, keep, doings):
     for look in (load, open_wire):
         with pytest.raises(FileNotFoundError, match="step-0000000013"):
             look(reader.file(13))
-    shutil.rmtree(directory)
 
 
 def test_a_record_stays_where_it_is_when_the_process_goes_elsewhere(tmp_path, monkeypatch):
     """Another directory may have a record of this name, whose lock this writer does not hold."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        (folder / "steps").mkdir(parents=True)
-    monkeypatch.chdir(here)
+    for folder in ("here", "there"):
+        (tmp_path / folder / "steps").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
     with RecordWriter("steps") as writer:
         reader = RecordReader("steps")
-        monkeypatch.chdir(there)
+        monkeypatch.chdir(tmp_path / "there")
         writer.write(0, batch(0))
         assert reader.steps == (0,)
-    assert os.listdir(there / "steps") == []
+    assert os.listdir("steps") == []
 
 
 # --- durable, and one writer -------------------------------------------------------------------
@@ -150,35 +148,25 @@ def test_a_record_stays_where_it_is_when_the_process_goes_elsewhere(tmp_path, mo
 def test_nothing_is_deleted_before_what_is_newer_is_on_the_disk(tmp_path, monkeypatch):
     events = []
 
-    def noted(name, real):
-        def call(*args):
-            real(*args)
-            events.append((name, *sorted(os.listdir(tmp_path))[-2:]))
-
-        return call
+    def noted(real, *args):
+        real(*args)
+        events.append((real.__name__, *sorted(os.listdir(tmp_path))[-2:]))
 
     with RecordWriter(tmp_path, keep=1) as writer:
         writer.write(1, batch(1))
-        for name in ("fsync", "replace", "unlink"):
-            monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+        for real in (os.fsync, os.replace, os.unlink):
+            monkeypatch.setattr(os, real.__name__, partial(noted, real))
         writer.write(2, batch(2))
     old, new = "step-0000000001.jag", "step-0000000002.jag"
-    assert events == [
-        ("fsync", "lock", old),  # of the file, under another name
-        ("replace", old, new),
-        ("fsync", old, new),  # of the directory
-        ("unlink", "lock", new),
-    ]
+    # First the file, under another name, then the directory.
+    assert events[:2] == [("fsync", "lock", old), ("replace", old, new)]
+    assert events[2:] == [("fsync", old, new), ("unlink", "lock", new)]
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
 def test_a_write_that_fails_deletes_no_step_and_leaves_nothing(tmp_path, monkeypatch, name):
     record(tmp_path, [1], keep=1)
-
-    def refuse(*args):
-        raise OSError(28, "no space for the test")
-
-    monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr(os, name, Mock(side_effect=OSError(28, "no space for the test")))
     with RecordWriter(tmp_path, keep=1) as writer, pytest.raises(OSError, match="no space"):
         writer.write(2, batch(2))
     assert sorted(os.listdir(tmp_path)) == ["lock", "step-0000000001.jag"]
@@ -200,11 +188,8 @@ def test_a_record_has_one_writer(tmp_path):
     for write in (lambda: writer.write(2, batch(2)), lambda: writer.rewind(0)):
         with pytest.raises(ArgumentError, match="found a closed one"):
             write()
-    forgotten: RecordWriter | None = RecordWriter(tmp_path)
-    assert forgotten is not None
     with pytest.warns(ResourceWarning, match="lock"):
-        forgotten = None
-    gc.collect()
+        RecordWriter(tmp_path)  # forgotten at once
     assert record(tmp_path, [2]).steps == (1, 2)
 
 

@@ -223,6 +223,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         ("from jagcodec import ArgumentError, Limits", ["jagcodec.batch"]),
         ("from jagcodec import *", [*EXTRAS, "jagcodec.cli", "jagcodec.integrations"]),
         ("import jagcodec.cli", EXTRAS),
+        ("import jagcodec.testing", EXTRAS),
         (ENGINES, ["torch", "tensordict", *EXTRAS, "pyarrow", "vllm"]),
         ("import jagcodec.integrations\njagcodec.encode", [*EXTRAS, "pyarrow"]),
     ],
