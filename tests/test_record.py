@@ -195,7 +195,7 @@ def test_a_record_has_one_writer(tmp_path):
 
 # Forks writers that kill themselves before their n-th system call, for every n there is.
 KILLED_AT_EVERY_CALL = """
-import os, signal, sys, torch
+import itertools, os, signal, sys, torch
 torch.set_num_threads(1)
 from jagcodec import ArgumentError, pack_rows
 from jagcodec.record import RecordWriter
@@ -206,14 +206,12 @@ directory, batch = sys.argv[1], pack_rows([{"ids": list(range(9000))}, {"ids": [
 
 def write(place, calls):
     # Steps 0 and 1 are there. Kills this process before call number `calls`.
-    made = 0
+    made = itertools.count()
 
     def counted(real):
         def call(*args, **options):
-            nonlocal made
-            if made == calls:
+            if next(made) == calls:
                 os.kill(os.getpid(), signal.SIGKILL)
-            made += 1
             return real(*args, **options)
 
         return call
@@ -239,14 +237,12 @@ def forked(work):
     return os.waitpid(child, 0)[1]
 
 
-places = 0
-while True:
-    place = f"{directory}/{places}"
+for calls in itertools.count():
+    place = f"{directory}/{calls}"
     with RecordWriter(place, keep=2) as writer:
         for step in (0, 1):
             writer.write(step, batch, meta={"n": step})
-    places += 1
-    status = forked(lambda: write(place, places - 1))
+    status = forked(lambda: write(place, calls))
     if not os.WIFSIGNALED(status):
         assert os.WEXITSTATUS(status) == 0, status
         break
@@ -267,7 +263,7 @@ with RecordWriter(f"{directory}/forked") as writer:
         raise SystemExit("the record has two writers")
     except ArgumentError:
         writer.write(0, batch)
-print(places)
+print(calls + 1)
 """
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -152,10 +153,7 @@ def test_tax_of_lengths(run, tmp_path):
 
 
 def test_interrupted(run, monkeypatch):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("jagcodec.batch.tax.padding_tax", interrupted)
+    monkeypatch.setattr("jagcodec.batch.tax.padding_tax", Mock(side_effect=KeyboardInterrupt))
     assert run("tax", "-", stdin=b"[1]") == (130, "", "jagcodec: interrupted\n")
 
 
