@@ -172,14 +172,11 @@ def test_only_some_columns_or_none_must_be_as_long_as_each_other():
         row.append(a=[1, 2], b=[1], c=0)
 
 
-def test_numbers_make_columns_too():
+def test_numbers_alone_are_one_token_and_empty_chunks_say_nothing():
     row = RowBuilder()
-    row.append(ids=7, mask=True)  # one token
+    row.append(ids=7, mask=True)
     row.append(ids=[], mask=np.bool_(False))
     assert listed(row) == {"ids": [7], "mask": [True]}
-
-
-def test_empty_chunks_say_nothing():
     row = RowBuilder({"y": torch.int32})
     row.append(x=[], y=[])
     found = row.to_row()
