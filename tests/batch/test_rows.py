@@ -862,15 +862,12 @@ def test_every_column_has_n_rows():
     with pytest.raises(ArgumentError, match=r"\['b'\]: expected 2 rows.*found 1"):
         BatchedDataDict(a=[1, 2], b=torch.ones(1))
     batch = BatchedDataDict(a=[1, 2])
-    for put in (
-        lambda: batch.__setitem__("b", [1]),
-        lambda: batch.update(b=[1]),
-        lambda: batch.setdefault("b", [1]),
-        lambda: batch | {"b": [1]},
-        lambda: batch.__ior__({"b": [1]}),
-    ):
+    puts: list[Any] = [batch.update, batch.__or__, batch.__ior__]
+    for put in (*puts, lambda pairs: batch.setdefault(*pairs.popitem())):
         with pytest.raises(ArgumentError, match="expected 2 rows"):
-            put()
+            put({"b": [1]})
+    with pytest.raises(ArgumentError, match="expected 2 rows"):
+        batch["b"] = [1]
     with pytest.raises(ArgumentTypeError, match="meta_info"):
         batch["step"] = 7
     assert list(batch) == ["a"]

@@ -1,6 +1,7 @@
 """The padding tax says what messages weigh, under every option."""
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-def measured(source: Any, **how: Any) -> Any:
-    """The tax with options, of which no size is None."""
-    return padding_tax(source, options=True, **how)
+measured: Any = partial(padding_tax, options=True)  # of which no size is None
 
 
 def check_sums(tax, value, **options):

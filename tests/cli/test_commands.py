@@ -23,6 +23,7 @@ from jagcodec import (
     pack_jagged_fields,
     padding_tax,
     to_blob,
+    to_rows,
 )
 from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.inspection import cells_text, size_text
@@ -30,16 +31,12 @@ from jagcodec.record import RecordWriter
 from tests.wire import cases
 from tests.wire.test_golden import NAMES, Point, kept, load, message_of
 
-LENGTHS = [3, 5, 1, 5]
-COLUMNS = {
-    "ids": torch.arange(24).view(4, 6) * 1000,
-    "logprobs": torch.arange(24).view(4, 6) / 2,
-    "reward": torch.tensor([0.5, 1.0, 2.0, 4.0]),
-}
-
 
 def batch():
-    return pack_jagged_fields(COLUMNS, lengths=LENGTHS, token_aligned_fields=["ids", "logprobs"])
+    cells = torch.arange(24).view(4, 6)
+    columns = {"ids": cells * 1000, "logprobs": cells / 2, "reward": torch.tensor([0.5, 1, 2, 4])}
+    named = ["ids", "logprobs"]
+    return pack_jagged_fields(columns, lengths=[3, 5, 1, 5], token_aligned_fields=named)
 
 
 def saved(folder, name, value, **options):
@@ -278,11 +275,7 @@ def test_export_writes_the_rows(run, file, tmp_path, ending):
     status, text, err = run("export", file, out)
     assert (status, text) == (0, f"{out}: 4 rows, 3 columns\n")
     assert err == "jagcodec: left out, because it belongs to the whole batch: step\n"
-    expected = [
-        {"ids": ids[:n], "logprobs": logprobs[:n], "reward": reward}
-        for *columns, n in [(*(COLUMNS[c].tolist() for c in COLUMNS), LENGTHS)]
-        for ids, logprobs, reward, n in zip(*columns, n, strict=True)
-    ]
+    expected = to_rows(batch(), as_="list")
     assert exported(out) == expected
     assert run("export", file, out, "--columns", "reward")[0] == 0
     assert exported(out) == [{"reward": row["reward"]} for row in expected]
