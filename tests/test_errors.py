@@ -10,18 +10,8 @@ import torch
 
 from jagcodec import ArgumentError, JagcodecError, WireFormatError, decode, encode_fields, open_wire
 from jagcodec.errors import LONGEST_DETAIL, LONGEST_PATH, TransportTimeoutError
-from tests.wire.forge import (
-    array,
-    list_of,
-    map_of,
-    message,
-    message_of_rows,
-    node,
-    record,
-    tensor,
-    tensordict,
-    user,
-)
+from tests.wire import forge
+from tests.wire.forge import map_of, message, node, record, tensor, tensordict, user
 
 EVIL = "x\n2026-01-01 CRITICAL \x1b[2J\x9b31m\u202e\ud800\ue000\u2028"
 LONG = EVIL + 1_000_000 * "\ue000"
@@ -73,7 +63,7 @@ WORD = "y" * 40 + EVIL
         lambda text: message(map_of({text: BAD})),
         lambda text: message(tensordict([1], {text: BAD})),
         lambda text: message(tensor(text)),
-        lambda text: message(array(text)),
+        lambda text: message(forge.array(text)),
         lambda text: message(node("USER", text, children=[1])),
         lambda text: message(node("TENSORDICT", 1, [text, text], numbers=[1])),
         lambda text: message({text: user("range", 0, 1, 0)}),
@@ -84,7 +74,7 @@ WORD = "y" * 40 + EVIL
         lambda text: message(user("complex", text, [text] * 8)),
         lambda text: message(record("SCALAR", text, b"")),
         lambda text: message(record("SET", {text: 1})),
-        lambda text: message_of_rows({text: user("range", 0, 1, 0)}, 1),
+        lambda text: forge.message_of_rows({text: user("range", 0, 1, 0)}, 1),
         lambda text: message(1, fields={"jagcodec": text}),
         lambda text: message(1, fields={text: 1}),
         lambda text: message(1, fields={"numbers": text}),
@@ -108,7 +98,7 @@ def test_what_came_in_a_message_is_shown_in_few_printable_characters(frames, tex
 
 def test_paths_of_deep_nesting_are_bounded():
     with pytest.raises(WireFormatError) as caught:
-        decode(message(list_of(0, wide(BAD))))
+        decode(message(forge.list_of(0, wide(BAD))))
     is_shown(caught.value)
     assert caught.value.path.startswith("$[1]['x\\n")
     # On the way up each level adds to what was shortened before: one gap, not ninety.

@@ -16,18 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    BatchedDataDict,
-    UnsupportedTypeError,
-    WireBatch,
-    dump,
-    encode,
-    load,
-    open_wire,
-    pack_rows,
-)
-from jagcodec.errors import ArgumentTypeError
+from jagcodec import BatchedDataDict, WireBatch, dump, encode, load, open_wire, pack_rows
+from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.record import RecordReader, RecordWriter
 from tests.helpers import make_batch
 from tests.oracle import assert_same

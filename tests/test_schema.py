@@ -5,17 +5,8 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    WireFormatError,
-    encode,
-    materialize,
-    open_wire,
-    pack_rows,
-    stack_or_nest,
-    to_blob,
-)
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec import encode, materialize, open_wire, pack_rows, stack_or_nest, to_blob
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, WireFormatError
 from jagcodec.schema import check_schema
 from jagcodec.types import FieldSchema
 from tests.helpers import Store

@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from jagcodec import cli, decode, dump, encode, encode_fields, pack_jagged_fields, testing
+from jagcodec.batch import describe
 from jagcodec.batch.compare import first_difference
-from jagcodec.batch.describe import (
-    check_message,
-    describe_message,
-    differences,
-    open_source,
-    read_whole,
-)
+from jagcodec.batch.describe import describe_message, differences, open_source, read_whole
 from jagcodec.errors import ArgumentKeyError
 from jagcodec.wire import opening
 from tests.helpers import nested
@@ -209,7 +204,7 @@ def test_cells_that_columns_share_count_for_the_first():
 
 def test_meta_that_is_not_known_here_does_not_make_a_message_unsound():
     frames = encode(batch(x=torch.ones(2)), meta={"own": print}, allow_pickle=True)
-    unknown = check_message(frames)[1]
+    unknown = describe.check_message(frames)[1]
     assert list(unknown) == ["meta"]
     assert "pickle" in unknown["meta"]
     assert described(frames).meta is None

@@ -13,26 +13,25 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from benchmarks.shapes import DESIGN, PADS, lengths_of, make_batch
 from jagcodec import (
-    ArgumentError,
     BatchedDataDict,
-    JagcodecError,
-    WireBatch,
-    WireFormatError,
     concat_rows,
     decode,
     encode,
     encode_fields,
-    encode_rows,
     join_columns,
     materialize,
     open_wire,
     pack_jagged_fields,
     select_rows,
     split_rows,
-    to_blob,
-    to_rows,
 )
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    JagcodecError,
+    WireFormatError,
+)
 from jagcodec.wire.dtypes import DTYPES
 from tests.helpers import MESSAGES, Store, nested, receive
 from tests.helpers import message as bytes_of
@@ -84,7 +83,7 @@ def test_a_join_is_used_like_one_open_message(kind):
     assert batch["ids"].offsets() is batch["pairs"].offsets()
     assert batch["text"].tolist() == [f"row {i}" for i in range(7)]
     for found in (batch, join_columns([batch]), batch.rows([0, 1])):
-        assert type(found) is WireBatch
+        assert type(found) is type(open_wire(FRAMES[0]))
         assert list(found) == list(found.keys()) == list(found.fields)
         assert "ids" in found
         assert "other" not in found
@@ -128,7 +127,7 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
 # --- what is refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [list, lambda frames: [to_blob(frames)]])
+@pytest.mark.parametrize("form", [list, lambda frames: [MESSAGES["blob"](frames)]])
 def test_a_damaged_message_is_named(form):
     for at in (0, 3, 6):
         header, payload = bytes(form(FRAMES[at])[0]), bytes(form(FRAMES[at])[-1])
@@ -249,10 +248,10 @@ def test_offsets_of_every_message_are_checked():
 
 def test_offsets_may_be_in_a_frame_of_their_own():
     rows = [[i] * (i % 3) for i in range(3000)]
-    frames = [encode_rows({"x": rows[n:] + [[n]]}) for n in (0, 1)]
+    batches = [TensorDict({"x": nested(rows[n:] + [[n]])}, [3001 - n]) for n in (0, 1)]
+    frames = [encode(batch) for batch in batches]
     assert len(frames[0]) > 2
-    expected = rows + [[0]] + rows[1:] + [[1]]
-    assert [row["x"] for row in to_rows(concat_rows(frames), as_="list")] == expected
+    assert_same(concat_rows(frames).to_tensordict(), concat_rows(batches))
 
 
 def test_meta_travels_next_to_the_columns():

@@ -11,22 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    BatchedDataDict,
-    decode,
-    encode,
-    materialize,
-    open_wire,
-    pack_jagged_fields,
-    select_rows,
-    stack_or_nest,
-    to_blob,
-)
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec import decode, encode, materialize, open_wire, select_rows, stack_or_nest
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
-from tests.helpers import Store, address, nested, rollout
+from tests.helpers import MESSAGES, address, nested, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
@@ -198,7 +187,11 @@ def test_rectangles_are_those_of_the_oracle(call, data):
     for batch in (
         *(td, dict(td.items()), decode(encode(td)), open_wire(narrow), narrow),
         shuffled.rows(order.argsort()),
-        *(halves, tuple(map(to_blob, halves)), [open_wire(Store(half)) for half in halves]),
+        *(
+            halves,
+            tuple(map(MESSAGES["blob"], halves)),
+            [*map(MESSAGES["fetched"], halves)],
+        ),
     ):
         try:
             rectangles = expected()
@@ -389,7 +382,7 @@ def test_columns_within_batches_follow_the_same_rule():
     dicts = {"inner": {**dict(inner.items()), "none": {}}, "ids": td["ids"]}
     for batch in (td, open_wire(encode(td)), dicts):
         columns = materialize(batch, **options, strict=True)
-        assert type(columns["inner"]) is BatchedDataDict
+        assert type(columns["inner"]) is type(columns)
         assert columns["inner"]["ids"].tolist() == [[1, 1, 1, 9]] * 2
         assert columns["inner"]["row"].tolist() == [1, 1]
         alone = materialize(batch, token_aligned_fields=["ids"], **options)
@@ -513,8 +506,8 @@ def test_one_buffer_for_all_of_any_sufficient_size(out):
 
 
 def test_a_pickled_column_holds_only_itself():
-    ones = {"a": torch.ones(64, 512), "b": torch.ones(64, 512)}
-    batch = materialize(pack_jagged_fields(ones, lengths=[512] * 64))
+    ones = nested(torch.ones(64, 512), torch.float32)
+    batch = materialize(TensorDict({"a": ones, "b": ones.clone()}, [64]))
     assert len(pickle.dumps(batch["a"])) < 64 * 512 * 4 + 2000
 
 

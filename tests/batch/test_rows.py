@@ -15,19 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    UnbatchedTensor,
-    tensorclass,
-)
+from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor, tensorclass
 
 from jagcodec import (
     BatchedDataDict,
-    JagcodecError,
     WireBatch,
     balance_rows,
     concat_rows,
@@ -45,7 +36,13 @@ from jagcodec import (
     to_rows,
 )
 from jagcodec.batch.compare import first_difference
-from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentIndexError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    JagcodecError,
+)
 from jagcodec.schema import check_schema
 from jagcodec.testing import jagged_tensors
 from jagcodec.types import PackedColumn
@@ -61,7 +58,7 @@ def table(batch, count=None):
     """The rows of a batch, each a dict of names to the bits, or the text, of its cells."""
     if isinstance(batch, WireBatch):
         batch = batch.to_tensordict()
-    if isinstance(batch, TensorDictBase):
+    if isinstance(batch, TensorDict):
         assert count in (None, batch.batch_size[0])
         count = batch.batch_size[0]
     elif count is None:
@@ -674,7 +671,7 @@ def test_numpy_columns():
 
 TD = batch_of([1], [1] * 4, [1])
 TWO = TensorDict({"ids": nest(1, 2), "other": nest(4, 2)}, [2])
-LAZY = LazyStackedTensorDict(*[TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
+LAZY = TensorDict.lazy_stack([TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
 STACK = NonTensorStack(*(NonTensorStack(NonTensorData(i), NonTensorData(-i)) for i in range(3)))
 CSR = {"x": torch.eye(2).to_sparse_csr()}
 COO = {"x": torch.eye(2).to_sparse()}
@@ -694,6 +691,7 @@ def ids(column):
     return [batch_of([1, 2]), TensorDict({"ids": column}, [1])]
 
 
+UNBATCHED = [TensorDict({"x": UnbatchedTensor(torch.ones(n))}, [1]) for n in (2, 3)]
 DIFFER: list[tuple[list[Any], type[Exception], str]] = [
     ([TD, TensorDict({}, [1])], ArgumentKeyError, "batch 1.*'ids' missing"),
     ([TD, TWO], ArgumentKeyError, "batch 1.*'other' in addition"),
@@ -703,11 +701,7 @@ DIFFER: list[tuple[list[Any], type[Exception], str]] = [
     (ids(NonTensorData("x", batch_size=[1])), ArgumentTypeError, "one kind"),
     ([TensorDict(GRID, [1]), TensorDict({"x": torch.ones(1, 3)}, [1])], ArgumentError, "row shape"),
     ([TensorDict(of_ragged_dim(dim), [1]) for dim in (1, 2)], ArgumentError, "ragged dim"),
-    (
-        [TensorDict({"x": UnbatchedTensor(torch.ones(n))}, [1]) for n in (2, 3)],
-        ArgumentError,
-        "row for each",
-    ),
+    (UNBATCHED, ArgumentError, "row for each"),
     ([TensorDict(COO, [2])] * 2, ArgumentError, r"'x'.*coo; call \.to_dense"),
     ([TensorDict({}, [1, 2]), TensorDict({}, [1, 3])], ArgumentError, "batch dims"),
 ]

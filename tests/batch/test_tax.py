@@ -11,19 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from jagcodec import (
-    BatchedDataDict,
-    WireFormatError,
-    concat_rows,
-    encode,
-    open_wire,
-    pack_jagged_fields,
-    padding_tax,
-    stack_or_nest,
-    to_blob,
-)
+from jagcodec import BatchedDataDict, concat_rows, encode, pack_jagged_fields, padding_tax
+from jagcodec.errors import WireFormatError
 from jagcodec.testing import jagged_batches
-from tests.helpers import rollout, rollouts, size
+from tests.helpers import MESSAGES, nested, rollout, rollouts, size
 
 FORMS: dict[str, Any] = {
     "wire": {},
@@ -95,16 +86,16 @@ def test_every_form_of_a_batch_weighs_the_same():
     td["inner"] = TensorDict({"x": torch.ones(3, 2)}, [3])
     expected = padding_tax(td, options=True)
     frames = encode(td)
-    blob = to_blob(frames)
+    blob = MESSAGES["blob"](frames)
     forms: list[Any] = [
-        *(dict(td.items()), frames, bytes(blob), open_wire(frames)),
+        *(dict(td.items()), bytes(blob), *(form(frames) for form in MESSAGES.values())),
         [np.frombuffer(frame, dtype=np.uint8) for frame in frames],
         torch.frombuffer(blob, dtype=torch.uint8),
         encode(td, narrow=True, checksum=True),  # as it would be made without options
     ]
     for form in forms:
         assert padding_tax(form, options=True) == expected
-    assert padding_tax(concat_rows([open_wire(frames)] * 2)).rows == 6
+    assert padding_tax(concat_rows([frames] * 2)).rows == 6
     data = BatchedDataDict({"ids": torch.arange(12).view(3, 4)}, meta_info={"step": 1})
     (column,) = padding_tax(data, options=True).columns
     assert (column.name, column.wire_bytes, column.narrow_bytes) == ("ids", 96, 12)
@@ -123,7 +114,7 @@ def test_bare_lengths(lengths, width):
 
 def test_a_width_is_that_of_every_jagged_column():
     inner = TensorDict({"y": torch.ones(2, 4)}, [2])
-    td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)]), "inner": inner}, [2])
+    td = TensorDict({"x": nested([[1], [1] * 3], torch.float32), "inner": inner}, [2])
     tax = padding_tax(td, padded_width=8)
     found = {column.name: (column.padded_bytes, column.wire_bytes) for column in tax.columns}
     assert found == {"x": (64, 16), "inner.y": (32, 32)}

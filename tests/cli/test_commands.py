@@ -15,7 +15,6 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
     BatchedDataDict,
-    WireFormatError,
     __version__,
     cli,
     dump,
@@ -27,6 +26,7 @@ from jagcodec import (
 )
 from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.inspection import cells_text, size_text
+from jagcodec.errors import WireFormatError
 from jagcodec.record import RecordWriter
 from tests.wire import cases
 from tests.wire.test_golden import NAMES, Point, kept, load, message_of

@@ -13,19 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tensordict import NonTensorData
 
-from jagcodec import (
-    ArgumentError,
-    RowBuilder,
-    UnsupportedTypeError,
-    WireFormatError,
-    decode,
-    encode,
-    encode_rows,
-    open_wire,
-    pack_jagged_fields,
-    stack_or_nest,
-)
-from jagcodec.errors import ArgumentTypeError
+from jagcodec import RowBuilder, decode, encode, encode_rows, open_wire, pack_jagged_fields
+from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, WireFormatError
 from tests.helpers import message, receive, rollout
 
 
@@ -275,7 +264,8 @@ def test_messages_that_cannot_be_resumed():
     assert len(RowBuilder.from_message(free.to_frames(), same_length=())) == 2
     with pytest.raises(WireFormatError):
         RowBuilder.from_message(b"nothing")
-    wide = stack_or_nest([torch.ones(3, 2)], always_nest=True, ragged_dim=2)
+    offsets = torch.tensor([0, 2])
+    wide = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), offsets, jagged_dim=2)
     with pytest.raises(ArgumentError, match=r"from_message\('x'\): .*ragged dim 2"):
         RowBuilder.from_message(encode(pack_jagged_fields({"x": wide})))
     nested = pack_jagged_fields({"x": torch.ones(1)})

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
-    ArgumentError,
     decode,
     encode,
     encode_fields,
@@ -24,7 +23,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecWarning
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecWarning
 from jagcodec.testing import jagged_batches, tensors
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of

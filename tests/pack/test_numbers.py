@@ -10,16 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jagcodec import (
-    ArgumentError,
-    JagcodecError,
-    RowBuilder,
-    decode,
-    encode_rows,
-    pack_rows,
-    stack_or_nest,
-)
-from jagcodec.errors import ArgumentTypeError
+from jagcodec import RowBuilder, decode, encode_rows, pack_rows, stack_or_nest
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from tests.oracle import assert_same, bits, cell_of
 from tests.strategies import whole_numbers
 

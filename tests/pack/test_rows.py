@@ -9,19 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    JagcodecError,
-    cells,
-    decode,
-    encode,
-    encode_fields,
-    encode_rows,
-    open_wire,
-    pack_rows,
-    to_rows,
-)
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec import decode, encode, encode_fields, encode_rows, open_wire, pack_rows, to_rows
+from jagcodec.cells import missing
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecError
 from jagcodec.types import FieldSchema
 from tests.helpers import message
 from tests.oracle import bits, rows_of
@@ -209,7 +199,7 @@ def test_bad_input_is_named(function, rows, options, error, text):
     assert caught.value.path.startswith(function.__name__)
 
 
-@pytest.mark.skipif(cells.missing() is not None, reason="the Python half reads a copy")
+@pytest.mark.skipif(missing() is not None, reason="the Python half reads a copy")
 def test_a_list_that_shrinks_while_it_is_read():
     class Shrinks:
         def __index__(self):

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import find
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    UnbatchedTensor,
-)
+from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
 
 from jagcodec import stack_or_nest, testing
 from jagcodec.batch.compare import first_difference
@@ -63,7 +57,7 @@ INT1 = torch.zeros(1, dtype=torch.uint8).view(torch.int1)  # type: ignore[attr-d
         (NonTensorData("a"), NonTensorData("b")),
         (NonTensorData("a"), NonTensorData("a", batch_size=[2])),
         (NonTensorStack("a", "b"), NonTensorStack("a", "c")),
-        (LazyStackedTensorDict(TD, TD, stack_dim=0), LazyStackedTensorDict(TD, TD, stack_dim=1)),
+        (TensorDict.lazy_stack([TD, TD]), TensorDict.lazy_stack([TD, TD], 1)),
         *((NAN, OTHER_NAN), (UnbatchedTensor(NAN), UnbatchedTensor(OTHER_NAN))),
         # Values that Python or torch cannot print.
         *((10**5000, 10**5000 + 1), ({10**5000}, {10**5000 + 1})),
