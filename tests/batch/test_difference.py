@@ -112,17 +112,13 @@ WHOLE: list[tuple[Any, Any, str]] = [
     (batch(**{UNSAFE: IDS}), batch(x=IDS), only(SAFE, "x")),
     (batch(a=IDS, b=NAN), batch(b=NAN, a=IDS), "the whole: order of columns a, b and b, a"),
     (batch(a=IDS, b=IDS), batch(a=-IDS, b=NAN), "column a, row 0, cell [0]: value 1 and -1"),
-    (
-        batch(**{UNSAFE: IDS}),
-        batch(**{UNSAFE: -IDS}),
-        f"column {SAFE}, row 0, cell [0]: value 1 and -1",
-    ),
+    (batch(**{UNSAFE: IDS[0]}), batch(**{UNSAFE: IDS[1]}), f"column {SAFE}, row 0: value 1 and 3"),
     (dotted(IDS, IDS), dotted(IDS.clone(), IDS), "None"),
     (dotted(IDS, IDS), dotted(-IDS, IDS), "column a.b, row 0, cell [0]: value 1 and -1"),
     (dotted(IDS, IDS), dotted(IDS, -IDS), "column a.b, row 0, cell [0]: value 1 and -1"),
     (
-        dotted(IDS, IDS),
-        batch(a=batch(b=IDS), **{"a.b": IDS}),
+        dotted(NAN, IDS),
+        batch(a=BATCH, **{"a.b": NAN}),
         "the whole: order of columns a.b, a and a, a.b",
     ),
     # What is next to the batch, and a column that has its name.

@@ -13,6 +13,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from benchmarks.shapes import DESIGN, PADS, lengths_of, make_batch
 from jagcodec import (
+    ArgumentError,
     BatchedDataDict,
     concat_rows,
     decode,
@@ -25,13 +26,7 @@ from jagcodec import (
     select_rows,
     split_rows,
 )
-from jagcodec.errors import (
-    ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    JagcodecError,
-    WireFormatError,
-)
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.wire.dtypes import DTYPES
 from tests.helpers import MESSAGES, Store, nested, receive
 from tests.helpers import message as bytes_of
@@ -130,13 +125,8 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
 @pytest.mark.parametrize("form", [list, lambda frames: [MESSAGES["blob"](frames)]])
 def test_a_damaged_message_is_named(form):
     for at in (0, 3, 6):
-        header, payload = bytes(form(FRAMES[at])[0]), bytes(form(FRAMES[at])[-1])
-        for frame, data in (
-            (-1, payload[:-1]),
-            (-1, b""),
-            (0, b"x" + header[1:]),
-            (0, header[:40]),
-        ):
+        head, payload = bytes(form(FRAMES[at])[0]), bytes(form(FRAMES[at])[-1])
+        for frame, data in ((-1, payload[:-1]), (-1, b""), (0, b"x" + head[1:]), (0, head[:40])):
             messages = [form(frames) for frames in FRAMES]
             messages[at][frame] = data
             with pytest.raises(WireFormatError, match=f"message {at}: "):

@@ -87,10 +87,8 @@ def placed(lengths, side, width, multiple, prompts, prompt_width):
 
 def rectangle(cells, places):
     starts, width = places
-    return [
-        filled(row, cells.dim, start, width, cells.pad)
-        for row, start in zip(cells.rows, starts, strict=True)
-    ]
+    placed_rows = zip(cells.rows, starts, strict=True)
+    return [filled(row, cells.dim, start, width, cells.pad) for row, start in placed_rows]
 
 
 @st.composite
@@ -187,11 +185,7 @@ def test_rectangles_are_those_of_the_oracle(call, data):
     for batch in (
         *(td, dict(td.items()), decode(encode(td)), open_wire(narrow), narrow),
         shuffled.rows(order.argsort()),
-        *(
-            halves,
-            tuple(map(MESSAGES["blob"], halves)),
-            [*map(MESSAGES["fetched"], halves)],
-        ),
+        *(halves, tuple(map(MESSAGES["blob"], halves)), [*map(MESSAGES["fetched"], halves)]),
     ):
         try:
             rectangles = expected()
@@ -256,11 +250,8 @@ def test_strided_rows_in_the_other_layouts():
     td = TensorDict({"x": x, "y": y}, [2])
     for batch in (td, open_wire(encode(td))):
         wide: Any = {"pad_to_seqlen": 3, "keep_jagged": ["y"]}
-        for how in (
-            {"layout": "jagged"},
-            {"layout": "jagged", **wide},
-            {"keep_jagged": ["x", "y"]},
-        ):
+        kept: Any = {"keep_jagged": ["x", "y"]}
+        for how in (kept, {"layout": "jagged"}, {"layout": "jagged", **wide}):
             assert_same(dict(materialize(batch, **how)), dict(td))
         for layout in get_args(Layout):
             with pytest.raises(ArgumentError, match=r"'x'\), row 1.*pad_to_seqlen=2.*found 3"):
@@ -330,10 +321,7 @@ PADS: dict[torch.dtype, tuple[list[Any], list[Any]]] = {
     torch.float8_e4m3fn: ([447.0], [math.inf, -1e4]),
     torch.float8_e5m2: ([-1e4], [1e9]),
     torch.float64: ([0.1], []),
-    torch.complex64: (
-        [complex(0.1, -1e9), complex(0.0, math.inf)],
-        [complex(1, 1e39), complex(1e-50, 1)],
-    ),
+    torch.complex64: ([complex(0.1, -1e9), complex(0, math.inf)], [1 + 1e39j, 1e-50 + 1j]),
     torch.complex128: ([3.5], []),
 }
 E8M0 = getattr(torch, "float8_e8m0fnu", None)

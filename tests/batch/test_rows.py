@@ -19,6 +19,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 
 from jagcodec import (
     BatchedDataDict,
+    JagcodecError,
     WireBatch,
     balance_rows,
     concat_rows,
@@ -36,13 +37,7 @@ from jagcodec import (
     to_rows,
 )
 from jagcodec.batch.compare import first_difference
-from jagcodec.errors import (
-    ArgumentError,
-    ArgumentIndexError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    JagcodecError,
-)
+from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.schema import check_schema
 from jagcodec.testing import jagged_tensors
 from jagcodec.types import PackedColumn

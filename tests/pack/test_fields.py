@@ -273,12 +273,7 @@ SIGNS: list[tuple[Any, dict[str, Any], str | None, str | None]] = [
     ({"x": PADDED}, {"token_aligned_fields": ["x", "ys", "z"]}, None, NAMES),
     ({"x": PADDED[:, :3]}, {}, RECTANGULAR, r"expected a per-token column \(3, 4 or more"),
     ({"x": torch.ones(3, 2, 4)}, {}, RECTANGULAR, r"expected a per-token column \(3, 4 or more"),
-    (
-        {"x": torch.ones(2, 5)},
-        BY_MASK,
-        RECTANGULAR,
-        r"'x'\): .*\(2, 6, \.\.\.\), found shape \(2, 5\)",
-    ),
+    ({"x": torch.ones(2, 5)}, BY_MASK, RECTANGULAR, r"'x'\): .*\(2, 6, .*, found shape \(2, 5\)"),
     ({"x": PADDED}, {"lengths": None}, None, NEITHER),
     # One column of integers is enough, wherever it is: position ids go on into the pads.
     (POSITIONS, {"token_aligned_fields": ["logprobs", "p", "ids"]}, None, None),

@@ -124,10 +124,8 @@ def test_responses_are_shifted_left_by_one(data):
     # Only an empty response may be in a row without a prompt.
     responses = [data.draw(st.integers(0, 4 if prompt else 0)) for prompt in prompts]
     trailing = data.draw(st.lists(st.integers(0, 2), max_size=1))
-    rows = [
-        data.draw(tensors((p + r, *trailing), torch.float32))
-        for p, r in zip(prompts, responses, strict=True)
-    ]
+    lengths = map(sum, zip(prompts, responses, strict=True))
+    rows = [data.draw(tensors((n, *trailing), torch.float32)) for n in lengths]
     full = stack_or_nest(rows, always_nest=True)
     mask = stack_or_nest([torch.ones(r) for r in responses], always_nest=True)
     if not rows:
