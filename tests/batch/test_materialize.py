@@ -604,8 +604,6 @@ TAKEN = TensorDict({"attention_mask": torch.ones(2), "ids": ids(1, 2)["ids"]}, [
 GRID = {"sizes": torch.ones(2, 2)}
 LR = {"padding_side": "left_right"}
 INT = torch.int64
-
-
 UNPINNED: list[tuple[dict[str, Any], str]] = [
     ({"td": td, "pin_memory": True}, r"materialize\(pin_memory\).* an accelerator")
     for td in (ids(1, 2), open_wire(encode(ids(1, 2))), TensorDict({"x": torch.ones(2)}, [2]))

@@ -22,8 +22,6 @@ FORMS: dict[str, Any] = {
     "elide": {"elide": True},
     "both": {"narrow": True, "elide": True},
 }
-
-
 measured: Any = partial(padding_tax, options=True)  # of which no size is None
 
 

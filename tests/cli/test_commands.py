@@ -466,9 +466,7 @@ def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
 def test_standard_streams_that_are_closed(file, closed):
     command = f"exec {sys.executable} -m jagcodec verify {file if closed == 'stdout' else '-'}"
     close = "<&-" if closed == "stdin" else ">&-"
-    done = subprocess.run(
-        ["/bin/sh", "-c", f"{command} {close}"], capture_output=True, timeout=120, check=False
-    )
+    done = subprocess.run(["/bin/sh", "-c", f"{command} {close}"], capture_output=True, timeout=120)
     assert b"Traceback" not in done.stderr
     assert done.returncode == (2 if closed == "stdin" else 0)
 

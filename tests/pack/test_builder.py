@@ -113,8 +113,6 @@ class Growing(RuleBasedStateMachine):
 
 TestGrowing = Growing.TestCase
 TestGrowing.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
-
-
 ONE = {"input_ids": [1], "logprobs": 0.5, "loss_mask": True}
 
 
