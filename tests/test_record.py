@@ -132,9 +132,6 @@ def test_a_record_stays_where_it_is_when_the_process_goes_elsewhere(tmp_path, mo
     assert os.listdir("steps") == []
 
 
-# --- durable, and one writer -------------------------------------------------------------------
-
-
 def test_nothing_is_deleted_before_what_is_newer_is_on_the_disk(tmp_path, monkeypatch):
     events = []
 

@@ -27,7 +27,6 @@ VALUES = st.one_of(tensordicts(), trees())
 
 
 def message_difference(left, right, columns=None):
-    """The first difference of two messages."""
     a, b = (read_whole(each, "message", columns) for each in (left, right))
     return next(differences(a, b), None)
 
@@ -204,9 +203,6 @@ def test_meta_that_is_not_known_here_does_not_make_a_message_unsound():
     assert list(unknown) == ["meta"]
     assert "pickle" in unknown["meta"]
     assert described(frames).meta is None
-
-
-# --- work: a small message must not take an hour -----------------------------------------------
 
 
 @pytest.mark.parametrize("read", [described, lambda m: read_whole(m, "m")])

@@ -19,8 +19,6 @@ from tests.helpers import MESSAGES, address, nested, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
-# --- rectangles, against an oracle --------------------------------------------------------------
-
 SIDES = ("right", "left", "left_right")
 PADDED_WITH_ONES = (torch.int64, torch.uint8, torch.bfloat16, torch.bool, torch.complex64)
 
@@ -223,8 +221,6 @@ def test_columns_of_every_kind_come_from_a_message_as_from_its_batch(td, width, 
         for other in found[1:]:
             assert_same(other, found[0])
 
-
-# --- strided nested tensors --------------------------------------------------------------------
 
 SHAPES = st.tuples(st.lists(st.integers(0, 3), max_size=2), st.lists(st.integers(0, 3), max_size=2))
 

@@ -343,7 +343,6 @@ def batch_of(*rows, **more):
 
 
 def column_of(batch, name, form="tensor"):
-    """The rows of one column."""
     return [row[name] for row in to_rows(batch, [name], form)]
 
 
@@ -569,9 +568,6 @@ def test_split_by_tokens_and_back():
     assert len(split_rows(td, max_tokens=9, lengths=torch.tensor([1, 1, 1, 1, 9]))) == 2
     none = torch.tensor([], dtype=torch.int64)
     assert split_rows({"x": []}, max_tokens=9, lengths=none) == []
-
-
-# --- columns side by side ----------------------------------------------------------------------
 
 
 def test_rows_of_other_lengths_are_refused_at_the_first_that_differs():
@@ -830,18 +826,16 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_not_a_batch_is_refused(name):
-    call = CALLS[name]
-    for value in (None, object(), "batch.jag"):
-        with pytest.raises(ArgumentTypeError, match=f"{name}.*expected a batch"):
-            call(value)
+    expected = f"{name}.*expected a batch"
     for value, error, text in (
+        *((value, ArgumentTypeError, expected) for value in (None, object(), "batch.jag")),
         (TensorDict({}, []), ArgumentError, "no batch dim"),
         ({"a": [1], "b": [1, 2]}, ArgumentError, "expected 1 rows.*found 2"),
         ({"a": 5}, ArgumentTypeError, "'a'.*expected a column"),
         (LAZY, ArgumentTypeError, "lazy stack.*contiguous"),
     ):
         with pytest.raises(error, match=text):
-            call(value)
+            CALLS[name](value)
 
 
 # --- BatchedDataDict: a dict whose columns have one entry per row ------------------------------

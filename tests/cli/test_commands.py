@@ -40,7 +40,6 @@ def batch():
 
 
 def saved(folder, name, value, **options):
-    """The file of a message."""
     dump(value, folder / f"{name}.jag", **options)
     return folder / f"{name}.jag"
 
@@ -314,7 +313,6 @@ def described(source):
 
 
 def stored(folder, name):
-    """The file of a golden message."""
     path = folder / f"{name}.jag"
     path.write_bytes(to_blob(golden(name)))
     return path
@@ -422,9 +420,6 @@ assert main(["diff", batch, batch]) == 2
     assert "golden.Point" in done.stdout
     assert done.stdout.count("  not read: ") == 2
     assert "points" in done.stderr
-
-
-# --- text and streams --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,6 @@ def test_a_list_that_shrinks_while_it_is_read():
         pack_rows({"a": [row]})
 
 
-# --- one row, which is written without a walk -----------------------------------------------------
-
 numbers = (
     st.booleans()
     | whole_numbers()
