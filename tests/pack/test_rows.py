@@ -30,47 +30,36 @@ NUMBERS = {
     torch.float32: st.floats(width=32),
     torch.bool: st.booleans(),
 }
-FORMS = {
-    "lists": lambda row, dtype: list(row),
-    "tuples": lambda row, dtype: tuple(row),
-    "arrays": lambda row, dtype: torch.tensor(row, dtype=dtype).numpy(),
-    "tensors": lambda row, dtype: torch.tensor(row, dtype=dtype),
-}
+FORMS = [torch.Tensor.tolist, lambda row: tuple(row.tolist()), torch.Tensor.numpy, torch.clone]
 
 
 @st.composite
 def columns(draw):
-    """Names to (rows, dtype), equal or different in their lengths."""
-    count = draw(st.integers(1, 4))
-    lengths = draw(lengths_in(5, count))
+    """Names to rows, equal or different in their lengths."""
+    lengths = draw(st.integers(1, 4).flatmap(lambda rows: lengths_in(5, rows)).filter(any))
     found = {}
     for name in draw(st.lists(st.sampled_from("abcd"), min_size=1, unique=True)):
         dtype = draw(st.sampled_from(list(NUMBERS)))
-        sizes = lengths if draw(st.booleans()) else lengths[::-1]
+        sizes = draw(st.sampled_from([lengths, lengths[::-1]]))
         rows = [draw(st.lists(NUMBERS[dtype], min_size=n, max_size=n)) for n in sizes]
-        if not any(sizes):
-            rows[0] = [draw(NUMBERS[dtype])]
-        found[name] = (rows, dtype)
-    return count, found
+        found[name] = [torch.tensor(row, dtype=dtype) for row in rows]
+    return found
 
 
 @settings(max_examples=60)
-@given(columns(), st.sampled_from(list(FORMS)), st.booleans())
-def test_rows_arrive_as_torch_would_make_them(given_columns, form, samples):
-    count, given = given_columns
-    made = {
-        name: [FORMS[form](row, dtype) for row in rows] for name, (rows, dtype) in given.items()
-    }
-    rows = [{name: made[name][i] for name in made} for i in range(count)] if samples else made
-    batch = both(rows)
-    assert batch.batch_size == (count,)
+@given(columns(), st.sampled_from(FORMS), st.booleans())
+def test_rows_arrive_as_torch_would_make_them(given, form, samples):
+    made = {name: list(map(form, rows)) for name, rows in given.items()}
+    each = [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
+    batch = both(each if samples else made)
+    assert batch.batch_size == (len(each),)
     assert list(batch.keys()) == list(given)
     offsets: dict[tuple[int, ...], Any] = {}
-    for name, (expected, dtype) in given.items():
+    for name, rows in given.items():
         column = batch[name]
-        assert column.dtype == dtype
-        assert rows_of(column) == [bits(torch.tensor(row, dtype=dtype)) for row in expected]
-        first = offsets.setdefault(tuple(map(len, expected)), column.offsets())
+        assert column.dtype == rows[0].dtype
+        assert rows_of(column) == list(map(bits, rows))
+        first = offsets.setdefault(tuple(map(len, rows)), column.offsets())
         assert column.offsets() is first
 
 
