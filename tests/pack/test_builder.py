@@ -103,9 +103,8 @@ class Growing(RuleBasedStateMachine):
     def same(self):
         assert len(self.row) == len(self.expected["x"])
         for row, frames, expected in [(self.row.to_row(), None, self.expected), *self.taken]:
-            assert {k: row[k].tolist() for k in row if len(row[k])} == {
-                k: v for k, v in expected.items() if v
-            }
+            found = {name: cells.tolist() for name, cells in row.items() if len(cells)}
+            assert found == {name: cells for name, cells in expected.items() if cells}
             if frames is not None and expected["x"]:
                 td = decode(frames)
                 assert {k: td[k].values().tolist() for k in expected} == expected

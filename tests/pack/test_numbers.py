@@ -74,9 +74,7 @@ def dtype_of(chunk):
     st.none() | st.sampled_from(DTYPES),
     st.sampled_from([list, tuple, lambda chunk: [np.asarray(n)[()] for n in chunk]]),
 )
-def test_numbers_become_the_nearest_cells_or_the_first_that_does_not_fit_is_named(
-    way, chunk, dtype, form
-):
+def test_numbers_become_the_nearest_cells_or_the_first_misfit_is_named(way, chunk, dtype, form):
     if form not in (list, tuple) and not all(-(2**63) <= n < 2**63 for n in chunk):
         form = list  # numpy does not have such ints
     wanted = dtype or dtype_of(chunk)

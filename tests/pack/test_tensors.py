@@ -199,25 +199,14 @@ WRONG_LENGTHS: list[tuple[Any, str, str]] = [
     (nest(1, 2), "row_mismatch", "expected 3 rows, found 2"),
     (WIDE, "bad_shape", "expected ragged dim 1, found 2"),
 ]
+PACKS = [to_nested_by_length, maybe_pack_jagged, pack_per_token_field]
 WRONG: list[Any] = [
     *((to_nested_by_length, (PADDED, lengths), *rest) for lengths, *rest in WRONG_LENGTHS),
     (to_nested_by_length, (torch.zeros(3), [1, 1, 1]), "bad_shape", r"expects \(N, S, \.\.\.\)"),
-    *(
-        (pack, *call)
-        for pack in (maybe_pack_jagged, pack_per_token_field)
-        for call in (
-            ((PADDED, [1, 4, -2]), "bad_length", r"\(lengths\), row 2"),
-            ((PADDED, [1.0, 1.0]), "bad_dtype", r"\(lengths\)"),
-        )
-    ),
-    *(
-        (pack, (padded, [1, 1, 1]), *rest)
-        for pack in (to_nested_by_length, maybe_pack_jagged, pack_per_token_field)
-        for padded, *rest in (
-            (PADDED.numpy(), "bad_type", "ndarray"),
-            (QUANTISED, "bad_dtype", "dequantise"),
-        )
-    ),
+    *((pack, (PADDED, [1, 4, -2]), "bad_length", r"\(lengths\), row 2") for pack in PACKS),
+    *((pack, (PADDED, [1.0, 1.0]), "bad_dtype", r"\(lengths\)") for pack in PACKS),
+    *((pack, (PADDED.numpy(), [1, 1, 1]), "bad_type", "ndarray") for pack in PACKS),
+    *((pack, (QUANTISED, [1, 1, 1]), "bad_dtype", "dequantise") for pack in PACKS),
     (to_nested_by_length, (nest(1, 2, 3), [1, 1, 1]), "bad_type", r"\(padded\).*jagged"),
     (stack_or_nest, ([torch.ones(2, 3), torch.ones(3, 2)],), "bad_shape", r"dims \[0, 1\]"),
     (stack_or_nest, ([torch.ones(2), torch.ones(2, 1)],), "bad_shape", r"tensors\[1\]"),
