@@ -49,11 +49,8 @@ def resumed(chunk, dtypes):
 
 
 WAYS = [packed, second, sent, grown, resumed]
-DTYPES = [
-    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-]
+NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+DTYPES = [getattr(torch, name) for name in NAMES.split()]
 
 ints = whole_numbers()
 floats = st.floats() | st.floats(width=32) | st.sampled_from([65504.0, 65519.0, 65520.0, 3.5e38])
