@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
-from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor, tensorclass
+from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
 
 from jagcodec import (
     BatchedDataDict,
@@ -41,6 +41,7 @@ from tests.helpers import MESSAGES, Store, message, nested, rollout
 from tests.oracle import assert_same, bits, pad_rows, rows_of
 from tests.strategies import indices, tensordicts
 from tests.wire.readers import OPTIONS
+from tests.wire.values import Turn
 
 # --- a batch as a list of rows -----------------------------------------------------------------
 
@@ -615,20 +616,14 @@ def test_columns_of_a_dict_become_leaves_of_a_tensordict():
     assert to_rows(joined, as_="list") == to_rows(decode(encode(joined)), as_="list") == expected
 
 
-@tensorclass
-class Turn:
-    ids: torch.Tensor
-    who: str = ""
-
-
 @pytest.mark.parametrize("form", ["tensor", "list"])
 def test_rows_of_tensorclasses_and_of_what_belongs_to_the_whole_batch(form):
-    turn = Turn(ids=torch.arange(2), who="user", batch_size=[2])  # type: ignore[call-arg]
+    turn = Turn(tokens=torch.arange(2), role="user", batch_size=[2])  # type: ignore[call-arg]
     array = NonTensorData(np.array(["a", None], dtype=object), batch_size=[2])
     td = TensorDict({"turn": turn, "array": array, "one": UnbatchedTensor(torch.arange(3))}, [2])
     rows = to_rows(td, as_=form)
-    assert [int(row["turn"]["ids"]) for row in rows] == [0, 1]
-    assert [row["turn"]["who"] for row in rows] == ["user", "user"]
+    assert [int(row["turn"]["tokens"]) for row in rows] == [0, 1]
+    assert [row["turn"]["role"] for row in rows] == ["user", "user"]
     assert [row["array"] for row in rows] == ["a", None]
     assert [[*row["one"]] for row in rows] == [[0, 1, 2]] * 2
     assert_same(concat_rows([select_rows(td, [1]), td]).get("one"), td.get("one"))
