@@ -281,9 +281,9 @@ def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_con
     in_memory = [materialize(encode(WHOLE, meta=meta), layout="jagged") for meta in metas]
     assert join_columns(in_memory, replace=True).meta_info == batch.meta
     assert open_wire(encode(batch, meta={"step": 4})).meta == {"step": 4, "scored": True}
-    one, two, three = ({"step": 7, **more} for more in ({"seed": 1}, {"seed": True}, {"more": 2}))
-    forms: list[Any] = [BatchedDataDict(WHOLE.items(), meta_info=one), encode(WHOLE, meta=two)]
-    forms.append(open_wire(encode(WHOLE, meta=three)))
+    data = BatchedDataDict(WHOLE.items(), meta_info={"step": 7, "seed": 1})
+    opened = open_wire(encode(WHOLE, meta={"step": 7, "more": 2}))
+    forms: list[Any] = [data, encode(WHOLE, meta={"step": 7, "seed": True}), opened]
     assert concat_rows(forms).meta_info == materialize(forms).meta_info == {"step": 7}
     assert join_columns(forms, replace=True).meta_info == {"step": 7, "more": 2}
 

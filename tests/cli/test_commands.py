@@ -308,10 +308,6 @@ def golden(name):
     return message_of(kept(name))
 
 
-def described(source):
-    return describe_message(open_source(source, "message"))
-
-
 def stored(folder, name):
     path = folder / f"{name}.jag"
     path.write_bytes(to_blob(golden(name)))
@@ -369,7 +365,7 @@ MIXED = encode({"mixed": [torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int32),
     ],
 )
 def test_rows_that_are_separate_tensors_are_one_value(message, column):
-    (found,) = described(message).columns
+    (found,) = describe_message(open_source(message, "x")).columns
     assert (found.name, found.kind, found.dtype, found.shape, found.bytes) == column
 
 
@@ -381,7 +377,7 @@ def test_messages_are_sound_or_not_for_the_reason_that_decode_gives(file, name):
     entry = load(file)[name]
     message = message_of(entry)
     if file == "good.json":
-        found = described(message)
+        found = describe_message(open_source(message, "x"))
         assert sum(c.bytes for c in found.columns) + found.overhead > 0
         assert check_message(message)[1] == {}
     elif entry["reason"] in ("unknown_type", "pickle_refused"):
