@@ -13,30 +13,21 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import (
-    BatchedDataDict,
-    __version__,
-    cli,
-    dump,
-    encode,
-    pack_jagged_fields,
-    padding_tax,
-    to_blob,
-    to_rows,
-)
+from jagcodec import BatchedDataDict, __version__, cli, dump, encode, padding_tax, to_rows
 from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.inspection import cells_text, size_text
 from jagcodec.errors import WireFormatError
 from jagcodec.record import RecordWriter
+from tests.helpers import MESSAGES, nested
 from tests.wire import cases
 from tests.wire.test_golden import NAMES, Point, kept, load, message_of
 
 
 def batch():
-    cells = torch.arange(24).view(4, 6)
-    columns = {"ids": cells * 1000, "logprobs": cells / 2, "reward": torch.tensor([0.5, 1, 2, 4])}
-    named = ["ids", "logprobs"]
-    return pack_jagged_fields(columns, lengths=[3, 5, 1, 5], token_aligned_fields=named)
+    cells = [torch.arange(6 * i, 6 * i + n) for i, n in enumerate((3, 5, 1, 5))]
+    ids = nested([row * 1000 for row in cells])
+    halves = nested([row / 2 for row in cells], torch.float32)
+    return TensorDict({"ids": ids, "logprobs": halves, "reward": torch.tensor([0.5, 1, 2, 4])}, [4])
 
 
 def saved(folder, name, value, **options):
@@ -310,7 +301,7 @@ def golden(name):
 
 def stored(folder, name):
     path = folder / f"{name}.jag"
-    path.write_bytes(to_blob(golden(name)))
+    path.write_bytes(MESSAGES["blob"](golden(name)))
     return path
 
 
