@@ -152,9 +152,6 @@ SAMPLES = {
     "message": [{"row": 0}, None],
 }
 VALUES = {
-    "small": lambda: make_batch(),
-    "large": lambda: make_batch(20_000),
-    "very large": lambda: make_batch(100_000),
     "no rows": lambda: make_batch(lengths=[]).exclude("message"),
     "one row": lambda: make_batch(lengths=[4]),
     "jagged tensor": lambda: make_batch()["ids"],

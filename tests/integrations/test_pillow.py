@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("PIL", reason="Pillow is not installed: pip install '.[pillo
 
 from PIL import Image, PngImagePlugin
 
+from jagcodec.integrations import pillow
 from jagcodec.integrations.pillow import register_images
 
 MODES = ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "LA", "PA", "I;16", "La"]
@@ -79,29 +81,20 @@ def test_images_from_files_come_back_as_plain_images(name):
         assert (found.info["Title"].lang, found.info["Title"].tkey) == ("de", "Titel")
 
 
-def state(**changes):
-    from jagcodec.integrations.pillow import _image, _state
-
-    return _image({**_state(make_image("P")), **changes})
+WRONG: dict[str, list[Any]] = {
+    "mode": ["XYZ", None],
+    "size": [(-1, 7), (10**9, 10**9), (5, 8), (5,), ("5", 7)],
+    "pixels": [b"\0" * 35, np.zeros(34, dtype=np.uint8)],
+    "palette": [("RGB", "text")],
+    "info": [None],
+}
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"mode": "XYZ"},
-        {"mode": None},
-        {"size": (-1, 7)},
-        {"size": (10**9, 10**9)},
-        {"size": (5, 8)},
-        {"size": (5,)},
-        {"size": ("5", 7)},
-        {"pixels": b"\0" * 35},
-        {"pixels": np.zeros(34, dtype=np.uint8)},
-        {"palette": ("RGB", "text")},
-        {"info": None},
-    ],
-    ids=str,
+    "changes", [{name: value} for name, values in WRONG.items() for value in values], ids=str
 )
 def test_a_state_that_is_no_image_is_refused(changes):
+    good = pillow._state(make_image("P"))
+    assert pillow._image(good) == make_image("P")
     with pytest.raises((ValueError, TypeError, AttributeError)):
-        state(**changes)
+        pillow._image({**good, **changes})

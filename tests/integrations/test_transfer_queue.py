@@ -4,7 +4,10 @@ One queue runs at a time: one of TransferQueue's own storage units, and then tho
 """
 
 import asyncio
+import inspect
 import logging
+import runpy
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +20,7 @@ import jagcodec
 from jagcodec import ArgumentError, WireFormatError, stack_or_nest
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
-from tests.helpers import LENGTHS, PAYLOADS, make_batch, nested, run_python
+from tests.helpers import LENGTHS, PAYLOADS, make_batch, nested
 from tests.integrations.conftest import SECONDS
 from tests.oracle import assert_same
 
@@ -47,6 +50,7 @@ pytestmark = [
 
 STOCK = "stock"
 Stock = managers.AsyncSimpleStorageManager
+START = simple_storage_bootstrap.initialize_simple_storage
 CAN_SAVE = hasattr(tq, "save_checkpoint")  # from 0.1.10 on
 
 # --- queues ------------------------------------------------------------------------------------
@@ -67,9 +71,8 @@ def use(cluster):
         tq.close()
         with pytest.MonkeyPatch.context() as patch:
             if name == STOCK:
-                start = simple_storage_bootstrap.initialize_simple_storage
                 patch.setitem(StorageManagerFactory._registry, "SimpleStorage", Stock)
-                patch.setitem(StorageBootstrapProvider._providers, "simplestorage", start)
+                patch.setitem(StorageBootstrapProvider._providers, "simplestorage", START)
             tq.init(OmegaConf.create({"backend": {"SimpleStorage": options}}))
         assert backend.installed() is (name != STOCK)
         assert len(units()) == 2
@@ -535,57 +538,36 @@ def test_the_schema_is_what_transfer_queue_extracts_from_rows():
         }
 
 
-def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries():
-    code = """
-        import sys, inspect
-        import transfer_queue
-        from transfer_queue.storage.bootstrap import StorageBootstrapProvider
-        from transfer_queue.storage.managers.base import StorageManagerFactory
+def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries(monkeypatch):
+    def names():
+        found = {}
+        for module in [m for n, m in sys.modules.items() if n.split(".")[0] == "transfer_queue"]:
+            owners: list[Any] = [module, *filter(inspect.isclass, vars(module).values())]
+            for of in owners:
+                found |= {(of.__name__, name): id(x) for name, x in vars(of).items()}
+        return found
 
-        def names():
-            found = {}
-            for module in [m for name, m in sys.modules.items() if "transfer_queue" in name]:
-                classes = [value for value in vars(module).values() if inspect.isclass(value)]
-                for of in [module, *classes]:
-                    found |= {(of.__name__, name): id(x) for name, x in vars(of).items()}
-            return found
-
-        before = names()
-        registries = StorageManagerFactory._registry, StorageBootstrapProvider._providers
-        registered = [dict(registry) for registry in registries]
-        import jagcodec.integrations.transfer_queue
-        after = names()
-        print([key for key in before if after[key] != before[key]])
-        for old, new in zip(registered, registries):
-            print([name for name in new if new[name] is not old.get(name)])
-    """
-    assert run_python(code).stdout.split() == ["[]", "['SimpleStorage']", "['simplestorage']"]
+    registries = StorageManagerFactory._registry, StorageBootstrapProvider._providers
+    expected = ["SimpleStorage"], ["simplestorage"]
+    for registry, (name,) in zip(registries, expected, strict=True):
+        monkeypatch.setitem(registry, name, registry[name])  # put back after the test
+    before, registered = names(), [dict(registry) for registry in registries]
+    runpy.run_path(backend.__file__, run_name=backend.__name__)  # a second import
+    assert before == names()
+    for old, new, changed in zip(registered, registries, expected, strict=True):
+        assert [name for name in new if new[name] is not old.get(name)] == changed
 
 
-def test_another_version_of_transfer_queue_is_named():
-    changes = {
-        "del Manager._group_by_hash": "Manager._group_by_hash",
-        "del Data.clear": "StorageUnitData.clear",
-        "bootstrap.initialize_simple_storage = len": "initialize_simple_storage",
-    }
-    code = f"""
-        import transfer_queue
-        from transfer_queue.storage import simple_storage
-        from transfer_queue.storage.bootstrap import simple_storage_bootstrap as bootstrap
-        from transfer_queue.storage.managers import simple_storage_manager
-        Manager = simple_storage_manager.AsyncSimpleStorageManager
-        Data = simple_storage.StorageUnitData
-        transfer_queue.__version__ = "9.9"
-        for change in {[*changes]}:
-            group, clear = Manager._group_by_hash, Data.clear
-            exec(change)
-            try:
-                import jagcodec.integrations.transfer_queue
-            except ImportError as error:
-                print(error)
-            Manager._group_by_hash, Data.clear = group, clear
-    """
-    lines = run_python(code).stdout.splitlines()
-    for found, named in zip(lines, changes.values(), strict=True):
-        assert named in found
-        assert "found version 9.9" in found
+@pytest.mark.parametrize(
+    ("owner", "name", "said"),
+    [
+        (Stock, "_group_by_hash", "Manager._group_by_hash"),
+        (simple_storage.StorageUnitData, "clear", "StorageUnitData.clear"),
+        (START, "__wrapped__", "initialize_simple_storage"),
+    ],
+)
+def test_another_version_of_transfer_queue_is_named(monkeypatch, owner, name, said):
+    monkeypatch.setattr(tq, "__version__", "9.9")
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(ImportError, match=rf"{said}.*found version 9\.9"):
+        runpy.run_path(backend.__file__, run_name=backend.__name__)
