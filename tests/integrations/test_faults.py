@@ -38,10 +38,6 @@ def message_of(number):
     return {"number": number, "batch": pack_rows(rows)}
 
 
-def assert_whole(message, number):
-    assert_same(message, message_of(number))
-
-
 def send(to, message, timeout=LONG):
     return send_frames(to, encode(message), timeout=timeout)
 
@@ -136,7 +132,7 @@ def test_of_a_producer_killed_in_mid_message_nothing_arrives(context, limit):
             recv(pull, timeout=SHORT)
         assert caught.value.reason == "timed_out"
         with process(produce, port, 2):
-            assert_whole(recv(pull, timeout=LONG), 2)
+            assert_same(recv(pull, timeout=LONG), message_of(2))
         with pytest.raises(TransportTimeoutError):
             recv(pull, timeout=SHORT)
 
@@ -147,7 +143,7 @@ def acknowledge(pipe, port):
         dealer.connect(f"tcp://{HOST}:{port}")
         while True:
             message = recv(dealer)
-            assert_whole(message, message["number"])
+            assert_same(message, message_of(message["number"]))
             pipe.send(message["number"])
             send(dealer, {"have": message["number"]})
 

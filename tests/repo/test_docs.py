@@ -99,10 +99,9 @@ def test_make_help_lists_every_target():
     """What .PHONY lists are the targets that people ask for."""
     makefile = page("Makefile")
     (asked_for,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
-    run = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert sorted(line.split()[0] for line in run.stdout.splitlines()) == sorted(asked_for.split())
+    command = ["make", "--no-print-directory", "help"]
+    lines = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(asked_for.split())
 
 
 def test_the_changelog_begins_with_this_version():
@@ -148,10 +147,8 @@ def test_no_figure_is_copied_by_hand_and_every_table_is_shown_somewhere():
 
 
 def generated(name):
-    found = re.search(
-        rf"<!-- generated: {name} -->\n(.*?)<!-- end -->", page("docs/wire-format.md"), re.S
-    )
-    return found.group(1)
+    pattern = rf"<!-- generated: {name} -->\n(.*?)<!-- end -->"
+    return re.search(pattern, page("docs/wire-format.md"), re.S).group(1)
 
 
 def rows_of_table(name):
