@@ -372,11 +372,6 @@ def batch(leaf, rows=2):
     return tensordict([rows], {"a": leaf})
 
 
-def of_sevens(sent, **changes):
-    """A tensor of 100 bytes 07, whose frame is stored as `sent`."""
-    return compressed(tensor(shape=[100]), [100], sent, **changes)
-
-
 def zeros(size):
     """A frame of zeros, which takes four bytes for 2^17."""
     return zstd(*[(b"\0", 1 << 17)] * (size >> 17), size=size)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from torch.utils._pytree import tree_leaves
 
 import jagcodec
 from jagcodec import decode, encode, materialize, pack_jagged_fields, to_nested_by_length
@@ -107,11 +108,8 @@ def test_any_value_is_the_same_message_after_one_wait(device, value, narrow):
 def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
     options = {"token_aligned_fields": batch.token_aligned_fields}
     # Strided tensors of some dtypes cannot be moved, on any device.
-    fields = {
-        name: contiguous_bits(column) if isinstance(column, torch.Tensor) else column
-        for name, column in batch.fields.items()
-    }
-    fields, lengths = on_device(fields, device), batch.lengths.to(device)
+    fields, lengths = with_tensors(batch.fields, contiguous_bits), batch.lengths.to(device)
+    fields = on_device(fields, device)
     td = pack_jagged_fields(fields, lengths=lengths, **options)
     reference = pack_jagged_fields(batch.fields, lengths=batch.lengths, **options)
     assert message(encode(td)) == message(encode(reference))
@@ -124,18 +122,13 @@ def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
         expected = materialize(reference, layout=layout)
         for there in (td, decode(frames, device=device)):
             columns = materialize(there, layout=layout)
-            for name, column in expected.items():
-                for found, wanted in _pairs(columns[name], column):
+            assert columns.keys() == expected.keys()
+            for found, wanted in zip(*map(tree_leaves, (columns, expected)), strict=True):
+                if isinstance(wanted, torch.Tensor):
                     assert found.device == device
                     assert_same(found.cpu(), wanted)
-
-
-def _pairs(found, wanted):
-    """The tensors of two columns: one, those of a packed column, or none of objects."""
-    if isinstance(wanted, tuple):
-        assert found.max_seqlen == wanted.max_seqlen  # type: ignore[attr-defined]
-        return [pair for i in (0, 1, 3) for pair in _pairs(found[i], wanted[i])]
-    return [(found, wanted)] if isinstance(wanted, torch.Tensor) else []
+                else:
+                    assert_same(found, wanted)
 
 
 def test_rows_with_holes_are_compacted_on_their_device(device):
@@ -187,6 +180,10 @@ def by_mask(ids, mask):
     return pack_jagged_fields({"ids": ids}, mask=mask)["ids"]
 
 
+def gather(rows):
+    return gather_by_torch(rows, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2]))
+
+
 def padded(td):
     return materialize(td, pad_value_dict={"a": -1}, pad_to_seqlen=8)["a"]
 
@@ -196,17 +193,9 @@ CALLS: dict[str, tuple[int, Any, list[Any]]] = {
     "lengths here": (0, lambda x: to_nested_by_length(x, LENGTHS), [PADDED]),
     "lengths there": (1, to_nested_by_length, [PADDED, LENGTHS]),
     "tokens, lengths there": (1, jagcodec.pack_per_token_field, [PADDED, LENGTHS]),
-    "maybe": (0, lambda x: jagcodec.maybe_pack_jagged(x[:, :5], LENGTHS), [PADDED]),
-    "maybe, lengths there": (
-        1,
-        lambda x, n: jagcodec.maybe_pack_jagged(x[:, :5], n),
-        [PADDED, LENGTHS],
-    ),
-    "row gather": (
-        0,
-        lambda x: gather_by_torch(x, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])),
-        [PADDED.view(24, 3)],
-    ),
+    "maybe": (0, lambda x: jagcodec.maybe_pack_jagged(x, LENGTHS), [PADDED[:, :5]]),
+    "maybe, lengths there": (1, jagcodec.maybe_pack_jagged, [PADDED[:, :5], LENGTHS]),
+    "row gather": (0, gather, [PADDED.view(24, 3)]),
     "padded": (1, padded, [pack_jagged_fields({"a": ROWS}, lengths=None)]),
     "responses": (1, jagcodec.response_from_nested, [FULL, MASK]),
     "rows of a mask": (1, to_nested_by_length, [IDS, MASK]),

@@ -140,23 +140,26 @@ def test_limits_are_numbers_in_range():
     assert Limits() == Limits()
 
 
+def claims(cells):
+    """A message of one row of so many bytes, which are not there."""
+    return message(tensordict([1], {"x": tensor(shape=(1, cells))}), sizes=[cells])
+
+
 @pytest.mark.parametrize(
-    ("frames", "limits"),
+    ("data", "limits"),
     [
         # 8 GiB of header on the word of 24 bytes, and a payload of 2^50 on that of a header
-        ([b"x"], None),
-        (message(tensordict([1], {"x": tensor(shape=(1, 2**50))}), sizes=[2**50]), None),
-        (message(tensordict([1], {"x": tensor(shape=(1, 2**20))}), sizes=[2**20]),
-         Limits(bytes=1000)),
+        (blob([b"x"], size=1 << 33), Limits()),
+        (blob(claims(2**50)), Limits()),
+        (blob(claims(2**20)), Limits(bytes=1000)),
     ],
-)  # fmt: skip
-def test_a_source_is_asked_for_no_more_than_the_limits(frames, limits):
+)
+def test_a_source_is_asked_for_no_more_than_the_limits(data, limits):
     asked = []
-    data = blob(frames, size=1 << 33) if frames == [b"x"] else blob(frames)
 
     def source(offset, size):
         asked.append(size)
-        assert size <= (limits or Limits()).header
+        assert size <= limits.header
         return data[offset : offset + size].ljust(size, b"\0")
 
     read = partial(open_wire, limits=limits)
