@@ -220,18 +220,10 @@ def assert_sent_once(td, at_most, **options):
     return frames
 
 
-RUNS = {
-    "prompts": ["anywhere"],
-    "responses": None,
-    "input_ids": ["anywhere", "anywhere"],
-    "attention_mask": ["first"],
-    "position_ids": ["first"],
-    "response_mask": ["first"],
-    "loss_mask": ["first"],
-    "advantages": ["anywhere", "anywhere"],
-    "logprobs": None,
-    "rewards": ["first"],
-}
+RUNS: dict[str, Any] = {"prompts": ["anywhere"], "responses": None, "logprobs": None}
+RUNS |= {name: ["anywhere", "anywhere"] for name in ("input_ids", "advantages")}
+RUNS |= {f"{name}_mask": ["first"] for name in ("attention", "response", "loss")}
+RUNS |= {name: ["first"] for name in ("position_ids", "rewards")}
 
 
 @pytest.mark.parametrize("narrow", [False, True])
