@@ -26,35 +26,26 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # --- every number of a table -------------------------------------------------------------------
 
 
-def sample(kind, *, index):
-    """A message of a kind, of one run with an index or without."""
-    if kind in ("NON_TENSOR_ROWS", "OBJECT_ARRAY"):
-        made = run_of(TEXT, [0, 0] if index else None, narrow=17)
-        return batch_of(kind, made, lengths=[5, 5], stored=129 if index else 65)
-    lengths = [1, 1, 1] if kind == "TENSOR" else [2, 0, 3]
-    made = run_of(bytes(range(6)), [0] * 3 if index else None, narrow=34)
-    return batch_of(kind, made, lengths=lengths, dtype="int16")
-
-
-def several():
-    """A column of several runs."""
-    runs = [
-        run_of(bytes(range(6)), [0, 2], rows=[2, 1]),
-        run_of(bytes(range(8)), [0, 2], rows=[2, 2], narrow=17),
-        run_of(bytes(range(6)), rows=[0, 3]),
-    ]
-    return batch_of("JAGGED", *runs, lengths=[4, 6], dtype="int16")
-
-
+SHORTS = bytes(range(6))
 SAMPLES = {
-    "several runs": several(),
-    **{
-        f"{kind}, {'index' if index else 'at first'}": sample(kind, index=index)
-        for kind in ("TENSOR", "JAGGED", "NON_TENSOR_ROWS", "OBJECT_ARRAY")
-        for index in (True, False)
-        if index or kind != "TENSOR"
-    },
+    "several runs": batch_of(
+        "JAGGED",
+        run_of(SHORTS, [0, 2], rows=[2, 1]),
+        run_of(bytes(range(8)), [0, 2], rows=[2, 2], narrow=17),
+        run_of(SHORTS, rows=[0, 3]),
+        lengths=[4, 6],
+        dtype="int16",
+    ),
+    "TENSOR": batch_of(
+        "TENSOR", run_of(SHORTS, [0] * 3, narrow=34), lengths=[1] * 3, dtype="int16"
+    ),
 }
+for index in (None, [0] * 3):
+    made = run_of(SHORTS, index, narrow=34)
+    SAMPLES[f"JAGGED, {index}"] = batch_of("JAGGED", made, lengths=[2, 0, 3], dtype="int16")
+    made, stored = run_of(TEXT, index and index[:2], narrow=17), 129 if index else 65
+    for kind in ("NON_TENSOR_ROWS", "OBJECT_ARRAY"):
+        SAMPLES[f"{kind}, {index}"] = batch_of(kind, made, lengths=[5, 5], stored=stored)
 
 
 def tables_of(header):
@@ -141,11 +132,7 @@ def documents(rows, columns=1, **options):
     return f.message(tensordict([rows], {f"c{i}": part for i, part in enumerate(made)}))
 
 
-def constant(rows, each):
-    """Rows of one cell, again and again."""
-    return TensorDict({"zeros": nested([[0] * each] * rows)}, batch_size=[rows])
-
-
+ZEROS = TensorDict({"zeros": nested([[0] * (1 << 12)] * (1 << 10))}, batch_size=[1 << 10])
 # Messages of which more is made than they have bytes.
 EXPANDED = {
     "a frame of zstd": forge.compressed(
@@ -155,7 +142,7 @@ EXPANDED = {
     "documents": documents(1000),
     "documents that are one object": documents(1000, stored=129),
     "columns of documents": documents(400, columns=3),
-    "what elide writes": message(encode(constant(1 << 10, 1 << 12), elide=True)),
+    "what elide writes": message(encode(ZEROS, elide=True)),
 }
 
 
