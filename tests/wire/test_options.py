@@ -336,19 +336,16 @@ def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
 # --- compressed frames -------------------------------------------------------------------------
 
 
-def compressible(rows=40, tokens=900):
+def compressible():
     """Jagged columns that are large, and compress well or not at all."""
-    generator = torch.Generator().manual_seed(5)
-    lengths = torch.randint(0, tokens, (rows,), generator=generator).tolist()
-    return TensorDict(
-        {
-            "ids": nested([torch.arange(n) // 7 for n in lengths]),
-            "noise": nested([torch.randint(1 << 62, (n,), generator=generator) for n in lengths]),
-            "mask": nested([torch.ones(n) for n in lengths], torch.bool),
-            "reward": torch.arange(float(rows)),
-        },
-        batch_size=[rows],
-    )
+    lengths = torch.randint(0, 900, (400,)).tolist()
+    columns = {
+        "ids": nested([torch.arange(n) // 7 for n in lengths]),
+        "noise": nested([torch.randint(1 << 62, (n,)) for n in lengths]),
+        "mask": nested([torch.ones(n) for n in lengths], torch.bool),
+        "reward": torch.arange(400.0),
+    }
+    return TensorDict(columns, batch_size=[400])
 
 
 def test_what_does_not_shrink_is_sent_as_it_is():
@@ -368,10 +365,10 @@ def test_what_does_not_shrink_is_sent_as_it_is():
 
 
 def test_equal_values_give_equal_bytes(monkeypatch):
-    frames = []
+    frames, value = [], compressible()
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        frames.append(message(encode(compressible(rows=200), compress="zstd")))
+        frames.append(message(encode(value, compress="zstd")))
     assert read_header(frames[0][0]).compressed
     assert frames[0] == frames[1] == frames[2]
 
@@ -381,14 +378,17 @@ def decompressed(monkeypatch):
     """The sizes of frames as they are decompressed."""
     done: list[int] = []
     work = compress._decompressed
-    monkeypatch.setattr(
-        *(compress, "_decompressed"), lambda *args: (done.append(args[1]), work(*args))[1]
-    )
+
+    def counting(data, size, index):
+        done.append(size)
+        return work(data, size, index)
+
+    monkeypatch.setattr(compress, "_decompressed", counting)
     return done
 
 
 def test_a_range_takes_compressed_frames_whole_and_others_by_range(decompressed):
-    value = compressible(rows=400)
+    value = compressible()
     frames = encode(value, compress="zstd")
     store = Store(frames)
     opened = open_wire(store)
@@ -420,7 +420,7 @@ def test_what_was_read_twice_is_not_shared(source):
 
 
 def test_frames_in_memory_are_decompressed_only_if_asked_for(decompressed):
-    expected = compressible(rows=400)
+    expected = compressible()
     frames = encode(expected, compress="zstd")
     opened = open_wire(frames)
     assert decompressed == []
@@ -441,7 +441,7 @@ def test_frames_in_memory_are_decompressed_only_if_asked_for(decompressed):
 def test_frames_are_shared_by_threads(monkeypatch, decompressed):
     monkeypatch.setattr(compress, "_WORTH_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    value = compressible(rows=200)
+    value = compressible()
     frames = encode(value, compress="zstd")
     for read in (decode, materialize, lambda frames: materialize(open_wire(frames))):
         decompressed.clear()
