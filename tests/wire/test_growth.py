@@ -35,7 +35,7 @@ from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
 from tests.wire import forge
 from tests.wire.forge import Draft, jagged, map_of, message, node, record, run_of, squeezed, tensor
-from tests.wire.grown import DOCUMENTS, NODES, drawn, probing_keys, singles
+from tests.wire.grown import COLUMNS, DOCUMENTS, NODES, drawn, probing_keys, singles
 from tests.wire.readers import cost, forget, operations, outcome, peak_of, readers_of, refused
 
 pytestmark = [
@@ -190,7 +190,8 @@ def test_the_search_takes_work_in_proportion(name):
 _ASKED = Limits().expanded + 64 * 150
 # A byte each: a message below 1 kB has no more, since zstd takes four bytes for 2**17 of them.
 _BYTES = min(180 << 17, _ASKED)
-_OBJECTS = _ASKED // 65 // 8 * 8
+_ROWS = _ASKED // 65 // 8 - 1
+_OBJECTS = 8 * _ROWS
 
 
 def one_row_of_bits(f: Draft):
@@ -203,18 +204,6 @@ def one_row_of_documents(f: Draft):
     """A list of the smallest objects, each of one byte."""
     data = b"\xdd" + (_OBJECTS - 5).to_bytes(4, "big") + b"\x90" * (_OBJECTS - 5)
     return 1, forge.rows_node(len(data), *f.put(data), f.group([len(data)]))
-
-
-def components(f: Draft):
-    count = _OBJECTS // 8
-    return count, forge.strided_nested(0, count, sizes_at=f.put(bytes(8 * count)))
-
-
-def rows_without_cells(f: Draft):
-    """Rows of several columns of one group, whose offsets are all 0."""
-    rows = _OBJECTS // 8 - 1
-    group = f.group([0] * rows)
-    return rows, *[jagged(group, 1, [0], "int64", 0, 0)] * 8
 
 
 def indirect_tensor(wide, f: Draft):
@@ -246,8 +235,12 @@ def indirect_documents(f: Draft):
 # How many rows, and columns of them.
 WORST: dict[str, Any] = {
     "one frame": lambda f: (_BYTES, tensor("uint8", [_BYTES], *f.put(bytes(_BYTES)))),
-    **{make.__name__: make for make in (one_row_of_bits, one_row_of_documents, components)},
-    **{make.__name__: make for make in (rows_without_cells, indirect_documents)},
+    "one row of bits": one_row_of_bits,
+    "one row of documents": one_row_of_documents,
+    "components": lambda f: (_ROWS, COLUMNS["strided, no cells"](f, 0, _ROWS)),
+    # several columns of one group, whose offsets are all 0
+    "rows without cells": lambda f: (_ROWS, *[COLUMNS["jagged, empty rows"](f, 0, _ROWS)] * 8),
+    "indirect documents": indirect_documents,
     **{f"indirect tensor, {wide=}": partial(indirect_tensor, wide) for wide in (False, True)},
     **{f"indirect rows, {runs=}": partial(indirect_rows, runs) for runs in (1, 4)},
 }
@@ -272,7 +265,7 @@ def test_a_message_below_1_kb_takes_less_than_512_mb(name):
     for reader in ("decode", "open_wire", "materialize"):
         _, peak = cost(partial(READERS[reader], frames))
         assert peak < MOST, reader
-    if name in ("one_row_of_bits", "one_row_of_documents", "components"):
+    if name in ("one row of bits", "one row of documents", "components"):
         _, peak = cost(partial(READERS["concat_rows"], frames))
         assert peak < 2 * MOST
 

@@ -305,10 +305,9 @@ NOT_CLASSES = (
 @pytest.mark.parametrize("name", [*FORGED, *NOT_CLASSES])
 def test_forged_states_and_names_of_other_things_are_refused(name):
     register_stdlib_types()
+    says = "the state of" if name in FORGED else "registered here"
     for state in FORGED.get(name, ["x"]):
-        with pytest.raises(
-            WireFormatError, match="the state of" if name in FORGED else "registered here"
-        ):
+        with pytest.raises(WireFormatError, match=says):
             restore(name, state)
 
 
