@@ -85,6 +85,13 @@ def test_objects():
     assert {name: list(batch[name]) for name in columns} == columns
 
 
+def test_rows_of_a_dtype_that_torch_cannot_join_or_copy():
+    dtype = vars(torch)["int1"]
+    bits = torch.zeros(3, dtype=torch.uint8).view(dtype)
+    for rows in ([bits[:0], bits], [bits[:2], bits], [bits], [bits[0], bits[1]]):
+        assert both({"x": rows})["x"].dtype == dtype
+
+
 def test_dtypes_of_an_earlier_batch():
     first = [{"ids": [1, 2], "lp": [0.5], "pix": [[1, 2]], "r": 0.5, "tag": "x", "e": [[1, 2]]}]
     dtypes = {"ids": torch.int32, "lp": torch.float64, "pix": torch.uint8, "r": torch.bfloat16}

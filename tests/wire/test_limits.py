@@ -145,6 +145,15 @@ def claims(cells):
     return message(tensordict([1], {"x": tensor(shape=(1, cells))}), sizes=[cells])
 
 
+def test_narrow_cells_in_a_compressed_frame_count_as_wide_as_their_dtype():
+    ids = torch.zeros(1 << 20, dtype=torch.int64)
+    frames = encode({"ids": ids}, narrow=True, compress="zstd")
+    # 2**17 bytes of bits, and eight for each.
+    assert torch.equal(decode(frames, limits=Limits(expanded=10 << 20))["ids"], ids)
+    with pytest.raises(WireFormatError, match="limit 'expanded'"):
+        decode(frames, limits=Limits(expanded=8 << 20))
+
+
 @pytest.mark.parametrize(
     ("data", "limits"),
     [

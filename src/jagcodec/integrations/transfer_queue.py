@@ -207,12 +207,14 @@ def _values_of_leaf(leaf: Any) -> list[Any]:
 
 
 def _column_of(values: list[Any]) -> Any:
-    """Values as one column, where their dtypes and inner dims allow it."""
+    """Values as one column, jagged as in `sendable`, where dtypes and inner dims allow it."""
     kinds = {
         (row.dtype, row.dim(), row.shape[1:], row.layout) if type(row) is torch.Tensor else None
         for row in values
     }
-    return stack_or_nest(values) if len(kinds) == 1 and None not in kinds else values
+    if len(kinds) > 1 or None in kinds:
+        return values
+    return stack_or_nest(values, always_nest=values[0].dim() > 0)
 
 
 def _rows_of(
@@ -538,7 +540,7 @@ def _not_importable(error: Exception) -> Exception:
     missing = re.search(r"No module named '(jagcodec[^']*)'", str(error))
     if missing is None:
         return error
-    node = re.search(r"ip=([^,)\s]+)", str(error))
+    node = re.search(r"ip[=:] ?([^,)\s]+)", str(error))
     detail = f"expected {MESSAGE} at the controller and the storage units, found no module named "
     detail += f"{missing[1]!r}; install this version of jagcodec there"
     return TransportError("peer_failed", f"node {node[1] if node else 'unknown'}", detail)

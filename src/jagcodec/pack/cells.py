@@ -14,7 +14,7 @@ import torch
 
 from jagcodec import cells
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, plain_arrays
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, cat_bits, contiguous_bits, plain_arrays
 from jagcodec.wire.dtypes import TORCH_NAMES
 
 
@@ -271,13 +271,14 @@ def _of_arrays(parts: Sequence[Any], own: bool) -> RowCells:
         _check_same_cells(parts)
     is_array = type(first) is np.ndarray
     if not first.ndim:
-        return RowCells(np.array(parts) if is_array else torch.stack(list(parts)), None)
+        ones = None if is_array else [part.unsqueeze(0) for part in parts]
+        return RowCells(np.array(parts) if ones is None else cat_bits(ones, 0), None)
     lengths = tuple(map(len, parts))
     values: Any = first
     if len(parts) > 1:
-        values = np.concatenate(parts) if is_array else torch.cat(list(parts))
+        values = np.concatenate(parts) if is_array else cat_bits(parts, 0)
     elif own:
-        values = first.copy() if is_array else first.clone()
+        values = first.copy() if is_array else cat_bits([first], 0)
     if is_array and not values.flags.c_contiguous:
         values = np.ascontiguousarray(values)
     return RowCells(values, lengths)
