@@ -145,6 +145,15 @@ def claims(cells):
     return message(tensordict([1], {"x": tensor(shape=(1, cells))}), sizes=[cells])
 
 
+@pytest.mark.parametrize("rows", [1 << 24, (1 << 24) + 1])
+def test_a_dim_next_to_one_of_no_rows_is_bounded_by_itself(rows):
+    frames = encode(TensorDict({}, batch_size=[0, rows]))
+    if rows == 1 << 24:
+        assert decode(frames).batch_size == (0, rows)
+    else:
+        refused(decode, frames, "bad_rows", "$")
+
+
 def test_narrow_cells_in_a_compressed_frame_count_as_wide_as_their_dtype():
     ids = torch.zeros(1 << 20, dtype=torch.int64)
     frames = encode({"ids": ids}, narrow=True, compress="zstd")
