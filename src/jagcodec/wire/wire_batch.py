@@ -490,10 +490,12 @@ class MessageColumns(ColumnSource):
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
-        view: Any = self.message.rows(node, chosen)
-        dtype = NUMPY_DTYPES.get(view.dtype)
-        if dtype is not None and view.starts is None:
-            return np.ndarray(view.shape, dtype, view.memory)
+        leaf = self.message.leaf(node)
+        dtype = NUMPY_DTYPES.get(leaf.dtype)
+        if dtype is not None and not leaf.runs:  # which would be fetched here and again below
+            view: Any = self.message.rows(node, chosen)
+            if view.starts is None:
+                return np.ndarray(view.shape, dtype, view.memory)
         return self.message.tensor(node, chosen)
 
     def _value(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
