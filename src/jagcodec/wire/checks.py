@@ -54,6 +54,11 @@ def count(value: Any, what: str, reason: Reason = "bad_record", *, path: str = "
     return value
 
 
+def rows_of_batch_size(batch_size: Sequence[int]) -> int:
+    """Rows that a batch size asks for: a dim of 0 does not make a large one next to it smaller."""
+    return math.prod(dim or 1 for dim in batch_size)
+
+
 def cells_of(shape: Any) -> int:
     """Check a shape, and return its number of cells."""
     flat = type(shape) is list and len(shape) <= MAX_NDIM

@@ -27,7 +27,7 @@ from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
-from jagcodec.wire.checks import check_distinct
+from jagcodec.wire.checks import check_distinct, rows_of_batch_size
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
 from jagcodec.wire.header import NO_VALUES
@@ -499,8 +499,9 @@ class Lowering:
         if any(dim < 0 for dim in batch_size):
             detail = f"expected a batch size from 0 on, found {list(batch_size)}"
             raise self._refused("bad_shape", detail)
-        if batch_size.numel() > spec.MAX_UNBACKED_ROWS:
-            self.unbacked.append((self._where(), batch_size.numel()))
+        rows = rows_of_batch_size(batch_size)
+        if rows > spec.MAX_UNBACKED_ROWS:
+            self.unbacked.append((self._where(), rows))
         self.items += batch_size
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import spec
-from jagcodec.wire.checks import INT64_MAX, cells_of, expect, fail, inside
+from jagcodec.wire.checks import INT64_MAX, cells_of, expect, fail, inside, rows_of_batch_size
 from jagcodec.wire.documents import unpack
 from jagcodec.wire.spec import INDIRECT, MAX_NDIM, MAX_UNBACKED_ROWS, PLAIN, TORCH_DTYPES, Kind
 
@@ -428,11 +428,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     elif kind in INTEGER_ROWS:
         _count_integer_rows(node, numbers, places)
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        # A dim of 0 does not make a large one next to it smaller.
-        rows = 1
-        for dim in shape:
-            rows *= dim or 1
-        few = rows <= max(MAX_UNBACKED_ROWS, places.payload)
+        few = rows_of_batch_size(shape) <= max(MAX_UNBACKED_ROWS, places.payload)
         expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
         expect(few, "bad_rows", expected, shape)
 
