@@ -25,6 +25,7 @@ from jagcodec import (
     pack_jagged_fields,
     select_rows,
     split_rows,
+    to_blob,
 )
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.wire.dtypes import DTYPES
@@ -151,22 +152,24 @@ WITH_MORE = row_of(1, 3).select("ids").set("all", NonTensorData("whole", batch_s
         (row_of(1, 3), {"checksum": True, "narrow": True}, (0, 7)),
     ],
 )
-def test_every_bit_of_a_header_is_checked_as_in_one_message(batch, options, bits):
+@pytest.mark.parametrize("form", [list, to_blob])
+def test_every_bit_of_a_header_is_checked_as_in_one_message(batch, options, bits, form):
     """The check of many messages at once takes nothing that the check of one refuses."""
     frames, refused = bytes_of(encode(batch, **options)), 0
+    whole = form(frames)
     # `open_wire` leaves checksums of frames to those who read them.
     read = decode if "checksum" in options else lambda frames: open_wire(frames).to_tensordict()
     for at, bit in itertools.product(range(len(frames[0])), bits):
         header = bytearray(frames[0])
         header[at] ^= 1 << bit
-        damaged = [bytes(header), *frames[1:]]
+        damaged = form([bytes(header), *frames[1:]])
         alone = outcome(read, damaged)
         bad = isinstance(alone, WireFormatError)
         refused += bad
-        for first in (damaged, frames):
+        for first in (damaged, whole):
             together = outcome(lambda m: concat_rows(m).to_tensordict(), [first, damaged])
             if bad:
-                error = JagcodecError if first is frames else WireFormatError
+                error = JagcodecError if first is whole else WireFormatError
                 assert isinstance(together, error), (at, bit, together)
             elif first is damaged:
                 assert_same(together, concat_rows([alone, alone]))

@@ -80,6 +80,7 @@ WHOLE_BATCH_READERS: dict[str, Callable[[Any], Any]] = {
     "materialize": lambda frames: materialize(open_wire(frames)),
     "concat_rows": lambda frames: concat_rows([open_wire(frames)] * 2).to_tensordict(),
     "several": lambda frames: materialize([frames, frames]),
+    "several blobs": lambda frames: materialize([blob(frames)] * 2),
 }
 """They read all of a batch, so that what is wrong in it is found."""
 

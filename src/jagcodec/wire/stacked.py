@@ -7,7 +7,6 @@ other is opened by itself: then `read_header` decides whether it is valid, and n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.wire import documents
-from jagcodec.wire.frames import frame_arrays, is_blob
+from jagcodec.wire.frames import frame_arrays, frames_of_blob, header_of_blob, is_blob
 from jagcodec.wire.header import NO_VALUES, behind_numbers, header_parts
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.schema import Node, Schema, read_schema
@@ -64,27 +63,53 @@ def open_together(
     """The frames of messages, and those messages that are sound at first sight."""
     frames = [frame_arrays(source, where) for source in sources]
     # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
-    alike: dict[tuple[int, int], list[int]] = {}
+    alike: dict[tuple[int, int], list[tuple[int, ByteArray]]] = {}
     for i, own in enumerate(frames):
-        alike.setdefault((len(own[0]), len(own)), []).append(i)
+        header, held = own[0], len(own) - 1
+        if not held and is_blob(header):
+            try:
+                header, held = header_of_blob(header), _IN_BLOBS
+            except WireFormatError:  # which is raised when it is opened by itself
+                continue
+        alike.setdefault((len(header), held), []).append((i, header))
     stacks: list[Stack] = []
-    for (_, count), members in alike.items():
-        same = [frames[i] for i in members]
-        if count == 1 and is_blob(same[0][0]):
-            continue
-        sizes = [*map(len, chain.from_iterable(same))]
-        shaped = np.array(sizes, dtype=np.int64).reshape(len(members), count)
-        headers = [own[0] for own in same]
-        stack = _open_alike(headers, np.array(members), shaped[:, 1:], limits)
-        if stack is not None:
+    for (_, held), messages in alike.items():
+        members, headers = zip(*messages, strict=True)
+        sizes = None
+        if held != _IN_BLOBS:
+            found = [len(frame) for i in members for frame in frames[i][1:]]
+            sizes = np.array(found, dtype=np.int64).reshape(len(members), held)
+        stack = _open_alike(headers, np.array(members), sizes, limits)
+        if stack is not None and (sizes is not None or _are_split(stack, frames)):
             stacks.append(stack)
     return frames, stacks
 
 
+_IN_BLOBS = -1
+"""In the place of the number of frames, which only the header of a blob knows."""
+
+
+def _are_split(stack: Stack, frames: list[list[ByteArray]]) -> bool:
+    """Split the blobs of a stack into frames; False if one is too short for those it claims."""
+    first = stack.first_group
+    groups = int(stack.numbers[0, first - 2])
+    sizes = stack.numbers[:, first + 5 * groups :].tolist()
+    try:
+        for i, own in zip(stack.members.tolist(), sizes, strict=True):
+            (blob,) = frames[i]
+            frames[i] = frames_of_blob(blob, header_of_blob(blob), own)
+    except WireFormatError:
+        return False
+    return True
+
+
 def _open_alike(
-    headers: Sequence[ByteArray], members: IntArray, sizes: IntArray, limits: Limits
+    headers: Sequence[ByteArray], members: IntArray, sizes: IntArray | None, limits: Limits
 ) -> Stack | None:
-    """The messages that are like the first, and sound at first sight."""
+    """The messages that are like the first, and sound at first sight.
+
+    `sizes` are those of their frames, (messages, frames); None of blobs, whose headers have them.
+    """
     size = len(headers[0])
     # A copy: what was checked must not change with the messages' memory.
     whole = b"".join(headers)  # type: ignore[arg-type]
@@ -98,7 +123,9 @@ def _open_alike(
     end = size - len(behind_numbers(values))
     begin = end - len(packed_numbers)
     first = schema.numbers + 2
-    groups, odd = divmod(len(packed_numbers) // 8 - first - sizes.shape[1], 5)
+    told = packed_numbers[8 * first - 8 : 8 * first]
+    held = int.from_bytes(told, "little") if sizes is None else sizes.shape[1]
+    groups, odd = divmod(len(packed_numbers) // 8 - first - held, 5)
     if not whole[:size].endswith(behind_numbers(values)) or groups < 0 or odd:
         return None  # of another writer, with checksums, or not the numbers of a header
     if schema.root.kind is not Kind.TENSORDICT or schema.root.fields[0] != 1:
@@ -110,8 +137,10 @@ def _open_alike(
     if not same.all():
         like = np.flatnonzero(same)
         headers = [headers[at] for at in like.tolist()]
-        return _open_alike(headers, members[like], sizes[like], limits)
+        return _open_alike(headers, members[like], None if sizes is None else sizes[like], limits)
     numbers = np.ascontiguousarray(matrix[:, begin:end]).view(np.int64)
+    if sizes is None:
+        sizes = numbers[:, first + 5 * groups :]
     packed = [values] * len(headers)
     if (matrix[:, last:] != matrix[0, last:]).any():
         packed = [whole[at - len(values) : at] for at in range(size, len(whole) + 1, size)]
