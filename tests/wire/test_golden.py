@@ -9,15 +9,14 @@ must refuse. A byte that changes is a decision that shows in a diff::
     python -m tests.wire.test_golden --add "bad_record rank_65: 65 dims" \
         "message(tensor(shape=[1] * 65), PAYLOAD)"
 
-write `encoded.json` again, and add a message by hand to `good.json` ("good NAME: WHY") or to
+write `encoded.json` again (the `why` and the `options` of a new value are written into it by hand
+first), and add a message by hand to `good.json` ("good NAME: WHY") or to
 `bad.json` ("REASON NAME: WHY"): an expression of `forge.py`.
 """
 
 import json
-import os
 import re
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from jagcodec import decode, encode, pack_jagged_fields, register_type, to_blob
 from jagcodec.wire.spec import Kind
-from tests.helpers import ROOT, receive
+from tests.helpers import ROOT, message, receive, run_python
 from tests.oracle import assert_same
 from tests.wire import cases, forge, spec_reader
 from tests.wire.cases import GOLDEN, bytes_of, entry, hex_of, lines_of, load, message_of
@@ -127,152 +126,106 @@ def elided_rollout():
 # A float that no arithmetic makes, so that nothing may "clean" it.
 NAN = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))[0]
 
-# How `encode` is asked for them.
-OPTIONS: dict[str, dict[str, Any]] = {
-    **{name: {"narrow": True} for name in ("tensor_narrow", "tensor_bits", "jagged_narrow")},
-    **{name: {"checksum": True} for name in ("checksum", "checksum_alone")},
-    "pickle": {"allow_pickle": True},
-    "compressed": {"compress": "zstd", "checksum": True},
-    "rollout_narrow": {"narrow": True, "checksum": True},
-    "rollout_elided": {"elide": True},
-}
-
-
-def made(*titles_and_makers: Any) -> dict[str, tuple[str, Callable[[], Any], dict[str, Any]]]:
-    """(what it shows, the value, options of encode) of titles "name: what it shows"."""
-    found = {}
-    for title, make in zip(titles_and_makers[::2], titles_and_makers[1::2], strict=True):
-        name, _, why = title.partition(": ")
-        found[name] = why, make, OPTIONS.get(name, {})
-    return found
-
-
-VALUES = made(
-    "native: what msgpack has itself",
-    lambda: [None, True, False, 0, -1, 2**64 - 1, -(2**63), 1.5, -0.0, NAN, "ß\ud800", b"\0\xff"],
-    "map: dicts with string keys, in their order; one of them has a node",
-    lambda: [{"b": {}, "a": [], "": ""}, {"b": i64(1), "a": 2}],
-    "list: values without buffers before, between and behind tensors",
-    lambda: [1, [2, i64(3), [4]], (5,), [i64(6), "x"], {"y": 7}],
-    "big_int: integers outside 64 bits",
-    lambda: [2**64, -(2**63) - 1, 10**30],
-    "complex",
-    lambda: complex(1.5, -0.0),
-    "tuple: tuples in tuples, and an empty one; one with a tensor",
-    lambda: [(1, ("a", ()), [2]), (i64(1), ())],
-    "set: members in the order of their packed bytes",
-    lambda: {"b", "a", 300, -1, (1, 2)},
-    "frozenset: in a set, and empty",
-    lambda: {frozenset({3, 1, 2}), frozenset()},
-    "dict: keys that are no strings",
-    lambda: [{1: "a", "b": 2, (None, 2.5): [3], -(2**70): 4}, {(1,): i64(2), b"": 3}],
-    "range",
-    lambda: [range(0), range(2, 2**70, 3), range(5, -5, -2)],
-    "slice",
-    lambda: [slice(None), slice(1, "b", [2]), slice(i64(1), 2)],
-    "bytes: 4 KiB or more",
-    lambda: b"\7" * 4096,
-    "array: numpy arrays of several dtypes; rank 0; no cells",
-    lambda: [
+# What each of them shows, and how `encode` is asked for it, stands in the file.
+VALUES: dict[str, Callable[[], Any]] = {
+    "native": lambda: [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        2**64 - 1,
+        -(2**63),
+        1.5,
+        -0.0,
+        NAN,
+        "ß\ud800",
+        b"\0\xff",
+    ],
+    "map": lambda: [{"b": {}, "a": [], "": ""}, {"b": i64(1), "a": 2}],
+    "list": lambda: [1, [2, i64(3), [4]], (5,), [i64(6), "x"], {"y": 7}],
+    "big_int": lambda: [2**64, -(2**63) - 1, 10**30],
+    "complex": lambda: complex(1.5, -0.0),
+    "tuple": lambda: [(1, ("a", ()), [2]), (i64(1), ())],
+    "set": lambda: {"b", "a", 300, -1, (1, 2)},
+    "frozenset": lambda: {frozenset({3, 1, 2}), frozenset()},
+    "dict": lambda: [{1: "a", "b": 2, (None, 2.5): [3], -(2**70): 4}, {(1,): i64(2), b"": 3}],
+    "range": lambda: [range(0), range(2, 2**70, 3), range(5, -5, -2)],
+    "slice": lambda: [slice(None), slice(1, "b", [2]), slice(i64(1), 2)],
+    "bytes": lambda: b"\7" * 4096,
+    "array": lambda: [
         *(np.array([[1, -2], [3, 4]], dtype=">i2"), np.array(1.5, dtype="<f4")),
         *(np.zeros((2, 0), dtype="<f8"), np.array([True, False])),
         *(np.array([b"ab", b"c"], dtype="S3"), np.array(["ß"], dtype="<U2")),
         np.array(["2026-11-20"], dtype="<M8[D]"),
     ],
-    "object_array: one item per cell",
-    lambda: objects(1, "a", None, {"b": 2}).reshape(2, 2),
-    "numbers: lists of 64 numbers of one type, and of 63",
-    lambda: {
+    "object_array": lambda: objects(1, "a", None, {"b": 2}).reshape(2, 2),
+    "numbers": lambda: {
         **{"bools": [True, False] * 32, "bytes": [-128, 127] * 32, "shorts": [*range(64), 32767]},
         **{"ints": [*range(63), -(2**31)], "longs": [*range(63), 2**63 - 1]},
         **{"floats": [i / 4 for i in range(62)] + [NAN, -0.0], "few": [*range(63)]},
         **{"mixed": [*range(63), True], "large": [*range(63), 2**63]},
         "rows": ([[*range(64)], []], {1: [0.5] * 64}),
     },
-    "scalar: numpy scalars",
-    lambda: [np.float32(1.5), np.int64(-1), np.bool_(True), np.datetime64("2026-11-20", "D")],
-    "string_scalar",
-    lambda: [np.str_("ab"), np.bytes_(b"ab")],
-    "tensor: rank 2; rank 0; no cells; NaN with its bits; bfloat16; complex; a bool",
-    lambda: [
+    "scalar": lambda: [
+        np.float32(1.5),
+        np.int64(-1),
+        np.bool_(True),
+        np.datetime64("2026-11-20", "D"),
+    ],
+    "string_scalar": lambda: [np.str_("ab"), np.bytes_(b"ab")],
+    "tensor": lambda: [
         *(torch.arange(6).view(2, 3), torch.tensor(7, dtype=torch.int32), torch.empty(0, 3)),
         torch.tensor([float("nan"), -0.0]).view(torch.int32).add(1).view(torch.float32),
         *(torch.tensor([1.5], dtype=torch.bfloat16), torch.tensor([1 - 2j], dtype=torch.complex64)),
         torch.tensor([True, False]),
     ],
-    "tensor_narrow: integers in fewer bytes: u1 and i1, u3 and i3, u5; those that need their "
-    "width; no cells",
-    lambda: [
+    "tensor_narrow": lambda: [
         *(i64(2, 255), i64(-128, 127), i64(0, 2**24 - 1), i64(-(2**23), 5), i64(2**40 - 1, 0)),
         *(i64(2**63 - 1), i64(), torch.tensor([2, 3], dtype=torch.uint8), torch.tensor([0.0, 1.0])),
     ],
-    "tensor_bits: cells of 0 and 1, first cell in the lowest bit; nine of them, so that bits "
-    "are left over",
-    lambda: [i64(1, 0, 1, 1, 0, 0, 0, 0, 1), torch.tensor([True, False, True])],
-    "checksum: the CRC-32 of the header and of frame 1",
-    lambda: {"a": i64(1, 2), "b": "text"},
-    "checksum_alone: a checksum of the header where there is no payload",
-    lambda: [1, 2],
-    "jagged: two columns of one group, an empty row among them; ragged dim 2; rows with "
-    "trailing dims",
-    lambda: [
+    "tensor_bits": lambda: [i64(1, 0, 1, 1, 0, 0, 0, 0, 1), torch.tensor([True, False, True])],
+    "checksum": lambda: {"a": i64(1, 2), "b": "text"},
+    "checksum_alone": lambda: [1, 2],
+    "jagged": lambda: [
         jagged(i64(5, 6, 7), [2, 0, 1]),
         jagged(torch.arange(6, dtype=torch.int8).view(3, 2), [2, 0, 1]),
         jagged(torch.arange(8, dtype=torch.int16).view(2, 4), [3, 1], dim=2),
     ],
-    "jagged_empty: no rows at all, and rows without cells",
-    lambda: [jagged(i64(), []), jagged(i64(), [0, 0])],
-    "jagged_narrow",
-    lambda: jagged(i64(300, -1, 7), [2, 1]),
-    "strided_nested",
-    lambda: torch.nested.nested_tensor([torch.ones(1, 2), torch.zeros(2, 1)], layout=torch.strided),
-    "sparse_coo: coalesced, and one that is not",
-    lambda: [coo([[0, 1], [2, 0]], (2, 3)).coalesce(), coo([[1, 1]], (2,))],
-    "size",
-    lambda: [torch.Size([2, 3]), torch.Size([])],
-    "dtype",
-    lambda: torch.bfloat16,
-    "device",
-    lambda: [torch.device("cpu"), torch.device("cuda", 1)],
-    "tensor_views: a list of tensors that view one storage, one without rows",
-    row_views,
-    "tensordict: nested; empty",
-    lambda: TensorDict(
+    "jagged_empty": lambda: [jagged(i64(), []), jagged(i64(), [0, 0])],
+    "jagged_narrow": lambda: jagged(i64(300, -1, 7), [2, 1]),
+    "strided_nested": lambda: torch.nested.nested_tensor(
+        [torch.ones(1, 2), torch.zeros(2, 1)], layout=torch.strided
+    ),
+    "sparse_coo": lambda: [coo([[0, 1], [2, 0]], (2, 3)).coalesce(), coo([[1, 1]], (2,))],
+    "size": lambda: [torch.Size([2, 3]), torch.Size([])],
+    "dtype": lambda: torch.bfloat16,
+    "device": lambda: [torch.device("cpu"), torch.device("cuda", 1)],
+    "tensor_views": row_views,
+    "tensordict": lambda: TensorDict(
         {"a": i64(1, 2), "b": TensorDict({"c": torch.ones(2, 1)}, batch_size=[2])}, batch_size=[2]
     ),
-    "tensordict_empty",
-    lambda: TensorDict({}, batch_size=[]),
-    "lazy_stack: members of unequal shapes",
-    lambda: LazyStackedTensorDict(
+    "tensordict_empty": lambda: TensorDict({}, batch_size=[]),
+    "lazy_stack": lambda: LazyStackedTensorDict(
         TensorDict({"a": i64(1)}, []), TensorDict({"a": i64(2, 3)}, []), stack_dim=0
     ),
-    "non_tensor_data",
-    lambda: NonTensorData({"a": (1,)}, batch_size=[2]),
-    "non_tensor_rows: one payload per row; one row alone; no buffer but the documents",
-    lambda: [NonTensorStack("a", {"b": (1,)}, None), NonTensorStack("alone")],
-    "messages_in_rows: rows that need buffers are messages of their own, at multiples of 64",
-    lambda: objects("a", i64(1), {"b": objects(i64(2), 3)}, (np.ones(2, "<i2"), "c"), 0, 106),
-    "non_tensor_stack: a stack whose members have dims of their own",
-    lambda: NonTensorStack(
+    "non_tensor_data": lambda: NonTensorData({"a": (1,)}, batch_size=[2]),
+    "non_tensor_rows": lambda: [NonTensorStack("a", {"b": (1,)}, None), NonTensorStack("alone")],
+    "messages_in_rows": lambda: objects(
+        "a", i64(1), {"b": objects(i64(2), 3)}, (np.ones(2, "<i2"), "c"), 0, 106
+    ),
+    "non_tensor_stack": lambda: NonTensorStack(
         NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[2]), stack_dim=1
     ),
-    "user: a type registered as golden.Point: a document, and a node",
-    lambda: [Point(1, -2), Point(i64(1), 2)],
-    "pickle: Ellipsis, pickled",
-    lambda: [...],
-    "large: a buffer of 16 KiB is a frame of its own, and frame 1 is empty",
-    lambda: torch.zeros(2048, dtype=torch.int64),
-    "compressed: a large frame stored compressed, a small one as it is",
-    lambda: [torch.zeros(2048, dtype=torch.int64), i64(1, 2, 3)],
-    "small_batch: the batch of section 8",
-    small_batch,
-    "rollout: a rollout batch",
-    rollout,
-    "rollout_narrow: it, narrow and with checksums",
-    rollout,
-    "rollout_elided: a batch of two prompts with three answers each, what repeats sent once",
-    elided_rollout,
-)
+    "user": lambda: [Point(1, -2), Point(i64(1), 2)],
+    "pickle": lambda: [...],
+    "large": lambda: torch.zeros(2048, dtype=torch.int64),
+    "compressed": lambda: [torch.zeros(2048, dtype=torch.int64), i64(1, 2, 3)],
+    "small_batch": small_batch,
+    "rollout": rollout,
+    "rollout_narrow": rollout,
+    "rollout_elided": elided_rollout,
+}
 
 NAMES = sorted(VALUES)
 # Messages that only a reader with the type, or with trust, can read.
@@ -280,15 +233,10 @@ OPAQUE = {"user", "pickle"}
 
 
 def frames_of(name):
-    _, make, options = VALUES[name]
-    return receive(encode(make(), **options), bytes)
+    return message(encode(VALUES[name](), **kept(name)["options"]))
 
 
 # --- files -------------------------------------------------------------------------------------
-
-
-def printed():
-    return {name: [frame.hex() for frame in frames_of(name)] for name in NAMES}
 
 
 def neutral(value):
@@ -313,8 +261,7 @@ def read_neutral(message):
 
 def encoded(name):
     """The case of one of `VALUES`."""
-    why, _, options = VALUES[name]
-    frames = frames_of(name)
+    why, options, frames = kept(name)["why"], kept(name)["options"], frames_of(name)
     value = {} if name in OPAQUE else {"value": read_neutral(frames)}
     return entry(why, frames, options=options, **value)
 
@@ -338,8 +285,8 @@ def add(title, expression):
 # --- tests: golden messages --------------------------------------------------------------------
 
 
-PACKED = {name for name, (_, _, options) in VALUES.items() if options.get("compress")}
-"""Those whose frames are as the version of zstd made them that wrote the files."""
+# Its frames are as the version of zstd made them that wrote the files.
+PACKED = "compressed"
 
 
 def unpacked(message):
@@ -354,13 +301,13 @@ def unpacked(message):
 @pytest.mark.parametrize("name", NAMES)
 def test_values_encode_to_the_golden_bytes(name):
     golden = message_of(kept(name))
-    if name in PACKED:
+    if name == PACKED:
         assert unpacked(frames_of(name)) == unpacked(golden)
     else:
         assert frames_of(name) == golden
     trusted = {"allow_pickle": name == "pickle"}
-    for message in (golden, to_blob(golden), [bytearray(frame) for frame in golden]):
-        assert_same(decode(message, **trusted), VALUES[name][1]())
+    for form in (golden, to_blob(golden), receive(golden)):
+        assert_same(decode(form, **trusted), VALUES[name]())
     if name in OPAQUE:
         with pytest.raises(spec_reader.RefusedError):
             spec_reader.read(golden)
@@ -370,7 +317,7 @@ def test_the_files_hold_the_values_of_their_messages():
     """A message that changes is written anew, on purpose, and seen in the diff."""
     assert {*load("encoded.json")} == {*NAMES}
     for name in NAMES:
-        apart = {"frames": []} if name in PACKED else {}
+        apart = {"frames": []} if name == PACKED else {}
         assert {**encoded(name), **apart} == {**kept(name), **apart}, name
     for name, case in cases.GOOD.items():
         assert read_neutral(case.message) == load("good.json")[name]["value"], name
@@ -380,12 +327,18 @@ def test_every_kind_has_a_golden_message():
     assert {kind.name.lower() for kind in Kind} - {"value", "schema"} <= {*VALUES}
 
 
+PRINTED = """
+import json
+from tests.wire.test_golden import NAMES, frames_of
+print(json.dumps({name: [frame.hex() for frame in frames_of(name)] for name in NAMES}))
+"""
+
+
 def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():
-    script = [sys.executable, "-m", "tests.wire.test_golden", "--print"]
+    made = {name: [frame.hex() for frame in frames_of(name)] for name in NAMES}
     for seed in ("1", "4242"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
-        run = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=env, check=True)
-        assert json.loads(run.stdout) == printed()
+        run = run_python(PRINTED, path=ROOT, PYTHONHASHSEED=seed, OMP_NUM_THREADS="1")
+        assert json.loads(run.stdout) == made
 
 
 def example(title):
@@ -406,7 +359,5 @@ if __name__ == "__main__":
         (GOLDEN / "encoded.json").write_text(lines_of({name: encoded(name) for name in NAMES}))
     elif "--add" in sys.argv:
         add(*sys.argv[-2:])
-    elif "--print" in sys.argv:
-        print(json.dumps(printed()))
     elif "--blob" in sys.argv:
         sys.stdout.buffer.write(to_blob(message_of(kept(sys.argv[-1]))))
