@@ -96,12 +96,15 @@ def strided_nested(cells, components, rank=1, cells_at=(0, 0), sizes_at=(0, 0)):
 
 
 def sparse_coo(indices, values, coalesced=0, shape=(1,)):
-    children = [indices, values]
-    return node("SPARSE_COO", len(shape), coalesced, numbers=shape, children=children)
+    return node("SPARSE_COO", len(shape), coalesced, numbers=shape, children=[indices, values])
 
 
 def tensordict(size, leaves):
     return node("TENSORDICT", len(size), list(leaves), numbers=size, children=leaves.values())
+
+
+def payload(value, *rows):
+    return node("NON_TENSOR_DATA", len(rows), numbers=rows, children=[value])
 
 
 def object_array(shape, size, buffer=0, offset=0, group=0, stored=0):
@@ -145,9 +148,9 @@ def header(root, sizes=(), groups=(), payload=None, **changes):
         numbers += group
     numbers += sizes
     numbers += changes.pop("stored", [])
-    checksums = [] if payload is None else [crc(frame) for frame in payload]
+    checksums = []
     if payload is not None:
-        checksums.insert(0, crc(schema, int64s(*numbers), values))
+        checksums = [crc(schema, int64s(*numbers), values), *map(crc, payload)]
     numbers += changes.pop("checksums", checksums)
     numbers += changes.pop("behind", [])
     entries = {

@@ -55,12 +55,11 @@ def messages_in_rows(f: Draft, i, rows):
     return forge.rows_node(len(image) * rows, *f.put(image * rows), group=group, stored=256)
 
 
-def payload(value, rows=()):
-    return node("NON_TENSOR_DATA", len(rows), numbers=rows, children=[value])
-
-
-def indirect(f: Draft, kind, lengths, *runs, **options):
-    return forge.column(f, kind, runs, lengths, **options)
+def indirect_runs(f: Draft, i, rows):
+    """A prefix, other cells, and none."""
+    prefix = run_of(b"\0", [0] * rows, rows=[1] * rows, narrow=1)
+    others = run_of(b"\0", rows=[1] * rows), run_of(rows=[0] * rows)
+    return forge.column(f, "JAGGED", [prefix, *others], [2] * rows)
 
 
 def indirect_rows(stored):
@@ -90,7 +89,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "lazy stack": lambda f, i, n: node("LAZY_STACK", 0, children=[forge.tensordict([], {})] * n),
     "payload stack": lambda f, i, n: node(
-        "NON_TENSOR_STACK", 0, children=[payload([row]) for row in range(n)]
+        "NON_TENSOR_STACK", 0, children=[forge.payload([row]) for row in range(n)]
     ),
     "rows": documents(lambda row: row % 100),
     "rows of lists": documents(lambda row: []),
@@ -98,20 +97,16 @@ COLUMNS: dict[str, Column] = {
     "rows with marks": documents(lambda row: -57),  # d0 c7: like an extension
     "rows of messages": messages_in_rows,
     # Rows in a group and cells of their own, of which there are few.
-    "indirect": lambda f, i, n: indirect(
-        f, "JAGGED", lengths_of(i, n), run_of(bytes(min(2, i + n)), [0] * n, narrow=1)
+    "indirect": lambda f, i, n: forge.column(
+        f, "JAGGED", [run_of(bytes(min(2, i + n)), [0] * n, narrow=1)], lengths_of(i, n)
     ),
-    "indirect, shared": lambda f, i, n: indirect(
-        f, "JAGGED", [1] * n, run_of(f.once("cells", lambda: f.put(b"\7")), cells=1)
+    "indirect, shared": lambda f, i, n: forge.column(
+        f, "JAGGED", [run_of(f.once("cells", lambda: f.put(b"\7")), cells=1)], [1] * n
     ),
-    # A prefix, other cells, and none.
-    "indirect, runs": lambda f, i, n: indirect(
-        *(f, "JAGGED", [2] * n, run_of(b"\0", [0] * n, rows=[1] * n, narrow=1)),
-        *(run_of(b"\0", rows=[1] * n), run_of(rows=[0] * n)),
-    ),
+    "indirect, runs": indirect_runs,
     # Of cells so large that few of them are looked at when they are written again, too.
-    "indirect tensor": lambda f, i, n: indirect(
-        f, "TENSOR", [1] * n, run_of(bytes(128), [0] * n, narrow=1), dtype="int64", inner=[16]
+    "indirect tensor": lambda f, i, n: forge.column(
+        f, "TENSOR", [run_of(bytes(128), [0] * n, narrow=1)], [1] * n, "int64", [16]
     ),
     "indirect rows": indirect_rows(65),
     "indirect rows of one object": indirect_rows(129),
@@ -146,7 +141,7 @@ NODES |= {
     "TUPLE": lambda f: node("TUPLE", children=[byte(f)]),
     "MAP": lambda f: forge.map_of({"a": byte(f)}),
     "DICT": lambda f: node("DICT", children=[[1], byte(f)]),
-    "payload": lambda f: payload(byte(f), [1]),
+    "payload": lambda f: forge.payload(byte(f), 1),
     "document": lambda f: Part(None, [], [{"a": [1]}]),
 }
 

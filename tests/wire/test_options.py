@@ -23,7 +23,6 @@ from tests.oracle import assert_same
 from tests.wire import forge
 from tests.wire.cases import BAD
 from tests.wire.readers import assert_reads, refused
-from tests.wire.values import views
 
 # --- narrow ------------------------------------------------------------------------------------
 
@@ -162,19 +161,6 @@ def test_names_that_are_not_columns_are_refused():
         jagcodec.encode_fields({"a": torch.ones(1, 3)}, lengths=[3], narrow=["x"])
     with pytest.raises(ArgumentKeyError, match="found 'x'"):
         encode_rows([{"a": [1, 2]}], narrow=["x"])
-
-
-# --- views of one storage ----------------------------------------------------------------------
-
-
-def test_views_of_one_storage_are_sent_as_one():
-    adjacent = list(torch.arange(200_000).split([100] * 2000))
-    assert [size([frame]) for frame in encode(adjacent)[1:]] == [0, 200_000 * 8, 2000 * 16]
-    assert size(encode(adjacent[::-1] + adjacent[:3])) == size(encode(adjacent)) + 3 * 16
-    # With gaps between them: the cells, and where each view starts and ends.
-    assert size(encode([row[:10] for row in torch.arange(100_000).view(1000, 100)])[1:]) == 96_000
-    # Overlapping ones
-    assert size(encode(views((0, 5000), (10, 20), (4000, 9000)))[1:]) <= 9000 * 8 + 3 * 16
 
 
 # --- checksum ----------------------------------------------------------------------------------
