@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import random
 import re
-import subprocess
 import sys
 import tracemalloc
 from functools import partial
@@ -30,7 +29,7 @@ from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.schema import FORMS
-from tests.helpers import make_batch, nested, rollout
+from tests.helpers import ROOT, make_batch, nested, rollout, run_python
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
 from tests.wire import forge
@@ -453,9 +452,7 @@ print(statuses)
 
 
 def test_a_child_reads_new_schemas_whatever_its_parent_did_when_it_forked():
-    run = [sys.executable, "-c", FORKED]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, str([0] * 30)), done.stderr
+    assert run_python(FORKED, path=ROOT).stdout.strip() == str([0] * 30)
 
 
 @dataclasses.dataclass

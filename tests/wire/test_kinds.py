@@ -9,9 +9,7 @@ import enum
 import os
 import pickle
 import re
-import subprocess
 import sys
-import textwrap
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -33,7 +31,7 @@ from jagcodec import MsgpackEncoder, WireFormatError, decode, encode, open_wire,
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.wire import registry
 from jagcodec.wire.registry import restore
-from tests.helpers import message, receive, trip
+from tests.helpers import message, receive, run_python, trip
 from tests.oracle import assert_same
 from tests.wire import forge, readers, values
 from tests.wire.values import KINDS, Color, Sampling, Stranger, Turn, grid_of_objects, legacy, turn
@@ -390,9 +388,7 @@ def test_nothing_is_imported_and_nothing_is_open_without_the_call():
     assert refused("wsgiref.handlers.X", "A") and refused("plistlib.PlistFormat", "FMT_XML")
     assert set(sys.modules) == before
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    run_python(code)
 
 
 def test_a_registration_of_ones_own_stays():

@@ -153,15 +153,6 @@ def test_a_dim_next_to_one_of_no_rows_is_bounded_by_itself():
         encode(TensorDict({}, batch_size=[0, (1 << 24) + 1]))
 
 
-def test_narrow_cells_in_a_compressed_frame_count_as_wide_as_their_dtype():
-    ids = torch.zeros(1 << 20, dtype=torch.int64)
-    frames = encode({"ids": ids}, narrow=True, compress="zstd")
-    # 2**17 bytes of bits, and eight for each.
-    assert torch.equal(decode(frames, limits=Limits(expanded=10 << 20))["ids"], ids)
-    with pytest.raises(WireFormatError, match="limit 'expanded'"):
-        decode(frames, limits=Limits(expanded=8 << 20))
-
-
 @pytest.mark.parametrize(
     ("data", "limits"),
     [
