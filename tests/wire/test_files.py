@@ -103,10 +103,11 @@ def test_memory_of_a_tensor_is_never_written_over(begin):
     a = torch.from_numpy(memory[20_000:25_000])
     columns = {"a": a.view(5, 1000), "b": torch.ones(5, 1000)}
     of_columns: Any = {"lengths": [900] * 5, "token_aligned_fields": columns}
-    for send in (
+    encoders: Any = (
         partial(encode, {"a": a, "b": torch.arange(3000)}),
         partial(jagcodec.encode_fields, columns, **of_columns),
-    ):
+    )
+    for send in encoders:
         if begin < 25_000:
             with pytest.raises(ArgumentError, match="apart from what is encoded"):
                 send(out=memory[begin:])

@@ -4,6 +4,8 @@ The golden files hold one message for every way in which a table may be good or 
 number of tables takes many values, and all readers must come to one verdict.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -96,10 +98,11 @@ def in_turn(kind, stored, *rows):
     if stored in (65, 129):
         runs = run_of(b"".join(rows), [0, len(rows[0])] * 2)
         return batch_of(kind, runs, lengths=[*map(len, rows)] * 2, stored=stored)
+    made: Any = rows
     if stored:
-        rows = [forge.row_message(message_of(None, values=b"\x91" + row)) for row in rows]
+        made = [forge.row_message(message_of(None, values=b"\x91" + row)) for row in rows]
     f = Draft()
-    root = forge.rows_of(f, *rows, *rows, kind=kind)
+    root = forge.rows_of(f, *made * 2, kind=kind)
     return f.message(root if kind == "OBJECT_ARRAY" else tensordict([4], {"a": root}))
 
 
