@@ -54,3 +54,11 @@ def joined_ranges(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray,
     sizes = lasts - firsts
     moves = sizes.cumsum() - sizes - firsts
     return firsts, lasts, moves[np.searchsorted(firsts, starts, side="right") - 1]
+
+
+def joined_rows(rows: Chosen) -> list[range]:
+    """Chosen rows as ranges, neighbours joined."""
+    if isinstance(rows, range):
+        return [rows]
+    parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]

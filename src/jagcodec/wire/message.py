@@ -14,7 +14,7 @@ from jagcodec.memory.blocks import new_block
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, borrowed, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
-from jagcodec.ragged.row_index import Chosen, joined_ranges
+from jagcodec.ragged.row_index import Chosen, joined_ranges, joined_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, spec
@@ -167,7 +167,7 @@ class Message:
         self._unread: list[list[Any]] = [header.values] if header.values else []
         self._groups: dict[int, RowSplits] = {}
         self._owned: dict[int, ByteArray] = {}  # buffers that may be kept
-        self._wide: dict[CellPlace, ByteArray] = {}  # cells that were stored narrow
+        self._wide: dict[CellPlace, ByteArray] = {}  # cells of runs that were stored narrow
         # Indirect columns in memory with all of their rows, by the first of their numbers.
         self._in_runs: dict[int, RaggedView] = {}
 
@@ -237,7 +237,7 @@ class Message:
         return widened(data, stored, name, end - start)
 
     def all_cells(self, place: CellPlace) -> ByteArray:
-        """All cells of a place, made as wide as their dtype only once."""
+        """All cells of a run, made as wide as their dtype only once."""
         known = self._wide.get(place)
         if known is None:
             known = self.cells(place, 0, place.cells)
@@ -409,14 +409,6 @@ _TAKEN = object()
 """In the place of a document of the header that a reader has."""
 
 
-def joined_rows(rows: Chosen) -> list[range]:
-    """Chosen rows as ranges, neighbours joined."""
-    if isinstance(rows, range):
-        return [rows]
-    parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
-    return [range(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
-
-
 def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
     """`data`, or a copy: always (`copy` True), of read-only (None) or of unaligned memory."""
     read_only = not data.flags.writeable
@@ -469,30 +461,32 @@ def rows_in_runs(
     cell, inner = leaf.cell_bytes, leaf.shape[1:]
     runs = runs_at(message, leaf)
     memories: list[ByteArray] = []
-    starts = np.empty((splits.rows, len(runs)), dtype=np.int64)
-    lengths = np.empty_like(starts)
-    left = rows.lengths
+    firsts = np.empty((splits.rows, len(runs)), dtype=np.int64)  # cell of each row in each memory
+    lengths = np.empty_like(firsts)
+    unclaimed = rows.lengths
     for k, run in enumerate(runs):
-        own = rows if leaf.group is None else _rows_of(message, leaf, run)
-        fits = own.rows == rows.rows and not (own.lengths > left).any()
+        in_run = rows if leaf.group is None else _rows_of(message, leaf, run)
+        fits = in_run.rows == rows.rows and not (in_run.lengths > unclaimed).any()
         expect(fits, "bad_offsets", _RUNS, run.group)
-        left = left - own.lengths
-        lengths[:, k] = own.lengths[at]
-        begins = _starts(message, leaf, run, own)
-        place = _place(message, run[1:4], run.cells * leaf.inner, leaf.place.name)
+        unclaimed = unclaimed - in_run.lengths
+        lengths[:, k] = in_run.lengths[at]
+        starts = _starts(message, leaf, run, in_run)
+        cells, name = run.cells * leaf.inner, leaf.place.name
+        place = _checked(message, CellPlace(run.buffer, run.offset, run.stored, cells, name))
         if chosen is None:
-            memory, starts[:, k] = message.all_cells(place), begins
+            memory, firsts[:, k] = message.all_cells(place), starts
         else:
-            memory, starts[:, k] = _ranges(message, place, begins[at], lengths[:, k], run.cells)
+            memory, firsts[:, k] = _fetched(message, place, starts[at], lengths[:, k], run.cells)
         memories.append(memory)
-    expect(not left.any(), "bad_offsets", _RUNS, runs[-1].group)
+    expect(not unclaimed.any(), "bad_offsets", _RUNS, runs[-1].group)
     if len(runs) == 1:
         shape = (len(memories[0]) // cell, *inner)
-        return RaggedView(memories[0], leaf.dtype, shape, 1, starts[:, 0].copy(), splits)
-    starts *= cell
-    starts += np.cumsum([0, *map(len, memories[:-1])])
+        return RaggedView(memories[0], leaf.dtype, shape, 1, firsts[:, 0].copy(), splits)
+    # In several buffers rows begin at bytes, as if the buffers were end to end.
+    firsts *= cell
+    firsts += np.cumsum([0, *map(len, memories[:-1])])
     shape = (splits.total, *inner)
-    return RaggedView(tuple(memories), leaf.dtype, shape, 1, starts, splits, lengths)
+    return RaggedView(tuple(memories), leaf.dtype, shape, 1, firsts, splits, lengths)
 
 
 def _rows_of(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:
@@ -514,7 +508,8 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
         expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:
-        place = _place(message, run[5:8], splits.rows, "int64")
+        index = run.index_buffer, run.index_offset, run.index_stored
+        place = _checked(message, CellPlace(*index, splits.rows, "int64"))
         # A copy: what was checked must not change with the message's memory.
         data = message.cells(place, 0, splits.rows).tobytes()
         starts = np.frombuffer(data, dtype=np.int64)
@@ -526,21 +521,20 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
     return starts
 
 
-def _place(message: Message, place: tuple[int, ...], cells: int, name: str) -> CellPlace:
-    """A place of some cells that a table names, which is in the payload."""
-    buffer, offset, stored = place
+def _checked(message: Message, place: CellPlace) -> CellPlace:
+    """A place that a table names, if it is in the payload."""
     sizes = message.header.sizes
-    size = stored_size(name, stored, cells)
-    inside = 0 <= buffer < len(sizes) and 0 <= offset <= sizes[buffer] - size
+    size = stored_size(place.name, place.stored, place.cells)
+    inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
     expected = f"a buffer and an offset with {size} bytes of a run"
-    expect(inside or not cells, "out_of_bounds", expected, [buffer, offset])
-    return CellPlace(buffer, offset, stored, cells, name)
+    expect(inside or not place.cells, "out_of_bounds", expected, [place.buffer, place.offset])
+    return place
 
 
-def _ranges(
+def _fetched(
     message: Message, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
 ) -> tuple[ByteArray, IntArray]:
-    """The cells of some rows alone, and where each begins among these."""
+    """The cells of some rows alone, fetched in ranges, and where each row begins among these."""
     held = np.flatnonzero(lengths)
     if not len(held):
         return _NOTHING, np.zeros_like(starts)
