@@ -394,9 +394,9 @@ class _Plan:
         return self._padded(view, *place, key)
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
-        """A rectangle, widened as a jagged column is whose rows all are as long as it is wide."""
+        """A rectangle; padded further, like a jagged column whose rows all are as long, if asked for."""
         most = self.placement.width
-        named = self._widens() if self.aligned is None else key in self.aligned
+        named = self._pads_rectangles() if self.aligned is None else key in self.aligned
         if not named or leaf.dim() < 2 or key in self.kept:
             return self._moved(leaf)
         rows, held = leaf.shape[:2]
@@ -419,7 +419,7 @@ class _Plan:
             leaf = leaf.detach()
         return self._padded(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
 
-    def _widens(self) -> bool:
+    def _pads_rectangles(self) -> bool:
         """Whether rectangles are padded too, where no names are given."""
         where = self.placement
         placed = where.width or where.multiple != 1 or where.side != "right" or where.sides

@@ -174,7 +174,7 @@ def padding_tax(
 _BATCHES = (dict, TensorDictBase, WireBatch)
 _SOURCE = "padding_tax(source)"
 _OVERHEAD = "header and offsets"
-_LAYOUTS = {
+_LAYOUT_OF_KIND = {
     "jagged": "jagged",
     **dict.fromkeys(("tensor", "array"), "rectangular"),
     **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
@@ -237,7 +237,7 @@ def _measured(
             rectangle = padded.get(column.name, rows.rows * width * token)
             valid += rows.tokens * token
             cells += rectangle
-        layout = _LAYOUTS.get(column.kind, "other")
+        layout = _LAYOUT_OF_KIND.get(column.kind, "other")
         columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
     overhead = ColumnTax(_OVERHEAD, "", 0, *(message.overhead for message in messages))
     return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)

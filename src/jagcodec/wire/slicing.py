@@ -2,7 +2,7 @@
 
 No value is built: what is together in a message is together in a part of it, so that a part is
 bytes cut out, and numbers for their new places. The frames are those that `encode` makes of
-the same rows. What is not that simple is left to `encode`.
+the same rows. `WireBatch.to_frames` calls `encode` for parts that cannot be cut out.
 """
 
 from __future__ import annotations

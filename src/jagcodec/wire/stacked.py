@@ -189,7 +189,7 @@ def _sound(
     each = np.arange(count)[:, None]
     ragged = numbers[:, first : first + 5 * groups].reshape(count, groups, 5)
     buffer, offset, rows, low, high = ragged.transpose(2, 0, 1)
-    short = rows < 2
+    short = rows < 2  # as in `check_groups`
     right = np.where(short, (low == high) & ((rows == 1) | (high == 0)), low <= high)
     sound &= right.all(axis=1)
     # Sizes are in float64, in which no product wraps around.
@@ -205,7 +205,7 @@ def _sound(
             sound &= (found <= MAX_UNBACKED_ROWS).all(axis=(1, 2))
             continue
         dims = found[:, :, 3:] if kind is Kind.TENSOR else found[:, :, 4:]
-        # Of no cells, too: torch multiplies dims before it looks at the one that is 0.
+        # As in `cells_of`. Of no cells, too: torch multiplies dims before it looks at one of 0.
         strides = np.maximum(dims, 1).prod(axis=2, dtype=np.float64)
         known = (strides < 1 << 62) & (found[:, :, 2] == PLAIN)
         if kind is not Kind.TENSOR:
@@ -216,6 +216,7 @@ def _sound(
         places.append((found[:, :, 0], found[:, :, 1], size))
         if kind is Kind.NON_TENSOR_ROWS and groups:
             objects += rows[each, np.minimum(found[:, :, 3], groups - 1)].sum(axis=1)
+    # As in `Places.claim`.
     buffer, offset, size = (np.concatenate(parts, axis=1) for parts in zip(*places, strict=True))
     inside = size == 0
     if held:
