@@ -394,7 +394,7 @@ class _Plan:
         return self._padded(view, *place, key)
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
-        """A rectangle; padded further, like a jagged column whose rows all are as long, if asked for."""
+        """A rectangle; if asked for, padded further, as a jagged column of equal rows is."""
         most = self.placement.width
         named = self._pads_rectangles() if self.aligned is None else key in self.aligned
         if not named or leaf.dim() < 2 or key in self.kept:
