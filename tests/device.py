@@ -12,7 +12,6 @@ changes: PyTorch still reports no accelerator. That is why there is no backward 
 
 import contextlib
 import ctypes
-import itertools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class Traffic:
 
 def install() -> None:
     """Make the device known to PyTorch, once per process; skips the test where it cannot."""
-    if not hasattr(torch, "_C") or not hasattr(torch._C, "_acc"):
+    if not hasattr(torch._C, "_acc"):
         pytest.skip("this PyTorch takes no device written in Python")
     if not hasattr(torch, KIND):
         torch._register_device_module(KIND, _module())
@@ -59,52 +58,25 @@ def watch() -> Iterator[Traffic]:
 
 # --- memory: addresses without meaning to the host ---------------------------------------------
 
-
-class _DLTensor(ctypes.Structure):
-    """https://dmlc.github.io/dlpack/latest/c_api.html, the only public way to a tensor there."""
-
-    _fields_ = (
-        *(("data", ctypes.c_void_p), ("device_type", ctypes.c_int32)),
-        *(("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32)),
-        *(("dtype_code", ctypes.c_uint8), ("dtype_bits", ctypes.c_uint8)),
-        ("dtype_lanes", ctypes.c_uint16),
-        *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("shape", "strides")),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Managed(ctypes.Structure):
-    _fields_ = (
-        *(("tensor", _DLTensor), ("context", ctypes.c_void_p)),
-        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-    )
-
-
+_AWAY = 1 << 60  # how far an address is from the memory: no process can have any there
 _EXTERNAL_DEVICE = 12  # kDLExtDev, which PyTorch reads as PrivateUse1
-_addresses = itertools.count(1 << 60, 1 << 36)  # no process can have memory there
-_memory: dict[int, torch.Tensor] = {}  # by address: bytes on the CPU
-_managed: dict[int, Any] = {}
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _free(place: int) -> None:
-    managed, _ = _managed.pop(place)
-    del _memory[managed.tensor.data]
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def _device_bytes(memory: torch.Tensor) -> torch.Tensor:
-    """A new tensor on the device, whose memory is a tensor of bytes that no one else has."""
-    address = next(_addresses)
-    shape = (ctypes.c_int64 * 1)(memory.numel())
-    tensor = _DLTensor(address, _EXTERNAL_DEVICE, 0, 1, 1, 8, 1, shape, None, 0)
-    managed = _Managed(tensor, None, _free)
-    place = ctypes.addressof(managed)
-    _managed[place], _memory[address] = (managed, shape), memory
-    return torch.utils.dlpack.from_dlpack(_new_capsule(place, b"dltensor", None))
+    """A new tensor on the device, whose memory is a tensor of bytes that no one else has.
+
+    DLPack is the only public way to a tensor there. Its structure begins with the address and the
+    device: https://dmlc.github.io/dlpack/latest/c_api.html.
+    """
+    capsule = torch.utils.dlpack.to_dlpack(memory)
+    place = _pointer_of(capsule, b"dltensor")
+    ctypes.c_uint64.from_address(place).value += _AWAY
+    ctypes.c_int32.from_address(place + 8).value = _EXTERNAL_DEVICE
+    return torch.utils.dlpack.from_dlpack(capsule)
 
 
 def _to_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,7 +91,11 @@ def _to_device(tensor: torch.Tensor) -> torch.Tensor:
 def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a kernel sees it."""
     storage = tensor.untyped_storage()
-    memory = _memory[storage.data_ptr()] if storage.nbytes() else torch.empty(0, dtype=torch.uint8)
+    memory = torch.empty(0, dtype=torch.uint8)
+    if storage.nbytes():
+        there = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr() - _AWAY)
+        there.owner = storage  # which lives as long as anyone reads its memory
+        memory = torch.frombuffer(there, dtype=torch.uint8)
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
     cells = torch.empty(0, dtype=tensor.dtype).set_(memory.untyped_storage(), *place)
     cells = cells.conj() if tensor.is_conj() else cells
