@@ -18,12 +18,7 @@ import zmq.asyncio
 
 from jagcodec import ArgumentError, WireFormatError, decode, encode, to_blob
 from jagcodec.errors import ArgumentTypeError, TransportError, TransportTimeoutError
-from jagcodec.integrations.zmq import (
-    async_recv_frames,
-    async_send_frames,
-    recv_frames,
-    send_frames,
-)
+from jagcodec.integrations import zmq as integration
 from tests.oracle import assert_same
 
 LONG = 30  # seconds, for what must come
@@ -33,24 +28,22 @@ HOST = "tcp://127.0.0.1"
 
 
 class Net:
-    """Sockets that are closed without waiting for anyone, and the functions for them."""
+    """A context, and the functions for its sockets."""
 
     def __init__(self, of_asyncio=False):
         self.prefix = "async_" if of_asyncio else ""
         self.context: Any = (zmq.asyncio if of_asyncio else zmq).Context()
-        self.loop = asyncio.new_event_loop() if of_asyncio else None
+        self.runner = asyncio.Runner()
         self.open: list[Any] = []
 
     def run(self, call, *arguments, **options):
-        """What a call returns, made in the loop if there is one: a socket belongs to it."""
-        if self.loop is None:
-            return call(*arguments, **options)
+        """What a call returns, made in the loop: a socket of asyncio belongs to it."""
 
         async def main():
             found = call(*arguments, **options)
             return await found if inspect.isawaitable(found) else found
 
-        return self.loop.run_until_complete(main())
+        return self.runner.run(main())
 
     def socket(self, kind, **options):
         socket = self.run(self.context.socket, kind)
@@ -66,26 +59,22 @@ class Net:
         return first, second
 
     def close(self):
-        for socket in self.open:
-            self.run(socket.close, linger=0)
-        self.context.term()
-        if self.loop is not None:
-            self.loop.close()
+        """Without waiting for anyone."""
+        self.run(self.context.destroy, linger=0)
+        self.runner.close()
 
     def recv_frames(self, socket, **options):
-        recv = async_recv_frames if self.loop else recv_frames
-        return self.run(recv, socket, **options)
-
-    def send(self, socket, value, **options):
-        send = async_send_frames if self.loop else send_frames
-        return self.run(send, socket, encode(value), **options)
+        return self.run(getattr(integration, f"{self.prefix}recv_frames"), socket, **options)
 
     def recv(self, socket, **options):
         return decode(self.recv_frames(socket, **options).frames)
 
-    def send_raw(self, socket, *messages):
-        for parts in messages:
-            self.run(socket.send_multipart, parts)
+    def send(self, socket, value, **options):
+        send = getattr(integration, f"{self.prefix}send_frames")
+        return self.run(send, socket, encode(value), **options)
+
+    def send_raw(self, socket, parts):
+        self.run(socket.send_multipart, parts)
 
     def silent(self, socket):
         with pytest.raises(TransportTimeoutError):
@@ -348,11 +337,11 @@ def in_tasks(main):
 
 
 async def send(socket, value):
-    await async_send_frames(socket, encode(value), timeout=LONG)
+    await integration.async_send_frames(socket, encode(value), timeout=LONG)
 
 
 async def recv(socket):
-    return decode((await async_recv_frames(socket, timeout=LONG)).frames)
+    return decode((await integration.async_recv_frames(socket, timeout=LONG)).frames)
 
 
 async def cancelled(task):
