@@ -9,16 +9,14 @@ import torch
 from hypothesis import given
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
+import jagcodec
 from jagcodec import (
     ArgumentError,
-    JagcodecError,
     encode,
     materialize,
-    open_wire,
     pack_jagged_fields,
     pack_rows,
     stack_or_nest,
-    to_blob,
 )
 from jagcodec.testing import jagged_batches
 
@@ -41,8 +39,8 @@ FORMS: dict[str, Any] = {
     "packed columns": lambda td: materialize(td, layout="packed"),
     "frames": encode,
     "narrow frames": lambda td: encode(td, narrow=True),
-    "blob": lambda td: bytes(to_blob(encode(td))),
-    "WireBatch": lambda td: open_wire(encode(td)),
+    "blob": lambda td: bytes(jagcodec.to_blob(encode(td))),
+    "WireBatch": lambda td: jagcodec.open_wire(encode(td)),
 }
 
 
@@ -138,5 +136,5 @@ def test_a_column_that_arrow_does_not_have_is_named(column):
     ],
 )
 def test_what_is_not_a_batch_is_an_error_of_the_caller(source):
-    with pytest.raises(JagcodecError, match=r"to_arrow\(batch\)"):
+    with pytest.raises(jagcodec.JagcodecError, match=r"to_arrow\(batch\)"):
         to_arrow(source)

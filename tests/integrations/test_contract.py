@@ -9,15 +9,8 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec import (
-    BatchedDataDict,
-    WireBatch,
-    decode,
-    encode,
-    materialize,
-    open_wire,
-    stack_or_nest,
-)
+import jagcodec
+from jagcodec import BatchedDataDict, WireBatch, decode, encode, open_wire
 from tests.helpers import ROOT, make_batch, run_python
 from tests.integrations.conftest import SECONDS, needs
 from tests.oracle import assert_same
@@ -145,7 +138,7 @@ def carry(request):
 
 # --- values ------------------------------------------------------------------------------------
 
-MROPE = stack_or_nest([torch.arange(4 * n).view(4, n) for n in (3, 1, 2)], ragged_dim=2)
+MROPE = jagcodec.stack_or_nest([torch.arange(4 * n).view(4, n) for n in (3, 1, 2)], ragged_dim=2)
 SAMPLES = {
     "tokens": [torch.arange(3), torch.arange(1)],
     "reward": [0.5, 1.0],
@@ -159,7 +152,7 @@ VALUES = {
     "lazy stack": lambda: LazyStackedTensorDict(
         *[TensorDict({"image": torch.ones(2, i + 1)}, batch_size=[2]) for i in range(3)]
     ),
-    "batched": lambda: BatchedDataDict(materialize(make_batch()), meta_info={"step": 7}),
+    "batched": lambda: BatchedDataDict(jagcodec.materialize(make_batch()), meta_info={"step": 7}),
     "lists of tensors": lambda: BatchedDataDict(SAMPLES),
     "nested": lambda: {"batches": [make_batch(), (1, make_batch()["ids"])], "step": 3},
 }

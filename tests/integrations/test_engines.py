@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Sequence
+from collections import UserList
 from types import SimpleNamespace as Of
 from typing import Any
 
@@ -27,17 +27,11 @@ def assert_refused(module, value, path, detail):
 # --- vLLM ----------------------------------------------------------------------------------------
 
 
-class FlatLogprobs(Sequence):
+class FlatLogprobs(UserList):
     """Not a list, and no None in it: a position without logprobs is an empty dict."""
 
     def __init__(self, positions):
-        self.positions = [position or {} for position in positions]
-
-    def __len__(self):
-        return len(self.positions)
-
-    def __getitem__(self, index):
-        return self.positions[index]
+        super().__init__(position or {} for position in positions)
 
 
 def at(tokens, values):
@@ -138,10 +132,6 @@ class TestVllm:
         path = f"[{int(bad > 0)}].outputs[{int(bad == 2)}]"
         assert_refused(vllm, outputs, path, f"expected {key} in all samples or in none")
 
-    @pytest.mark.parametrize(("outputs", "path", "detail"), REFUSED_OF_VLLM)
-    def test_anything_else_is_refused_and_named(self, outputs, path, detail):
-        assert_refused(vllm, outputs, path, detail)
-
 
 # --- SGLang --------------------------------------------------------------------------------------
 
@@ -194,12 +184,6 @@ REFUSED_OF_SGLANG = [
 
 
 class TestSglang:
-    @pytest.mark.parametrize("as_json", [False, True])
-    def test_logprobs_are_those_of_the_sampled_tokens(self, as_json):
-        responses = [response([7, 8], [-0.5, -2.0], prompt_token_ids=[1, 2, 3])]
-        responses = json.loads(json.dumps(responses)) if as_json else responses
-        assert sglang.rows_of(responses) == [ROW]
-
     @pytest.mark.parametrize(
         ("prompt_values", "more", "ids", "logprobs"),
         [
@@ -209,11 +193,15 @@ class TestSglang:
             (WHOLE, {"prompt_token_ids": [1, 90_000, 3]}, [1, 90_000, 3], [0.0, -1.5, -2.5]),
             # Older versions return the last token of a prompt, without a logprob.
             ([None], {}, None, None),
+            ((), {"prompt_token_ids": [1, 2, 3]}, [1, 2, 3], None),
         ],
     )
-    def test_prompts(self, prompt_values, more, ids, logprobs):
-        (row,) = sglang.rows_of([response([7], [-0.5], prompt_values=prompt_values, **more)])
-        assert (row.get("prompt_ids"), row.get("prompt_logprobs")) == (ids, logprobs)
+    def test_logprobs_are_those_of_the_sampled_tokens(self, prompt_values, more, ids, logprobs):
+        responses = [response([7, 8], [-0.5, -2.0], prompt_values=prompt_values, **more)]
+        expected = ROW | {"prompt_ids": ids, "prompt_logprobs": logprobs}
+        expected = {name: value for name, value in expected.items() if value is not None}
+        for given in (responses, json.loads(json.dumps(responses))):
+            assert sglang.rows_of(given) == [expected]
 
     def test_one_response_and_batches_of_batches(self):
         one, two, three = (response([token], [-0.5]) for token in (7, 8, 9))
@@ -250,6 +238,13 @@ class TestSglang:
         good = response([7], [-0.5], prompt_values=WHOLE)
         assert_refused(sglang, [good, waited], "[1]", "in all samples or in none")
 
-    @pytest.mark.parametrize(("responses", "path", "detail"), REFUSED_OF_SGLANG)
-    def test_anything_else_is_refused_and_named(self, responses, path, detail):
-        assert_refused(sglang, responses, path, detail)
+
+@pytest.mark.parametrize(
+    ("module", "returned", "path", "detail"),
+    [
+        *((vllm, *case) for case in REFUSED_OF_VLLM),
+        *((sglang, *case) for case in REFUSED_OF_SGLANG),
+    ],
+)
+def test_anything_else_is_refused_and_named(module, returned, path, detail):
+    assert_refused(module, returned, path, detail)

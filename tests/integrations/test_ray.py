@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from jagcodec import (
-    ArgumentError,
-    BatchedDataDict,
-    WireBatch,
-    encode,
-    open_wire,
-    pack_rows,
-    to_rows,
-)
+from jagcodec import BatchedDataDict, WireBatch, encode, open_wire, pack_rows, to_rows
+from jagcodec.errors import ArgumentError
 from tests.helpers import PAYLOADS, address, make_batch, run_python, size
 from tests.integrations.conftest import SECONDS, needs
 from tests.oracle import assert_same

@@ -18,28 +18,9 @@ import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jagcodec import (
-    ArgumentError,
-    BatchedDataDict,
-    Limits,
-    UnsupportedTypeError,
-    WireFormatError,
-    concat_rows,
-    decode,
-    encode,
-    materialize,
-    open_wire,
-    pack_jagged_fields,
-    split_rows,
-    stack_or_nest,
-    to_blob,
-)
-from jagcodec.errors import (
-    ArgumentKeyError,
-    ArgumentTypeError,
-    TransportError,
-    TransportTimeoutError,
-)
+import jagcodec
+from jagcodec import BatchedDataDict, Limits, encode, errors, materialize, split_rows
+from jagcodec.errors import ArgumentError, TransportError, UnsupportedTypeError, WireFormatError
 from jagcodec.integrations import torch_distributed as td_module
 from jagcodec.integrations.torch_distributed import all_gather_rows, broadcast
 from jagcodec.memory.blocks import new_block
@@ -119,11 +100,11 @@ def world(tmp_path_factory):
 
 def packed(value):
     """A value on its way through the pipe to a rank: without torch's shared memory."""
-    return bytes(to_blob(encode(value, allow_pickle=True)))
+    return bytes(jagcodec.to_blob(encode(value, allow_pickle=True)))
 
 
 def unpacked(data):
-    return decode(data, copy=True, allow_pickle=True)
+    return jagcodec.decode(data, copy=True, allow_pickle=True)
 
 
 def do_call(rank, work, values, options):
@@ -171,11 +152,11 @@ def test_every_rank_gets_the_value(world, value, src):
 
 
 def do_send_an_open_message(rank):
-    opened = open_wire(encode(make_batch()))
+    opened = jagcodec.open_wire(encode(make_batch()))
     found = broadcast(opened if rank == 0 else None, 0)
     assert_same(found if rank else found.to_tensordict(), make_batch())
     whole = all_gather_rows(opened.rows([rank]))
-    assert_same(whole, concat_rows(split_rows(make_batch(), 6)[:RANKS]))
+    assert_same(whole, jagcodec.concat_rows(split_rows(make_batch(), 6)[:RANKS]))
 
 
 def do_say_where_tensors_go(rank):
@@ -189,7 +170,7 @@ def do_say_where_tensors_go(rank):
 
 
 def do_one_transfer_without_padding(rank):
-    ids = stack_or_nest([torch.arange(1)] * 63 + [torch.arange(5000)])
+    ids = jagcodec.stack_or_nest([torch.arange(1)] * 63 + [torch.arange(5000)])
     batch = {"ids": ids, "logprobs": -ids}
     with patch.object(dist, "broadcast", side_effect=dist.broadcast) as sent:
         broadcast(batch if rank == 0 else None, 0)
@@ -228,7 +209,7 @@ def test_every_rank_finds_what_it_expects(world, work):
 @settings(max_examples=25)
 @given(batch=jagged_batches(max_rows=7))
 def test_parts_of_all_kinds_of_columns_come_together_again(world, batch):
-    td = pack_jagged_fields(
+    td = jagcodec.pack_jagged_fields(
         batch.fields, lengths=batch.lengths, token_aligned_fields=batch.token_aligned_fields
     )
     for sent in (td, BatchedDataDict(materialize(td, layout="jagged"), meta_info={"step": 7})):
@@ -267,7 +248,7 @@ def test_without_a_process_group(call):
 )
 def test_an_argument_that_is_not_valid_is_refused_on_every_rank(world, name, value):
     outcomes = world.call(broadcast, [1, None, None], **{"src": 0, name: value})
-    kind = ArgumentTypeError if name == "limits" else ArgumentError
+    kind = errors.ArgumentTypeError if name == "limits" else ArgumentError
     for error in refused(outcomes, world, *[kind] * RANKS):
         assert error.path == f"broadcast({name})"
 
@@ -295,7 +276,8 @@ def test_an_argument_of_one_rank_is_its_error_and_reaches_all(world):
 
 
 @pytest.mark.parametrize(
-    ("own", "kind"), [("text", ArgumentTypeError), ({"x": [1], "y": [2]}, ArgumentKeyError)]
+    ("own", "kind"),
+    [("text", errors.ArgumentTypeError), ({"x": [1], "y": [2]}, errors.ArgumentKeyError)],
 )
 def test_batches_that_do_not_fit_together_are_refused_on_every_rank(world, own, kind):
     others = [{"x": [1]}] * (RANKS - 1)
@@ -356,7 +338,7 @@ def do_stay_away(rank):
 
 def test_a_rank_that_does_not_take_part_ends_in_a_time_out(world):
     error, *_ = world.outcomes(do_stay_away)
-    assert type(error) is TransportTimeoutError
+    assert type(error) is errors.TransportTimeoutError
     assert (error.reason, error.path) == ("timed_out", "broadcast")
     assert_usable(world)
 
