@@ -93,7 +93,7 @@ def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8)
     if storage.nbytes():
-        there = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr() - _AWAY)
+        there: Any = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr() - _AWAY)
         there.owner = storage  # which lives as long as anyone reads its memory
         memory = torch.frombuffer(there, dtype=torch.uint8)
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -17,10 +17,10 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
-from jagcodec import ArgumentError, WireFormatError, stack_or_nest
+from jagcodec import ArgumentError, WireFormatError
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
-from tests.helpers import LENGTHS, PAYLOADS, make_batch, nested
+from tests.helpers import LENGTHS, make_batch, nested
 from tests.integrations.conftest import SECONDS
 from tests.oracle import assert_same
 
@@ -153,13 +153,10 @@ def rows_of(column):
 def assert_rows(found, rows):
     """The rows of `make_batch`, by their numbers."""
     batch = make_batch()
-    assert found.batch_size == (len(rows),)
+    expected = jagcodec.to_rows(batch, as_="list")
+    assert jagcodec.to_rows(found, as_="list") == [expected[i] for i in rows]
     for name in ("ids", "logprobs", "experts", "embedding", "reward"):
         assert found[name].dtype == batch[name].dtype
-        expected = rows_of(batch[name])
-        assert rows_of(found[name]) == [expected[i] for i in rows]
-    assert found.get("message").tolist() == [PAYLOADS[i] for i in rows]
-    assert found.get("tag").tolist() == ["gsm8k"] * len(rows)
 
 
 # --- columns of every kind, beside stock's -----------------------------------------------------
@@ -223,11 +220,8 @@ WHOLE: list[Any] = [["a", "b"], ("a",) * 6, "abcdef", b"abcdef", torch.arange(5)
 WHOLE += [np.arange(2)]
 DEALT: list[Any] = [
     [{"id": i, "text": f"row {i}"} for i in range(6)],
-    torch.arange(6),
-    torch.arange(12).view(6, 2),
-    stack_or_nest([torch.arange(n) for n in LENGTHS]),
-    np.arange(6),
-    np.array(list("abcdef")),
+    *(torch.arange(6), torch.arange(12).view(6, 2), nested([range(n) for n in LENGTHS])),
+    *(np.arange(6), np.array(list("abcdef"))),
     np.array([{"a": (i, (2,))} for i in range(6)], dtype=object),
 ]
 
@@ -278,31 +272,29 @@ class TestQueue:
         found = get([keys[i] for i in order], "payloads")
         for name, payload in payloads.items():
             column = found.get(name)
-            rows = column.unbind() if isinstance(column, torch.Tensor) else column.tolist()
-            for row, i in zip(rows, order, strict=True):
-                if int(name) < len(WHOLE):
-                    assert_same(row, payload)
-                else:
-                    assert plain(row) == plain(payload[i])
+            rows = [*column.unbind()] if isinstance(column, torch.Tensor) else column.tolist()
+            if int(name) < len(WHOLE):
+                assert_same(rows, [payload] * 3)
+            else:
+                assert [plain(row) for row in rows] == [plain(payload[i]) for i in order]
 
     def test_rows_that_are_added_and_written_over(self, queue):
         keys = put(make_batch(), "later")
-        value = stack_or_nest([torch.ones(n) for n in LENGTHS])
+        value = nested([[1] * n for n in LENGTHS])
         grad = torch.ones(6, 3, requires_grad=True)
         put(TensorDict({"value": value, "grad": grad}, [6]), "later")
         changed = TensorDict({"reward": torch.tensor([8.0, 9.0])}, [2])
         tq.kv_batch_put(keys=keys[2:4], partition_id="later", fields=changed)
+        one = {"ids": torch.arange(4), "tag": "other"}
+        tq.kv_put(key=keys[0], partition_id="later", fields=one, tag={"score": 0.5})
         found = get(keys, "later")
         assert rows_of(found["value"]) == rows_of(value)
         assert found["reward"].tolist() == [0.0, 1.0, 8.0, 9.0, 4.0, 5.0]
         assert rows_of(found["grad"]) == [[1.0] * 3] * 6
         assert not found["grad"].requires_grad
-
-    def test_one_row_with_a_tag(self, queue):
-        fields = {"ids": torch.arange(4), "text": "hello"}
-        tq.kv_put(key="k", partition_id="one", fields=fields, tag={"score": 0.5})
-        assert rows_of(get("k", "one")["ids"]) == [[0, 1, 2, 3]]
-        assert tq.kv_list(partition_id="one")["one"]["k"] == {"score": 0.5}
+        assert rows_of(get(keys[0], "later")["ids"]) == [[0, 1, 2, 3]]
+        assert found.get("tag").tolist() == ["other", *["gsm8k"] * 5]
+        assert tq.kv_list(partition_id="later")["later"][keys[0]] == {"score": 0.5}
 
     def test_what_cannot_be_put_is_refused_and_nothing_is_written(self, queue):
         before = on_units(active)
