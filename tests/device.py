@@ -72,7 +72,7 @@ def _device_bytes(memory: torch.Tensor) -> torch.Tensor:
     DLPack is the only public way to a tensor there. Its structure begins with the address and the
     device: https://dmlc.github.io/dlpack/latest/c_api.html.
     """
-    capsule = torch.utils.dlpack.to_dlpack(memory)
+    capsule = memory.__dlpack__()
     place = _pointer_of(capsule, b"dltensor")
     ctypes.c_uint64.from_address(place).value += _AWAY
     ctypes.c_int32.from_address(place + 8).value = _EXTERNAL_DEVICE

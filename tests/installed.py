@@ -5,7 +5,6 @@ trip; without it, on a Python that torch has no wheel for, the C modules are cal
 ``--compiled`` asks for them, ``--pure`` for none.
 """
 
-import argparse
 import importlib.metadata
 import importlib.util
 import subprocess
@@ -16,28 +15,25 @@ from pathlib import Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--pure", action="store_true")
-    options = parser.parse_args()
+    (kind,) = sys.argv[1:] or [""]
+    assert kind in ("--compiled", "--pure", ""), f"expected --compiled or --pure, found {kind}"
     spec = importlib.util.find_spec("jagcodec")
     assert spec is not None, "expected jagcodec, found no such package"
     package = Path(spec.origin or "").parent
-    checkout = Path(__file__).resolve().parent.parent
-    assert checkout / "src" not in package.parents, f"expected what is installed, found {package}"
+    source = Path(__file__).resolve().parent.parent / "src"
+    assert source not in package.parents, f"expected what is installed, found {package}"
     binaries = sorted(path.name for path in package.rglob("*.so"))
     done = []
-    if options.compiled:
+    if kind == "--compiled":
         assert binaries == ["_cells.abi3.so", "_kernel.abi3.so"], f"expected both, found {binaries}"
         call_cells(package / "cells" / "_cells.abi3.so")
         call_kernel(package / "rowcopy" / "_kernel.abi3.so")
         done.append("C modules")
-    if options.pure:
-        assert binaries == [], f"expected no binaries, found {binaries}"
+    assert not (kind == "--pure" and binaries), f"expected no binaries, found {binaries}"
     command()
     done.append("command")
     if importlib.util.find_spec("torch") is not None:
-        trip(options)
+        trip(kind)
         done.append("whole trip")
     version = importlib.metadata.version("jagcodec")
     print(f"jagcodec {version} on Python {sys.version.split()[0]}: {', '.join(done)}")
@@ -87,14 +83,14 @@ def command() -> None:
     print(run.stdout, end="")
 
 
-def trip(options: argparse.Namespace) -> None:
+def trip(kind: str) -> None:
     import torch
 
     from jagcodec import decode, encode_fields, materialize, rowcopy
 
     name = rowcopy.backend().name
-    assert name == "compiled" or not options.compiled, f"expected the compiled kernel, found {name}"
-    assert name == "numpy" or not options.pure, f"expected numpy, found {name}"
+    expected = {"--compiled": "compiled", "--pure": "numpy"}.get(kind, name)
+    assert name == expected, f"expected the kernel {expected}, found {name}"
     ids = torch.arange(1, 13).view(3, 4)
     lengths = torch.tensor([2, 4, 3])
     columns = {"ids": ids, "answer": ["42", "", "yes"]}
