@@ -1,8 +1,8 @@
 """Records: whole steps or none, whenever their writer is killed."""
 
+import itertools
 import os
-import subprocess
-import sys
+import signal
 import threading
 from contextlib import suppress
 from functools import partial
@@ -19,13 +19,14 @@ from tensordict import TensorDict
 from jagcodec import BatchedDataDict, WireBatch, dump, encode, load, open_wire, pack_rows
 from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.record import RecordReader, RecordWriter
-from tests.helpers import make_batch
+from jagcodec.wire import files
+from tests.helpers import ROOT, make_batch, run_python
 from tests.oracle import assert_same
 
 
 def batch(step):
     """A batch that says of which step it is, in every cell."""
-    return pack_rows([{"ids": [step] * n, "reward": float(step)} for n in (1, 0, 3)])
+    return pack_rows([{"ids": [step] * n, "reward": float(step)} for n in (9000, 0, 3)])
 
 
 def step_of(td):
@@ -166,9 +167,8 @@ def test_a_record_has_one_writer(tmp_path):
             RecordWriter(tmp_path)
         assert caught.value.reason == "busy"
     code = "import sys; from jagcodec.record import RecordWriter; RecordWriter(sys.argv[1])"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert "expected a record that no writer has open" in run.stderr
+    said = run_python(code, tmp_path, status=1).stderr
+    assert "expected a record that no writer has open" in said
     writer.write(1, batch(1))
     writer.close()
     writer.close()
@@ -180,85 +180,62 @@ def test_a_record_has_one_writer(tmp_path):
     assert record(tmp_path, [2]).steps == (1, 2)
 
 
-# Forks writers that kill themselves before their n-th system call, for every n there is.
-KILLED_AT_EVERY_CALL = """
-import itertools, os, signal, sys, torch
-torch.set_num_threads(1)
-from jagcodec import ArgumentError, pack_rows
-from jagcodec.record import RecordWriter
-from jagcodec.wire import files
-
-directory, batch = sys.argv[1], pack_rows([{"ids": list(range(9000))}, {"ids": []}])
-
-
-def write(place, calls):
-    # Steps 0 and 1 are there. Kills this process before call number `calls`.
+def killed_at_call(directory, number):
+    """Write steps 2 and 3, and kill this process before its `number`-th system call."""
     made = itertools.count()
 
-    def counted(real):
-        def call(*args, **options):
-            if next(made) == calls:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **options)
-
-        return call
+    def counted(real, *arguments, **options):
+        if next(made) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
 
     for name in ("open", "fsync", "replace", "unlink", "close", "listdir"):
-        setattr(os, name, counted(getattr(os, name)))
+        setattr(os, name, partial(counted, getattr(os, name)))
     pieces = files.blob_pieces
-    files.blob_pieces = lambda frames: map(counted(bytes), pieces(frames))
-    with RecordWriter(place, keep=2) as writer:
-        writer.write(2, batch, meta={"n": 2})
-        writer.write(3, batch, meta={"n": 3})
-    return 0
+    files.blob_pieces = lambda frames: map(partial(counted, bytes), pieces(frames))
+    record(directory, (2, 3), keep=2)
 
 
-def forked(work):
+def forked(work, *arguments):
+    """How a process ends that is forked from this one."""
     child = os.fork()
     if child == 0:
         code = 1
-        try:
-            code = work()
-        finally:
-            os._exit(code)
+        with suppress(BaseException):
+            work(*arguments)
+            code = 0
+        os._exit(code)
     return os.waitpid(child, 0)[1]
 
 
-for calls in itertools.count():
-    place = f"{directory}/{calls}"
-    with RecordWriter(place, keep=2) as writer:
-        for step in (0, 1):
-            writer.write(step, batch, meta={"n": step})
-    status = forked(lambda: write(place, calls))
-    if not os.WIFSIGNALED(status):
-        assert os.WEXITSTATUS(status) == 0, status
-        break
+def write_in_processes(directory):
+    """Writers are killed at every call that they make, each in a directory of its own."""
+    torch.set_num_threads(1)
+    for number in itertools.count():
+        record(f"{directory}/{number}", (0, 1), keep=2)
+        status = forked(killed_at_call, f"{directory}/{number}", number)
+        if not os.WIFSIGNALED(status):
+            assert status == 0, status
+            break
 
-# A process that is forked from a writer's cannot write, and does not let go of the record.
-with RecordWriter(f"{directory}/forked") as writer:
+    # A process that is forked from a writer's cannot write, and does not let go of the record.
+    with RecordWriter(f"{directory}/forked") as writer:
 
-    def work():
-        try:
-            writer.write(0, batch)
-        except ArgumentError as error:
+        def work():
+            with pytest.raises(ArgumentError, match="forked"):
+                writer.write(0, batch(0))
             writer.close()
-            return 7 if "forked" in str(error) else 8
 
-    assert os.WEXITSTATUS(forked(work)) == 7
-    try:
-        RecordWriter(f"{directory}/forked")
-        raise SystemExit("the record has two writers")
-    except ArgumentError:
-        writer.write(0, batch)
-print(calls + 1)
-"""
+        assert forked(work) == 0
+        with pytest.raises(ArgumentError, match="no writer has open"):
+            RecordWriter(f"{directory}/forked")
+        writer.write(0, batch(0))
 
 
 def test_a_writer_killed_at_any_call_loses_the_open_step_at_most(tmp_path):
-    command = [sys.executable, "-c", KILLED_AT_EVERY_CALL, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    places = int(run.stdout)
+    code = "import sys; from tests import test_record; test_record.write_in_processes(sys.argv[1])"
+    run_python(code, tmp_path, cwd=ROOT)
+    places = len(os.listdir(tmp_path)) - 1
     assert places > 20
     seen, leftovers = [], 0
     for place in range(places):
@@ -268,8 +245,8 @@ def test_a_writer_killed_at_any_call_loses_the_open_step_at_most(tmp_path):
         assert reader.steps in {(0, 1), (0, 1, 2), (1, 2), (1, 2, 3), (2, 3)}
         for step in reader.steps:
             opened = open_wire(reader.file(step))
-            assert opened.meta == {"n": step}
-            assert opened["ids"].values().tolist() == list(range(9000))
+            assert opened.meta == {"step": step}
+            assert step_of(opened.to_tensordict()) == step
         seen.append(reader.steps[-1])
         leftovers += any(name.endswith(".part") for name in os.listdir(directory))
         # The lock went with its process, and the next writer goes on, and cleans up.
@@ -281,13 +258,8 @@ def test_a_writer_killed_at_any_call_loses_the_open_step_at_most(tmp_path):
 
 
 def test_readers_read_while_steps_are_written_and_deleted(tmp_path):
-    def write():
-        with RecordWriter(tmp_path, keep=2) as writer:
-            for step in range(60):
-                ids = [[step] * n for n in (40_000, 0, 3)]
-                writer.write(step, pack_rows([{"ids": row, "reward": float(step)} for row in ids]))
-
-    reader, thread = RecordReader(tmp_path), threading.Thread(target=write)
+    reader = RecordReader(tmp_path)
+    thread = threading.Thread(target=record, args=(tmp_path, range(60)), kwargs={"keep": 2})
     thread.start()
     while thread.is_alive():
         steps = reader.steps
