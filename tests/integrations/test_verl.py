@@ -46,11 +46,10 @@ pytestmark = [
 def make_dataproto(rows=24):
     """What verl's agent loop makes: prompts padded on the left, responses on the right."""
     draw = torch.Generator().manual_seed(5)
-    mask = torch.zeros(rows, PROMPT + RESPONSE, dtype=torch.int64)
-    for row in range(rows):
-        prompt = row % PROMPT + 1  # from one token to all
-        response = (row * 7) % (RESPONSE + 1)  # from none to all
-        mask[row, PROMPT - prompt : PROMPT + response] = 1
+    row, place = torch.arange(rows)[:, None], torch.arange(-PROMPT, RESPONSE)
+    prompt = row % PROMPT + 1  # from one token to all
+    response = (row * 7) % (RESPONSE + 1)  # from none to all
+    mask = ((place >= -prompt) & (place < response)).long()
     ids = torch.randint(0, 150_000, mask.shape, generator=draw)
     ids = ids.where(mask.bool(), torch.tensor(PAD))
     experts = torch.randint(0, 99, (*mask.shape, 2, 2), generator=draw).to(torch.uint8)
@@ -73,21 +72,15 @@ def make_dataproto(rows=24):
     messages, images = (np.empty(rows, dtype=object) for _ in range(2))
     messages[:] = [[{"role": "user", "content": f"question {row}"}] for row in range(rows)]
     images[:] = [{"pixel_values": torch.full((2, 3), float(row))} for row in range(rows)]
-    return DataProto.from_dict(
-        tensors=tensors,
-        non_tensors={
-            "uid": np.array([f"u{row // 4}" for row in range(rows)], dtype=object),
-            "raw_prompt": messages,
-            "__num_turns__": np.arange(rows, dtype=np.int32),
-            "multi_modal_inputs": images,
-        },
-        meta_info={
-            "temperature": 0.7,
-            "global_token_num": mask.sum(dim=1).tolist(),
-            "metrics": [{"actor/loss": [0.5, float("nan")]}],
-            "eos": (1, None),
-        },
-    )
+    non_tensors = {
+        "uid": np.array([f"u{row // 4}" for row in range(rows)], dtype=object),
+        "raw_prompt": messages,
+        "__num_turns__": np.arange(rows, dtype=np.int32),
+        "multi_modal_inputs": images,
+    }
+    meta = {"temperature": 0.7, "global_token_num": mask.sum(dim=1).tolist(), "eos": (1, None)}
+    meta["metrics"] = [{"actor/loss": [0.5, float("nan")]}]
+    return DataProto.from_dict(tensors, non_tensors, meta)
 
 
 def assert_same(found, sent):
@@ -249,21 +242,19 @@ class TestRay:
 
             @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
             def compute_values(self, data):
-                values = data.batch["old_log_probs"] * 2
-                output = DataProto.from_dict(
-                    tensors={"values": values, "ids": data.batch["input_ids"]},
-                    non_tensors={"uid": data.non_tensor_batch["uid"]},
-                )
-                output.meta_info["metrics"] = {"rows": len(data), "rank": self.rank}
-                return output
+                tensors = {
+                    "values": data.batch["old_log_probs"] * 2,
+                    "ids": data.batch["input_ids"],
+                }
+                metrics = {"rows": len(data), "rank": self.rank}
+                uid = {"uid": data.non_tensor_batch["uid"]}
+                return DataProto.from_dict(tensors, uid, {"metrics": metrics})
 
-            @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
-            def later(self, data):
+            def same(self, data):
                 return data
 
-            @register(dispatch_mode=mesh)
-            def back(self, data):
-                return data
+            later = register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)(same)
+            back = register(dispatch_mode=mesh)(same)
 
         pool = RayResourcePool([2], use_gpu=False, max_colocate_count=1)
         group = RayWorkerGroup(pool, RayClassWithInitArgs(Critic), device_name="cpu")
