@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -65,45 +66,38 @@ def context():
         yield context
 
 
-class Relay:
-    """Between a process that connects and one that listens: forwards so many bytes, then holds.
+@contextmanager
+def relay(port, limit, of_answers=False):
+    """A port that leads to another one, until the block ends, and an event.
 
-    The `limit` is of the one that connects; with `of_answers`, of the one that listens on `port`.
+    So many bytes of the side that connects are forwarded, or with `of_answers` of the other one;
+    then nothing more, and the event is set.
     """
+    listener, reached, ends = socket.create_server((HOST, 0)), threading.Event(), []
 
-    def __init__(self, port, limit, of_answers=False):
-        self.reached = threading.Event()
-        self._listener = socket.create_server((HOST, 0))
-        self.port = self._listener.getsockname()[1]
-        self._ends = [self._listener]
-        arguments = (port, limit, of_answers)
-        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
-        self._thread.start()
-
-    def _run(self, port, limit, of_answers):
-        near, _ = self._listener.accept()
-        far = socket.create_connection((HOST, port))
-        self._ends += [near, far]
-        source, target = (far, near) if of_answers else (near, far)
-        answering = threading.Thread(target=self._pump, args=(target, source), daemon=True)
-        answering.start()
-        self._pump(source, target, limit)
-        self.reached.set()
-        answering.join()
-
-    @staticmethod
-    def _pump(source, target, limit=1 << 40):
+    def pump(source, target, left):
         with suppress(OSError):  # cut
-            while limit and (data := source.recv(min(limit, 1 << 16))):
+            while left and (data := source.recv(min(left, 1 << 16))):
                 target.sendall(data)
-                limit -= len(data)
+                left -= len(data)
+            reached.set()
 
-    def cut(self):
-        for end in self._ends:
+    def forward():
+        ends.extend((listener.accept()[0], socket.create_connection((HOST, port))))
+        limits = [1 << 40, limit] if of_answers else [limit, 1 << 40]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(pump, ends, ends[::-1], limits))
+
+    thread = threading.Thread(target=forward, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1], reached
+    finally:
+        for end in (listener, *ends):
             with suppress(OSError):  # ended already
                 end.shutdown(socket.SHUT_RDWR)
-        self._thread.join(LONG)
-        for end in self._ends:
+        thread.join(LONG)
+        for end in (listener, *ends):
             end.close()
 
 
@@ -123,11 +117,9 @@ def produce(pipe, port, number):
 def test_of_a_producer_killed_in_mid_message_nothing_arrives(context, limit):
     with context.socket(zmq.PULL) as pull:
         port = pull.bind_to_random_port(f"tcp://{HOST}")
-        relay = Relay(port, limit)
-        with process(produce, relay.port, 1) as (running, _):
-            assert relay.reached.wait(LONG)
+        with relay(port, limit) as (way, reached), process(produce, way, 1) as (running, _):
+            assert reached.wait(LONG)
             killed(running)
-        relay.cut()
         with pytest.raises(TransportTimeoutError) as caught:
             recv(pull, timeout=SHORT)
         assert caught.value.reason == "timed_out"
@@ -152,14 +144,15 @@ def acknowledge(pipe, port):
 def test_a_batch_that_a_killed_consumer_did_not_acknowledge_is_sent_again(context, limit):
     with context.socket(zmq.DEALER) as dealer:
         port = dealer.bind_to_random_port(f"tcp://{HOST}")
-        relay = Relay(port, limit, of_answers=True)
-        with process(acknowledge, relay.port) as (running, pipe):
+        with (
+            relay(port, limit, of_answers=True) as (way, reached),
+            process(acknowledge, way) as (running, pipe),
+        ):
             tracker = send(dealer, message_of(1), timeout=LONG)
-            assert relay.reached.wait(LONG)
+            assert reached.wait(LONG)
             killed(running)
             with pytest.raises(EOFError):
                 pipe.recv()
-        relay.cut()
         # Memory may be written to again; that does not say that anyone has the batch.
         tracker.wait(LONG)
         with pytest.raises(TransportTimeoutError):
