@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from jagcodec import BatchedDataDict, WireBatch, dump, encode, load, open_wire, pack_rows
 from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.record import RecordReader, RecordWriter
-from jagcodec.wire import files
+from jagcodec.wire.frames import blob_pieces
 from tests.helpers import ROOT, make_batch, run_python
 from tests.oracle import assert_same
 
@@ -191,8 +191,8 @@ def killed_at_call(directory, number):
 
     for name in ("open", "fsync", "replace", "unlink", "close", "listdir"):
         setattr(os, name, partial(counted, getattr(os, name)))
-    pieces = files.blob_pieces
-    files.blob_pieces = lambda frames: map(partial(counted, bytes), pieces(frames))
+    pieces = partial(counted, bytes)
+    patch("jagcodec.wire.files.blob_pieces", lambda x: map(pieces, blob_pieces(x))).start()
     record(directory, (2, 3), keep=2)
 
 

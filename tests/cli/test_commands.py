@@ -45,7 +45,7 @@ def run(capsys, monkeypatch):
     def run(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         try:
-            status = cli.main([*map(str, arguments)])
+            status: Any = cli.main([*map(str, arguments)])
         except SystemExit as left:  # of argparse
             status = left.code
         captured = capsys.readouterr()
