@@ -1,5 +1,6 @@
 """Padded columns to a batch and to a message: by lengths, by a mask, and strictly."""
 
+import re
 import warnings
 from collections import Counter
 from contextlib import nullcontext
@@ -147,35 +148,24 @@ def test_fused_is_composed_however_large_the_offsets_are(rows):
     assert given == [to_blob(composed)]
 
 
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_payload_columns_of_a_tensordict_are_kept(as_dict):
-    td: Any = TensorDict({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, batch_size=[2])
-    td["notes"] = NonTensorStack({"role": "user"}, "text")
-    td["source"] = NonTensorData("gsm8k", batch_size=[2])
-    td["meta"] = MetaData([1, 2], batch_size=[2])
-    td["grid"] = torch.stack([NonTensorStack(1, 2), NonTensorStack(3, 4)])
-    fields = dict(td.items()) if as_dict else td
-    packed = both(fields, lengths=[2, 3], token_aligned_fields=["ids"])
-    assert packed["ids"].values().tolist() == [5, 6, 7, 8, 9]
-    for name in ("notes", "source", "meta", "grid"):
-        assert_same(packed.get(name), td.get(name))
-
-
 @pytest.mark.parametrize(
-    "rows",
+    "column",
     [
+        *(NonTensorStack({"role": "user"}, "text"), NonTensorData("gsm8k", batch_size=[2])),
+        *(MetaData([1, 2], batch_size=[2]), torch.stack([NonTensorStack(1, 2)] * 2)),
         *([{"a": 1}, {}], ["a", None], ["a", "b\ud800"], [b"a", {"b": [None]}], [None, None]),
         np.array(["x", [1, 2]], dtype=object),
     ],
-    ids=str,
+    ids=lambda column: f"{column!r:.30}",
 )
-def test_lists_of_what_can_only_be_objects_are_rows(rows):
-    columns = {"ids": torch.ones(2, 3), "info": rows}
-    td = both(columns, lengths=[1, 3], token_aligned_fields=["ids"])
-    assert_same(td.get("info").tolist(), list(rows))
-    columns["info"] = rows[:1]
-    with pytest.raises(ArgumentError, match=r"expected 2 rows, .*found 1"):
-        encode_fields(columns, lengths=[1, 3], token_aligned_fields=["ids"])
+def test_columns_of_objects_are_kept(column):
+    fields: Any = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "info": column}
+    is_list = isinstance(column, (list, np.ndarray))
+    for each in (fields,) if is_list else (fields, TensorDict(fields, [2])):
+        packed = both(each, lengths=[2, 3], token_aligned_fields=["ids"])
+        assert packed["ids"].values().tolist() == [5, 6, 7, 8, 9]
+        found = packed.get("info")
+        assert_same(*((found.tolist(), list(column)) if is_list else (found, column)))
 
 
 OBJECTS = np.empty((2, 2), dtype=object)
@@ -236,11 +226,6 @@ PADDED = torch.tensor([[5, 6, 0, 0, 0], [7, 8, 9, 3, 0], [4, 0, 0, 0, 0]])
 LEFTOVERS = torch.arange(15).view(3, 5)
 
 
-BY_NAME: list[Any] = [pack_jagged_fields, encode_fields]
-BY_LENGTHS: list[Any] = [
-    lambda fields, **options: pack_per_token_field(fields["x"], LENGTHS),
-    lambda fields, **options: maybe_pack_jagged(fields["x"][:, :4], LENGTHS),
-]
 OPTIONS: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
 
 
@@ -278,7 +263,7 @@ SIGNS: list[tuple[Any, dict[str, Any], str | None, str | None]] = [
 
 
 @pytest.mark.filterwarnings("error::jagcodec.errors.JagcodecWarning")
-@pytest.mark.parametrize("pack", BY_NAME)
+@pytest.mark.parametrize("pack", [pack_jagged_fields, encode_fields])
 @pytest.mark.parametrize(("fields", "options", "warning", "error"), SIGNS)
 def test_signs_are_warnings_and_errors_if_strict(pack, fields, options, warning, error):
     options = OPTIONS | options
@@ -289,20 +274,7 @@ def test_signs_are_warnings_and_errors_if_strict(pack, fields, options, warning,
         pack(fields, **options, strict=True)
 
 
-@pytest.mark.parametrize("column", [PADDED[:, :3], torch.ones(3, 2, 4), torch.ones(2, 4)])
-def test_a_column_that_cannot_be_packed_stays_rectangular(column):
-    with pytest.warns(JagcodecWarning, match="stays rectangular .* its rows or its width"):
-        pack_per_token_field(column, LENGTHS)
-
-
-@pytest.mark.filterwarnings("error::jagcodec.errors.JagcodecWarning")
-@pytest.mark.parametrize("pack", [*BY_NAME, *BY_LENGTHS])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_integers_that_are_left_out(pack, dtype):
-    with pytest.warns(JagcodecWarning, match="cells after rows are left out") as caught:
-        pack({"x": LEFTOVERS.to(dtype)}, **OPTIONS)
-    assert [warning.filename for warning in caught] == [__file__]
-    pack({"x": PADDED.to(dtype)}, **OPTIONS)
+INTEGERS = [torch.int64, torch.int32, torch.uint8]
 
 
 @st.composite
@@ -311,7 +283,7 @@ def rectangles(draw):
     rows, width = draw(st.sampled_from([1, 2, 4, 20])), draw(st.integers(1, 5))
     lengths = draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
     inner = draw(st.sampled_from([(), (2,), (0,), (2, 1)]))
-    dtype = draw(st.sampled_from([torch.int64, torch.uint8, torch.float16, torch.complex128]))
+    dtype = draw(st.sampled_from([*INTEGERS, torch.float16, torch.complex128]))
     column = draw(tensors((rows, width, *inner), dtype))
     if draw(st.booleans()):
         column = column.clone()
@@ -331,7 +303,7 @@ def test_a_warning_compares_two_cells_of_each_row_and_strict_all_bits_of_all(dra
     differ = any(cells[i][n] != cells[i][width - 1] for i, n in after)
     pads = [(i, repr(cells[i][j])) for i, n in after for j in range(n, width)]
     uneven = [i for i, cell in pads if cell != pads[0][1]]
-    is_integer = column.dtype in (torch.int64, torch.uint8)
+    is_integer = column.dtype in INTEGERS
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loose = encode_fields({"x": column}, lengths=lengths, token_aligned_fields=["x"])
@@ -350,10 +322,16 @@ def test_python_shows_a_warning_once_per_line_that_called():
         options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["ids", "wide"]}
         for step in range(5):
             columns = {"ids": LEFTOVERS + step, "wide": torch.ones(3, 3 - step % 2)}
+            pack_jagged_fields(columns, **options)
             encode_fields(columns, **options)
             padding_tax(columns, **options)
             pack_per_token_field(columns["ids"], LENGTHS)
             maybe_pack_jagged(columns["ids"][:, :4], LENGTHS)
+            pack_per_token_field(PADDED + step, LENGTHS)
+            maybe_pack_jagged(PADDED[:, :4], LENGTHS)
     lines = Counter(warning.lineno for warning in caught)
-    assert [lines[line] for line in sorted(lines)] == [2, 2, 1, 1]
+    assert [lines[line] for line in sorted(lines)] == [2, 2, 2, 1, 1]
     assert {warning.filename for warning in caught} == {__file__}
+    texts = "stays rectangular .* its rows or its width", "cells after rows are left out"
+    for text, count in zip(texts, (3, 5), strict=True):
+        assert sum(bool(re.search(text, str(warning.message))) for warning in caught) == count

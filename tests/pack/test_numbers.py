@@ -33,8 +33,12 @@ def sent(chunk, dtypes):
 
 def grown(chunk, dtypes):
     row = RowBuilder(dtypes)
-    row.append(x=chunk)
-    return torch.as_tensor(row.to_row()["x"])
+    for each in (chunk, []):  # the second says nothing
+        row.append(x=each)
+    cells = row.to_row()["x"]
+    name = str(cells.dtype).removeprefix("torch.")
+    assert isinstance(cells, np.ndarray) == hasattr(np, name)
+    return torch.as_tensor(cells)
 
 
 def resumed(chunk, dtypes):
