@@ -426,20 +426,19 @@ def test_strided_nested_columns():
 
 
 def test_payloads_of_the_whole_batch_stay_that_until_they_differ():
-    def whole(value, rows=1):
-        return TensorDict({"x": NonTensorData(value, batch_size=[rows])}, [rows])
+    def joined(*values):
+        parts = [NonTensorData(value, batch_size=[1]) for value in values]
+        return concat_rows([TensorDict({"x": part}, [1]) for part in parts]).get("x")
 
-    same = concat_rows([whole({"n": 1}, 2), whole({"n": 1})])
-    assert_same(same.get("x"), NonTensorData({"n": 1}, batch_size=[3]))
-    differ = concat_rows([whole({"n": 1}, 2), whole({"n": 2})]).get("x")
+    assert_same(joined({"n": 1}, {"n": 1}), NonTensorData({"n": 1}, batch_size=[2]))
+    differ = joined({"n": 1}, {"n": 1}, {"n": 2})
     assert isinstance(differ, NonTensorStack)
     assert differ.tolist() == [{"n": 1}, {"n": 1}, {"n": 2}]
     # 1 and True and 1.0 are equal and are not the same.
-    kinds = concat_rows([whole(x) for x in (1, True, 1.0)]).get("x").tolist()
-    assert [type(x) for x in kinds] == [int, bool, float]
+    assert [type(x) for x in joined(1, True, 1.0).tolist()] == [int, bool, float]
     lock = object()  # which cannot be encoded
-    assert concat_rows([whole(lock), whole(lock)]).get("x").data is lock
-    assert concat_rows([whole(lock), whole(object())]).get("x").tolist()[0] is lock
+    assert joined(lock, lock).data is lock
+    assert joined(lock, object()).tolist()[0] is lock
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -563,16 +562,6 @@ def test_split_by_tokens_and_back():
     assert split_rows({"x": []}, max_tokens=9, lengths=none) == []
 
 
-def test_rows_of_other_lengths_are_refused_at_the_first_that_differs():
-    written = {"new": nest(1, 3, 2)}
-    text = r"batches\[1\]\)\['new'\], row 1: .* 4 tokens like 'ids' of the first batch, found 3"
-    batches: Any
-    for batches in ([TD, written], [encode(TD), encode(TensorDict(written, [3]))]):
-        with pytest.raises(ArgumentError, match=text) as caught:
-            join_columns(batches)
-        assert caught.value.reason == "bad_length"
-
-
 def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
     td = TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, [2], names=["rows"]).lock_()
     holes = torch.nested.nested_tensor_from_jagged(
@@ -594,11 +583,8 @@ def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
     assert joined.device == torch.device("cpu")
 
 
-def test_a_column_is_replaced_only_on_request_and_in_its_place():
+def test_a_column_is_replaced_in_its_place():
     td = TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, [2])
-    with pytest.raises(ArgumentError, match=r"batches\[1\]\)\['ids'\].*replace=True") as caught:
-        join_columns([td, {"ids": nest(3, 2)}])
-    assert caught.value.reason == "conflict"
     joined = join_columns([td, {"ids": nest(3, 2, fill=5.0)}], replace=True)
     assert list(joined.keys()) == ["ids", "mask"]
     assert joined["ids"].values().tolist() == [5.0] * 5
@@ -759,6 +745,24 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
 def test_refused(call, arguments, error, text):
     with pytest.raises(error, match=text):
         call(*arguments)
+
+
+OTHER = TensorDict({"new": nest(1, 3, 2)}, [3])
+LONGER = r"batches\[1\]\)\['new'\], row 1: .* 4 tokens like 'ids' of the first batch, found 3"
+
+
+@pytest.mark.parametrize(
+    ("batches", "reason", "text"),
+    [
+        ([TD, dict(OTHER)], "bad_length", LONGER),
+        ([encode(TD), encode(OTHER)], "bad_length", LONGER),
+        ([TD, dict(TD)], "conflict", r"batches\[1\]\)\['ids'\].*replace=True"),
+    ],
+)
+def test_columns_that_do_not_fit_next_to_each_other(batches, reason, text):
+    with pytest.raises(ArgumentError, match=text) as caught:
+        join_columns(batches)
+    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize("form", MESSAGES)
