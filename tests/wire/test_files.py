@@ -151,11 +151,15 @@ def test_what_is_not_a_message_at_all_is_the_caller_s_mistake(value, text):
 
 
 @pytest.mark.parametrize(
-    "data", [["x"], [None], [b"\x84", 3], [encode(1)], [BATCH], (Path(),), b"", torch.zeros(9)]
+    "data",
+    [
+        *(["x"], [None], [b"\x84", 3], [encode(1)], [BATCH], (Path(),), b"", torch.zeros(9)),
+        [np.ones((4, 4))[:, ::2]],
+    ],
 )
 def test_wrong_bytes_and_wrong_items_are_a_bad_message(data):
     for call in (decode, open_wire):
-        refused(call, data)
+        refused(call, data, "foreign")
 
 
 # --- files -------------------------------------------------------------------------------------

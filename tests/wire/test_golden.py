@@ -32,6 +32,7 @@ from tests.helpers import ROOT, message, receive, run_python
 from tests.oracle import assert_same
 from tests.wire import cases, forge, spec_reader
 from tests.wire.cases import GOLDEN, bytes_of, entry, hex_of, lines_of, load, message_of
+from tests.wire.values import objects
 
 SPEC = ROOT / "docs" / "wire-format.md"
 
@@ -51,12 +52,6 @@ register_type(Point, name="golden.Point", to_state=list, from_state=lambda state
 
 def i64(*cells):
     return torch.tensor(cells, dtype=torch.int64)
-
-
-def objects(*cells):
-    array = np.empty(len(cells), dtype=object)
-    array[:] = cells
-    return array
 
 
 def jagged(values, lengths, dim=1):

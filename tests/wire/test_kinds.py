@@ -98,6 +98,14 @@ def ragged_view():
     return legacy(lambda: tensordict.lazy_stack(rows, 0).view(2))
 
 
+def stacks_through_tensorclasses():
+    value: Any = turn(1)
+    for _ in range(40):
+        value = turn(1, before=LazyStackedTensorDict(TensorDict({"t": value}, batch_size=[1])))
+        value = LazyStackedTensorDict(TensorDict({"t": value}, batch_size=[1]))[0]["t"]
+    return value
+
+
 def negative(*size):
     return TensorDict({}, batch_size=torch.Size(size))
 
@@ -128,6 +136,8 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     # what no reader would accept
     (cycle, "", "too_deep: cycle"),
     (lambda: values.nest_lists(101), "", "too_deep: 100 nested"),
+    (stacks_through_tensorclasses, "", "too_deep: "),
+    (lambda: values.stacks(9), "", "too_deep: 8 stacks"),
     (lambda: TensorDict({"s": "x"}, [(1 << 24) + 1]), "", "too_large: rows without data"),
     (lambda: {i * ((1 << 61) - 1): 1 for i in range(1, 100)}, "", "bad_value: distinct hashes"),
     # compressed sparse tensors
@@ -209,17 +219,6 @@ def test_the_remedy_for_a_tensorclass_works(wrap):
     assert "register_type" in str(refused(value))
     register_type(once, f"tests.{id(once)}")
     assert_same(trip(value), value)
-
-
-def test_levels_of_stacks_count_through_tensorclasses():
-    value: Any = turn(1)
-    for _ in range(40):
-        value = turn(1, before=LazyStackedTensorDict(TensorDict({"t": value}, batch_size=[1])))
-        value = LazyStackedTensorDict(TensorDict({"t": value}, batch_size=[1]))[0]["t"]
-    refused(value, "too_deep")
-
-
-# --- kinds of TensorDict that arrive -----------------------------------------------------------
 
 
 def test_persistent_tensordicts_arrive_as_tensordicts(tmp_path):
@@ -307,18 +306,6 @@ def test_forged_states_and_names_of_other_things_are_refused(name):
     for state in FORGED.get(name, ["x"]):
         with pytest.raises(WireFormatError, match=says):
             restore(name, state)
-
-
-def test_columns_of_tensorclasses_have_the_rows_of_their_batch():
-    inner = forge.tensordict([2], {"tokens": forge.tensor(shape=(2,))})
-    for rows in (2, 3):
-        state = forge.node("USER", TURN, children=[inner])
-        frames = forge.message(forge.tensordict([rows], {"turn": state}), bytes(2))
-        if rows == 2:
-            assert type(decode(frames)["turn"]) is Turn
-            continue
-        for read in (decode, lambda frames: open_wire(frames).to_tensordict()):
-            readers.refused(read, frames, says="batch size")
 
 
 # --- types of the standard library -------------------------------------------------------------

@@ -7,7 +7,6 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
@@ -20,6 +19,7 @@ from jagcodec.wire.schema import FORMS
 from tests.wire import forge
 from tests.wire.forge import blob, message, message_of_rows, node, record, tensor, tensordict
 from tests.wire.readers import chosen, fetched, on_a_small_stack, outcome, peak_of, refused
+from tests.wire.values import objects
 
 FRAMES = jagcodec.encode_fields(
     {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}, lengths=torch.tensor([2, 4, 3])
@@ -319,12 +319,6 @@ def test_the_limit_of_depth(make, most):
         assert levels <= most or found.reason == "too_deep"
 
 
-def cells_of(value):
-    cells = np.empty(1, dtype=object)
-    cells[0] = value
-    return cells
-
-
 WRAPS = {
     "tuple": lambda value: (value,),
     "list": lambda value: [value],
@@ -332,7 +326,7 @@ WRAPS = {
     "dict, key 1": lambda value: {1: value},
     "slice": lambda value: slice(None, value),
     "payload": lambda value: NonTensorData((value,), batch_size=[1]),
-    "object array": cells_of,
+    "object array": objects,
 }
 
 
@@ -341,7 +335,7 @@ def test_what_encode_writes_decode_reads_at_the_deepest(wrap):
     leaves = [
         *((), torch.zeros(1), torch.eye(2).to_sparse_coo(), 2**70, 1j, b"x" * 5000, {2**70: 2**70}),
         *(torch.nested.nested_tensor([torch.ones(1)]), frozenset({2**70}), range(2**70)),
-        *(cells_of(torch.ones(1)), TensorDict({"a": torch.eye(2).to_sparse_coo()}, [2])),
+        *(objects(torch.ones(1)), TensorDict({"a": torch.eye(2).to_sparse_coo()}, [2])),
     ]
     for leaf in leaves:
         values = [leaf]
@@ -353,12 +347,3 @@ def test_what_encode_writes_decode_reads_at_the_deepest(wrap):
         assert too_deep > 31
         found = on_a_small_stack(lambda deepest: decode(encode(deepest)), values[too_deep - 1])
         assert not isinstance(found, Exception), found
-
-
-def test_as_many_stacks_as_encode_writes_are_read():
-    stack = TensorDict({"x": torch.ones(1)}, [])
-    for _ in range(8):
-        stack = LazyStackedTensorDict(stack, stack_dim=0)
-    assert decode(encode(stack)).batch_size == (1,) * 8
-    with pytest.raises(TypeError, match="8 stacks"):
-        encode([LazyStackedTensorDict(stack, stack_dim=0)])

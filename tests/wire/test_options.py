@@ -23,6 +23,7 @@ from tests.oracle import assert_same
 from tests.wire import forge
 from tests.wire.cases import BAD
 from tests.wire.readers import assert_reads, refused
+from tests.wire.values import objects
 
 # --- narrow ------------------------------------------------------------------------------------
 
@@ -271,10 +272,8 @@ def test_rows_of_every_width_that_repeat(dtype, tail, eager):
 def test_payloads_that_occur_more_than_once(one_object):
     images: list[Any] = [{"pixels": torch.rand(60, 100) + i, "grid": [1, 2]} for i in range(4)]
     rows = [image if one_object else {**image} for image in images for _ in (0, 1)]
-    array = np.empty(8, dtype=object)
-    array[:] = rows
     at_most = 1.1 * sum(image["pixels"].nbytes for image in images)
-    assert_sent_once({"mm": array}, at_most)
+    assert_sent_once({"mm": objects(*rows)}, at_most)
     frames = assert_sent_once(TensorDict({"mm": NonTensorStack(*rows)}, [8]), at_most)
     store = Store(frames)
     chosen = open_wire(store).rows([3, 2, 0])

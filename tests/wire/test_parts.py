@@ -455,6 +455,8 @@ def test_rows_that_a_rectangle_only_claims_take_no_memory(choose):
 
 
 RAGGED = forge.jagged(dim=2, shape=[3, 4]), forge.int64s(0, 2, 4) + bytes(12)
+TURN = forge.tensordict([2], {"tokens": forge.tensor(shape=[2])})
+TURNS = forge.node("USER", "tests.wire.values.Turn", children=[TURN]), b"ab"
 STRIDED = forge.strided_nested(3, 2, 1, (0, 16)), forge.int64s(1, 2) + b"abc"
 
 
@@ -466,6 +468,8 @@ STRIDED = forge.strided_nested(3, 2, 1, (0, 16)), forge.int64s(1, 2) + b"abc"
         ([2, 3, 4], RAGGED, "bad_value"),
         ([2], STRIDED, None),
         ([3], STRIDED, "bad_value"),
+        ([2], TURNS, None),
+        ([3], TURNS, "bad_rows"),
         # tensordict would change the size of these to that of the batch around them
         ([1], (forge.tensordict([2], {}), b""), "bad_rows"),
         ([1, 3], (forge.tensordict([1, 4], {}), b""), "bad_rows"),

@@ -186,6 +186,14 @@ TORCH |= {
     "tensors_in_a_list": lambda: [torch.ones(3), torch.ones(3, 2), torch.ones(3).int()],
 }
 
+
+def objects(*cells):
+    array = np.empty(len(cells), dtype=object)
+    for i, cell in enumerate(cells):
+        array[i] = cell
+    return array
+
+
 NUMPY: Makers = {
     "array_of_nothing": lambda: [np.zeros(2, "S0"), np.zeros(2, "V3"), np.zeros((), "q")],
     "array_of_objects": lambda: np.array([[{"a": (1,)}, None], ["x", torch.ones(2)]], dtype=object),
@@ -302,6 +310,13 @@ def unequal_rows():
     return tensordict.LazyStackedTensorDict(*members, stack_dim=0)
 
 
+def stacks(levels):
+    stack = TensorDict({"x": torch.ones(1)}, [])
+    for _ in range(levels):
+        stack = tensordict.LazyStackedTensorDict(stack, stack_dim=0)
+    return stack
+
+
 # After those with which tensordict tests itself, with the kinds that they lack.
 KINDS: Makers = {
     "plain": batch,
@@ -321,6 +336,7 @@ KINDS: Makers = {
     "stack": lambda: lazy_stack([batch(4, 3), batch(4, 3)], 2),
     "stack_of_unequal_rows": unequal_rows,
     "stack_of_batches_in_batches": lambda: lazy_stack(list(batch_in_batch().unbind(1)), 1),
+    "as_many_stacks_as_there_may_be": lambda: stacks(8),
     "stack_of_stacks": lambda: lazy_stack([lazy_stack([batch(2), batch(2)], 1)] * 2, 0),
     "stack_of_tensorclasses": lambda: lazy_stack([turn(2), turn(2)], 0),
     "stack_around_tensorclasses": lambda: tensordict.LazyStackedTensorDict(turn(2), turn(2)),
