@@ -32,7 +32,7 @@ from jagcodec.wire.schema import FORMS
 from tests.helpers import ROOT, make_batch, nested, rollout, run_python
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
-from tests.wire import forge
+from tests.wire import forge, spec_reader
 from tests.wire.forge import Draft, jagged, map_of, message, node, record, run_of, squeezed, tensor
 from tests.wire.grown import COLUMNS, DOCUMENTS, NODES, drawn, probing_keys, singles
 from tests.wire.readers import cost, forget, operations, outcome, peak_of, readers_of, refused
@@ -184,65 +184,103 @@ def test_the_search_takes_work_in_proportion(name):
     assert large < 1.5 * (16 if name.endswith("before") else 4) * small
 
 
-# --- small messages that ask for as much as default limits allow ------------------------------
-
-_ASKED = Limits().expanded + 64 * 150
-# A byte each: a message below 1 kB has no more, since zstd takes four bytes for 2**17 of them.
-_BYTES = min(180 << 17, _ASKED)
-_ROWS = _ASKED // 65 // 8 - 1
-_OBJECTS = 8 * _ROWS
+# --- small messages that ask for much ----------------------------------------------------------
 
 
-def one_row_of_bits(f: Draft):
-    cells = 8 * _OBJECTS
-    group = f.group([cells])
-    return 1, jagged(group, 1, [cells], "int64", *f.put(bytes(_OBJECTS)), stored=1)
+def one_frame(f: Draft, asked):
+    # A byte each: a message below 1 kB has no more, since zstd takes four bytes for 2**17 of them.
+    size = min(180 << 17, asked)
+    return size, tensor("uint8", [size], *f.put(bytes(size)))
 
 
-def one_row_of_documents(f: Draft):
+def one_row_of_bits(f: Draft, asked):
+    size = asked // 65 - 8
+    group = f.group([8 * size])
+    return 1, jagged(group, 1, [8 * size], "int64", *f.put(bytes(size)), stored=1)
+
+
+def one_row_of_documents(f: Draft, asked):
     """A list of the smallest objects, each of one byte."""
-    data = b"\xdd" + (_OBJECTS - 5).to_bytes(4, "big") + b"\x90" * (_OBJECTS - 5)
-    return 1, forge.rows_node(len(data), *f.put(data), f.group([len(data)]))
+    size = asked // 65 - 8
+    data = b"\xdd" + (size - 5).to_bytes(4, "big") + b"\x90" * (size - 5)
+    return 1, forge.rows_node(size, *f.put(data), f.group([size]))
 
 
-def indirect_tensor(wide, f: Draft):
+def rows_without_cells(kind, columns, f: Draft, asked):
+    """Of several columns of one group the offsets are all 0."""
+    rows = asked // 65 // 8 - 1
+    return rows, *[COLUMNS[kind](f, 0, rows)] * columns
+
+
+def indirect_tensor(wide, f: Draft, asked):
     """Rows that begin at the only cell, or at the first of many that are stored as bits."""
-    rows = 256 if wide else (_ASKED - 4096) // 34
-    size = (_ASKED - 64 * 1024) // (rows * 64 + 1) if wide else 1
+    rows = 256 if wide else (asked - 4096) // 34
+    size = (asked - 64 * 1024) // (rows * 64 + 1) if wide else 1
     only = run_of(f.put(bytes(size)), [0] * rows, narrow=1, cells=1, stored=int(wide))
     dtype, inner = ("int64", [8 * size]) if wide else ("uint8", ())
     return rows, forge.column(f, "TENSOR", [only], [1] * rows, dtype, inner)
 
 
-def indirect_rows(runs, f: Draft):
+def indirect_rows(runs, columns, f: Draft, asked):
     """Rows that are all the same, of cells that are stored as bits."""
     rows = 30
-    size = (_ASKED - 64 * 1024) // (rows * runs * 8 + 1) // 8
+    size = (asked - 64 * 1024) // (rows * runs * columns * 8 + 1) // 8
     each = 8 * size
     one = run_of(f.put(bytes(size)), rows=[each] * rows, cells=each, stored=1)
-    return rows, forge.column(f, "JAGGED", [one] * runs, [runs * each] * rows, "int64")
+    column = forge.column(f, "JAGGED", [one] * runs, [runs * each] * rows, "int64")
+    return rows, *[column] * columns
 
 
-def indirect_documents(f: Draft):
-    """Rows of documents that share their bytes, and become an object each."""
-    rows = 40
-    size = Limits().expanded // 64 // rows
+def indirect_documents(stored, columns, f: Draft, asked):
+    """Rows of documents that share their bytes, and become an object each, or are one (129)."""
+    rows, objects = (4, 1) if stored == 129 else (40, 40)
+    size = asked // 64 // columns // objects - 10
     data = b"\xdd" + (size - 5).to_bytes(4, "big") + b"\x80" * (size - 5)
-    return rows, forge.column(f, "NON_TENSOR_ROWS", [run_of(data)], [size] * rows)
+    made = forge.column(f, "NON_TENSOR_ROWS", [run_of(data)], [size] * rows, stored=stored)
+    return rows, *[made] * columns
 
 
 # How many rows, and columns of them.
 WORST: dict[str, Any] = {
-    "one frame": lambda f: (_BYTES, tensor("uint8", [_BYTES], *f.put(bytes(_BYTES)))),
-    "one row of bits": one_row_of_bits,
+    **{"one frame": one_frame, "one row of bits": one_row_of_bits},
     "one row of documents": one_row_of_documents,
-    "components": lambda f: (_ROWS, COLUMNS["strided, no cells"](f, 0, _ROWS)),
-    # several columns of one group, whose offsets are all 0
-    "rows without cells": lambda f: (_ROWS, *[COLUMNS["jagged, empty rows"](f, 0, _ROWS)] * 8),
-    "indirect documents": indirect_documents,
+    "components": partial(rows_without_cells, "strided, no cells", 1),
+    "rows without cells": partial(rows_without_cells, "jagged, empty rows", 8),
+    "indirect documents": partial(indirect_documents, 65, 1),
+    "columns of indirect documents": partial(indirect_documents, 65, 3),
+    "rows that are one document": partial(indirect_documents, 129, 1),
     **{f"indirect tensor, {wide=}": partial(indirect_tensor, wide) for wide in (False, True)},
-    **{f"indirect rows, {runs=}": partial(indirect_rows, runs) for runs in (1, 4)},
+    **{f"indirect rows, {runs=}": partial(indirect_rows, runs, 1) for runs in (1, 4)},
+    "columns of indirect rows": partial(indirect_rows, 1, 3),
 }
+
+
+def asking(name, asked):
+    f = Draft()
+    rows, *leaves = WORST[name](f, asked)
+    columns = {f"c{i}": leaf for i, leaf in enumerate(leaves)}
+    return f.message(forge.tensordict([rows], columns))
+
+
+@pytest.mark.parametrize("name", [*WORST, "what elide writes"])
+def test_the_limit_of_what_is_made(name):
+    """It counts what is made, beyond 64 for each byte of the message, as the second reader does."""
+    zeros = TensorDict({"zeros": nested([[0] * (1 << 12)] * (1 << 10))}, [1 << 10])
+    frames = asking(name, 1 << 22) if name in WORST else bytes_of(encode(zeros, elide=True))
+    if name in WORST and "indirect rows" not in name:  # of which rectangles would count too
+        frames = squeezed(frames)
+    counted = spec_reader.Reader(spec_reader.Header(frames[0]), frames[1:])
+    least = 64 * sum(map(len, frames))
+    beyond = max(counted.expanded - least, 64 * (counted.made - least))
+    assert 0 < beyond < Limits().expanded
+    for read in (
+        lambda limits: decode(frames, limits=limits),
+        lambda limits: open_wire(frames, limits=limits).to_tensordict(),
+        lambda limits: open_wire(frames, limits=limits).rows(slice(2)).to_tensordict(),
+    ):
+        read(Limits(expanded=beyond))
+        says = rf"Limits\(expanded={beyond}\)"
+        refused(read, Limits(expanded=beyond - 1), "too_large", says=says)
 
 
 MOST = 512 << 20
@@ -254,10 +292,7 @@ READERS = readers_of(batch=True)
 )
 @pytest.mark.parametrize("name", WORST)
 def test_a_message_below_1_kb_takes_less_than_512_mb(name):
-    f = Draft()
-    rows, *leaves = WORST[name](f)
-    columns = {f"c{i}": leaf for i, leaf in enumerate(leaves)}
-    frames = squeezed(f.message(forge.tensordict([rows], columns)))
+    frames = squeezed(asking(name, Limits().expanded + 64 * 150))
     assert sum(map(len, frames)) < 1000
     # It asks for nearly as much as is allowed, so that a limit that counts less is noticed.
     refused(partial(decode, limits=Limits(expanded=Limits().expanded // 4)), frames, "too_large")

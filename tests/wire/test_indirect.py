@@ -11,13 +11,13 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import Limits, WireFormatError, decode, encode, open_wire
+from jagcodec import WireFormatError, decode, encode, open_wire
 from jagcodec.wire.header import read_header
 from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
-from tests.helpers import message, message_in, nested, size
+from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
-from tests.wire import forge, spec_reader
+from tests.wire import forge
 from tests.wire.cases import GOOD
 from tests.wire.forge import NUMBERS, TEXT, Draft, batch_of, column, run_of, tensor, tensordict
 from tests.wire.forge import message as message_of
@@ -128,65 +128,6 @@ def test_a_bad_document_names_its_row(bad, stored):
 # --- bombs -------------------------------------------------------------------------------------
 
 
-def rows_made(rows, each, columns):
-    """Columns that take much more than their message: the same cells in all rows."""
-    f = Draft()
-    cells = f.put(bytes(each))
-    leaves = {
-        f"c{i}": column(f, "JAGGED", [run_of(cells, cells=each)], [each] * rows)
-        for i in range(columns)
-    }
-    return f.message(tensordict([rows], leaves))
-
-
-# Objects take more than their bytes; of rows that are one object, one is made.
-ROW = b"\x92" + b"\xdc\x04\x00" + b"\x90" * (1 << 10) + b"\xc0"
-
-
-def documents(rows, columns=1, **options):
-    f = Draft()
-    made = [
-        column(f, "NON_TENSOR_ROWS", [run_of(ROW)], [len(ROW)] * rows, **options)
-        for _ in range(columns)
-    ]
-    return f.message(tensordict([rows], {f"c{i}": part for i, part in enumerate(made)}))
-
-
-ZEROS = TensorDict({"zeros": nested([[0] * (1 << 12)] * (1 << 10))}, batch_size=[1 << 10])
-# Messages of which more is made than they have bytes.
-EXPANDED = {
-    "a frame of zstd": forge.compressed(
-        forge.batch(tensor(shape=[2, 1 << 19])), [1 << 20], forge.zeros(1 << 20)
-    ),
-    "bits in a frame of zstd": forge.compressed(
-        forge.batch(tensor("int64", [2, 1 << 19], stored=1)), [1 << 17], forge.zeros(1 << 17)
-    ),
-    "rows": rows_made(400, 1 << 10, 9),
-    "documents": documents(1000),
-    "documents that are one object": documents(1000, stored=129),
-    "columns of documents": documents(400, columns=3),
-    "what elide writes": message(encode(ZEROS, elide=True)),
-}
-
-
-@pytest.mark.parametrize("name", EXPANDED)
-def test_the_limit_of_what_is_made(name):
-    """It counts what is made, beyond 64 for each byte of the message, as the second reader does."""
-    frames = EXPANDED[name]
-    counted = spec_reader.Reader(spec_reader.Header(frames[0]), frames[1:])
-    least = 64 * size(frames)
-    beyond = max(counted.expanded - least, 64 * (counted.made - least))
-    assert 0 < beyond < Limits().expanded
-    for read in (
-        lambda limits: decode(frames, limits=limits),
-        lambda limits: open_wire(frames, limits=limits).to_tensordict(),
-        lambda limits: open_wire(frames, limits=limits).rows([0, 1]).to_tensordict(),
-    ):
-        read(Limits(expanded=beyond))
-        says = rf"Limits\(expanded={beyond}\)"
-        refused(read, Limits(expanded=beyond - 1), "too_large", says=says)
-
-
 def test_what_repeats_does_not_repeat_at_every_level():
     """The billion laughs: 60 rows, each of which is a message of 60 rows, and so on."""
     frames = forge.message(tensor("int64", [800], 0, 0, 1), bytes(100))
@@ -207,9 +148,6 @@ def test_rows_without_cells_count():
     frames = f.message(tensordict([rows], {f"c{i}": leaf for i in range(columns)}))
     assert refused(decode, frames).reason == "too_large"
     assert 64 * size(frames) + (1 << 30) < columns * 8 * rows
-
-
-# --- memory that somebody writes to ------------------------------------------------------------
 
 
 def test_tables_and_indices_are_copied_before_they_are_checked():
