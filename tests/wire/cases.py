@@ -9,18 +9,9 @@ import functools
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = re.compile(rb"(.)\1{15,}", re.DOTALL)
-
-
-class Case(NamedTuple):
-    """A message by hand, and what any reader must make of it."""
-
-    why: str
-    message: Any  # frames, or bytes for a message in one buffer
-    reason: str | None = None  # why it is refused; None: it is read
 
 
 def hex_of(data):
@@ -61,14 +52,8 @@ def lines_of(entries):
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def cases_of(file):
-    return {
-        name: Case(entry["why"], message_of(entry), entry.get("reason"))
-        for name, entry in load(file).items()
-    }
-
-
-GOOD = cases_of("good.json")
-BAD = cases_of("bad.json")
+GOOD = {name: message_of(entry) for name, entry in load("good.json").items()}
+# And the reason why each is refused.
+BAD = {name: (message_of(entry), entry["reason"]) for name, entry in load("bad.json").items()}
 # They ask for what only Python or torch can know, or are nested deeper than must be read.
 MAY_ACCEPT = {name for name, entry in load("bad.json").items() if entry.get("may_accept")}

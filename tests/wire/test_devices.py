@@ -78,9 +78,6 @@ def test_copies_and_waits_are_counted_and_a_copy_that_was_not_waited_for_is_not_
     assert (traffic.fetched, traffic.waits) == ([24, 16], 2)
 
 
-# --- messages ----------------------------------------------------------------------------------
-
-
 def tensors_with_holes(value):
     found = []
 
@@ -162,9 +159,6 @@ def test_tensors_that_are_made_anew_whenever_they_are_read(device):
 def test_large_frames_alias_pinned_memory():
     frames = encode({"a": torch.arange(10_000, device="cuda")})
     assert torch.frombuffer(frames[-1], dtype=torch.int64).is_pinned()
-
-
-# --- columns -----------------------------------------------------------------------------------
 
 
 FULL, MASK = (

@@ -30,8 +30,8 @@ from jagcodec import decode, encode, pack_jagged_fields, register_type, to_blob
 from jagcodec.wire.spec import Kind
 from tests.helpers import ROOT, message, receive, run_python
 from tests.oracle import assert_same
-from tests.wire import cases, forge, spec_reader
-from tests.wire.cases import GOLDEN, bytes_of, entry, hex_of, lines_of, load, message_of
+from tests.wire import forge, spec_reader
+from tests.wire.cases import GOLDEN, GOOD, bytes_of, entry, hex_of, lines_of, load, message_of
 from tests.wire.values import objects
 
 SPEC = ROOT / "docs" / "wire-format.md"
@@ -45,9 +45,6 @@ class Point(NamedTuple):
 
 
 register_type(Point, name="golden.Point", to_state=list, from_state=lambda state: Point(*state))
-
-
-# --- the values --------------------------------------------------------------------------------
 
 
 def i64(*cells):
@@ -231,9 +228,6 @@ def frames_of(name):
     return message(encode(VALUES[name](), **kept(name)["options"]))
 
 
-# --- files -------------------------------------------------------------------------------------
-
-
 def neutral(value):
     """A value of the independent reader in JSON."""
     if value is None or type(value) in (bool, int, str):
@@ -277,9 +271,6 @@ def add(title, expression):
     file.write_text(lines_of({**entries, name: entry(why, message, **more)}))
 
 
-# --- tests: golden messages --------------------------------------------------------------------
-
-
 # Its frames are as the version of zstd made them that wrote the files.
 PACKED = "compressed"
 
@@ -314,8 +305,8 @@ def test_the_files_hold_the_values_of_their_messages():
     for name in NAMES:
         apart = {"frames": []} if name == PACKED else {}
         assert {**encoded(name), **apart} == {**kept(name), **apart}, name
-    for name, case in cases.GOOD.items():
-        assert read_neutral(case.message) == load("good.json")[name]["value"], name
+    for name, good in GOOD.items():
+        assert read_neutral(good) == load("good.json")[name]["value"], name
 
 
 def test_every_kind_has_a_golden_message():

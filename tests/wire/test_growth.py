@@ -108,17 +108,11 @@ def test_what_is_quadratic_is_noticed():
     assert operations(lambda: None) < 10
 
 
-# --- memory ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("recipe", ALONE, ids=lambda recipe: recipe.name)
 def test_memory_is_bounded_by_the_size_of_the_message(recipe):
     frames = recipe.make(200)
     outcome(decode, frames)
     assert peak_of(outcome, decode, frames) < 250 * sum(map(len, frames)) + 200_000
-
-
-# --- keys --------------------------------------------------------------------------------------
 
 
 def test_integers_that_follow_each_other_through_the_table_are_refused():

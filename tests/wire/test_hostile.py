@@ -25,7 +25,7 @@ from tests.helpers import nested, receive, rollout
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, readers, spec_reader
-from tests.wire.cases import BAD, GOOD, MAY_ACCEPT, Case
+from tests.wire.cases import BAD, GOOD, MAY_ACCEPT
 from tests.wire.forge import list_of, message, message_of_rows, node, packed, tensor, tensordict
 from tests.wire.readers import BATCH_READERS, OPTIONS, agree, opened, outcome, peak_of, refused
 from tests.wire.test_golden import NAMES, OPAQUE, kept, message_of
@@ -33,8 +33,9 @@ from tests.wire.values import nest_lists
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+# Too large for the file.
 MAPS = message(None, values=b"\x91" + b"\x81\xa1a" * 100_000 + b"\1")
-ALL_BAD = BAD | {"maps_100_000": Case("too large for the file", MAPS, "bad_header")}
+ALL_BAD = BAD | {"maps_100_000": (MAPS, "bad_header")}
 # What a reader of one message knows only of all of it, and what a row may not have.
 OF_FRAMES = ("frame_count", "frame_size", "no_message")
 NOT_IN_ROWS = ("compressed", "indirect")
@@ -47,7 +48,7 @@ NOT_IN_PARTS = {"checksum_frame", "checksum_frames_swapped"}
 
 @pytest.mark.parametrize("name", ALL_BAD)
 def test_every_reader_refuses_a_bad_message(name):
-    message, reason = ALL_BAD[name].message, ALL_BAD[name].reason
+    message, reason = ALL_BAD[name]
     is_list = isinstance(message, list) and message and all(type(part) is bytes for part in message)
     refused(decode, message, reason)
     size = sum(map(len, message)) if is_list else 1000
@@ -70,7 +71,7 @@ def test_every_reader_refuses_a_bad_message(name):
 
 @pytest.mark.parametrize("name", GOOD)
 def test_every_reader_reads_a_good_message(name):
-    message = GOOD[name].message
+    message = GOOD[name]
     assert agree(message)
     if not isinstance(message, list):
         return
@@ -82,7 +83,7 @@ def test_every_reader_reads_a_good_message(name):
 
 
 def test_every_reason_that_a_message_can_give_is_given():
-    found = {case.reason for case in BAD.values()}
+    found = {reason for _, reason in BAD.values()}
     others = {
         *("timed_out", "no_peer", "peer_failed", "no_such_key", "busy", "conflict"),
         *("bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option"),
@@ -210,9 +211,6 @@ def test_both_readers_refuse_the_same_messages(value, options, seed):
         agree(forge.damaged(frames, rng))
 
 
-# --- rows that are messages --------------------------------------------------------------------
-
-
 def test_a_row_that_is_a_message_is_cut_anywhere_and_flipped_anywhere():
     inner = forge.row_message(message(list_of(tensor(), 5), b"\7", checksum=True))
     for end in range(2, len(inner)):
@@ -228,9 +226,6 @@ def test_a_message_in_a_row_may_be_trusted_as_the_one_around_it():
     hidden = forge.row_message(message(forge.record("PICKLE", b"\x80\x04K\x01.")))
     refused(decode, message_of_rows(hidden), "pickle_refused")
     assert decode(message_of_rows(hidden), allow_pickle=True).tolist() == [1]
-
-
-# --- others ------------------------------------------------------------------------------------
 
 
 def test_offsets_that_wrap_around_are_refused_when_they_are_written_too():

@@ -26,9 +26,6 @@ from tests.wire.readers import BATCH_READERS, WHOLE_BATCH_READERS, agree, outcom
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-# --- every number of a table -------------------------------------------------------------------
-
-
 SHORTS = bytes(range(6))
 SAMPLES = {
     "several runs": batch_of(
@@ -125,9 +122,6 @@ def test_a_bad_document_names_its_row(bad, stored):
     assert open_wire(frames).rows([2, 0])["a"].tolist() == ["text", "text"]
 
 
-# --- bombs -------------------------------------------------------------------------------------
-
-
 def test_what_repeats_does_not_repeat_at_every_level():
     """The billion laughs: 60 rows, each of which is a message of 60 rows, and so on."""
     frames = forge.message(tensor("int64", [800], 0, 0, 1), bytes(100))
@@ -152,7 +146,7 @@ def test_rows_without_cells_count():
 
 def test_tables_and_indices_are_copied_before_they_are_checked():
     """Another process may write to a message while it is read."""
-    frames = [bytearray(frame) for frame in GOOD["indirect_anywhere"].message]
+    frames = [bytearray(frame) for frame in GOOD["indirect_anywhere"]]
     batch = open_wire(frames)
     view = message_in(batch).rows(batch.by_name["a"].key)
     frames[1][:] = b"\xff" * len(frames[1])

@@ -329,9 +329,6 @@ def test_memory_stays_flat():
     assert int(helpers.run_python(TRIPS, path=helpers.ROOT).stdout) < 4096 * 1024
 
 
-# --- threads -----------------------------------------------------------------------------------
-
-
 def test_threads_read_one_message_at_once(in_threads):
     """Each gets documents of its own, the rows that it chose, and parts that it cut."""
     meta, payload = {"z": [complex(i, 1) for i in range(40)]}, {"a": [1, {"b": 2j}]}
@@ -518,9 +515,6 @@ def test_the_rows_of_a_dict_whose_first_column_is_a_list_of_views():
     opened = open_wire(encode(REGISTERED["batched_data_dict_of_views"]()))
     assert (len(opened), opened["r"].tolist()) == (3, [1, 1, 1])
     assert [len(row) for row in opened["x"].tolist()] == [3, 2, 5]
-
-
-# --- refusals ----------------------------------------------------------------------------------
 
 
 def test_sources_that_return_too_little_or_anything_else():
