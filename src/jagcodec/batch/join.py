@@ -267,20 +267,20 @@ class JoinedRows(ColumnSource):
         return part
 
     def meta(self) -> dict[str, Any]:
-        return agreed([self._part(i).meta for i in sorted(_firsts(self._meta_keys()).values())])
+        return agreed([self._part(i).meta for i in sorted(set(self._first_alike()))])
 
     def metas(self) -> list[dict[str, Any]]:
-        keys = self._meta_keys()
-        first = _firsts(keys)
-        return [self._part(first[key]).meta for key in keys]
+        return [self._part(i).meta for i in self._first_alike()]
 
-    def _meta_keys(self) -> list[Any]:
-        """For each batch, what equals the key of another with the same `meta`."""
-        keys: list[Any] = [*range(len(self._parts))]
+    def _first_alike(self) -> list[int]:
+        """For each batch, the first one that has the same documents, and so the same `meta`."""
+        first = [*range(len(self._parts))]
         for stack in self._messages.stacks if self._messages else ():
-            for i, values in zip(stack.members.tolist(), stack.values, strict=True):
-                keys[i] = id(stack.node), values
-        return keys
+            members = stack.members.tolist()
+            known = dict(zip(reversed(stack.values), reversed(members), strict=True))
+            for i, values in zip(members, stack.values, strict=True):
+                first[i] = known[values]
+        return first
 
     def schema(self, key: str, rows: int) -> FieldSchema:
         kind, dtype, shape = self._part(0).select([key]).schema[key]
@@ -484,11 +484,6 @@ def _open_one(index: int, source: Any) -> WireBatch:
         return open_whole(source, f"message {index}")
     except WireFormatError as error:
         raise in_message(error, index) from error
-
-
-def _firsts(keys: Sequence[Any]) -> dict[Any, int]:
-    """Where each key is first."""
-    return {key: i for i, key in reversed(list(enumerate(keys)))}
 
 
 # --- columns side by side ----------------------------------------------------------------------
