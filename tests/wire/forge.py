@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgpack
 import zstandard
 
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.spec import RUN_NUMBERS, Kind
 from tests.wire import spec_reader
 from tests.wire.spec_reader import SIZES
 
@@ -58,6 +58,12 @@ def record(kind, *fields):
 def user(name, *parts):
     """A record of a type whose state is a tuple."""
     return record("USER", name, record("TUPLE", *parts))
+
+
+def nest(wrap, levels, value):
+    for _ in range(levels):
+        value = wrap(value)
+    return value
 
 
 # --- nodes that many messages are made of ------------------------------------------------------
@@ -287,21 +293,7 @@ class Draft:
 
 # --- indirect columns --------------------------------------------------------------------------
 
-RUN_NUMBERS = (
-    *("group", "buffer", "offset", "stored", "cells"),
-    *("index_buffer", "index_offset", "index_stored"),
-)
 TEXT = msgpack.packb("text")
-
-
-def run(cells=0, place=(0, 0), *, group=0, stored=0, index=None, narrow=0):
-    """The numbers of a run; `index` is the place of its index, `narrow` how that is stored."""
-    return [group, *place, stored, cells, *(index or (-1, 0)), narrow]
-
-
-def table(*runs):
-    """The bytes of the table of an indirect column."""
-    return int64s(*(number for numbers in runs for number in numbers))
 
 
 def numbers_of(values, narrow=0):
@@ -326,20 +318,15 @@ def column(f, kind, runs, lengths=(2, 3), dtype="uint8", inner=(), **changes):
     """An indirect column. Changes are its `stored`, its `group`, its `size` or its `dim`."""
     lengths = [*lengths]
     cell = SIZES[dtype] * math.prod(inner)
-    rows = []
+    rows: list[int] = []
     for cells, index, own, narrow, replaced in runs:
+        size = len(cells) // cell if isinstance(cells, bytes) else 0
         place = f.put(cells) if isinstance(cells, bytes) else cells
-        numbers = run(
-            len(cells) // cell if isinstance(cells, bytes) else 0,
-            place,
-            group=0 if kind == "TENSOR" else f.shared_group(lengths if own is None else own),
-            index=None if index is None else f.put(numbers_of(index, narrow)),
-            narrow=narrow,
-        )
-        for name, value in replaced.items():
-            numbers[RUN_NUMBERS.index(name)] = value
-        rows.append(numbers)
-    place = f.put(table(*rows))
+        group = 0 if kind == "TENSOR" else f.shared_group(lengths if own is None else own)
+        at = (-1, 0) if index is None else f.put(numbers_of(index, narrow))
+        numbers = dict(zip(RUN_NUMBERS, (group, *place, 0, size, *at, narrow), strict=True))
+        rows += {**numbers, **replaced}.values()
+    place = f.put(int64s(*rows))
     stored, total = changes.pop("stored", 64 + len(runs)), changes.pop("size", sum(lengths))
     if kind == "TENSOR":
         return tensor(dtype, [total, *inner], *place, stored=stored)
@@ -367,7 +354,6 @@ def batch_of(kind, *runs, lengths=(2, 3), frames=(), **options):
 
 # Offsets of two rows of 2 and 3 cells, and cells after them.
 PAYLOAD = int64s(0, 2, 5) + bytes(range(40))
-SEVENS = zstd((b"\7", 100), size=100)
 
 
 def batch(leaf, rows=2):

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from tests.wire import forge
-from tests.wire.forge import Draft, Part, int64s, message, node, record, run_of, tensor, user, zstd
+from tests.wire.forge import Draft, Part, int64s, message, nest, node, record, run_of, tensor, user
 
 SPOILED = {
     "unknown dtype": tensor("float33", []),
@@ -146,12 +146,6 @@ NODES |= {
 }
 
 # --- documents: what may stand anywhere --------------------------------------------------------
-
-
-def nest(wrap, levels, value):
-    for _ in range(levels):
-        value = wrap(value)
-    return value
 
 
 DOCUMENTS: dict[str, Callable[[int], Any]] = {
@@ -322,9 +316,11 @@ LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "many frames": lambda n: message(1, *[b""] * n),
     "forged counts": lambda n: message(None, values=b"\x91" + b"\xdd\x05\xf5\xe1\x00" * n),
     "open maps": lambda n: message(None, schema=b"\x81\xa1a" * n),
-    "compressed frames": lambda n: forge.compressed(1, [32] * n, *[zstd((b"\7", 32), size=32)] * n),
+    "compressed frames": lambda n: forge.compressed(
+        1, [32] * n, *[forge.zstd((b"\7", 32), size=32)] * n
+    ),
     "blocks of zstd": lambda n: forge.compressed(
-        tensor(shape=[32 * n]), [32 * n], zstd(*[(b"\7", 32)] * n, size=32 * n)
+        tensor(shape=[32 * n]), [32 * n], forge.zstd(*[(b"\7", 32)] * n, size=32 * n)
     ),
     "crc": lambda n: message("x" * n, bytes(n), checksum=True),
     "members that collide": lambda n: message(record("SET", *probing_keys(n))),

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize, open_wire, to_blob
+from jagcodec import WireFormatError, decode, encode, materialize, open_wire, to_blob
 from jagcodec.errors import REASONS, TransportError, UnsupportedTypeError
 from jagcodec.wire.message import Message
 from jagcodec.wire.spec import Kind
@@ -29,7 +29,6 @@ from tests.wire.cases import BAD, GOOD, MAY_ACCEPT
 from tests.wire.forge import list_of, message, message_of_rows, node, packed, tensor, tensordict
 from tests.wire.readers import BATCH_READERS, OPTIONS, agree, opened, outcome, peak_of, refused
 from tests.wire.test_golden import NAMES, OPAQUE, kept, message_of
-from tests.wire.values import nest_lists
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -280,17 +279,6 @@ def test_a_deep_and_wide_message_is_refused_with_a_short_path():
 # --- faults that the fuzzer or a search by hand found -----------------------------------------
 
 
-def test_rows_of_sparse_tensors_are_refused():
-    """torch makes them of cells from which it has no kernel that picks."""
-    column = forge.sparse_coo(
-        tensor("int64", (1, 2)), tensor("bits4x2", (2,), offset=16), 1, shape=[2]
-    )
-    frames = message(forge.batch(column), forge.int64s(0, 1) + b"\5\6")
-    assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
-    with pytest.raises(ArgumentError, match=r"found a torch\.sparse_coo; call"):
-        open_wire(frames).rows([1]).to_tensordict()
-
-
 def test_rows_that_repeat_do_not_count_past_2_to_the_63():
     """A row of cells without bytes may be as long as it likes, but not three of them."""
     row = 1 << 62
@@ -354,7 +342,7 @@ def test_what_was_checked_is_what_is_used(monkeypatch, owner, name, value, place
 
 
 def test_deep_documents_are_read_alike_by_both_readers():
-    deep = nest_lists(150)
+    deep = forge.nest(lambda value: [value], 150, [])
     frames = message(forge.batch(forge.payload(deep, 1), rows=1))
     batch = open_wire(frames)
     found = [decode(frames).get("a"), *(batch.to_tensordict().get("a") for _ in (0, 1))]

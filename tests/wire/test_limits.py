@@ -4,6 +4,7 @@ Everything that may be inside itself is read or refused, in a thread of little s
 """
 
 import dataclasses
+import functools
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from jagcodec.errors import ArgumentTypeError, JagcodecError, UnsupportedTypeErr
 from jagcodec.wire.documents import RECORDS as RECORD_FIELDS
 from jagcodec.wire.schema import FORMS
 from tests.wire import forge
-from tests.wire.forge import blob, message, message_of_rows, node, record, tensor, tensordict
+from tests.wire.forge import message, message_of_rows, nest, node, record, tensor, tensordict
 from tests.wire.readers import chosen, fetched, on_a_small_stack, outcome, peak_of, refused
 from tests.wire.values import objects
 
@@ -157,9 +158,9 @@ def test_a_dim_next_to_one_of_no_rows_is_bounded_by_itself():
     ("data", "limits"),
     [
         # 8 GiB of header on the word of 24 bytes, and a payload of 2^50 on that of a header
-        (blob([b"x"], size=1 << 33), Limits()),
-        (blob(claims(2**50)), Limits()),
-        (blob(claims(2**20)), Limits(bytes=1000)),
+        (forge.blob([b"x"], size=1 << 33), Limits()),
+        (forge.blob(claims(2**50)), Limits()),
+        (forge.blob(claims(2**20)), Limits(bytes=1000)),
     ],
 )
 def test_a_source_is_asked_for_no_more_than_the_limits(data, limits):
@@ -188,7 +189,7 @@ def test_the_defaults_hold_for_large_honest_batches():
     # 2^28 tokens, 40 layers, 8 experts: 86 GB
     tokens = 16_384 * 16_384
     routes = message(tensordict([1], {"x": tensor(shape=(1, tokens, 320))}), sizes=[tokens * 320])
-    data = blob(routes[:1])
+    data = forge.blob(routes[:1])
     opened = open_wire(lambda offset, size: data[offset : offset + size])
     assert opened.schema["x"].shape == (1, tokens, 320)
 
@@ -202,7 +203,7 @@ NODES = {
     "LIST": forge.list_of,
     "MAP": lambda part: forge.map_of({"a": part}),
     "DICT": lambda part: node("DICT", children=[[1], part]),
-    "NON_TENSOR_DATA": lambda part: node("NON_TENSOR_DATA", 1, numbers=[1], children=[part]),
+    "NON_TENSOR_DATA": lambda part: forge.payload(part, 1),
     "TENSORDICT": lambda part: tensordict([1], {"a": part}),
     "USER": lambda part: node("USER", "slice", children=[node("TUPLE", children=[part, 0, 0])]),
     "LAZY_STACK": lambda part: node("LAZY_STACK", 0, children=[part]),
@@ -212,18 +213,11 @@ NODES = {
     "TENSOR_VIEWS": lambda part: node("TENSOR_VIEWS", children=[part, 0]),
 }
 RECORDS = {
-    "list": lambda value: [value],
-    "map": lambda value: {"a": value},
-    "TUPLE": lambda value: record("TUPLE", value),
-    "SET": lambda value: record("SET", value),
-    "FROZENSET": lambda value: record("FROZENSET", value),
-    "DICT": lambda value: record("DICT", 1, value),
-    "DICT, key": lambda value: record("DICT", value, 1),
-    "SCALAR": lambda value: record("SCALAR", "<i4", value),
-    "NUMBERS": lambda value: record("NUMBERS", "int8", value),
-    "BIG_INT": lambda value: record("BIG_INT", value),
-    "USER": lambda value: record("USER", "slice", record("TUPLE", value, 0, 0)),
-    "PICKLE": lambda value: record("PICKLE", value),
+    **{"list": lambda value: [value], "map": lambda value: {"a": value}},
+    **{kind: partial(record, kind) for kind in ("TUPLE", "SET", "FROZENSET", "BIG_INT", "PICKLE")},
+    **{"DICT": partial(record, "DICT", 1), "DICT, key": lambda value: record("DICT", value, 1)},
+    **{"SCALAR": partial(record, "SCALAR", "<i4"), "NUMBERS": partial(record, "NUMBERS", "int8")},
+    "USER": lambda value: forge.user("slice", value, 0, 0),
 }
 ROWS = {
     kind: lambda frames, kind=kind: message_of_rows(forge.row_message(frames), kind=kind)
@@ -235,13 +229,6 @@ READ = {
     *("FROZENSET", "USER", "NON_TENSOR_ROWS", "OBJECT_ARRAY"),
 }
 BYTE = node("BYTES", numbers=[0, 0, 1])
-payload = NODES["NON_TENSOR_DATA"]
-
-
-def inside(wraps, value, levels):
-    for level in range(levels):
-        value = wraps[level % len(wraps)](value)
-    return value
 
 
 def read(frames, *readers):
@@ -260,25 +247,23 @@ def test_a_kind_in_itself(name):
     levels = LEVELS // 2 if name == "USER" else LEVELS
     made, wrong = [], []
     if name in NODES:
-        leaf = forge.batch(payload(BYTE), 1) if name == "TENSORDICT" else BYTE
-        part = inside([NODES[name]], leaf, levels)
+        leaf = forge.batch(forge.payload(BYTE, 1), 1) if name == "TENSORDICT" else BYTE
+        part = nest(NODES[name], levels, leaf)
         made.append(message(part, b"x"))
         # In a batch these are two levels more.
-        column = (
-            part if name == "TENSORDICT" else NODES["TENSORDICT"](NODES["NON_TENSOR_DATA"](part))
-        )
+        column = part if name == "TENSORDICT" else tensordict([1], {"a": forge.payload(part, 1)})
         read(message(column, b"x"), chosen, fetched)
     if name in RECORDS:
-        value = inside([RECORDS[name]], 7, levels)
+        value = nest(RECORDS[name], levels, 7)
         made += [message(value), message_of_rows(value)]
         made += [message_of_rows(value, forge.row_message(message(1)))]
         made += [message_of_rows(forge.row_message(message(value)))]
-        read(message(forge.batch(payload(value), 1)), chosen, fetched)
-        wrong.append(message(inside([RECORDS[name]], record("BIG_INT", b""), 100)))
+        read(message(forge.batch(forge.payload(value, 1), 1)), chosen, fetched)
+        wrong.append(message(nest(RECORDS[name], 100, record("BIG_INT", b""))))
     if name in ROWS:
-        made += [inside([ROWS[name]], root, LEVELS) for root in (message(7), message(BYTE, b"x"))]
+        made += [nest(ROWS[name], LEVELS, root) for root in (message(7), message(BYTE, b"x"))]
         unknown = message(node("TENSOR", "float33", 0, numbers=[0, 0, 0]))
-        wrong.append(inside([ROWS[name]], unknown, 100))
+        wrong.append(nest(ROWS[name], 100, unknown))
     for frames in made:
         found = read(frames)
         assert name not in READ or not isinstance(found, Exception), found
@@ -287,11 +272,14 @@ def test_a_kind_in_itself(name):
 
 
 def test_kinds_in_each_other():
-    wraps = [NODES[name] for name in ("TUPLE", "MAP", "DICT", "LIST", "NON_TENSOR_DATA", "USER")]
-    assert not isinstance(read(message(inside(wraps, BYTE, 80), b"x")), Exception)
-    wraps = [RECORDS[name] for name in ("TUPLE", "map", "DICT", "list", "USER")]
-    frames = message_of_rows(inside(wraps, 7, 40))
-    assert not isinstance(read(inside([ROWS["OBJECT_ARRAY"]], frames, 40)), Exception)
+    def mixed(wraps, *names):
+        return lambda value: functools.reduce(lambda inner, name: wraps[name](inner), names, value)
+
+    wrap = mixed(NODES, "TUPLE", "MAP", "DICT", "LIST", "NON_TENSOR_DATA", "USER")
+    assert not isinstance(read(message(nest(wrap, 14, BYTE), b"x")), Exception)
+    wrap = mixed(RECORDS, "TUPLE", "map", "DICT", "list", "USER")
+    frames = message_of_rows(nest(wrap, 8, 7))
+    assert not isinstance(read(nest(ROWS["OBJECT_ARRAY"], 40, frames)), Exception)
 
 
 def test_every_kind_that_holds_others_is_here():
@@ -303,12 +291,12 @@ def test_every_kind_that_holds_others_is_here():
 @pytest.mark.parametrize(
     ("make", "most"),
     [
-        (lambda n: message(inside([NODES["TUPLE"]], BYTE, n), b"x"), 104),
-        (lambda n: message(inside([RECORDS["TUPLE"]], 1, n)), 104),
-        (lambda n: message_of_rows(inside([RECORDS["TUPLE"]], 1, n - 1)), 104),
-        (lambda n: inside([ROWS["OBJECT_ARRAY"]], message(1), n), 104),
-        (lambda n: message(inside([NODES["LAZY_STACK"]], tensordict([1], {}), n)), 8),
-        (lambda n: message(inside([NODES["NON_TENSOR_STACK"]], payload("x"), n)), 8),
+        (lambda n: message(nest(NODES["TUPLE"], n, BYTE), b"x"), 104),
+        (lambda n: message(nest(RECORDS["TUPLE"], n, 1)), 104),
+        (lambda n: message_of_rows(nest(RECORDS["TUPLE"], n - 1, 1)), 104),
+        (lambda n: nest(ROWS["OBJECT_ARRAY"], n, message(1)), 104),
+        (lambda n: message(nest(NODES["LAZY_STACK"], n, tensordict([1], {}))), 8),
+        (lambda n: message(nest(NODES["NON_TENSOR_STACK"], n, forge.payload("x", 1))), 8),
     ],
 )
 def test_the_limit_of_depth(make, most):

@@ -4,6 +4,7 @@ import itertools
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,19 +54,17 @@ def test_integers_take_the_smallest_width_that_holds_them(low, high, width):
 def narrow_columns(frames):
     """The tensors of a message that are stored narrow: their names, those around them first."""
     opened = read_header(frames[0])
-    found = set()
 
     def walk(node, name):
         if node.kind in (Kind.TENSOR, Kind.JAGGED):
-            if opened.numbers[node.number + 2] != PLAIN:
-                found.add(name)
-            return
+            return {name} if opened.numbers[node.number + 2] != PLAIN else set()
         names = node.fields[-1] if node.kind in (Kind.MAP, Kind.TENSORDICT) else ()
+        found = set()
         for i, child in enumerate(node.children):
-            walk(child, f"{name}.{names[i]}".lstrip(".") if names else name)
+            found |= walk(child, f"{name}.{names[i]}".lstrip(".") if names else name)
+        return found
 
-    walk(opened.schema.root, "")
-    return found
+    return walk(opened.schema.root, "")
 
 
 def batch():
@@ -158,10 +157,10 @@ def test_names_that_are_not_columns_are_refused():
         with pytest.raises(ArgumentKeyError, match="expected one of 'a', 'b', 'inner'") as raised:
             encode(sent, narrow=["a", name])
         assert raised.value.path.startswith("narrow(")
-    with pytest.raises(ArgumentKeyError, match="found 'x'"):
-        jagcodec.encode_fields({"a": torch.ones(1, 3)}, lengths=[3], narrow=["x"])
-    with pytest.raises(ArgumentKeyError, match="found 'x'"):
-        encode_rows([{"a": [1, 2]}], narrow=["x"])
+    of_columns = partial(jagcodec.encode_fields, {"a": torch.ones(1, 3)}, lengths=[3])
+    for call in (of_columns, partial(encode_rows, [{"a": [1, 2]}])):
+        with pytest.raises(ArgumentKeyError, match="found 'x'"):
+            call(narrow=["x"])
 
 
 @pytest.mark.parametrize("compress", [None, "zstd"])
@@ -227,11 +226,8 @@ def test_rows_of_one_prompt_share_what_they_begin_with(systems):
     """Without a column of prompts; the questions share a system prompt, or one of several."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 9, 100) for _ in range(systems)]
-    rows = []
-    for i in range(15):
-        question = rng.integers(0, 9, 150)
-        for _ in range(4):
-            rows.append(np.concatenate([prompts[i % systems], question, rng.integers(0, 9, 30)]))
+    asked = [np.concatenate([prompts[i % systems], rng.integers(0, 9, 150)]) for i in range(15)]
+    rows = [np.concatenate([row, rng.integers(0, 9, 30)]) for row in asked for _ in range(4)]
     td = TensorDict({"ids": nested([rows[i] for i in rng.permutation(60)])}, batch_size=[60])
     # Fifteen questions, each with its system prompt, and sixty answers.
     frames = assert_sent_once(td, 8 * (15 * 250 + 60 * 30) + 4000)
@@ -456,15 +452,15 @@ NOT_COMPRESSED: list[Any] = [
 
 
 def test_other_choices_are_refused():
-    calls: Any = ((encode, batch()), (encode_rows, [{"a": 1}]))
-    for call, value in calls:
+    calls: Any = (partial(encode, batch()), partial(encode_rows, [{"a": 1}]))
+    for call in calls:
         for found, choice in NOT_NARROW.items():
             text = re.escape(f"found {found}")
             with pytest.raises(ArgumentTypeError, match=rf"^narrow: .* a list of names.*{text}"):
-                call(value, narrow=choice)
+                call(narrow=choice)
         for choice in NOT_COMPRESSED:
             with pytest.raises(ArgumentError, match=r"-7 to 19.* found .*compress='zstd'"):
-                call(value, compress=choice)
+                call(compress=choice)
 
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(monkeypatch):

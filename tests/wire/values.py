@@ -21,6 +21,7 @@ from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, lazy
 from jagcodec import BatchedDataDict, register_type, stack_or_nest
 from jagcodec.wire.spec import TORCH_DTYPES
 from tests.helpers import make_batch, nested, rollout, rollouts
+from tests.wire.forge import nest
 
 try:
     from tensordict import TypedTensorDict
@@ -112,13 +113,6 @@ if TypedTensorDict is not None:
 # --- Python, torch and numpy -------------------------------------------------------------------
 
 
-def nest_lists(depth):
-    value = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 PYTHON: Makers = {
     "integers": lambda: [
         10**4000,
@@ -130,7 +124,7 @@ PYTHON: Makers = {
     "reserved_keys": lambda: [
         {key: True, "batch_size": [2]} for key in ("__tq_tensordict__", "jagcodec", "tree", "")
     ],
-    "as_deep_as_it_may": lambda: nest_lists(99),
+    "as_deep_as_it_may": lambda: nest(lambda value: [value], 99, []),
 }
 
 
