@@ -151,6 +151,12 @@ def opened(batch):
     return open_wire(held) if isinstance(held, (list, tuple, bytearray)) else held
 
 
+def held_as(form, td, meta, **options):
+    if form in MESSAGES:
+        return MESSAGES[form](encode(td, meta=meta, **options))
+    return IN_MEMORY[form](td, meta)
+
+
 def with_columns(batch, names):
     if names == batch.names:
         return batch.held
@@ -165,18 +171,17 @@ def agreed(metas):
     if None in metas:
         return None
     first, *others = metas
-    return {k: v for k, v in first.items() if all(m.get(k) == v for m in others)}
+    return {k: v for k, v in first.items() if all(repr(m.get(k)) == repr(v) for m in others)}
 
 
 def made(form, numbers, tag, step, options):
     td, meta = rollout_of(numbers, tag), {"step": step, "seed": 3}
-    rows = table(td)
-    if form in MESSAGES:
-        held = MESSAGES[form](encode(td, meta=meta, **options))
-        return Batch(held, rows, list(td.keys()), WireBatch, False, meta)
-    held = IN_MEMORY[form](td, meta)
-    kept = meta if type(held) is BatchedDataDict else None
-    return Batch(held, rows, list(held.keys()), type(held), form == "packed", kept)
+    packed = form == "packed"
+    names = [*(td.exclude(*UNPACKED) if packed else td).keys()]
+    held = held_as(form, td, meta, **options)
+    kind = WireBatch if form in MESSAGES else type(held)
+    kept = meta if kind in (WireBatch, BatchedDataDict) else None
+    return Batch(held, table(td), names, kind, packed, kept)
 
 
 BATCHES = st.builds(
@@ -184,7 +189,7 @@ BATCHES = st.builds(
     form=FORMS,
     numbers=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 4)), min_size=1, max_size=4),
     tag=st.sampled_from(["gsm8k", "math"]),
-    step=st.integers(1, 2),
+    step=st.sampled_from([1, 2, True]),
     options=st.sampled_from(OPTIONS),
 )
 
@@ -251,11 +256,8 @@ class Rows(RuleBasedStateMachine):
             return multiple()
         written = with_columns(batch, right)
         written = written.to_tensordict() if isinstance(written, WireBatch) else written
-        if isinstance(written, TensorDict):
-            if other in MESSAGES:
-                written = MESSAGES[other](encode(written, meta=batch.meta))
-            elif other != "packed":
-                written = IN_MEMORY[other](written, batch.meta)
+        if isinstance(written, TensorDict) and other != "packed":
+            written = held_as(other, written, batch.meta)
         found = join_columns([with_columns(batch, left), written])
         kinds = [batch.kind, WireBatch if other in MESSAGES else type(written)]
         kind = next((kind for kind in kinds if kind is not WireBatch), WireBatch)

@@ -58,6 +58,13 @@ def raw(tensor):
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
+def padded(rows, left, width, pad):
+    """The bytes of a rectangle of these rows, whose cells are as long as `pad`."""
+    ends = [width - a - len(row) // (len(pad) or 1) for row, a in zip(rows, left, strict=True)]
+    parts = zip(left, rows, ends, strict=True)
+    return b"".join(pad * a + row + pad * end for a, row, end in parts)
+
+
 def gathered(cells, starts, lengths):
     """Rows of cells end to end, by the backend in use or by torch."""
     row_splits = RowSplits.from_lengths(ints(lengths))
@@ -84,17 +91,36 @@ def test_torch_gathers_and_pads(data):
     left = [data.draw(st.integers(0, width - n)) if places else 0 for n in lengths]
     some = st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize)
     pad_bits = data.draw(st.just(bytes(dtype.itemsize)) | some)
-    pad = pad_bits * elements
-    padded = b"".join(
-        pad * a + row + pad * (width - a - n) for a, row, n in zip(left, rows, lengths, strict=True)
-    )
+    rectangle = padded(rows, left, width, pad_bits * elements)
     for fresh in (False, True):
-        before = pad_bits * (len(padded) // dtype.itemsize) if fresh else b"\x5a" * len(padded)
+        before = (
+            pad_bits * (len(rectangle) // dtype.itemsize) if fresh else b"\x5a" * len(rectangle)
+        )
         out = tensor(before, dtype, (len(rows), width, *trailing))
         result = pad_by_torch(*args, out, ints(left) if places else None, pad_bits, fresh)
         assert result.data_ptr() == out.data_ptr()
-        assert (raw(result), result.shape) == (padded, out.shape)
+        assert (raw(result), result.shape) == (rectangle, out.shape)
     assert raw(args[0]) == memory
+
+
+def check_tasks(kernel, columns, threads):
+    """Copies to a row of rows and to a rectangle of pads, and pads, of all columns at once."""
+    copies, pads, expected = [], [], []
+    for source, starts, rows, left, width, size, pad in columns:
+        cell, lengths = pad * (size // len(pad)), ints([len(row) // size for row in rows])
+        packed, fresh = b"".join(rows), cell * (width * len(rows))
+        rectangle = padded(rows, [0] * len(rows) if left is None else left, width, cell)
+        filled = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh + b"\x5a" * size)
+        outs = [np.frombuffer(before, np.uint8).copy() for before in filled]
+        task = rowcopy.Pad(outs[1], source, starts, lengths, left, width, size, pad)
+        copies += [rowcopy.Copy(outs[0], source, None, starts, lengths, size)]
+        copies += [rowcopy.rows_only(task._replace(dst=outs[2]))]
+        pads.append(task)
+        expected += zip(outs, (packed, rectangle, rectangle + b"\x5a" * size), strict=True)
+    kernel.copy(copies, threads)
+    kernel.pad(pads, threads)
+    for found, wanted in expected:
+        assert found.tobytes() == wanted
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -104,7 +130,7 @@ def test_tasks_of_a_batch(kernel, data, threads):
     buffers = data.draw(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
     several = tuple(np.frombuffer(buffer, dtype=np.uint8) for buffer in buffers)
     bases = np.cumsum([0, *map(len, buffers)]).tolist()
-    copies, pads, expected = [], [], []
+    columns: list[Any] = []
     for _ in range(data.draw(st.integers(0, 3))):
         size = data.draw(st.sampled_from([1, 2, 3, 4, 5, 8, 9, 16, 24]))
         pad = data.draw(st.binary(min_size=1, max_size=1) | st.binary(min_size=size, max_size=size))
@@ -116,39 +142,18 @@ def test_tasks_of_a_batch(kernel, data, threads):
         if data.draw(st.booleans()):  # one of them, whose starts count cells
             which, unit = [0] * rows, size
             source = several[0][: len(buffers[0]) // size * size]
-        ends = [len(buffers[i]) // size * size if unit > 1 else len(buffers[i]) for i in which]
-        starts = [data.draw(st.integers(0, end // unit)) for end in ends]
-        lengths = [
-            data.draw(st.integers(0, (end - a * unit) // size))
-            for a, end in zip(starts, ends, strict=True)
-        ]
-        cells = [
-            buffers[i][a * unit : a * unit + n * size]
-            for i, a, n in zip(which, starts, lengths, strict=True)
-        ]
-        at = ints([a + (bases[i] if unit == 1 else 0) for a, i in zip(starts, which, strict=True)])
+        at, lengths, cells = [], [], []
+        for i in which:
+            end = len(buffers[i]) // size * size if unit > 1 else len(buffers[i])
+            start = data.draw(st.integers(0, end // unit))
+            lengths.append(data.draw(st.integers(0, (end - start * unit) // size)))
+            cells.append(buffers[i][start * unit :][: lengths[-1] * size])
+            at.append(start + (bases[i] if unit == 1 else 0))
         width = data.draw(st.integers(0, 3)) + max(lengths, default=0)
-        left = [data.draw(st.integers(0, width - n)) for n in lengths]
-        places = data.draw(st.sampled_from([ints(left), None]))
-        left = left if places is not None else [0] * rows
-        packed = b"".join(cells)
-        cell_of_pads = pad * (size // len(pad))
-        rectangle = b"".join(
-            cell_of_pads * a + row + cell_of_pads * (width - a - n)
-            for a, row, n in zip(left, cells, lengths, strict=True)
-        )
-        fresh = cell_of_pads * (width * rows)
-        filled = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh)
-        outs = [np.frombuffer(before, np.uint8).copy() for before in filled]
-        task = rowcopy.Pad(outs[1], source, at, ints(lengths), places, width, size, pad)
-        copies += [rowcopy.Copy(outs[0], source, None, at, ints(lengths), size)]
-        copies += [rowcopy.rows_only(task._replace(dst=outs[2]))]
-        pads.append(task)
-        expected += list(zip(outs, (packed, rectangle, rectangle), strict=True))
-    kernel.copy(copies, threads)
-    kernel.pad(pads, threads)
-    for found, wanted in expected:
-        assert found.tobytes() == wanted
+        left = ints([data.draw(st.integers(0, width - n)) for n in lengths])
+        left = data.draw(st.sampled_from([left, None]))
+        columns.append((source, ints(at), cells, left, width, size, pad))
+    check_tasks(kernel, columns, threads)
 
 
 def test_offsets_and_cells_of_any_strides_and_lazy_signs_are_read(backend):
@@ -170,35 +175,20 @@ def test_offsets_and_cells_of_any_strides_and_lazy_signs_are_read(backend):
 def test_columns_of_a_batch_are_copied_together(kernel, threads):
     """Tasks of every size, some empty, whose parts the threads take in turns."""
     rng = np.random.default_rng(2)
-    copies: list[Any] = []
-    pads, expected = [], []
-    for rows, width, cell, pad_bits in [
+    columns = []
+    for rows, width, size, pad in [
         *((3, 5, 8, b"\1\2"), (0, 4, 1, b"\1"), (700, 900, 8, bytes(8)), (9, 0, 2, b"ab")),
         *((400, 1009, 48, b"abc"), (64, 1000, 16, bytes(range(16))), (3, 300_000, 8, b"12345678")),
     ]:
         lengths = rng.integers(0, width + 1, rows)
         lengths[:1], lengths[1:2] = width, 0  # the first row is much of the work
-        left = rng.integers(0, width - lengths + 1) if cell > 8 else np.zeros(rows, np.int64)
-        source = rng.integers(0, 256, (rows, width, cell), dtype=np.uint8)
-        rectangle = np.empty((rows, width, cell), dtype=np.uint8)
-        rectangle[:] = np.frombuffer(pad_bits * (cell // len(pad_bits)), dtype=np.uint8)
-        for row, (a, n) in enumerate(zip(left, lengths, strict=True)):
-            rectangle[row, a : a + n] = source[row, :n]
-        kept = [source[row, :n].tobytes() for row, n in enumerate(lengths)]
-        out = np.full(lengths.sum() * cell, 0x5A, np.uint8)
-        spread = np.full(rectangle.nbytes + 3 * cell, 0x5A, np.uint8)
-        back = np.full(rectangle.nbytes, 0x5A, np.uint8)
-        copies.append((out, source, None, width, lengths, cell))
-        copies.append((spread, source, width, width, lengths, cell))
-        starts = np.cumsum(lengths) - lengths
-        pads.append((back, out, starts, lengths, left if cell > 8 else None, width, cell, pad_bits))
-        apart = [row + b"\x5a" * (width * cell - len(row)) for row in kept]
-        expected.append((b"".join(kept), b"".join(apart) + b"\x5a" * 3 * cell, rectangle.tobytes()))
-    kernel.copy(copies, threads)
-    kernel.pad(pads, threads)
-    outs = zip(copies[::2], copies[1::2], pads, strict=True)
-    for found, wanted in zip(outs, expected, strict=True):
-        assert tuple(task[0].tobytes() for task in found) == wanted
+        cells = rng.integers(0, 256, (rows, width, size), dtype=np.uint8)
+        kept = [row[:n].tobytes() for row, n in zip(cells, lengths, strict=True)]
+        starts, left = width, None
+        if size > 8:
+            starts, left = np.arange(rows) * width, rng.integers(0, width - lengths + 1)
+        columns.append((cells.reshape(-1), starts, kept, left, width, size, pad))
+    check_tasks(kernel, columns, threads)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
