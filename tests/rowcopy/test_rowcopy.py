@@ -184,10 +184,10 @@ def test_columns_of_a_batch_are_copied_together(kernel, threads):
         lengths[:1], lengths[1:2] = width, 0  # the first row is much of the work
         cells = rng.integers(0, 256, (rows, width, size), dtype=np.uint8)
         kept = [row[:n].tobytes() for row, n in zip(cells, lengths, strict=True)]
-        starts, left = width, None
-        if size > 8:
-            starts, left = np.arange(rows) * width, rng.integers(0, width - lengths + 1)
-        columns.append((cells.reshape(-1), starts, kept, left, width, size, pad))
+        by_stride: Any = (width, None)
+        by_place = np.arange(rows) * width, rng.integers(0, width - lengths + 1)
+        starts, left = by_place if size > 8 else by_stride
+        columns.append((cells, starts, kept, left, width, size, pad))
     check_tasks(kernel, columns, threads)
 
 
