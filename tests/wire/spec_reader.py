@@ -149,13 +149,6 @@ def zstd(data, size):
     return frame
 
 
-def check_frames(header, frames):
-    """Refuses frames that are not those of the header."""
-    need([len(frame) for frame in frames] == header.stored, "frames")
-    if header.checksums:
-        need([zlib.crc32(frame) for frame in frames] == header.checksums[1:], "checksum")
-
-
 class Header:
     """Frame 0, taken apart."""
 
@@ -232,7 +225,9 @@ class Reader:
     """One message being read."""
 
     def __init__(self, header, frames, depth=0, *, in_row=False):
-        check_frames(header, frames)
+        need([len(frame) for frame in frames] == header.stored, "frames")
+        checksums = [zlib.crc32(frame) for frame in frames]
+        need(not header.checksums or checksums == header.checksums[1:], "checksum")
         need(not (in_row and header.compressed), "compressed in a row")
         self.header, self.payload, self.expanded = header, sum(header.sizes), 0
         self.counted(self.payload if header.compressed else 0)
@@ -505,16 +500,14 @@ def widened(dtype, stored, cells, data):
     """Cells as wide as their dtype."""
     if stored == 0 or cells == 0:
         return data
-    out = np.zeros((cells, SIZES[dtype]), np.uint8)
+    narrow = np.frombuffer(data, np.uint8)
     if stored == 1:
-        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-        out[:, 0] = bits[:cells]
-        return out.tobytes()
-    signed, width = stored >= 32, stored % 16
-    narrow = np.frombuffer(data, np.uint8).reshape(cells, width)
-    out[:, :width] = narrow
-    if signed:
-        out[narrow[:, -1] >= 128, width:] = 255
+        narrow = np.unpackbits(narrow, count=cells, bitorder="little")
+    narrow = narrow.reshape(cells, -1)
+    out = np.zeros((cells, SIZES[dtype]), np.uint8)
+    if stored >= 32:  # negative ones are 255 in their higher bytes
+        out[narrow[:, -1] >= 128] = 255
+    out[:, : narrow.shape[1]] = narrow
     return out.tobytes()
 
 

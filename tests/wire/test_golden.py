@@ -28,7 +28,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from jagcodec import decode, encode, pack_jagged_fields, register_type, to_blob
 from jagcodec.wire.spec import Kind
-from tests.helpers import ROOT, message, receive, run_python
+from tests.helpers import ROOT, message, nested, receive, run_python
 from tests.oracle import assert_same
 from tests.wire import forge, spec_reader
 from tests.wire.cases import GOLDEN, GOOD, bytes_of, entry, hex_of, lines_of, load, message_of
@@ -53,10 +53,7 @@ def i64(*cells):
 
 def jagged(values, lengths, dim=1):
     offsets = torch.tensor([0, *np.cumsum(lengths).tolist()])
-    shortest, longest = min(lengths, default=0), max(lengths, default=0)
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets, jagged_dim=dim, min_seqlen=shortest, max_seqlen=longest
-    )
+    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim)
 
 
 def row_views():
@@ -92,23 +89,19 @@ def rollout():
     )
 
 
-def end_to_end(rows):
-    return i64(*(cell for row in rows for cell in row))
-
-
 def elided_rollout():
     """A batch in which rows, cells, positions, columns and objects repeat."""
     prompts = [[1000 * i + k for k in range(25)] for i in (1, 1, 1, 2, 2, 2)]
     answers = [[7000 + 100 * i + 3 * k * k for k in range(8 + i)] for i in range(6)]
     whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-    lengths, short = [*map(len, whole)], [*map(len, answers)]
+    lengths = [*map(len, whole)]
     tools = {"tools": "a long description " * 30}
     columns = {
-        "prompts": jagged(end_to_end(prompts), [25] * 6),
-        "responses": jagged(end_to_end(answers), short),
-        "input_ids": jagged(end_to_end(whole), lengths),
-        "attention_mask": jagged(torch.ones(sum(lengths), dtype=torch.int64), lengths),
-        "position_ids": jagged(torch.cat([torch.arange(n) for n in lengths]), lengths),
+        "prompts": nested(prompts),
+        "responses": nested(answers),
+        "input_ids": nested(whole),
+        "attention_mask": nested([[1] * n for n in lengths]),
+        "position_ids": nested([range(n) for n in lengths]),
         "rewards": torch.zeros(6, 50),
         "tools": NonTensorStack(*[tools] * 6),
     }
