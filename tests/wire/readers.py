@@ -142,8 +142,8 @@ def on_a_small_stack(call: Callable[..., Any], *arguments: Any) -> Any:
 
 def forget() -> None:
     """Empty the tables of known schemas, so that the next message is read from scratch."""
-    schema._known.clear()
-    header._known.clear()
+    for table in (schema._known, header._known, header._starts):
+        table.clear()
 
 
 def operations(call: Callable[[], Any]) -> int:

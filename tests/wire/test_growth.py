@@ -3,7 +3,6 @@
 Work is counted in operations, not by the clock.
 """
 
-import contextlib
 import dataclasses
 import gc
 import random
@@ -349,15 +348,6 @@ def test_values_of_the_same_kinds_have_the_same_schema():
 # --- what is kept of schemas -------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def fresh_tables():
-    """Tables of schemas that nothing is in yet, in place of the process's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((schemas, "_known"), (headers, "_known"), (headers, "_starts")):
-            patch.setattr(module, name, {})
-        yield schemas._known
-
-
 def named(i, width=40):
     """A message of a schema of its own."""
     return message(map_of({f"{i:0{width}}": tensor()}), b"x")
@@ -373,22 +363,22 @@ def said(found):
 @given(st.integers(0))
 def test_a_schema_that_is_known_changes_no_verdict(seed):
     frames = forge.damaged(bytes_of(encode(rollout())), random.Random(seed))
-    with fresh_tables():
-        assert said(outcome(decode, frames)) == said(outcome(decode, frames))
+    forget()
+    assert said(outcome(decode, frames)) == said(outcome(decode, frames))
 
 
 def test_what_is_equal_in_python_is_not_equal_in_a_schema():
     """1, 1.0 and true are one dict key in Python; here only one of them is a number."""
     good, *bad = (message(node("ARRAY", "|u1", rank, numbers=[0, 0, 0])) for rank in (1, 1.0, True))
-    with fresh_tables():
-        for _ in range(2):
-            decode(good)
-            for frames in bad:
-                refused(decode, frames)
-        members = [TensorDict({"a": torch.ones(1)}, [1]) for _ in range(2)]
-        for dim in (True, 1):
-            stack = LazyStackedTensorDict(*members, stack_dim=dim)
-            assert decode(encode(stack)).batch_size == (1, 2)
+    forget()
+    for _ in range(2):
+        decode(good)
+        for frames in bad:
+            refused(decode, frames)
+    members = [TensorDict({"a": torch.ones(1)}, [1]) for _ in range(2)]
+    for dim in (True, 1):
+        stack = LazyStackedTensorDict(*members, stack_dim=dim)
+        assert decode(encode(stack)).batch_size == (1, 2)
 
 
 no_bytes, no_cells = node("BYTES", numbers=[0, 0, 0]), tensor(shape=[0])
@@ -405,33 +395,33 @@ no_bytes, no_cells = node("BYTES", numbers=[0, 0, 0]), tensor(shape=[0])
     ],
 )
 def test_ever_new_schemas_take_no_more_than_the_bound(count, call):
-    with fresh_tables() as table:
-        call(0)
-        tracemalloc.start()
-        try:
-            for i in range(1, count):
-                call(i)
-            gc.collect()
-            kept, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert 0 < max(len(table), len(headers._known)) <= schemas.MOST_SCHEMAS
+    forget()
+    call(0)
+    tracemalloc.start()
+    try:
+        for i in range(1, count):
+            call(i)
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0 < max(len(schemas._known), len(headers._known)) <= schemas.MOST_SCHEMAS
     assert kept < schemas.MOST_SCHEMAS * schemas.LARGEST_KEPT + 500_000
 
 
 def test_which_schemas_are_kept():
     """The newest; neither a huge one nor one that was refused."""
     value = {"a" * schemas.LARGEST_KEPT: torch.ones(1)}
-    with fresh_tables() as table:
-        for i in range(schemas.MOST_SCHEMAS + 1):
-            decode(named(i))
-        kept = [forge.packed(map_of({f"{i:040}": tensor()}).schema) for i in range(3)]
-        assert [schema in table for schema in kept] == [False, True, True]
-    with fresh_tables() as table:
-        assert_same(decode(encode(value)), value)
-        for schema in ([99], [48, "float33", 1], [48], b"\xc1", [26, [26, [26, [99]]]]):
-            refused(decode, message(1, schema=schema))
-        assert len(table) == len(headers._known) == 0
+    forget()
+    for i in range(schemas.MOST_SCHEMAS + 1):
+        decode(named(i))
+    kept = [forge.packed(map_of({f"{i:040}": tensor()}).schema) for i in range(3)]
+    assert [schema in schemas._known for schema in kept] == [False, True, True]
+    forget()
+    assert_same(decode(encode(value)), value)
+    for schema in ([99], [48, "float33", 1], [48], b"\xc1", [26, [26, [26, [99]]]]):
+        refused(decode, message(1, schema=schema))
+    assert len(schemas._known) == len(headers._known) == 0
 
 
 def test_threads_share_the_table(in_threads):
@@ -445,9 +435,9 @@ def test_threads_share_the_table(in_threads):
             assert_same(decode(encode(expected[i], narrow=bool(i % 2))), expected[i])
             assert i or open_wire(messages[0]).rows([1])["reward"].equal(expected[0]["reward"][1:2])
 
-    with fresh_tables() as table:
-        in_threads(6, work, *((seed,) for seed in range(6)))
-        assert len(table) <= schemas.MOST_SCHEMAS
+    forget()
+    in_threads(6, work, *((seed,) for seed in range(6)))
+    assert len(schemas._known) <= schemas.MOST_SCHEMAS
 
 
 FORKED = """
@@ -494,12 +484,12 @@ class Late:
 def test_what_is_kept_does_not_depend_on_who_reads():
     """Neither on what is registered, nor on pickle, nor on a device."""
     frames = message(node("USER", "test_header.Late", children=[map_of({"x": tensor()})]), b"\7")
-    with fresh_tables():
-        for _ in range(2):
-            refused(decode, frames, "unknown_type")
-        jagcodec.register_type(Late, name="test_header.Late")
-        assert decode(frames).x.tolist() == [7]
-        pickled = message(forge.list_of(record("PICKLE", b"\x80\x04K\x01."), tensor()), b"\7")
-        for _ in range(2):
-            assert decode(pickled, allow_pickle=True)[0] == 1
-            assert outcome(decode, pickled).reason == "pickle_refused"
+    forget()
+    for _ in range(2):
+        refused(decode, frames, "unknown_type")
+    jagcodec.register_type(Late, name="test_header.Late")
+    assert decode(frames).x.tolist() == [7]
+    pickled = message(forge.list_of(record("PICKLE", b"\x80\x04K\x01."), tensor()), b"\7")
+    for _ in range(2):
+        assert decode(pickled, allow_pickle=True)[0] == 1
+        assert outcome(decode, pickled).reason == "pickle_refused"

@@ -7,6 +7,7 @@ refuses, the other must refuse too, except where the page leaves it to the reade
 
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import numpy as np
@@ -21,7 +22,7 @@ from jagcodec import WireFormatError, decode, encode, materialize, open_wire, to
 from jagcodec.errors import REASONS, TransportError, UnsupportedTypeError
 from jagcodec.wire.message import Message
 from jagcodec.wire.spec import Kind
-from tests.helpers import nested, receive, rollout
+from tests.helpers import Store, nested, receive, rollout
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, readers, spec_reader
@@ -353,16 +354,9 @@ def test_deep_documents_are_read_alike_by_both_readers():
 
 @pytest.mark.parametrize("failure", [TransportError("no_peer", "store", "gone"), OSError("cut")])
 def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
-    whole = to_blob(encode(TensorDict({"a": torch.arange(9000)}, [9000])))
-    failing = False
-
-    def source(offset, size):
-        if failing:
-            raise failure
-        return whole[offset : offset + size]
-
+    source = Mock(side_effect=Store(encode(TensorDict({"a": torch.arange(9000)}, [9000]))))
     batch = open_wire(source)
-    failing = True
+    source.side_effect = failure
     with pytest.raises(type(failure)) as caught:
         batch.to_tensordict()
     assert caught.value is failure
