@@ -351,11 +351,11 @@ def test_threads_read_one_message_at_once(in_threads):
     in_threads(3, work)
 
 
-def packed(**options):
+def packed():
     """Four columns of 100 rows, of 0, 10, ... 990 cells each."""
     columns = {f"c{i}": torch.arange(100 * 1000).view(100, 1000) + i for i in range(4)}
     lengths = torch.arange(100) * 10
-    return jagcodec.encode_fields(columns, lengths=lengths, token_aligned_fields=columns, **options)
+    return jagcodec.encode_fields(columns, lengths=lengths, token_aligned_fields=columns)
 
 
 # --- what is fetched ---------------------------------------------------------------------------
