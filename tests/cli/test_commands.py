@@ -19,8 +19,7 @@ from jagcodec.cli.inspection import cells_text, size_text
 from jagcodec.errors import WireFormatError
 from jagcodec.record import RecordWriter
 from tests.helpers import MESSAGES, nested
-from tests.wire import cases
-from tests.wire.test_golden import NAMES, Point, kept, load, message_of
+from tests.wire.test_golden import BAD, GOOD, NAMES, Point, kept, load, message_of
 
 
 def batch():
@@ -346,7 +345,7 @@ def test_rows_that_are_separate_tensors_are_one_value(message, column):
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [*(("good.json", name) for name in cases.GOOD), *(("bad.json", name) for name in cases.BAD)],
+    [*(("good.json", name) for name in GOOD), *(("bad.json", name) for name in BAD)],
 )
 def test_messages_are_sound_or_not_for_the_reason_that_decode_gives(file, name):
     entry = load(file)[name]

@@ -14,6 +14,7 @@ first), and add a message by hand to `good.json` ("good NAME: WHY") or to
 `bad.json` ("REASON NAME: WHY"): an expression of `forge.py`.
 """
 
+import functools
 import json
 import re
 import struct
@@ -31,10 +32,56 @@ from jagcodec.wire.spec import Kind
 from tests.helpers import ROOT, message, nested, receive, run_python
 from tests.oracle import assert_same
 from tests.wire import forge, spec_reader
-from tests.wire.cases import GOLDEN, GOOD, bytes_of, entry, hex_of, lines_of, load, message_of
 from tests.wire.values import objects
 
 SPEC = ROOT / "docs" / "wire-format.md"
+GOLDEN = ROOT / "tests" / "wire" / "golden"
+RUN = re.compile(rb"(.)\1{15,}", re.DOTALL)
+
+
+def hex_of(data):
+    """Bytes as hex; a run of one byte of 16 or more is a word of its own, such as `00*4096`."""
+    words, end = [], 0
+    for run in RUN.finditer(data):
+        words += [data[end : run.start()].hex(), f"{run[1].hex()}*{len(run[0])}"]
+        end = run.end()
+    return " ".join(filter(None, [*words, data[end:].hex()]))
+
+
+def bytes_of(text):
+    words = (word.partition("*") for word in text.split())
+    return b"".join(bytes.fromhex(word) * int(times or 1) for word, _, times in words)
+
+
+def entry(why, message, **more):
+    """One message as it stands in a file."""
+    if isinstance(message, bytes):
+        return {"why": why, "blob": hex_of(message), **more}
+    return {"why": why, "frames": [hex_of(frame) for frame in message], **more}
+
+
+def message_of(entry):
+    if "blob" in entry:
+        return bytes_of(entry["blob"])
+    return [bytes_of(lines) for lines in entry["frames"]]
+
+
+@functools.cache
+def load(file):
+    return json.loads((GOLDEN / file).read_text())
+
+
+def lines_of(entries):
+    """JSON with a line per message."""
+    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in entries.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+GOOD = {name: message_of(entry) for name, entry in load("good.json").items()}
+# And the reason why each is refused.
+BAD = {name: (message_of(entry), entry["reason"]) for name, entry in load("bad.json").items()}
+# They ask for what only Python or torch can know, or are nested deeper than must be read.
+MAY_ACCEPT = {name for name, entry in load("bad.json").items() if entry.get("may_accept")}
 
 
 class Point(NamedTuple):

@@ -18,12 +18,12 @@ from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.wire import compress, header
 from jagcodec.wire.header import read_header
 from jagcodec.wire.message import runs_at
-from jagcodec.wire.spec import INTEGER_DTYPES, NO_INDEX, PLAIN, Kind
+from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
 from tests.helpers import Store, message, message_in, nested, receive, rollouts, size
 from tests.oracle import assert_same
 from tests.wire import forge
-from tests.wire.cases import BAD
 from tests.wire.readers import assert_reads, refused
+from tests.wire.test_golden import BAD
 from tests.wire.values import objects
 
 # --- narrow ------------------------------------------------------------------------------------
@@ -309,6 +309,43 @@ def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
     frames = encode(images, elide=True)
     assert size(frames) < 2 * image.nbytes
     assert_same(decode(frames, limits=Limits(expanded=0)), images)
+
+
+AT = [0, 15, 16, 31, 32, 511, 512, 1999, 2000, 3967, 3968, 3984, 3999]
+
+
+@pytest.mark.parametrize("at", AT)
+def test_rows_that_are_equal_but_for_one_cell(at):
+    made = np.tile(np.random.default_rng(0).integers(0, 1 << 40, 4000), (8, 1))
+    made[:, at] = range(8)
+    texts = ["x" * at + chr(97 + i % 3) + "x" * (3999 - at) for i in range(6)]
+    arrays = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in texts]
+    for td in (
+        TensorDict({"a": nested(made)}, [8]),
+        TensorDict({f"c{i}": nested([row[:2000], row[2000:]]) for i, row in enumerate(made)}, [2]),
+        TensorDict({f"c{i}": torch.tensor(row) for i, row in enumerate(made)}, [4000]),
+        TensorDict({"a": NonTensorStack(*texts)}, [6]),
+        TensorDict({"a": NonTensorStack(*[{"text": text} for text in texts])}, [6]),
+        TensorDict({"a": NonTensorStack(*arrays)}, [6]),
+    ):
+        for narrow in (False, True):
+            assert_same(decode(encode(td, elide=True, narrow=narrow)), td)
+
+
+def test_no_more_runs_are_written_than_readers_take():
+    """Each column is the one before it and one more."""
+    rng = np.random.default_rng(0)
+    ends = [rng.integers(0, 1 << 40, (2, 200)) for _ in range(9)]
+    columns = {"end0": nested(ends[0])}
+    for i in range(1, len(ends)):
+        columns[f"end{i}"] = nested(ends[i])
+        columns[f"all{i}"] = nested(np.concatenate(ends[: i + 1], axis=1))
+    td = TensorDict(columns, batch_size=[2])
+    frames = encode(td, elide=True)
+    found = [len(runs_of(frames, name) or []) for name in columns]
+    assert max(found) == MOST_RUNS
+    assert sum(map(bool, found)) == len(ends) - 2  # one of them is sent as it is
+    assert_same(decode(frames), td)
 
 
 # --- compressed frames -------------------------------------------------------------------------
