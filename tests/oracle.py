@@ -16,44 +16,43 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import tensordict
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    UnbatchedTensor,
-    is_tensorclass,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict.base import TensorDictBase
 from tensordict.tensorclass import NonTensorDataBase
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def bits(tensor: torch.Tensor) -> Any:
-    """The bits of a strided tensor's cells, as nested lists of integers."""
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The cells of a strided tensor as integers of the same bits."""
     tensor = tensor.detach().cpu()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg().clone()
     if tensor.itemsize == 16:
-        return torch.view_as_real(tensor.contiguous()).view(torch.int64).tolist()
-    return tensor.view(_INTEGERS[tensor.itemsize]).tolist()
+        tensor = torch.view_as_real(tensor.contiguous())
+    return tensor.view(_INTEGERS[tensor.itemsize])
+
+
+def bits(tensor: torch.Tensor) -> Any:
+    """The bits of a strided tensor's cells, as nested lists of integers."""
+    return _integers(tensor).tolist()
 
 
 def rows_of(value: torch.Tensor, lengths: Sequence[int] | None = None) -> list[Any]:
     """The rows of a padded tensor (given its lengths) or of a jagged one, each as `bits`."""
     if lengths is not None:
         return [row[:n] for row, n in zip(bits(value), lengths, strict=True)]
-    jagged: Any = value
-    values, offsets = jagged.values(), jagged.offsets().tolist()
-    holes = jagged.lengths()
-    ends = offsets[1:] if holes is None else map(sum, zip(offsets, holes.tolist(), strict=False))
-    dim = _ragged_dim(value)
-    return [
-        bits(values.narrow(dim, start, end - start))
-        for start, end in zip(offsets, ends, strict=False)
-    ]
+    return [bits(row) for row in _rows(value)]
+
+
+def _rows(jagged: Any) -> list[torch.Tensor]:
+    starts, lengths = jagged.offsets().tolist(), jagged.lengths()
+    ends = itertools.pairwise(starts)
+    lengths = [end - start for start, end in ends] if lengths is None else lengths.tolist()
+    parts = zip(starts, lengths, strict=False)
+    return [jagged.values().narrow(_ragged_dim(jagged), *part) for part in parts]
 
 
 def _ragged_dim(jagged: torch.Tensor) -> int:
@@ -133,13 +132,13 @@ def described(value: Any) -> Any:
     those of the wire format, as its second reader has them (`tests/wire/spec_reader.py`).
     """
     kind = type(value)
-    if isinstance(value, UnbatchedTensor):
+    if isinstance(value, tensordict.UnbatchedTensor):
         # a tensorclass before tensordict 0.12
         inner = value if isinstance(value, torch.Tensor) else vars(value)["_tensordict"]["data"]
-        return (UnbatchedTensor, _tensor(inner))
+        return (tensordict.UnbatchedTensor, _tensor(inner))
     if isinstance(value, torch.Tensor):
         return _tensor(value)
-    if isinstance(value, TensorDictBase) or is_tensorclass(value):
+    if isinstance(value, TensorDictBase) or tensordict.is_tensorclass(value):
         return _batch(value)
     if isinstance(value, (np.str_, np.bytes_)):
         return ("USER", f"numpy.{kind.__name__}", value.item())
@@ -201,7 +200,7 @@ def _batch(value: Any) -> Any:
     if isinstance(value, NonTensorDataBase):
         kind = "NON_TENSOR_DATA" if type(value) is NonTensorData else type(value)
         return (kind, size, described(value.data))
-    if is_tensorclass(value):
+    if tensordict.is_tensorclass(value):
         parts = vars(value)
         others = parts["_non_tensordict"] or {}
         others = {name: described(part) for name, part in others.items() if part is not None}
@@ -232,14 +231,9 @@ def _tensor(value: Any) -> Any:
     dtype = str(value.dtype).removeprefix("torch.")
     if value.layout is torch.jagged:
         dim = _ragged_dim(value)
-        values, starts = value.values(), value.offsets().tolist()
-        lengths = [end - start for start, end in itertools.pairwise(starts)]
-        lengths = lengths if value.lengths() is None else value.lengths().tolist()
-        starts_and_lengths = zip(starts, lengths, strict=False)
-        rows = [_cells(values.narrow(dim, *part)) for part in starts_and_lengths]
-        shape = [*values.shape]
-        shape[dim] = sum(lengths)
-        return ("JAGGED", dtype, shape, dim + 1, rows)
+        pieces, shape = _rows(value), [*value.values().shape]
+        shape[dim] = sum(piece.shape[dim] for piece in pieces)
+        return ("JAGGED", dtype, shape, dim + 1, [*map(_cells, pieces)])
     if value.is_nested:
         rows = [_cells(row) for row in (value.unbind() if value.size(0) else ())]
         return ("STRIDED_NESTED", dtype, rows)
@@ -251,12 +245,5 @@ def _tensor(value: Any) -> Any:
 
 def _cells(tensor: torch.Tensor) -> list[Any]:
     """The shape of a strided tensor, and its bytes in row-major order."""
-    shape = [*tensor.shape]
-    if not tensor.numel():
-        return [shape, b""]
-    tensor = tensor.detach().cpu()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg().clone()
-    if tensor.itemsize == 16:
-        tensor = torch.view_as_real(tensor)
-    return [shape, tensor.view(_INTEGERS[tensor.itemsize]).numpy().tobytes()]
+    data = _integers(tensor).numpy().tobytes() if tensor.numel() else b""
+    return [[*tensor.shape], data]

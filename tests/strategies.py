@@ -156,37 +156,32 @@ def strided_nested_tensors(draw: Draw) -> torch.Tensor:
 
 @st.composite
 def tensordicts(
-    draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 1, lazy: bool = True
+    draw: Draw, payloads: Strategy[Any] = _scalars, depth: int = 1, lazy: bool = True
 ) -> TensorDict:
     """A TensorDict of one batch dim with leaves of every kind, nested to `depth`."""
-    payloads = _scalars if payloads is None else payloads
     rows = draw(st.integers(0, 3))
-    leaves: dict[str, Any] = {}
-    for i in range(draw(st.integers(0, 4))):
-        kinds = ["tensor", "parameter", "jagged", "data", "stack", *(["lazy"] if lazy else [])]
-        kind = draw(st.sampled_from([*kinds, *(["nested"] if depth else [])]))
-        if kind == "tensor":
-            leaves[f"f{i}"] = draw(tensors((rows, *draw(st.lists(st.integers(0, 3), max_size=1)))))
-        elif kind == "parameter":
-            values = cells(draw, (rows, 2), torch.float32)
-            leaves[f"f{i}"] = torch.nn.Parameter(values, requires_grad=draw(st.booleans()))
-        elif kind == "jagged":
-            leaves[f"f{i}"] = draw(jagged_tensors(rows))
-        elif kind == "data":
-            leaves[f"f{i}"] = NonTensorData(draw(payloads), batch_size=[rows])
-        elif kind == "stack" and rows:
-            items = [NonTensorData(draw(payloads)) for _ in range(rows)]
-            leaves[f"f{i}"] = NonTensorStack(*items)
-        elif kind == "lazy" and rows:
-            members = [
-                TensorDict({"x": draw(tensors((j,))), **({"y": torch.ones(1)} if j else {})}, [])
-                for j in range(rows)
-            ]
-            leaves[f"f{i}"] = LazyStackedTensorDict(*members, stack_dim=0)
-        elif kind == "nested":
-            inner = tensordicts(payloads, depth - 1, lazy)
-            leaves[f"f{i}"] = draw(inner.filter(lambda td: td.shape[0] == rows))
-    return TensorDict(leaves, batch_size=[rows])
+    shapes = st.lists(st.integers(0, 3), max_size=1).map(lambda inner: (rows, *inner))
+    leaves = [
+        shapes.flatmap(tensors),
+        st.builds(torch.nn.Parameter, tensors((rows, 2), torch.float32), st.booleans()),
+        jagged_tensors(rows),
+        payloads.map(lambda payload: NonTensorData(payload, batch_size=[rows])),
+    ]
+    if rows:
+        items = st.lists(payloads.map(NonTensorData), min_size=rows, max_size=rows)
+        leaves.append(items.map(lambda items: NonTensorStack(*items)))
+    if rows and lazy:
+
+        def member(x: torch.Tensor) -> TensorDict:
+            return TensorDict({"x": x, **({"y": torch.ones(1)} if len(x) else {})}, [])
+
+        members = [tensors((j,)).map(member) for j in range(rows)]
+        leaves.append(st.tuples(*members).map(lambda members: LazyStackedTensorDict(*members)))
+    if depth:
+        inner = tensordicts(payloads, depth - 1, lazy)
+        leaves.append(inner.filter(lambda td: td.shape[0] == rows))
+    columns = draw(st.lists(st.one_of(leaves), max_size=4))
+    return TensorDict({f"f{i}": column for i, column in enumerate(columns)}, batch_size=[rows])
 
 
 def trees(max_leaves: int = 8) -> Strategy[Any]:
@@ -233,24 +228,22 @@ def stdlib_values() -> Strategy[Any]:
 def repeating_batches(draw: Draw) -> TensorDict:
     """A TensorDict whose columns and rows are often those of others, or begin or end like them."""
     rows = draw(st.integers(1, 6))
-    four = ([0, 0, 0, 0], [1, 2, 3, 4], [5, 5, 9, 9], [0, 1, 0, 1], [7, 6, 5, 4])
-    patterns = st.sampled_from(four)
+    patterns = st.sampled_from([[0] * 4, [1, 2, 3, 4], [5, 5, 9, 9], [0, 1, 0, 1], [7, 6, 5, 4]])
     dtypes = st.sampled_from([torch.int64, torch.uint8, torch.float32, torch.bool, torch.int16])
     made: list[list[list[int]]] = []
     columns: dict[str, Any] = {}
     for i in range(draw(st.integers(1, 6))):
-        kind = draw(st.sampled_from(["copy", "joined", "new", "new", "new", "new"]))
-        if kind == "copy" and made:
-            column = draw(st.sampled_from(made))
-        elif kind == "joined" and made:
-            one, other = draw(st.sampled_from(made)), draw(st.sampled_from(made))
-            column = [a + b for a, b in zip(one, other, strict=True)]
-        else:
+        kind = draw(st.sampled_from(["copy", "joined", *["new"] * 4]))
+        if kind == "new" or not made:
             few = [draw(patterns) * draw(st.integers(0, 3)) for _ in range(draw(st.integers(1, 3)))]
             column = [
                 draw(st.sampled_from(few)) + draw(patterns) * draw(st.integers(0, 1))
                 for _ in range(rows)
             ]
+        else:
+            column, other = draw(st.sampled_from(made)), draw(st.sampled_from(made))
+            if kind == "joined":
+                column = [a + b for a, b in zip(column, other, strict=True)]
         made.append(column)
         form = draw(st.sampled_from(["rectangle", "objects", *["jagged"] * 5]))
         dtype = draw(dtypes)
