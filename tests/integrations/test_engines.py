@@ -148,25 +148,29 @@ def response(tokens, values, *, finish="stop", prompt_values=(), meta=None, **mo
     return {"output_ids": list(tokens), "meta_info": {**found, **(meta or {})}, **more}
 
 
+WHOLE = [None, -1.5, -2.5]
+PLAIN, WITHOUT = response([7], [-0.5]), response([7], None)
+WAITED = response([], [], finish="abort")  # aborted while it waited: it has no prompt
+del WAITED["meta_info"]["prompt_tokens"]
+
+
 def of_triples(kind, triples):
     """A good response, and one with these logprobs."""
     meta = {f"{kind}_token_logprobs": triples}
-    return [response([7], [-0.5]), response([7, 8], [0, 0], meta=meta)]
+    return [PLAIN, response([7, 8], [0, 0], meta=meta)]
 
 
-WHOLE = [None, -1.5, -2.5]
 OUTPUT, INPUT = "[1].output_token_logprobs", "[1].input_token_logprobs"
 REFUSED_OF_SGLANG = [
     (of_triples("output", [(-0.5, 7, None)]), OUTPUT, "2 items like output_ids, found 1"),
     (of_triples("output", [(0, 7, 0), (0, 9, 0)]), f"{OUTPUT}[1]", "8 like output_ids, found 9"),
     (of_triples("output", [(0, 7, 0), (None, 8, 0)]), f"{OUTPUT}[1]", "a logprob, found None"),
-    (
-        of_triples("input", [(None, 2, 0), (-2.5, 3, 0)]),
-        INPUT,
-        "all 3 tokens of the prompt, found 2",
-    ),
+    (of_triples("input", [(None, 2, 0), (-2.5, 3, 0)]), INPUT, "3 tokens of the prompt, found 2"),
+    ([[PLAIN, PLAIN], [PLAIN, WITHOUT]], "[1][1]", "expected logprobs in all samples or in none"),
+    ([[PLAIN, PLAIN], [WITHOUT, PLAIN]], "[1][0]", "expected logprobs in all samples or in none"),
+    ([response([7], [0], prompt_values=WHOLE), WAITED], "[1]", "in all samples or in none"),
     *(
-        ([response([7], None), bad], "[1]", "expected a response of SGLang's /generate, found ")
+        ([WITHOUT, bad], "[1]", "expected a response of SGLang's /generate, found ")
         for bad in (
             "text",
             None,
@@ -208,10 +212,6 @@ class TestSglang:
         assert [row["response_ids"] for row in sglang.rows_of(one)] == [[7]]
         rows = sglang.rows_of([[one, two], (three,), []])
         assert [row["response_ids"] for row in rows] == [[7], [8], [9]]
-        for bad in ([three, response([7], None)], [response([7], None), three]):
-            path = f"[1][{bad.index(three) ^ 1}]"
-            detail = "expected logprobs in all samples or in none"
-            assert_refused(sglang, [[one, two], bad], path, detail)
 
     def test_without_logprobs_and_with_empty_ones(self):
         rows = sglang.rows_of([response([7], None), response([], None, finish="abort")])
@@ -219,8 +219,8 @@ class TestSglang:
             {"response_ids": [7], "finish_reason": "stop"},
             {"response_ids": [], "finish_reason": "abort"},
         ]
-        rows = sglang.rows_of([response([7], [-0.5]), response([], [])])
-        assert [row["logprobs"] for row in rows] == [[-0.5], []]
+        rows = sglang.rows_of([response([7], [-0.5]), response([], []), WAITED])
+        assert [row["logprobs"] for row in rows] == [[-0.5], [], []]
 
     @pytest.mark.parametrize("dtype", [None, "int32", "uint8", "uint16"])
     def test_routed_experts_are_decoded(self, dtype):
@@ -230,13 +230,6 @@ class TestSglang:
         (row,) = sglang.rows_of([response([7, 8], [-0.5, -1.0], meta=meta)])
         assert row["routed_experts"].dtype == sent.dtype
         assert row["routed_experts"].reshape(-1, 3, 2).tolist() == sent.tolist()
-
-    def test_a_request_that_was_aborted_while_it_waited_has_no_prompt(self):
-        waited = response([], [], finish="abort")
-        del waited["meta_info"]["prompt_tokens"]
-        assert len(sglang.rows_of([waited, waited])) == 2
-        good = response([7], [-0.5], prompt_values=WHOLE)
-        assert_refused(sglang, [good, waited], "[1]", "in all samples or in none")
 
 
 @pytest.mark.parametrize(
