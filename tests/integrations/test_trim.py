@@ -45,7 +45,8 @@ NANS = torch.tensor([0x7FC00000, 0x7FC00001, 0x7FC00000], dtype=torch.int32).vie
 
 def large(before, after):
     """New memory comes zeroed from 32 MiB on; around the cells it must not stay so."""
-    column = torch.full((2, 2_200_000), after)
+    # Each is larger than the ones before, whose memory is used again.
+    column = torch.full((2, 2_200_000 + 500_000 * (before + 2 * after)), after)
     column[:, :9] = before
     column[:, 9:12] = torch.tensor([[7, 8, 9], [5, 6, 4]])
     assert column.nbytes > 32 << 20
