@@ -64,6 +64,11 @@ def process(work, *arguments):
         near.close()
 
 
+def new_worker(name):
+    """Options of a task for a process of its own, which imported nothing before."""
+    return {"runtime_env": {"env_vars": {"JAGCODEC_TEST": name}}}
+
+
 def needs(package):
     """Skips a test where a package is missing."""
     missing = importlib.util.find_spec(package) is None

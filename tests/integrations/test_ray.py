@@ -7,7 +7,7 @@ import torch
 from jagcodec import BatchedDataDict, WireBatch, encode, open_wire, pack_rows, to_rows
 from jagcodec.errors import ArgumentError
 from tests.helpers import PAYLOADS, address, make_batch, run_python, size
-from tests.integrations.conftest import SECONDS, needs
+from tests.integrations.conftest import SECONDS, needs, new_worker
 from tests.oracle import assert_same
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
@@ -133,11 +133,6 @@ class TestRegistration:
 
 
 # --- workers -----------------------------------------------------------------------------------
-
-
-def new_worker(name, **variables):
-    """Options of a task for a process of its own, which imported nothing before."""
-    return {"runtime_env": {"env_vars": {"JAGCODEC_TEST": name, **variables}}}
 
 
 @pytest.mark.cluster

@@ -21,7 +21,7 @@ from jagcodec import ArgumentError, WireFormatError
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
 from tests.helpers import LENGTHS, make_batch, nested
-from tests.integrations.conftest import SECONDS
+from tests.integrations.conftest import SECONDS, new_worker
 from tests.oracle import assert_same
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -86,8 +86,7 @@ def use(cluster):
 def of_stock(use, tmp_path_factory):
     """What a queue without the backend returns; its checkpoint; what a client with it is told."""
 
-    # An environment of its own, for a process that no other test has used.
-    @ray.remote(num_cpus=0, runtime_env={"env_vars": {"JAGCODEC_TEST": "late"}})
+    @ray.remote(num_cpus=0, **new_worker("late"))
     def late(batch):
         import transfer_queue
 
@@ -233,8 +232,12 @@ def plain(item):
 class TestQueue:
     def test_a_reader_gets_what_stock_returns(self, of_stock, queue):
         """Values, types, dtypes and layouts of every kind of column."""
+        expected, _, of_a_client_with_it = of_stock
         put_columns()
-        assert_same(all_columns(), of_stock[0])
+        assert_same(all_columns(), expected)
+        assert of_a_client_with_it.startswith("TransportError storage unit TQ_STORAGE_UNIT_")
+        remedy = "import jagcodec.integrations.transfer_queue before transfer_queue.init"
+        assert remedy in of_a_client_with_it
 
     @pytest.mark.skipif(not CAN_SAVE, reason="this TransferQueue saves nothing")
     def test_checkpoints_are_stock_s_in_both_directions(self, of_stock, use, tmp_path):
@@ -352,12 +355,6 @@ class TestQueue:
         assert_rows(get(put(make_batch(), "lives"), "lives"), range(6))
 
 
-def test_a_client_of_stock_s_storage_units_is_an_error(of_stock):
-    *_, error = of_stock
-    assert error.startswith("TransportError storage unit TQ_STORAGE_UNIT_")
-    assert "import jagcodec.integrations.transfer_queue before transfer_queue.init" in error
-
-
 # --- how a queue starts and ends ---------------------------------------------------------------
 
 
@@ -367,8 +364,7 @@ def test_options_reach_every_process_and_a_unit_that_dies_is_an_error(use, monke
         monkeypatch.setattr(managers, f"TQ_SIMPLE_STORAGE_{name}", value, raising=False)
     caplog.set_level(logging.INFO, backend._logger.name)
 
-    # An environment of its own, for a process that no other test has used.
-    @ray.remote(num_cpus=0, runtime_env={"env_vars": {"JAGCODEC_TEST": "worker"}})
+    @ray.remote(num_cpus=0, **new_worker("worker"))
     def worker(fitting, wide):
         import transfer_queue
 
