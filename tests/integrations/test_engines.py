@@ -83,33 +83,29 @@ REFUSED_OF_VLLM: list[tuple[Any, str, str]] = [
 
 class TestVllm:
     @pytest.mark.parametrize("container", [list, FlatLogprobs])
-    def test_logprobs_are_those_of_the_sampled_tokens_and_the_first_of_a_prompt_is_zero(
-        self, container
-    ):
-        prompt = container([None, *at([2, 3], [-1.5, np.float32(-2.5)])])
-        output = sample((7, 8), container(at([7, 8], [-0.5, -2])))
-        rows = vllm.rows_of([request(np.array([1, 2, 3]), output, prompt_logprobs=prompt)])
-        for name, kind in (("prompt_ids", int), ("logprobs", float), ("prompt_logprobs", float)):
-            assert {type(number) for number in rows[0][name]} == {kind}
-        assert rows == [ROW | {"prompt_logprobs": [0.0, -1.5, -2.5]}]
-
-    def test_n_samples_are_n_rows_in_order_with_the_prompt_of_each(self):
+    def test_samples_are_rows_with_their_prompt_and_the_logprobs_of_sampled_tokens(self, container):
         experts = [np.full((4, 2, 2), value, dtype=np.uint8) for value in range(3)]
         outputs = [
             request(
                 [1, 2],
-                sample([7, 8], at([7, 8], [-0.5, -1.0]), routed_experts=experts[0]),
-                sample([9], at([9], [-2.0]), "length", experts[1]),
-                prompt_logprobs=[None, *at([2], [-1.5])],
+                sample((7, 8), container(at([7, 8], [-0.5, -2])), routed_experts=experts[0]),
+                sample([9], container(at([9], [-2.0])), "length", experts[1]),
+                prompt_logprobs=container([None, *at([2], [np.float32(-1.5)])]),
             ),
-            request([4], sample([], [], "abort", experts[2]), prompt_logprobs=[None]),
+            request(np.array([4]), sample([], [], "abort", experts[2]), prompt_logprobs=[None]),
         ]
         rows = vllm.rows_of(outputs)
-        assert [row["response_ids"] for row in rows] == [[7, 8], [9], []]
-        assert [row["prompt_ids"] for row in rows] == [[1, 2], [1, 2], [4]]
-        assert [row["prompt_logprobs"] for row in rows] == [[0.0, -1.5], [0.0, -1.5], [0.0]]
-        assert [row["finish_reason"] for row in rows] == ["stop", "length", "abort"]
-        assert all(row["routed_experts"] is array for row, array in zip(rows, experts, strict=True))
+        for row, array in zip(rows, experts, strict=True):
+            assert row.pop("routed_experts") is array
+        prompt = {"prompt_ids": [1, 2], "prompt_logprobs": [0.0, -1.5]}  # the first is zero
+        aborted = {"prompt_ids": [4], "prompt_logprobs": [0.0], "finish_reason": "abort"}
+        assert rows == [
+            {**prompt, "response_ids": [7, 8], "logprobs": [-0.5, -2.0], "finish_reason": "stop"},
+            {**prompt, "response_ids": [9], "logprobs": [-2.0], "finish_reason": "length"},
+            {**aborted, "response_ids": [], "logprobs": []},
+        ]
+        for name, kind in (("prompt_ids", int), ("logprobs", float), ("prompt_logprobs", float)):
+            assert {type(number) for row in rows for number in row[name]} == {kind}
         rows[0]["prompt_ids"].append(0)  # lists belong to their row
         rows[0]["prompt_logprobs"].append(0.0)
         assert (rows[1]["prompt_ids"], rows[1]["prompt_logprobs"]) == ([1, 2], [0.0, -1.5])
@@ -207,20 +203,15 @@ class TestSglang:
         for given in (responses, json.loads(json.dumps(responses))):
             assert sglang.rows_of(given) == [expected]
 
-    def test_one_response_and_batches_of_batches(self):
-        one, two, three = (response([token], [-0.5]) for token in (7, 8, 9))
-        assert [row["response_ids"] for row in sglang.rows_of(one)] == [[7]]
-        rows = sglang.rows_of([[one, two], (three,), []])
-        assert [row["response_ids"] for row in rows] == [[7], [8], [9]]
-
-    def test_without_logprobs_and_with_empty_ones(self):
-        rows = sglang.rows_of([response([7], None), response([], None, finish="abort")])
-        assert rows == [
+    def test_one_response_and_batches_of_batches_with_logprobs_and_without(self):
+        assert [row["response_ids"] for row in sglang.rows_of(PLAIN)] == [[7]]
+        rows = sglang.rows_of([[PLAIN, response([8], [-1.0])], (response([], []),), [], WAITED])
+        assert [row["response_ids"] for row in rows] == [[7], [8], [], []]
+        assert [row["logprobs"] for row in rows] == [[-0.5], [-1.0], [], []]
+        assert sglang.rows_of([WITHOUT, response([], None, finish="abort")]) == [
             {"response_ids": [7], "finish_reason": "stop"},
             {"response_ids": [], "finish_reason": "abort"},
         ]
-        rows = sglang.rows_of([response([7], [-0.5]), response([], []), WAITED])
-        assert [row["logprobs"] for row in rows] == [[-0.5], [], []]
 
     @pytest.mark.parametrize("dtype", [None, "int32", "uint8", "uint16"])
     def test_routed_experts_are_decoded(self, dtype):

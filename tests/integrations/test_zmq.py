@@ -219,6 +219,8 @@ def test_a_blob_is_a_message_and_envelopes_of_several_hops_come_and_go_whole(net
     assert (len(envelope), decode(frames)) == (1, [1, (2,)])
     hops = [b"broker", b"", b"", b"worker", b""]
     for value in (7, torch.arange(LARGE)):
+        net.send(client, value, envelope=b"topic", timeout=LONG)
+        assert net.recv_frames(server, timeout=LONG).envelope[1:] == [b"topic"]
         net.send(client, value, envelope=hops, timeout=LONG)
         envelope, frames = net.recv_frames(server, timeout=LONG)
         assert envelope[1:] == hops
@@ -227,18 +229,6 @@ def test_a_blob_is_a_message_and_envelopes_of_several_hops_come_and_go_whole(net
         found, frames = net.recv_frames(client, timeout=LONG)
         assert found == hops
         assert_same(decode(frames), value)
-
-
-def test_topics_stand_before_messages():
-    with contextlib.closing(Net()) as net:
-        publisher, subscriber = net.joined(zmq.XPUB, zmq.SUB)
-        subscriber.subscribe(b"weights")
-        assert publisher.recv() == b"\x01weights"
-        for topic in (b"metrics", b"weights/7"):
-            net.send(publisher, {"of": topic}, envelope=topic, timeout=LONG)
-        envelope, frames = net.recv_frames(subscriber, timeout=LONG)
-        assert (envelope, decode(frames)) == ([b"weights/7"], {"of": b"weights/7"})
-        net.silent(subscriber)
 
 
 def test_what_a_router_cannot_route_is_an_error(net):
