@@ -147,16 +147,14 @@ def _copy_from(
 
 def _module() -> types.ModuleType:
     """What PyTorch and this library ask of `torch.<device>`, as `torch.cuda` has it."""
-    module = types.ModuleType(f"torch.{KIND}")
+    module: Any = types.ModuleType(f"torch.{KIND}")
     constants: dict[str, object] = {"_is_in_bad_fork": False, "_lazy_init": None}
     constants |= {"current_device": 0, "device_count": 1, "manual_seed_all": None}
     constants |= {"is_available": True, "is_initialized": True}
-    functions: dict[str, Callable[..., object]] = {
-        name: lambda *args, value=value: value for name, value in constants.items()
-    }
-    functions["synchronize"] = lambda device=None: _wait()
-    functions["current_stream"] = lambda device=None: types.SimpleNamespace(synchronize=_wait)
-    vars(module).update(functions)
+    for name, value in constants.items():
+        setattr(module, name, lambda *args, value=value: value)
+    module.synchronize = lambda device=None: _wait()
+    module.current_stream = lambda device=None: types.SimpleNamespace(synchronize=_wait)
     return module
 
 

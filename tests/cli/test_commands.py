@@ -73,20 +73,16 @@ def test_inspect_of_one_row_and_chosen_columns(run, file, tmp_path):
     assert (found["file"], found["tax"]["rows"]) == ("standard input", 4)
 
 
-def test_inspect_says_which_options_a_message_has(run, tmp_path):
+def test_inspect_of_options_and_of_all_cells(run, tmp_path):
     lines = run("inspect", saved(tmp_path, "narrow", batch(), narrow=True))[1].splitlines()
     assert lines[0].endswith("in 2 frames, with narrow; no checksums")
     assert lines[1].endswith(" of the bytes. This message has narrow=True.")
     assert "stored" in lines[3]
-
-
-def test_all_cells_of_a_row(run, tmp_path):
     columns = {"ids": torch.arange(3000).view(1, 3000), "text": NonTensorStack("x" * 999)}
     row = ("inspect", saved(tmp_path, "long", TensorDict(columns, [1])), "--row", 0)
-    short = printed(run, *row)
+    short, whole = printed(run, *row), printed(run, *row, "--all")
     assert "[0 1 2 3 ... 2996 2997 2998 2999]" in short
     assert len(short) < 400
-    whole = printed(run, *row, "--all")
     assert f"[{', '.join(map(str, range(3000)))}]" in whole
     assert "x" * 999 in whole
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,16 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::Depr
 
 @contextmanager
 def zmq(_):
-    import zmq
-
     from jagcodec.integrations.zmq import recv_frames, send_frames
+    from tests.integrations.test_zmq import Net, zmq
 
-    with (
-        zmq.Context() as context,
-        context.socket(zmq.PAIR) as left,
-        context.socket(zmq.PAIR) as right,
-    ):
-        right.connect(f"tcp://127.0.0.1:{left.bind_to_random_port('tcp://127.0.0.1')}")
+    with closing(Net()) as net:
+        left, right = net.joined(zmq.PAIR, zmq.PAIR)
 
         def carry(value, allow_pickle=False, **options):
             frames = encode(value, allow_pickle=allow_pickle, **options)

@@ -223,19 +223,16 @@ register(allow_pickle=True)
 print(first, refused, written(paths)[1] == paths)
 """
 THREADS = """
-import threading
-td = batch()
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+td, together = batch(), Barrier(4)
 setup()
-together, found = threading.Barrier(4), []
 
-def work():
+def names(_):
     together.wait()
-    found.append(written(td)[0])
+    return written(td)[0]
 
-threads = [threading.Thread(target=work) for _ in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-print(found)
+print([*ThreadPoolExecutor(4).map(names, range(4))])
 """
 
 

@@ -67,32 +67,28 @@ def test_no_idioms_of_a_translation(path):
 
 
 PUBLIC = sorted(set(vars(jagcodec)["__all__"]) - {"__version__"})
+INTEGRATIONS = [path.stem for path in (ROOT / "src/jagcodec/integrations").glob("[!_]*.py")]
+SITE = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+SITE += runpy.run_path(str(ROOT / "docs/site.py"))["PAGES"].values()
 
 
-def test_the_reference_has_every_public_name_once():
-    named = re.findall(r"^::: jagcodec\.([\w.]+)$", page("docs/reference.md"), re.M)
-    assert sorted(n for n in named if "." not in n) == sorted([*PUBLIC, "testing"])
-    for module, name in (n.split(".") for n in named if "." in n and "integrations" not in n):
-        assert hasattr(importlib.import_module(f"jagcodec.{module}"), name), f"{module}.{name}"
-    files = (ROOT / "src/jagcodec/integrations").glob("[!_]*.py")
-    assert sorted(n.removeprefix("integrations.") for n in named if "integrations" in n) == sorted(
-        ["setup", *(path.stem for path in files)]
-    )
+@pytest.mark.parametrize(
+    ("name", "pattern", "expected"),
+    [
+        ("docs/reference.md", r"^::: jagcodec\.(\w+)$", [*PUBLIC, "testing"]),
+        ("docs/reference.md", r"^::: jagcodec\.integrations\.(\w+)$", ["setup", *INTEGRATIONS]),
+        ("docs/errors.md", r"^\| `(\w+)` \| .+ \| .+ \|$", REASONS),  # a cause, and a remedy
+        ("mkdocs.yml", r"^ +- .+: (\S+\.md)$", SITE),  # as `make docs` says, too
+    ],
+)
+def test_a_page_has_every_name_once(name, pattern, expected):
+    assert sorted(re.findall(pattern, page(name), re.M)) == sorted(expected)
 
 
-def test_the_errors_page_has_every_reason_once():
-    """With a cause and a remedy."""
-    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", page("docs/errors.md"), re.M)
-    assert sorted(reason for reason, *_ in rows) == sorted(REASONS)
-
-
-def test_the_site_has_every_page():
-    """`make docs` says the same of pages, but it is not part of `make test`."""
-    nav = page("mkdocs.yml").partition("\nnav:\n")[2].partition("\n\n")[0]
-    named = re.findall(r"[\w./-]+\.md", nav)
-    beside = runpy.run_path(str(ROOT / "docs/site.py"))["PAGES"].values()
-    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
-    assert sorted(named) == sorted([*pages, *beside])
+def test_names_of_the_reference_exist():
+    names = re.findall(r"^::: jagcodec\.(\w+)\.(\w+)$", page("docs/reference.md"), re.M)
+    for module, name in (found for found in names if found[0] != "integrations"):
+        assert hasattr(importlib.import_module(f"jagcodec.{module}"), name), name
 
 
 def test_make_help_lists_every_target():
