@@ -15,7 +15,7 @@ from jagcodec import decode, encode, materialize, open_wire, select_rows, stack_
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
-from tests.helpers import MESSAGES, address, nested, rollout
+from tests.helpers import MESSAGES, address, make_batch, nested, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
@@ -289,18 +289,6 @@ def ids(*lengths):
     return TensorDict({"ids": nested([range(1, n + 1) for n in lengths])}, [len(lengths)])
 
 
-def fetched(lengths):
-    """A batch as NeMo-RL's reader makes it: rows of one length are stacked, others are nested."""
-    rows = [torch.arange(1, n + 1) for n in lengths]
-    columns = {
-        "ids": stack_or_nest(rows),
-        "logprobs": stack_or_nest([row.float() / 8 for row in rows]),
-        "routed": stack_or_nest([torch.stack([row, row + 1], dim=1) for row in rows]),
-        "mask": torch.ones(len(lengths)),
-    }
-    return TensorDict(columns, [len(lengths)])
-
-
 def padded_cell(dtype, pad):
     """The bits of the two pads in a row of one cell."""
     rows = [torch.ones(n, dtype=torch.uint8).to(dtype) for n in (1, 3)]
@@ -396,16 +384,16 @@ def test_columns_within_batches_follow_the_same_rule():
 @pytest.mark.parametrize(
     ("argument", "good", "bad"),
     [
-        ("pad_value_dict", {"ids": 1, "mask": 0, ("inner", "ids"): 3}, {"ids": 1, "idz": 2}),
+        ("pad_value_dict", {"ids": 1, "reward": 0, ("inner", "ids"): 3}, {"ids": 1, "idz": 2}),
         ("pad_value_dict", {"attention_mask": True}, {("inner", "idz"): 3}),
         ("pad_value_dict", {}, {"inner": 3}),
         ("padding_side", {"logprobs": "left"}, {"idz": "left"}),
-        ("token_aligned_fields", ["mask", "ids"], ["idz", "ids"]),
+        ("token_aligned_fields", ["reward", "ids"], ["idz", "ids"]),
         ("keep_jagged", ["ids", ("inner", "ids")], ["ids", "idz"]),
     ],
 )
 def test_names_that_materialize_does_not_find(source, argument, good, bad):
-    td = fetched([2, 4, 1])
+    td = make_batch(lengths=[2, 4, 1])
     td["inner"] = TensorDict({"ids": td["ids"]}, [3])
     td = source(td)
     options: Any = {"attention_mask_of": "logprobs"}
@@ -418,10 +406,11 @@ def test_names_that_materialize_does_not_find(source, argument, good, bad):
 
 
 def test_what_is_not_widened_is_the_column_itself():
-    td = fetched([3, 3])
+    cells = torch.ones(2, 3, 2)
+    td = TensorDict({"ids": cells[..., 0], "experts": cells, "reward": cells[:, 0, 0]}, [2])
     for layout in ("jagged", "packed"):
         found = materialize(td, layout, pad_to_seqlen=8)
-        for name in td.keys():  # noqa: SIM118
+        for name in ("ids", "experts", "reward"):
             assert found[name].data_ptr() == td[name].data_ptr()
     assert materialize(td, attention_mask_of="ids")["attention_mask"].tolist() == [[True] * 3] * 2
     jagged = ids(1, 2)
@@ -482,11 +471,12 @@ def test_a_message_is_not_written_over_while_it_is_read(first):
 
 @pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
 def test_to_another_device(layout):
-    td = fetched([1, 2])
-    td["stacked"], td["text"] = torch.ones(2, 2), NonTensorStack("a", "b")
+    td = make_batch(lengths=[1, 2])
+    td["stacked"] = torch.ones(2, 2)
     options: Any = {"attention_mask_of": "ids"} if layout == "padded" else {}
     columns = materialize(td, layout, pad_to_seqlen=4, device="meta", **options)
-    assert columns.pop("text").tolist() == ["a", "b"]
+    assert columns.pop("message").tolist() == td["message"]
+    assert columns.pop("tag").tolist() == ["gsm8k"] * 2
     for column in columns.values():
         packed = isinstance(column, PackedColumn)
         parts = [column.values, column.cu_seqlens] if packed else [column]

@@ -14,6 +14,7 @@ from jagcodec import ArgumentError, encode_fields, materialize, open_wire
 from jagcodec.memory import blocks
 from jagcodec.memory.blocks import new_block
 from tests.helpers import address, run_python
+from tests.wire.readers import status
 
 MB = 2**20
 
@@ -146,22 +147,17 @@ def test_a_forked_process_writes_to_memory_of_its_own():
     assert (data == 5).all()
 
 
-def _resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * mmap.PAGESIZE
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_release_gives_memory_back_and_what_is_kept_does_not_grow():
-    before = _resident()
+    before = status("VmRSS")
     new_block(100 * MB).data[:] = 1
     assert not new_block(100 * MB).zeroed  # it was kept
     blocks.release()
-    assert _resident() - before < 20 * MB
+    assert status("VmRSS") - before < 20 * MB
     assert new_block(100 * MB).zeroed
     for i in range(60):
         new_block((33 + i % 30) * MB).data[:] = 1
-    assert _resident() - before < 90 * MB
+    assert status("VmRSS") - before < 90 * MB
 
 
 @pytest.mark.slow
