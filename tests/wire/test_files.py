@@ -135,13 +135,9 @@ def test_memory_of_a_tensor_is_never_written_over(begin):
     ],
 )
 def test_what_is_not_a_message_at_all_is_the_caller_s_mistake(value, text):
-    calls: Any = {
-        "decode(frames)": decode,
-        "to_blob(frames)": to_blob,
-        "open_wire(source)": open_wire,
-    }
-    if isinstance(value, (str, Path)):
-        del calls["open_wire(source)"]  # which reads a file
+    calls: Any = {"decode(frames)": decode, "to_blob(frames)": to_blob}
+    if not isinstance(value, (str, Path)):  # which it reads as files
+        calls["open_wire(source)"] = open_wire
     for path, call in calls.items():
         with pytest.raises(ArgumentTypeError, match=text) as caught:
             call(value)

@@ -297,28 +297,18 @@ def test_a_message_below_1_kb_takes_less_than_512_mb(name):
         assert peak < 2 * MOST
 
 
-def mostly_empty(lengths, **columns):
-    """Columns of zeros, compressed."""
-    offsets = torch.tensor([0, *accumulate(lengths)])
+def test_rectangles_that_no_plain_message_could_ask_for_are_refused():
+    """Those of all columns count in bytes: 2,001 rows of up to 2**17 cells of 4 and 3 x 4 bytes."""
+    lengths = [1] * 2000 + [1 << 17]
     columns = {
-        name: torch.nested.nested_tensor_from_jagged(torch.zeros(sum(lengths), *inner), offsets)
-        for name, inner in columns.items()
+        name: torch.nested.nested_tensor_from_jagged(
+            torch.zeros(sum(lengths), *inner), torch.tensor([0, *accumulate(lengths)])
+        )
+        for name, inner in (("a", ()), ("b", (3,)))
     }
-    return squeezed(bytes_of(encode(TensorDict(columns, [len(lengths)]))))
-
-
-def test_a_rectangle_that_no_plain_message_could_ask_for_is_refused():
-    rows = 1 << 17
-    frames = mostly_empty([0] * (rows - 1) + [1 << 20], a=())
-    assert sum(map(len, frames)) < 1000
+    frames = squeezed(bytes_of(encode(TensorDict(columns, [len(lengths)]))))
     for read in READERS.values():
         refused(read, frames, "too_large", says=r"padded rows.*Limits")
-    assert len(decode(frames, limits=Limits(expanded=1 << 40))["a"].offsets()) == rows + 1
-
-
-def test_rectangles_of_all_columns_count_in_bytes():
-    """Here 2,000 rows of one cell each and one of 2**17, of 4 and of 3 x 4 bytes."""
-    frames = mostly_empty([1] * 2000 + [1 << 17], a=(), b=(3,))
     padded = 2001 * (1 << 17) * 4 * (1 + 3)
     assert len(decode(frames, limits=Limits(expanded=padded))["b"].offsets()) == 2002
     read = partial(decode, limits=Limits(expanded=padded - 1))

@@ -70,10 +70,6 @@ def cycle():
     return loop
 
 
-def sparse(layout, *sizes):
-    return getattr(torch.eye(4), f"to_sparse_{layout}")(*sizes)
-
-
 def stranger(*size):
     return Stranger(tokens=torch.rand(size), batch_size=size)
 
@@ -140,10 +136,10 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: TensorDict({"s": "x"}, [(1 << 24) + 1]), "", "too_large: rows without data"),
     (lambda: {i * ((1 << 61) - 1): 1 for i in range(1, 100)}, "", "bad_value: distinct hashes"),
     # compressed sparse tensors
-    (lambda: sparse("csr"), "", TO_COO),
-    (lambda: sparse("csc"), "", TO_COO),
-    (lambda: sparse("bsr", (2, 2)), "", TO_COO),
-    (lambda: TensorDict({"x": sparse("bsc", (2, 2))}, [4]), ".x", TO_COO),
+    (lambda: torch.eye(4).to_sparse_csr(), "", TO_COO),
+    (lambda: torch.eye(4).to_sparse_csc(), "", TO_COO),
+    (lambda: torch.eye(4).to_sparse_bsr((2, 2)), "", TO_COO),
+    (lambda: TensorDict({"x": torch.eye(4).to_sparse_bsc((2, 2))}, [4]), ".x", TO_COO),
     # kinds of TensorDict
     (lambda: stranger(2), "", "register_type"),
     (lambda: TensorDict({"s": stranger(2)}, [2]), ".s", "register_type"),
