@@ -24,7 +24,7 @@ from jagcodec.wire.header import read_header
 from jagcodec.wire.message import Message
 from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import Kind
-from tests.helpers import Store, message_in, nested, receive, rollout, size
+from tests.helpers import Store, message_in, nested, receive, rollout
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, readers, spec_reader
@@ -368,19 +368,6 @@ def test_what_repeats_does_not_repeat_at_every_level():
         frames = f.message(rows)
         assert agree(frames) == (level == 0)
         assert peak_of(outcome, decode, frames) < 10 << 20
-
-
-def test_rows_without_cells_count():
-    """Thousands of columns of rows without cells take time; so they count as bytes."""
-    f = forge.Draft()
-    rows, columns = 1 << 16, 3000
-    leaf = forge.column(
-        f, "JAGGED", [forge.run_of(b"\7", [0] * rows, narrow=1)], [0] * (rows - 1) + [1]
-    )
-    f.put(bytes(64 * columns))
-    frames = f.message(tensordict([rows], {f"c{i}": leaf for i in range(columns)}))
-    assert refused(decode, frames).reason == "too_large"
-    assert 64 * size(frames) + (1 << 30) < columns * 8 * rows
 
 
 def test_tables_and_indices_are_copied_before_they_are_checked():

@@ -7,7 +7,6 @@ import bisect
 import dataclasses
 import functools
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -109,13 +108,13 @@ def test_the_padding_of_a_blob_is_not_counted(tmp_path, mmap):
 
 
 def test_limits_are_numbers_in_range():
-    float_: Any = 1.5
-    with pytest.raises(ArgumentError, match="0 or more"):
-        Limits(bytes=-1)
-    with pytest.raises(ArgumentError, match="0 to 104"):
-        Limits(depth=105)
-    with pytest.raises(ArgumentTypeError):
-        Limits(header=float_)
+    for limits, error, text in (
+        ({"bytes": -1}, ArgumentError, "0 or more"),
+        ({"depth": 105}, ArgumentError, "0 to 104"),
+        ({"header": 1.5}, ArgumentTypeError, "an integer"),
+    ):
+        with pytest.raises(error, match=text):
+            Limits(**limits)
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(Limits(), "bytes", 5)  # noqa: B010
     assert Limits() == Limits()

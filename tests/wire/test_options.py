@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -381,16 +382,10 @@ def test_what_does_not_shrink_is_sent_as_it_is():
 
 @pytest.fixture
 def decompressed(monkeypatch):
-    """The sizes of frames as they are decompressed."""
-    done: list[int] = []
-    work = compress._decompressed
-
-    def counting(data, size, index):
-        done.append(size)
-        return work(data, size, index)
-
-    monkeypatch.setattr(compress, "_decompressed", counting)
-    return done
+    """Notes the calls by which frames are decompressed."""
+    calls = Mock(wraps=compress._decompressed)
+    monkeypatch.setattr(compress, "_decompressed", calls)
+    return calls
 
 
 def test_a_range_takes_compressed_frames_whole_and_others_by_range(decompressed):
@@ -398,7 +393,7 @@ def test_a_range_takes_compressed_frames_whole_and_others_by_range(decompressed)
     frames = encode(value, compress="zstd")
     store = Store(frames)
     opened = open_wire(store)
-    assert (store.fetched, decompressed) == (24 + len(frames[0]), [])
+    assert (store.fetched, decompressed.call_count) == (24 + len(frames[0]), 0)
     store.asked.clear()
     row = opened.rows([200])["noise"]  # as it is, but for the offsets
     assert_same(row.values(), value["noise"][200])
@@ -412,7 +407,7 @@ def test_a_range_takes_compressed_frames_whole_and_others_by_range(decompressed)
     store.asked.clear()
     for i in range(10):
         assert_same(opened.rows([i])["ids"].values(), value["ids"][i])
-    assert (store.fetched, len(decompressed)) == (0, 2)
+    assert (store.fetched, decompressed.call_count) == (0, 2)
 
 
 @pytest.mark.parametrize("source", [lambda frames: frames, Store])
@@ -429,19 +424,19 @@ def test_frames_in_memory_are_decompressed_only_if_asked_for(decompressed):
     expected = compressible()
     frames = encode(expected, compress="zstd")
     opened = open_wire(frames)
-    assert decompressed == []
+    assert not decompressed.called
     assert_same(opened.rows([7])["ids"].values(), expected["ids"][7])
-    assert len(decompressed) == 2  # its own, and that of the offsets
+    assert decompressed.call_count == 2  # its own, and that of the offsets
     with ThreadPoolExecutor(8) as pool:
         rows = list(pool.map(lambda i: opened.rows([i])["ids"].values(), range(8)))
     for i, row in enumerate(rows):
         assert_same(row, expected["ids"][i])
-    assert len(decompressed) == 2
+    assert decompressed.call_count == 2
     assert_same(opened.to_tensordict(), expected)
     assert message(opened.to_frames()) == message(frames)
     read = read_header(frames[0])
     less = [size for sent, size in zip(read.stored, read.sizes, strict=True) if sent < size]
-    assert sorted(decompressed) == sorted(less)
+    assert sorted(call.args[1] for call in decompressed.mock_calls) == sorted(less)
 
 
 def test_frames_are_shared_by_threads(monkeypatch, decompressed):
@@ -453,9 +448,9 @@ def test_frames_are_shared_by_threads(monkeypatch, decompressed):
         sent.append(message(frames := encode(value, compress="zstd")))
     assert sent[0] == sent[1] == sent[2]
     for read in (decode, materialize, lambda frames: materialize(open_wire(frames))):
-        decompressed.clear()
+        decompressed.reset_mock()
         read(frames)
-        assert decompressed
+        assert decompressed.called
     assert_same(decode(frames), value)
     damaged = receive(frames)
     damaged[2] = bytearray(len(damaged[2]))
@@ -534,7 +529,7 @@ def test_what_a_message_claims_is_checked_before_memory_is_taken(name, decompres
     """Whatever it is that takes more: frames, narrow cells or objects."""
     for read in (decode, lambda frames: materialize([frames, frames])):
         refused(read, BAD[name][0], "too_large", says=r"limits=Limits\(expanded=")
-    assert not decompressed
+    assert not decompressed.called
 
 
 def test_a_writer_makes_no_bombs(monkeypatch):
