@@ -132,10 +132,11 @@ def brief(value: object) -> str:
 
 
 def describe(value: Any) -> str:
-    """What a value is, in a few words; of a tensor its shape, layout and device."""
+    """What a value is, in a few words; of a tensor its dtype, shape, layout and device."""
     if hasattr(value, "layout") and hasattr(value, "is_nested"):
         kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
-        return f"a {kind} tensor of layout {value.layout} on {value.device}"
+        kind += f" tensor of {value.dtype} and layout {value.layout}"
+        return f"a {kind} on {value.device}"
     return type(value).__name__
 
 

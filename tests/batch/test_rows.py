@@ -559,7 +559,8 @@ def test_split_by_tokens_and_back():
     assert [len(part) for part in split_rows(materialize(td, "packed"), max_tokens=8)] == [3, 2]
     assert [len(part) for part in split_rows(encode(td), max_tokens=8)] == [3, 2]
     td["other"] = nest(1, 1, 1, 1, 9)
-    assert len(split_rows(td, max_tokens=9, lengths=torch.tensor([1, 1, 1, 1, 9]))) == 2
+    for lengths in (torch.tensor([1, 1, 1, 1, 9]), td["other"]):
+        assert len(split_rows(td, max_tokens=9, lengths=lengths)) == 2
     none = torch.tensor([], dtype=torch.int64)
     assert split_rows({"x": []}, max_tokens=9, lengths=none) == []
 
@@ -676,6 +677,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((TD, np.array([2**64 - 1], np.uint64)), ArgumentIndexError, "rows of 0 to 2"),
         ((TD, [True]), ArgumentTypeError, r"select_rows\(index\)"),
         ((TD, "x"), ArgumentTypeError, r"select_rows\(index\)"),
+        ((TD, [[0], [1, 2]]), ArgumentTypeError, r"select_rows\(index\)"),
         (([1, 2], [0]), ArgumentTypeError, r"select_rows\(batch\)"),
         (([to_blob(encode(TD))] * 2, [0]), ArgumentTypeError, "expected a batch"),
         ((CSR, [0]), ArgumentError, r"csr; call \.to_dense"),

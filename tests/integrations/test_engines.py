@@ -63,7 +63,7 @@ REFUSED_OF_VLLM: list[tuple[Any, str, str]] = [
     (of_sample([7, 8], at([7], [0])), f"{SAMPLE}.logprobs", "2 items like token ids, found 1"),
     (of_sample([], at([7], [-0.5])), f"{SAMPLE}.logprobs", "0 items like token ids, found 1"),
     (of_sample([7], [{8: Of(logprob=0)}]), f"{SAMPLE}.logprobs[0]", "token 7, found those of [8]"),
-    (of_sample([7], [None]), f"{SAMPLE}.logprobs[0]", "logprob of token 7, found those of []"),
+    (of_sample([7], [None]), f"{SAMPLE}.logprobs[0]", "logprob of token 7, found None"),
     (of_sample([7], [{}]), f"{SAMPLE}.logprobs[0]", "logprob of token 7, found those of []"),
     (of_sample([7], at([7], [None])), f"{SAMPLE}.logprobs[0]", "expected a logprob, found None"),
     (of_sample([7], at([7], ["-1"])), f"{SAMPLE}.logprobs[0]", "expected a logprob, found '-1'"),

@@ -254,6 +254,7 @@ SIGNS: list[tuple[Any, dict[str, Any], str | None, str | None]] = [
     ({"x": torch.ones(3, 2, 4)}, {}, RECTANGULAR, r"expected a per-token column \(3, 4 or more"),
     ({"x": torch.ones(2, 5)}, BY_MASK, RECTANGULAR, r"'x'\): .*\(2, 6, .*, found shape \(2, 5\)"),
     ({"x": PADDED}, {"lengths": None}, None, NEITHER),
+    ({"x": PADDED, "y": PADDED[:, :4]}, {"token_aligned_fields": None}, None, None),
     # One column of integers is enough, wherever it is: position ids go on into the pads.
     (POSITIONS, {"token_aligned_fields": ["logprobs", "p", "ids"]}, None, None),
     (POSITIONS, {"token_aligned_fields": ["logprobs", "p"]}, r"'p'\): cells after rows", CONSTANT),
@@ -272,6 +273,12 @@ def test_signs_are_warnings_and_errors_if_strict(pack, fields, options, warning,
     kind = ArgumentKeyError if error == NAMES else ArgumentError
     with pytest.raises(kind, match=error) if error else nullcontext():
         pack(fields, **options, strict=True)
+
+
+@pytest.mark.parametrize("pack", [pack_jagged_fields, encode_fields])
+def test_lengths_that_pack_no_column_are_a_warning(pack):
+    with pytest.warns(JagcodecWarning, match=r"\(lengths\): lengths pack no column"):
+        pack({"x": PADDED, "reward": torch.ones(3)}, lengths=LENGTHS)
 
 
 INTEGERS = [torch.int64, torch.int32, torch.uint8]

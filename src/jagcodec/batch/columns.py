@@ -47,7 +47,7 @@ def opened(source: Any, where: str) -> Any:
     if _is_message(source):
         return open_whole(source, where)
     detail = "expected a batch (a TensorDict, a dict of columns, a WireBatch, the frames of a "
-    detail += f"message, or a blob), found {describe(source)}"
+    detail += f"message, or a blob), or for several a list of these, found {describe(source)}"
     raise ArgumentTypeError("bad_type", where, detail)
 
 

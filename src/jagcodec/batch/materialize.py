@@ -450,7 +450,7 @@ class _Plan:
         for name, mask in self.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
             if name not in self._masked:
-                detail = f"expected a column that is padded, one of {sorted(columns)!r:.200}"
+                detail = f"expected a column that is padded, one of {list(self._masked)!r:.200}"
                 raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
                 detail = f"expected no column {mask!r}, found one; pass attention_mask_of="

@@ -155,9 +155,8 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
         and not found.requires_grad
     )
     if not fits:
-        dtype = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
         detail = f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
-        detail += f"{rectangle.device} without a gradient, found {dtype}{describe(found)}"
+        detail += f"{rectangle.device} without a gradient, found {describe(found)}"
         raise ArgumentError("bad_shape", f"materialize(out)[{_shown(key)}]", detail)
     _check_reusable(rectangle)
     rectangle.tensor = found

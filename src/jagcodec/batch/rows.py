@@ -30,10 +30,10 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows
 from jagcodec.ragged.row_index import Chosen, choose_rows
-from jagcodec.ragged.row_splits import Lengths, RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
 from jagcodec.ragged.select import like, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.wire_batch import WireBatch
@@ -167,8 +167,8 @@ def split_rows(
         sizes: Rows of each part, contiguous and in order; they must add up to N.
         max_tokens: The most tokens of a part. `balance_rows` decides which rows go where; each
             part keeps them in the order of the batch.
-        lengths: (N,) tokens per row for `max_tokens`; None means the row lengths that all jagged
-            (or packed) columns have.
+        lengths: (N,) tokens per row for `max_tokens`, or a jagged tensor, whose row lengths count;
+            None means the row lengths that all jagged (or packed) columns have.
 
     Returns:
         Batches of the same kind, each as from `select_rows`.
@@ -200,7 +200,7 @@ def split_rows(
         if lengths is None:
             tokens = _common_lengths(row_lengths_of(source, f"{where}(batch)"), path)
         else:
-            tokens = read_lengths(lengths, path, rows=rows).lengths
+            tokens = read_rows(lengths, path, rows=rows).lengths
         index = _balanced(tokens, parts, max_tokens, where)
     else:
         if sizes is None:
@@ -248,7 +248,7 @@ def balance_rows(
     if not isinstance(lengths, torch.Tensor):
         lengths = torch.from_numpy(np.array(lengths, dtype=None if len(lengths) else np.int64))
     where = "balance_rows"
-    return _balanced(read_lengths(lengths, f"{where}(lengths)").lengths, parts, max_tokens, where)
+    return _balanced(read_rows(lengths, f"{where}(lengths)").lengths, parts, max_tokens, where)
 
 
 def _balanced(
@@ -285,7 +285,7 @@ def _common_lengths(known: Mapping[str, IntArray], path: str) -> IntArray:
     (first, lengths), *others = known.items()
     for name, found in others:
         if not np.array_equal(found, lengths):
-            raise _bad(path, f"expected lengths, for the rows of {first!r} and {name!r} differ")
+            raise _bad(path, f"expected lengths, because rows of {first!r} and {name!r} differ")
     return lengths
 
 

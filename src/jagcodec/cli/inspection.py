@@ -36,8 +36,8 @@ def add_inspect(parsers: Any) -> None:
         "inspect",
         help="show what a message holds: columns, rows, bytes",
         description="Show what a message is made of: which options of encode would save bytes, "
-        "the columns by size, and how long rows are. Checksums are compared. A type that is not "
-        "registered here is named, and the rest described. Of a record, list the steps.",
+        "the columns by size, and how long rows are. Checksums are compared. Of values whose types "
+        "are not registered here, the bytes are counted. For a record, list the steps.",
     )
     add_message(parser, help="a message or the directory of a record; - reads standard input")
     parser.add_argument("--row", metavar="N", type=whole, help="print one row of a batch instead")

@@ -21,7 +21,7 @@ def reading_output(path: str, expected: str) -> Iterator[None]:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"expected {expected}, found {type(error).__name__}: {error}"
-        raise ArgumentError("bad_type", path, found) from error
+        raise ArgumentError("bad_type", path, f"{found}; leave out failed requests") from error
 
 
 def logprob(value: Any, path: str) -> float:

@@ -70,8 +70,8 @@ def register(**options: Unpack[EncodeOptions]) -> None:
 
     Args:
         options: Those of `encode`, such as `allow_pickle` and `default` for objects inside batches
-            that cannot be encoded, for which Ray otherwise raises `UnsupportedTypeError` when it
-            writes the batch. Calling this again replaces them.
+            that cannot be encoded. For these, Ray otherwise raises a `TypeError` whose cause is
+            `UnsupportedTypeError`. Calling this again replaces them.
 
     Otherwise it is `jagcodec.integrations.setup`. What you get back is on the CPU and without
     gradients. A `WireBatch` keeps its object in the store. Ray keeps subclasses of the types.

@@ -84,7 +84,8 @@ def _logprobs(
             found.append(first)
             continue
         if token not in (position or ()):
-            detail = f"expected the logprob of token {token}, found those of "
-            raise ArgumentError("bad_shape", f"{path}[{at}]", detail + brief(list(position or ())))
+            those = "None" if position is None else f"those of {brief(list(position))}"
+            detail = f"expected the logprob of token {token}, found {those}"
+            raise ArgumentError("bad_shape", f"{path}[{at}]", detail)
         found.append(logprob(position[token].logprob, f"{path}[{at}]"))
     return found

@@ -30,7 +30,7 @@ from jagcodec.memory.tensor_bytes import (
     to_device,
 )
 from jagcodec.pack.cells import described
-from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle
+from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle, warn_of_width
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
@@ -82,7 +82,8 @@ def pack_jagged_fields(
 
             If False, warn (`JagcodecWarning`, once per calling line) of the second; and, without
             a `mask`, if in each packed column of integers on the CPU the first and the last cell
-            after some row differ.
+            after some row differ. Also warn if `lengths` without names pack nothing, because every
+            rectangle is wider than the longest row.
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
@@ -195,6 +196,7 @@ def _columns(
         least, most = row_splits.max, row_splits.max if named is None else sys.maxsize
     columns: dict[str, Any] = {}
     integers: dict[str, Any] = {}  # packed ones, whose cells after rows are looked at
+    packed = wider = False
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
         shape: tuple[int, ...] = () if array is None else array.shape
@@ -211,12 +213,14 @@ def _columns(
             or not least <= shape[1] <= most
         ):
             columns[name] = column if array is None else array
+            wider |= len(shape) > 1 and shape[1] > most > 0
             if named is not None and name in named and len(shape) > 1:
                 if strict:
                     raise _not_packed(shape, row_splits, least, most, f"{where}({name!r})")
                 if row_splits is not None:
                     warn_of_rectangle(f"{where}({name!r})")
             continue
+        packed = True
         if strict:
             if column.dtype in LENGTH_DTYPES:
                 integers[name] = column
@@ -225,6 +229,8 @@ def _columns(
         rectangle = column.detach() if array is None else column
         view = rows_of_rectangle(rectangle, row_splits, where, array)
         columns[name] = view if masked is None else masked.rows(view)
+    if wider and masked is None and not packed:
+        warn_of_width(f"{where}(lengths)")
     if integers and row_splits is not None:
         if strict:
             valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
@@ -269,7 +275,8 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
         detail = "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and "
         detail += f"None, or payloads of a TensorDict, found {described(column)}"
         detail += " without batch dims" if is_non_tensor(column) else ""
-        detail += "; use torch.from_numpy, stack_or_nest, or numpy.empty(N, dtype=object)"
+        detail += "; use torch.tensor, torch.from_numpy, stack_or_nest, or numpy.empty(N, "
+        detail += "dtype=object), and meta= for what belongs to the whole batch"
         raise ArgumentTypeError("bad_type", path, detail)
     if rows not in (None, found):
         expected = f"expected {rows} rows, as the lengths or the other columns have"

@@ -294,7 +294,14 @@ def warn_of_leftovers(path: str) -> None:
     """Warn of integers that are packed, and do not look padded."""
     detail = "cells after rows are left out, and they do not look like padding: the first and the "
     detail += "last of a row differ. Did you pass prompt or response lengths for a column of both? "
-    _warn(path, detail + "strict=True names the row")
+    detail += "Is it padded on the left (then pass mask=)? strict=True names the row"
+    _warn(path, detail)
+
+
+def warn_of_width(path: str) -> None:
+    """Warn of lengths that pack no column, because every rectangle is wider than the longest."""
+    detail = "lengths pack no column: without names only those as wide as the longest row are "
+    _warn(path, detail + "packed. Name the per-token columns in token_aligned_fields")
 
 
 _FEW_ROWS = 16

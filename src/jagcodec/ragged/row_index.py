@@ -26,7 +26,10 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
         return picked
     if isinstance(index, torch.Tensor):
         index = index.detach().cpu().numpy()
-    array = np.asarray(index)
+    try:
+        array = np.asarray(index)
+    except ValueError:  # of lists of several lengths
+        array = np.array([None])
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)
     if array.dtype == bool and array.shape == (rows,):

@@ -87,16 +87,17 @@ def encode(
             the blob is kept. Or a function that is called once with the size of the blob, and
             returns such memory.
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
-            and those of 0 and 1 as bits; larger numbers stay as they are. Costs two looks at each
-            of them here and a copy there. True is for all of them; a list of names for columns of
-            every TensorDict and `BatchedDataDict` in `obj`. Name a column of a nested batch by a
-            tuple: ``("extra", "ids")``. The name of a nested batch is for all of its columns.
+            and those of 0 and 1 as bits; larger numbers stay as they are. The writer reads each
+            cell twice, and the reader copies it. True is for all of them; a list of names for
+            columns of every TensorDict and `BatchedDataDict` in `obj`. Name a column of a nested
+            batch by a tuple: ``("extra", "ids")``. The name of a nested batch is for all of its
+            columns.
         elide: Send once what tensors and rows of objects repeat: rows that are equal or begin
             alike, as those of one prompt do; columns of one memory or of equal cells; rows that
-            begin the longest one, as masks and positions do; columns that are two others end to
-            end. Everything is compared cell by cell. What would not make the message smaller is
-            sent as it is. Objects of rows that are one object are one again; equal ones are found
-            from 1 KiB on.
+            begin the longest one, as masks and positions do; columns whose rows are those of two
+            others, joined. Everything is compared cell by cell. What would not make the message
+            smaller is sent as it is. Objects of rows that are one object are one again; equal ones
+            are found from 1 KiB on.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames that get smaller, for links slower than memory: ``"zstd"``,
             or ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.

@@ -96,7 +96,11 @@ def noted_file(path: str) -> Iterator[None]:
 
 def note_file(error: WireFormatError, path: str) -> None:
     """Name the file in the traceback of an error."""
-    error.add_note(f"in the file {path!r}; if it was cut short, get it from its writer again")
+    cut = "; if it was cut short, fetch it again" if error.reason in _OF_CUT_FILES else ""
+    error.add_note(f"in the file {path!r}{cut}")
+
+
+_OF_CUT_FILES = ("foreign", "bad_header", "frame_size")
 
 
 def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:

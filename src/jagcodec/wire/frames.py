@@ -214,16 +214,16 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
     *starts, size = starts_of(len(message.header), _sizes(message.buffers))
     target = writable_bytes(out(size) if callable(out) else out, path)
     if len(target) < size:
-        found = f"found {len(target)}; pass a function as out=, which is called with the size"
-        expected = f"expected a buffer of at least {size} bytes"
-        raise ArgumentError("too_large", "buffer", f"{expected}, {found}")
+        expected = f"expected a buffer of at least {size} bytes, found {len(target)}"
+        remedy = "" if callable(out) else "; pass a function, which is called with the size"
+        raise ArgumentError("too_large", path, expected + remedy)
     first = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header)) + message.header
     parts: list[Any] = [np.frombuffer(first, dtype=np.uint8), *message.buffers]
     ready = [part for part in message.buffers if not isinstance(part, int)]
     if not are_apart([target[:size]], [*message.sources(), *ready]):
         expected = "expected memory apart from what is encoded, found an overlap"
         remedy = "write to memory that no tensor of the value uses"
-        raise ArgumentError("conflict", "buffer", f"{expected}; {remedy}")
+        raise ArgumentError("conflict", path, f"{expected}; {remedy}")
     targets: list[ByteArray] = []
     end = 0
     for part, begin, length in zip(parts, [0, *starts], _sizes(parts), strict=True):

@@ -52,7 +52,7 @@ def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Mess
         one, other = len(header.stored) + 1, len(sizes) + 1
         expect(one == other, "frame_count", f"{one} frames of one message", other, "frames")
         for i, (size, found) in enumerate(zip(header.stored, sizes, strict=True)):
-            expected = f"{size} bytes, neither cut nor in another place"
+            expected = f"{size} bytes (the frame may be cut, or in another place)"
             expect(size == found, "frame_size", expected, found, f"frame {i + 1}")
     if reading.verify and header.checksums is not None:
         for i, (buffer, checksum) in enumerate(zip(buffers, header.checksums, strict=True)):

@@ -43,7 +43,7 @@ def register_type(
 ) -> type[T]:
     """Let `encode` accept values of a type in this process, and `decode` make them.
 
-    Both sides register the type under one name. Exactly this class is meant, not its subclasses.
+    Both sides register the type under one name. Subclasses need a registration of their own.
     For `OrderedDict`, `datetime`, `Path` and others see `jagcodec.stdlib`.
 
     Args:

@@ -110,9 +110,9 @@ class WireBatch(OpenBatch):
     """A batch of columns over one message or several; made by `open_wire`.
 
     `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column: a tensor, a
-    non-tensor leaf, or for a nested batch a `WireBatch` (of several messages, a TensorDict). Names
-    are asked for as of a dict, while ``len(batch)`` is N. It keeps its messages alive. A contiguous
-    range of rows of one writable message aliases it; anything else is copied. `encode` accepts it.
+    non-tensor leaf, or for a nested batch a `WireBatch` (of several messages, a TensorDict). It is
+    iterated like a dict, but ``len(batch)`` is N. It keeps its messages alive. A contiguous range
+    of rows of one writable message aliases it; anything else is copied. `encode` accepts it.
 
     Whatever reads columns raises WireFormatError if one is malformed, and ArgumentError if those of
     several messages differ.
@@ -200,7 +200,7 @@ class WireBatch(OpenBatch):
         return self._read({name: self._column(name, "__getitem__")}, As.LEAF)[name]
 
     def keys(self) -> tuple[str, ...]:
-        """`fields`, under the name that dicts have for it."""
+        """`fields`, as a dict calls them."""
         return self.fields
 
     def __repr__(self) -> str:
@@ -589,7 +589,8 @@ def batch_of_message(message: Message) -> WireBatch:
     found = batch_in(message.header.schema.root)
     if found is None:
         expected = "a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
-        text = f"expected the message of {expected}, found another; use decode"
+        found_kind = message.header.schema.root.kind.name.lower()
+        text = f"expected the message of {expected}, found a {found_kind}; use decode"
         raise fail("bad_value", text)
     node, beside = found
     sizes = _sizes_of(message, node, [])
