@@ -210,9 +210,6 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
     return tree_map(lifted, result)
 
 
-# --- values ------------------------------------------------------------------------------------
-
-
 def on_device(value: Any, device: torch.device = DEVICE) -> Any:
     """A value with its tensors on a device, in new containers.
 

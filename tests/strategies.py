@@ -57,8 +57,6 @@ def indices(draw: Draw, rows: int) -> tuple[Any, list[int]]:
     return (list if draw(st.booleans()) else form)(chosen), [i % rows for i in chosen]
 
 
-# --- every value that can be encoded -----------------------------------------------------------
-
 _text = st.text(
     alphabet=st.characters(codec="utf-8") | st.sampled_from("\ud800\udfff\x00"), max_size=6
 )

@@ -273,9 +273,6 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, ending)
     assert sorted(tmp_path.iterdir()) == sorted([source, out])
 
 
-# --- golden messages ---------------------------------------------------------------------------
-
-
 def golden(name):
     return message_of(kept(name))
 

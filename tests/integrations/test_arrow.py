@@ -18,6 +18,7 @@ from jagcodec import (
     stack_or_nest,
 )
 from jagcodec.testing import jagged_batches
+from tests.helpers import MESSAGES
 
 pytest.importorskip("pyarrow")
 from jagcodec.integrations.arrow import to_arrow
@@ -36,10 +37,8 @@ FORMS: dict[str, Any] = {
     "dict of columns": lambda td: dict(td.items()),
     "BatchedDataDict": lambda td: materialize(td, layout="jagged"),
     "packed columns": lambda td: materialize(td, layout="packed"),
-    "frames": encode,
     "narrow frames": lambda td: encode(td, narrow=True),
-    "blob": lambda td: bytes(jagcodec.to_blob(encode(td))),
-    "WireBatch": lambda td: jagcodec.open_wire(encode(td)),
+    **{name: lambda td, form=form: form(encode(td)) for name, form in MESSAGES.items()},
 }
 
 

@@ -173,9 +173,6 @@ def test_what_arrives_may_be_written_to(carry, cells):
     assert_same(carry(make_batch(cells)), make_batch(cells))
 
 
-# --- refusals ----------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_encoded_is_named_and_the_next_value_arrives(carry):
     with pytest.raises(TypeError, match=r"lock\[1\]: _thread\.lock cannot be encoded"):
         carry(BatchedDataDict({"lock": [None, threading.Lock()]}))
@@ -188,9 +185,6 @@ def test_pickle_and_replacements_only_if_told(carry):
         carry(batch)
     assert carry(batch, allow_pickle=True) == batch
     assert carry(batch, default=str) == {"path": ["/a", "/b"]}
-
-
-# --- packages and examples ---------------------------------------------------------------------
 
 
 IMPORT = "import jagcodec.integrations."

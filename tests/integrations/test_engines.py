@@ -24,9 +24,6 @@ def assert_refused(module, value, path, detail):
     assert detail in raised.value.detail
 
 
-# --- vLLM ----------------------------------------------------------------------------------------
-
-
 class FlatLogprobs(UserList):
     """Not a list, and no None in it: a position without logprobs is an empty dict."""
 
@@ -127,9 +124,6 @@ class TestVllm:
         outputs = [request([1], samples[0]), request([1], *samples[1:])]
         path = f"[{int(bad > 0)}].outputs[{int(bad == 2)}]"
         assert_refused(vllm, outputs, path, f"expected {key} in all samples or in none")
-
-
-# --- SGLang --------------------------------------------------------------------------------------
 
 
 def response(tokens, values, *, finish="stop", prompt_values=(), meta=None, **more):

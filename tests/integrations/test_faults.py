@@ -29,8 +29,6 @@ SHORT = 0.3  # for what must not
 HOST = "127.0.0.1"
 CELLS = 1 << 20  # of a column: more than the buffers of two sockets hold
 
-# --- both sides --------------------------------------------------------------------------------
-
 
 def message_of(number):
     """A batch whose rows tell which one it is."""
@@ -162,9 +160,6 @@ def test_a_batch_that_a_killed_consumer_did_not_acknowledge_is_sent_again(contex
                 send(dealer, message_of(number), timeout=LONG)
                 assert recv(dealer, timeout=LONG) == {"have": number}
                 assert told(pipe) == number
-
-
-# --- files -------------------------------------------------------------------------------------
 
 
 def read_while_it_shrinks(pipe, path):

@@ -28,9 +28,6 @@ def there_and_back(value):
     return get(ray.put(value))
 
 
-# --- the store ---------------------------------------------------------------------------------
-
-
 @pytest.mark.cluster
 class TestStore:
     # As a message of Ray's, in the store in pieces, and in the store in one piece.
@@ -80,23 +77,18 @@ class TestStore:
         with pytest.raises(ArgumentError, match="expected 2 rows like 'tokens', found 1"):
             integration.put(lists | {"reward": [1.0]})
 
-    def test_only_the_chosen_rows_of_a_wire_batch_are_sent(self, registered):
-        found = there_and_back(open_wire(encode(make_batch(20_000))).rows([1]))
-        assert type(found) is WireBatch
-        assert size(there_and_back(found).to_frames()) < 10_000
-
-    def test_a_wire_batch_keeps_its_object_in_the_store(self, registered):
+    def test_a_wire_batch_keeps_its_object_in_the_store_and_sends_chosen_rows(self, registered):
         found = there_and_back(open_wire(encode(make_batch(20_000))))  # its reference is gone
         for _ in range(20):  # more than the store holds, were nothing freed
             ray.put(np.ones(15 * 2**20, dtype=np.uint8))
         assert_same(found.to_tensordict(), make_batch(20_000))
+        chosen = there_and_back(found.rows([1]))
+        assert type(chosen) is WireBatch
+        assert size(there_and_back(chosen).to_frames()) < 10_000
 
     def test_references_are_not_hidden_from_ray(self, registered):
         with pytest.raises(TypeError, match="ObjectRef cannot be encoded"):
             ray.put(BatchedDataDict({"reference": [ray.put(1)]}))
-
-
-# --- registration ------------------------------------------------------------------------------
 
 
 def shares_offsets(td):
@@ -130,9 +122,6 @@ class TestRegistration:
             ray.util.deregister_serializer(BatchedDataDict)
         assert type(there_and_back(batch)) is BatchedDataDict
         integration.unregister()
-
-
-# --- workers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.cluster
@@ -174,8 +163,6 @@ class TestWorkers:
         assert shares_offsets(found)
         assert [row.tolist() for row in found["ids"].unbind()] == [[1.5] * 2, [2.5] * 3]
 
-
-# --- the hook, in new processes ------------------------------------------------------------------
 
 # What a process writes, read by a reader of this library, and the readers that it names.
 TOOLS = """

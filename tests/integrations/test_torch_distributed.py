@@ -138,9 +138,6 @@ def assert_usable(world):
     assert world.call(broadcast, **alone("still here", 0)) == ["still here"] * RANKS
 
 
-# --- values ------------------------------------------------------------------------------------
-
-
 LARGER_THAN_SOCKET_BUFFERS = {"x": torch.arange(3_000_000), "b": bytes(100_000)}
 
 
@@ -418,9 +415,6 @@ def test_forged_numbers_are_an_error_on_every_rank(world, place, number, work):
         else:
             assert (error.reason, error.path) == ("peer_failed", f"{work.__name__}, rank 1")
     assert_usable(world)
-
-
-# --- NCCL --------------------------------------------------------------------------------------
 
 
 def do_nccl(rank):

@@ -158,8 +158,6 @@ def assert_rows(found, rows):
         assert found[name].dtype == batch[name].dtype
 
 
-# --- columns of every kind, beside stock's -----------------------------------------------------
-
 NS = [3, 1, 4, 2, 5, 1]
 STRIDED = [torch.ones(n, n + 1) for n in NS]
 COLUMNS: dict[str, Any] = {

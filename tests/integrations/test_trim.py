@@ -120,9 +120,6 @@ def test_parts_that_contradict_each_other_are_refused(changes):
         untrimmed({"a": sent(**changes)})
 
 
-# --- whole batches -----------------------------------------------------------------------------
-
-
 def make_batch():
     ids = torch.rand(64, 100)
     ids[:, :30], ids[:, 60:] = 0, -1

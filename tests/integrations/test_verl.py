@@ -190,9 +190,6 @@ class TestTensorDicts:
         assert tu.get(found, "uid") == tu.get(td, "uid")
 
 
-# --- Ray -----------------------------------------------------------------------------------------
-
-
 def get(reference):
     return ray.get(reference, timeout=SECONDS)
 

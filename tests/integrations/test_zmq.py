@@ -87,9 +87,6 @@ def net(request):
         yield net
 
 
-# --- memory ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("inproc", "copy", "kept"),
     [(False, None, "received"), (True, None, "sent"), (True, True, "own")],
@@ -241,8 +238,6 @@ def test_what_a_router_cannot_route_is_an_error(net):
         net.send(server, 1, timeout=LONG)
     net.silent(client)
 
-
-# --- foreign messages --------------------------------------------------------------------------
 
 GOOD = [bytes(frame) for frame in encode([torch.arange(3000), torch.arange(4000)])]
 FOREIGN = [GOOD[:-1], [*GOOD[:-1], GOOD[-1][:-1]], GOOD[1:], GOOD * 2, [b""], [b"", b""]]

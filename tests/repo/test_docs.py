@@ -139,9 +139,6 @@ def test_no_figure_is_copied_by_hand_and_every_table_is_shown_somewhere():
     assert {*re.findall(r"<!-- measured: (.+) -->", "".join(pages.values()))} == {*made}
 
 
-# --- the wire format ---------------------------------------------------------------------------
-
-
 def generated(name):
     pattern = rf"<!-- generated: {name} -->\n(.*?)<!-- end -->"
     return re.search(pattern, page("docs/wire-format.md"), re.S).group(1)

@@ -63,19 +63,15 @@ def _module(full):
     return full or None
 
 
-def test_packages_import_downwards_only():
-    for name, others in arrows().items():
-        for other in others:
-            layer, below = (LAYERS.index(module.split(".")[0]) for module in (name, other))
-            assert below <= layer, f"{name} imports {other}, which is above it"
-
-
-def test_imports_make_no_circle_and_no_chain_of_more_than_ten_files():
+def test_imports_go_down_and_make_no_circle_and_no_chain_of_more_than_ten_files():
     """The command line is built on the library, and does not count."""
     chains: dict[str, tuple[str, ...]] = {}
     for name in graphlib.TopologicalSorter(arrows()).static_order():
-        below = [chains[other] for other in arrows()[name]]
-        chains[name] = (name, *max(below, key=len, default=()))
+        for other in arrows()[name]:
+            layer, below = (LAYERS.index(module.split(".")[0]) for module in (name, other))
+            assert below <= layer, f"{name} imports {other}, which is above it"
+        longest = max((chains[other] for other in arrows()[name]), key=len, default=())
+        chains[name] = (name, *longest)
         assert len(chains[name]) <= 10 or name.startswith(("cli", "__main__")), chains[name]
 
 
@@ -232,7 +228,7 @@ def test_what_is_not_needed_is_not_imported(code, names):
     assert said_by(f"{code}\nprint(json.dumps([n for n in {names} if n in sys.modules]))") == []
 
 
-def test_a_star_and_dir_have_every_name_and_public_modules_are_attributes():
+def test_a_star_and_dir_have_every_name_and_nothing_else_is_an_attribute():
     code = """
 import jagcodec
 listed = dir(jagcodec)
@@ -246,9 +242,6 @@ print(json.dumps([sorted(names.keys() - {"__builtins__"}), listed, modules]))
     assert {*star, "errors", "types"} <= set(listed)
     assert len(set(listed)) == len(listed)
     assert modules == {name: f"jagcodec.{name}" for name in vars(jagcodec)["_MODULES"]}
-
-
-def test_what_does_not_exist_is_an_attribute_error():
     assert not hasattr(jagcodec, "__path_of_nothing__")
     with pytest.raises(AttributeError, match="module 'jagcodec' has no attribute 'encod'"):
         getattr(jagcodec, "encod")  # noqa: B009, a checker would refuse the attribute
