@@ -5,6 +5,7 @@ trip; without it, on a Python that torch has no wheel for, the C modules are cal
 ``--compiled`` asks for them, ``--pure`` for none.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import subprocess
@@ -65,11 +66,9 @@ def call_kernel(path: Path) -> None:
     rectangle = bytearray(8)
     kernel.pad([(rectangle, source, starts, lengths, None, 4, 1, b"\xff")], 1)
     assert rectangle == bytes([1, 2, 255, 255, 8, 9, 10, 255]), f"pad wrote {bytes(rectangle)!r}"
-    try:
+    with contextlib.suppress(ValueError):
         kernel.copy([(end_to_end, source, None, array("q", [1, 11]), lengths, 1)], 1)
-    except ValueError:
-        return
-    raise AssertionError("a row past the end of its source was copied")
+        raise AssertionError("a row past the end of its source was copied")
 
 
 def command() -> None:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,17 +78,13 @@ class Mutant(NamedTuple):
 def mutants_of(path: Path) -> Iterator[Mutant]:
     """Every mutant of a file."""
     text = path.read_text()
-    lines = [0]
-    for line in text.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line.encode()))
+    ends = accumulate(len(line.encode()) for line in text.splitlines(keepends=True))
+    lines = [0, *ends]
     for node in nodes_that_run(ast.parse(text)):
         fault = changed(node)
         if fault is not None and isinstance(node, ast.expr):
-            assert node.end_lineno is not None
-            assert node.end_col_offset is not None
             start = lines[node.lineno - 1] + node.col_offset
-            end = lines[node.end_lineno - 1] + node.end_col_offset
-            old = text.encode()[start:end].decode()
+            old = ast.get_source_segment(text, node) or ""
             made = ast.unparse(ast.fix_missing_locations(fault))
             yield Mutant(path, node.lineno, start, old, f"({made})")
 

@@ -19,16 +19,10 @@ from examples import mooncake_put_get as example
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client():
     with example.cluster(segment=1 << 26) as client:
         yield client
-
-
-@pytest.fixture(autouse=True)
-def empty(client):
-    yield
-    client.remove_all(True)
 
 
 def test_a_range_of_rows_is_one_read_and_a_batch_of_its_own(client):
