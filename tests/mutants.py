@@ -9,8 +9,6 @@ fails, and appends the verdict to the file LOG: started again, it goes on after 
 this checkout's source, to compare two suites.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

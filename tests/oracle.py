@@ -4,8 +4,6 @@ Nothing here calls the code under test: rows are Python lists, cells are Python 
 the bits of a cell, and jagged tensors are read through PyTorch's public accessors.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import struct

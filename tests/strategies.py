@@ -1,7 +1,5 @@
 """Hypothesis strategies of all values that `encode` accepts; those of batches are the library's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

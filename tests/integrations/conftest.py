@@ -16,6 +16,13 @@ PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")])
 SECONDS = 120
 
 
+def pytest_collection_modifyitems(items):
+    theirs = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(theirs)
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """Ray with the hook of this library in every worker."""
@@ -62,6 +69,12 @@ def process(work, *arguments):
         running.kill()
         running.join()
         near.close()
+
+
+def get(reference):
+    import ray
+
+    return ray.get(reference, timeout=SECONDS)
 
 
 def new_worker(name):

@@ -15,8 +15,6 @@ from tests.helpers import LENGTHS, ROOT, make_batch, run_python
 from tests.integrations.conftest import SECONDS, needs
 from tests.oracle import assert_same
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-
 # --- transports --------------------------------------------------------------------------------
 # Each is a function that sends a value with options of `encode`, and returns what arrives.
 

@@ -4,8 +4,6 @@ A message is cut at an exact byte by a relay between the two sides, which forwar
 no more. `test_torch_distributed.py` kills ranks.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -43,11 +41,6 @@ def send(to, message, timeout=LONG):
 
 def recv(source, timeout=LONG):
     return decode(recv_frames(source, timeout=timeout).frames)
-
-
-def told(pipe):
-    assert pipe.poll(LONG), "the other side hangs"
-    return pipe.recv()
 
 
 def killed(running):
@@ -159,7 +152,8 @@ def test_a_batch_that_a_killed_consumer_did_not_acknowledge_is_sent_again(contex
             for number in (1, 2):
                 send(dealer, message_of(number), timeout=LONG)
                 assert recv(dealer, timeout=LONG) == {"have": number}
-                assert told(pipe) == number
+                assert pipe.poll(LONG), "the other side hangs"
+                assert pipe.recv() == number
 
 
 def read_while_it_shrinks(pipe, path):

@@ -1,7 +1,5 @@
 """The Mooncake example, against a real store on the loopback."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest

@@ -7,7 +7,7 @@ import torch
 from jagcodec import BatchedDataDict, WireBatch, encode, open_wire, pack_rows, to_rows
 from jagcodec.errors import ArgumentError
 from tests.helpers import PAYLOADS, address, make_batch, run_python, size
-from tests.integrations.conftest import SECONDS, needs, new_worker
+from tests.integrations.conftest import get, needs, new_worker
 from tests.oracle import assert_same
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
@@ -16,12 +16,6 @@ import ray
 
 from jagcodec.integrations import ray as integration
 from jagcodec.integrations import setup
-
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-
-
-def get(reference):
-    return ray.get(reference, timeout=SECONDS)
 
 
 def there_and_back(value):

@@ -24,7 +24,6 @@ from tests.helpers import LENGTHS, make_batch, nested
 from tests.integrations.conftest import SECONDS, new_worker
 from tests.oracle import assert_same
 
-pytest.importorskip("ray", reason="Ray is not installed")
 pytest.importorskip(
     "transfer_queue", reason="TransferQueue is not installed: pip install '.[transfer-queue]'"
 )
@@ -43,10 +42,7 @@ from transfer_queue.storage.managers.base import StorageManagerFactory
 
 from jagcodec.integrations import transfer_queue as backend
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.cluster
 
 STOCK = "stock"
 Stock = managers.AsyncSimpleStorageManager

@@ -24,7 +24,7 @@ from verl.workers.utils.padding import left_right_2_no_padding
 from jagcodec.integrations import verl as integration
 from tests import oracle
 from tests.helpers import nested, receive, size, trip
-from tests.integrations.conftest import SECONDS
+from tests.integrations.conftest import get
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Ray, about what verl imports
@@ -37,10 +37,7 @@ class PadMode(str, enum.Enum):  # noqa: UP042, like verl's DatasetPadMode
 
 PROMPT, RESPONSE, PAD = 40, 60, 151_643
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.cluster
 
 
 def make_dataproto(rows=24):
@@ -92,12 +89,9 @@ def assert_same(found, sent):
         oracle.assert_same(found, sent)
 
 
-def unchecked(data, **parts):
-    """What verl's constructor would refuse, but verl itself sends."""
-    vars(data).update(parts)
-    return data
-
-
+# What verl's constructor would refuse, but verl itself sends.
+UNCHECKED = DataProto()
+vars(UNCHECKED).update(non_tensor_batch={"list": ["no", "array"]}, meta_info=None)
 LEAVES = {
     "first": torch.zeros(3, 900),
     "ragged": nested([range(n) for n in (3, 0, 2)]),
@@ -145,7 +139,7 @@ class TestFrames:
             DataProto.from_dict(tensors={"ids": torch.zeros(900, 0)}),
             DataProto.from_dict(tensors={"ids": torch.zeros(2, 900)}),
             DataProto.from_dict(tensors={"ids": torch.ones(2, 3, 900, dtype=torch.bool)}),
-            unchecked(DataProto(), non_tensor_batch={"list": ["no", "array"]}, meta_info=None),
+            UNCHECKED,
             DataProto(batch=TensorDict(LEAVES, batch_size=[3])),
         ],
         ids=str,
@@ -188,10 +182,6 @@ class TestTensorDicts:
         found = tu.concat_tensordict(halves)
         assert_same(found["input_ids"], td["input_ids"])
         assert tu.get(found, "uid") == tu.get(td, "uid")
-
-
-def get(reference):
-    return ray.get(reference, timeout=SECONDS)
 
 
 class TestRay:

@@ -1,7 +1,5 @@
 """ZeroMQ: real sockets, of `zmq` and of `zmq.asyncio`, and peers that do not play along."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

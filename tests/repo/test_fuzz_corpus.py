@@ -6,6 +6,7 @@ import re
 import sys
 import types
 import zipfile
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,10 +72,7 @@ def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
     with pytest.raises(target.BrokenPromiseError, match="read different values"):
         run(looked_at_closely)
 
-    def broken(frames):
-        raise KeyError("not a WireFormatError")
-
-    monkeypatch.setattr(target, "decode", broken)
+    monkeypatch.setattr(target, "decode", Mock(side_effect=KeyError("not a WireFormatError")))
     with pytest.raises(KeyError):
         run(b"\0\0\0")
     with pytest.raises(target.BrokenPromiseError, match="says nothing"):

@@ -4,8 +4,6 @@
 that it names: mypy reports those that are not needed.
 """
 
-from __future__ import annotations
-
 import mmap
 from array import array
 from collections.abc import Sequence
