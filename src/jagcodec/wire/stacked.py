@@ -7,6 +7,7 @@ other is opened by itself: then `read_header` decides whether it is valid, and n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,8 +78,8 @@ def open_together(
         members, headers = zip(*messages, strict=True)
         sizes = None
         if held != _IN_BLOBS:
-            found = [len(frame) for i in members for frame in frames[i][1:]]
-            sizes = np.array(found, dtype=np.int64).reshape(len(members), held)
+            found = [*map(len, chain.from_iterable(frames[i] for i in members))]
+            sizes = np.array(found, dtype=np.int64).reshape(len(members), 1 + held)[:, 1:]
         stack = _open_alike(headers, np.array(members), sizes, limits)
         if stack is not None and (sizes is not None or _are_split(stack, frames)):
             stacks.append(stack)

@@ -589,8 +589,8 @@ def batch_of_message(message: Message) -> WireBatch:
     found = batch_in(message.header.schema.root)
     if found is None:
         expected = "a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
-        found_kind = message.header.schema.root.kind.name.lower()
-        text = f"expected the message of {expected}, found a {found_kind}; use decode"
+        root = message.header.schema.root.kind.name
+        text = f"expected the message of {expected}, found one of a {root}; use decode"
         raise fail("bad_value", text)
     node, beside = found
     sizes = _sizes_of(message, node, [])
