@@ -232,6 +232,20 @@ def write_in_processes(directory):
         writer.write(0, batch(0))
 
 
+def test_a_rewind_deletes_the_newest_step_first(tmp_path):
+    with RecordWriter(tmp_path) as writer:
+        for step in range(4):
+            writer.write(step, batch(step))
+        left = []
+        unlink = os.unlink
+        with patch(
+            "os.unlink", lambda path: (unlink(path), left.append(sorted(os.listdir(tmp_path))))
+        ):
+            writer.rewind(1)
+    steps = [[name for name in names if name.startswith("step-")] for names in left]
+    assert steps == [[path_of(tmp_path, n).name for n in range(end)] for end in (3, 2, 1)]
+
+
 def test_a_writer_killed_at_any_call_loses_the_open_step_at_most(tmp_path):
     code = "import sys; from tests import test_record; test_record.write_in_processes(sys.argv[1])"
     run_python(code, tmp_path, cwd=ROOT)
