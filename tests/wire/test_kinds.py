@@ -449,6 +449,16 @@ def test_pickle_needs_both_sides():
     refused([lambda: 0], path="$[0]", says="pickle failed too", allow_pickle=True)
 
 
+def test_pickled_data_is_never_read():
+    class Bomb:
+        def __reduce__(self):
+            return (sys.exit, ())
+
+    bomb = pickle.dumps(Bomb())
+    for frames in ([bomb], [encode(1)[0], bomb], bomb, [b"\xc1\xfe\xed", bomb]):
+        readers.refused(decode, frames)
+
+
 def test_pickled_columns_go_on_only_where_they_may_be_read():
     td = TensorDict({"path": NonTensorData(pickle.PickleError, batch_size=[2])}, batch_size=[2])
     frames = encode(td, allow_pickle=True)
