@@ -396,6 +396,7 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
 
 def test_foreign_frames_and_messages_inside_each_other_are_read_in_little_memory():
     assert peak_of(refused, decode, [np.full(64 << 20, 7, dtype=np.uint8)]) < 1 << 20
+    refused(decode, [np.ones((4, 4))[:, ::2]], "foreign")
     start = b"\x84" + packed("jagcodec")
     for rest in (b"", b"\xcd\x01", packed(2), b"\xdd\xff\xff\xff\xff" * 4):
         assert peak_of(refused, decode, [start + rest]) < 1 << 17
