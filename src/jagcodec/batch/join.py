@@ -29,6 +29,7 @@ from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail, in_message
 from jagcodec.wire.dtypes import torch_dtype
+from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Documents, Name
@@ -76,16 +77,10 @@ class Messages:
         self.stacks = stacks
         self._counts = counts
         self._first_rows = counts.cumsum() - counts
-        self._numbers = np.concatenate([stack.numbers.reshape(-1) for stack in stacks])
-        self._first_numbers, self._first_groups, self._node_of = np.empty((3, len(counts)), int)
-        end = 0
-        for i, stack in enumerate(stacks):
-            firsts = end + np.arange(len(stack.members)) * stack.numbers.shape[1]
-            self._first_numbers[stack.members] = firsts
-            self._first_groups[stack.members] = firsts + stack.first_group
-            self._node_of[stack.members] = i
-            end += stack.numbers.size
-        self._nodes = [stack.node for stack in stacks]
+        # Where each message is among those of all stacks; of one stack they are in order.
+        self._order: Any = slice(None)
+        if len(stacks) > 1:
+            self._order = np.argsort(np.concatenate([stack.members for stack in stacks]))
         self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
         self._first_buffers = _starts_of(buffers)[:-1]
         self._starts = _starts_of(self._buffers)
@@ -105,13 +100,15 @@ class Messages:
         return self._columns[name]
 
     def _column(self, name: str) -> InPlace | None:
-        columns = [node.children[node.fields[-1].index(name)] for node in self._nodes]
-        form, *others = {_form_of(column) for column in columns}
+        nodes = [stack.node.children[stack.node.fields[-1].index(name)] for stack in self.stacks]
+        form, *others = {_form_of(node) for node in nodes}
         if form is None or others:
             return None
-        kind, spelled, width = form
-        first = np.array([column.number for column in columns])[self._node_of]
-        numbers = self._numbers[(self._first_numbers + first)[:, None] + np.arange(width)]
+        kind, spelled = form[:2]
+        numbers = self._together(
+            stack.numbers[:, node.number : node.end]
+            for stack, node in zip(self.stacks, nodes, strict=True)
+        )
         buffer, offset, stored = numbers[:, :3].T
         group = None if kind is Kind.TENSOR else numbers[:, 3]
         dims = numbers[:, 3 if group is None else 4 :]
@@ -138,13 +135,18 @@ class Messages:
         shape = (rows.splits.total, *inner)
         few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
         if few or cell * rows.splits.total >= 8 * rows.splits.rows:
-            starts = rows.begins * cell + np.repeat(start, self._counts)
+            starts = rows.begins * cell + start.repeat(self._counts)
             view = RaggedView(memory, dtype, shape, 1, starts, rows.splits)
         else:  # rows that need less memory than their starts
             of_messages = RowSplits.from_lengths(rows.cells)
             data = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
             view = RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
         return InPlace(kind, narrow, view)
+
+    def _together(self, numbers: Iterable[IntArray]) -> IntArray:
+        """Numbers of the messages of each stack, as those of all messages in their order."""
+        each = list(numbers)
+        return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
 
     def _widened(
         self, start: IntArray, stored: IntArray, cells: IntArray, name: str
@@ -177,14 +179,20 @@ class Messages:
                 splits = RowSplits.from_lengths(lengths)
                 begins = splits.host[self._first_rows]
                 cells = splits.host[self._first_rows + self._counts] - begins
-                begins = splits.starts - np.repeat(begins, self._counts)
+                begins = splits.starts - begins.repeat(self._counts)
                 self._rows[key] = _GroupRows(splits, begins, cells)
         return self._rows[key]
 
     def _lengths(self, group: IntArray) -> IntArray | None:
         """The lengths of the rows in a ragged group of each message; None if they are not sound."""
-        at = self._first_groups + 5 * group
-        buffer, offset, rows, low, high = self._numbers[at[:, None] + np.arange(5)].T
+        numbers = self._together(
+            stack.numbers[
+                np.arange(len(stack.members))[:, None],
+                stack.first_group + 5 * group[stack.members, None] + np.arange(5),
+            ]
+            for stack in self.stacks
+        )
+        buffer, offset, rows, low, high = numbers.T
         if (rows != self._counts).any():
             return None
         lengths = np.repeat(high, rows)
@@ -267,15 +275,20 @@ class JoinedRows(ColumnSource):
         return part
 
     def meta(self) -> dict[str, Any]:
+        if any(NO_VALUES in stack.values for stack in self._stacks()):
+            return {}  # a message without documents has no `meta` to agree on
         return agreed([self._part(i).meta for i in sorted(set(self._first_alike()))])
 
     def metas(self) -> list[dict[str, Any]]:
         return [self._part(i).meta for i in self._first_alike()]
 
+    def _stacks(self) -> Sequence[Stack]:
+        return self._messages.stacks if self._messages else ()
+
     def _first_alike(self) -> list[int]:
         """For each batch, the first one that has the same documents, and so the same `meta`."""
         first = [*range(len(self._parts))]
-        for stack in self._messages.stacks if self._messages else ():
+        for stack in self._stacks():
             members = stack.members.tolist()
             known = dict(zip(reversed(stack.values), reversed(members), strict=True))
             for i, values in zip(members, stack.values, strict=True):

@@ -326,8 +326,7 @@ def _opened(batch: Any, where: str) -> tuple[Any, int]:
 def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:
     """These rows of an open batch."""
     if isinstance(batch, WireBatch):
-        index: Any = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-        return batch.rows(index)
+        return batch.rows(chosen)
     return select_leaf(batch, chosen, RowSplitsPool(), f"{where}(batch)")
 
 

@@ -16,8 +16,8 @@ Chosen: TypeAlias = "range | IntArray"
 
 def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     """A slice, a range, integers, booleans or one integer as rows of 0 to ``rows - 1``."""
-    if isinstance(index, range) and 0 <= index.start <= index.stop <= rows:
-        index = slice(index.start, index.stop, index.step)
+    if isinstance(index, range) and index.step == 1 and 0 <= index.start <= index.stop <= rows:
+        return index
     if isinstance(index, slice):
         chosen = range(rows)[index]
         if chosen.step == 1:

@@ -293,7 +293,7 @@ class Message:
         chosen rows are asked for where that is possible.
         """
         i, numbers = node.number, self.numbers
-        if chosen is None and node.kind is spec.Kind.JAGGED and numbers[i + 2] == PLAIN:
+        if chosen is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN:
             # Most columns, in as few steps as possible.
             name, _, dim = node.fields
             shape = tuple(numbers[node.dims : node.end])
@@ -331,17 +331,22 @@ class Message:
 
     def _cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows
-    ) -> tuple[ByteArray, int | None]:
+    ) -> tuple[ByteArray, Any]:
         """The cells of the chosen rows end to end, read only, and how many along the ragged dim.
 
-        Where it is faster to read all cells and choose among them: all of them, and None.
+        Where it is faster to read all cells of ragged rows and choose among them: all, and None.
         """
         place, extent = leaf.place, leaf.shape[leaf.ragged_dim - 1]
         inner, in_memory = leaf.inner, self.in_memory
         one = isinstance(chosen.index, range) and leaf.outer == 1
         ranges = joined_rows(chosen.index) if one or not in_memory else []
         if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
-            return self.cells(place, 0, place.cells), None
+            data = self.cells(place, 0, place.cells)
+            if splits is not None:
+                return data, None
+            # Rows of a rectangle are as long as each other.
+            rows = data.reshape(extent, -1)[chosen.index] if len(data) else data
+            return rows.reshape(-1), len(chosen)
         host: Any = range(extent + 1) if splits is None else splits.host
         bounds = [(int(host[rows.start]), int(host[rows.stop])) for rows in ranges]
         parts = [
@@ -393,13 +398,20 @@ class Message:
 
     def _chosen(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """Some rows of a column, or all of an indirect one."""
-        view = self.rows(node, chosen)
-        if view.starts is not None:
-            return values_of(view)
-        memory: Any = view.memory
-        kept = writable(memory, self.reading.copy, view.dtype.itemsize)
-        return from_bytes(kept, view.dtype, view.shape)
+        data: Any
+        if chosen is not None and node.kind is _TENSOR and self.numbers[node.number + 2] < INDIRECT:
+            leaf = self.leaf(node)
+            data, rows = self._cells_of_rows(leaf, None, chosen)
+            dtype, shape = leaf.dtype, leaf.shape_of(rows)
+        else:
+            view = self.rows(node, chosen)
+            if view.starts is not None:
+                return values_of(view)
+            data, dtype, shape = view.memory, view.dtype, view.shape
+        return from_bytes(writable(data, self.reading.copy, dtype.itemsize), dtype, shape)
 
+
+_JAGGED, _TENSOR = spec.Kind.JAGGED, spec.Kind.TENSOR
 
 MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""

@@ -359,7 +359,7 @@ class MessageColumns(ColumnSource):
         # What is in the message next to the batch: by name, or a mapping without one.
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole  # whether the batch is all of the message
-        self._slicer: tuple[tuple[str, ...], Slicer | None] | None = None
+        self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
 
     def in_memory(self) -> InMemory | None:
         """What a join reads rows from; None unless they are for tensors on the host."""
@@ -425,16 +425,16 @@ class MessageColumns(ColumnSource):
         return [(name,)] if has_cells and self.message.is_narrow(key) else []
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
-        frames, chosen, fields = self.message.frames, batch.chosen, batch.fields
-        if chosen is None and self.whole and frames is not None and [*fields] == self.names:
+        frames, chosen = self.message.frames, batch.chosen
+        if chosen is None and self.whole and frames and [*batch.fields] == self.names:
             return [array.data.toreadonly() for array in frames]
         index = range(self.sizes[0]) if chosen is None else chosen.index
         if not isinstance(index, range) or not index:
             return None
         # Kept for the other parts of the message, of which there are often many.
-        known = self._slicer
-        if known is None or known[0] != fields:
-            known = self._slicer = fields, self._slicer_of(batch)
+        known, columns = self._slicer, batch.by_name
+        if known is None or known[0] is not columns:
+            known = self._slicer = columns, self._slicer_of(batch)
         return None if known[1] is None else known[1].cut(index.start, index.stop)
 
     def _slicer_of(self, batch: WireBatch) -> Slicer | None:
