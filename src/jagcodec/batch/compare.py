@@ -1,4 +1,4 @@
-"""Where two values first differ, bit for bit: the only comparator."""
+"""Where two values first differ, bit for bit: the only comparator; and which `meta` joins keep."""
 
 from __future__ import annotations
 

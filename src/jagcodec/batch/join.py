@@ -1,6 +1,6 @@
-"""`concat_rows` and `join_columns`: several batches as one.
+"""`join_rows`, `side_by_side`: several batches as one `WireBatch`.
 
-Making a join reads no payload. Jagged columns, rectangles and documents of messages in memory are
+Making one reads no payload. Jagged columns, rectangles and documents of messages in memory are
 then read in place: one kernel call writes the rows of all messages to one rectangle. Other columns
 are read from each message, and put together as `concat_rows` does it.
 """
@@ -449,7 +449,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     """
     parts: list[Any] = list(sources)
     stacks: list[Stack] = []
-    if any(isinstance(part, WireBatch) for part in parts):
+    if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):
         parts = [*chain.from_iterable(map(_parts_of, parts))]
         buffers: list[Sequence[ByteArray]] = [()] * len(parts)
     else:  # the caller may change a list of frames before a column is read

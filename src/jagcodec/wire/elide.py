@@ -96,8 +96,8 @@ def _few_rows(rows: int) -> IntArray:
     # Neighbours, as repeats often are; so many that about four pairs are among them if rows are in
     # no order, but each is there twice.
     groups = math.isqrt(rows // 2)
-    firsts = np.arange(groups) * (rows - 4) // (groups - 1)
-    return (firsts[:, None] + np.arange(4)).reshape(-1)
+    few = np.arange(4 * groups)
+    return few + few // 4 * ((rows - 4 * groups) // (groups - 1))
 
 
 class _Searched:

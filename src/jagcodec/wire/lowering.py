@@ -542,7 +542,7 @@ _BASES: tuple[tuple[type, _Handler], ...] = (
     (non_tensor.LAZY_VIEW, Lowering._lazy_view),
 )
 
-# What means something else as one of `Columns`.
+# What means something else as one of `Columns`: a list of objects is rows of documents.
 _COLUMNS: dict[type, _Handler] = {
     RaggedView: Lowering._view,
     np.ndarray: Lowering._rectangle,

@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     device: torch.device | None = None  # where tensors go; None: where their cells are
     allow_pickle: bool = False
     by_range: bool = False  # only some values are wanted: each is copied by itself, if at all
-    verify: bool = True  # checksums of frames are compared
+    verify: bool = True  # checksums of frames are compared; that of the header always is
     file: str | None = None  # the name of the file that it is in, for errors
 
 
@@ -254,20 +254,20 @@ class Message:
 
     def _read_group(self, index: int) -> RowSplits:
         group = self.header.groups[index]
-        path = f"$ (ragged group {index})"
         if group.rows < 2:
             # The shortest and the longest row are all.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
         offsets = self.int64s(group.buffer, group.offset, group.rows + 1)
         row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
-            detail = f"expected offsets from 0 that never fall, found {brief(offsets[:8].tolist())}"
-            raise fail("bad_offsets", detail, path=path)
-        shortest, longest = row_splits.min, row_splits.max
-        expected = f"rows of {shortest} to {longest} by the offsets"
-        same = group.min == shortest and group.max == longest
-        expect(same, "bad_offsets", expected, [group.min, group.max], path)
-        return row_splits
+            expected, found = "offsets from 0 that never fall", offsets[:8].tolist()
+        elif row_splits.min == group.min and row_splits.max == group.max:
+            return row_splits
+        else:
+            expected = f"rows of {row_splits.min} to {row_splits.max} by the offsets"
+            found = [group.min, group.max]
+        detail = f"expected {expected}, found {brief(found)}"
+        raise fail("bad_offsets", detail, path=f"$ (ragged group {index})")
 
     def splits(self, group: int | None, total: int) -> RowSplits:
         """The rows of a column of so many cells, which end where its cells do."""
@@ -528,8 +528,10 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
     inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
     if not inside.all():
         row = int(np.argmin(inside))
-        expected = f"expected row {row} of {splits.lengths[row]} within {run.cells} cells"
-        raise fail("out_of_bounds", f"{expected}, found it at {starts[row]}")
+        expected = (
+            f"expected row {row}, of {splits.lengths[row]} cells, within {run.cells} of its run"
+        )
+        raise fail("out_of_bounds", f"{expected}, found it at cell {starts[row]}")
     return starts
 
 

@@ -151,7 +151,8 @@ class PlacingAll(Placing):
         self._copies = copies
         self._narrows, self._elides = narrows, elides
         self._pool = RowSplitsPool()
-        # Where cells are, and how they are stored: runs name the same ones several times.
+        # Cells that runs name, maybe several times; where they are, and how they are stored.
+        self._named: set[Cells] = set()
         self._places: dict[Cells, tuple[int, ...]] = {}
         self.elided: bool = False  # whether something is sent once that occurs several times
 
@@ -260,11 +261,12 @@ class PlacingAll(Placing):
             cells.data = as_bytes(values)
         if self._elides:
             elide(searched)
+            self._named = {run.cells for column in searched for run in column.runs or ()}
         return made
 
     def _stored(self, column: EndToEnd) -> Iterator[int | Item]:
         cells, splits, shape, runs = column.cells, column.splits, column.shape, column.runs
-        if not self._elides:  # no run names its cells
+        if runs is None and cells not in self._named:
             stored, data = cells.stored()
             yield data, stored, splits, shape
             return

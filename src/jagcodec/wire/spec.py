@@ -27,7 +27,7 @@ MAX_STACKS = 8  # lazy stacks in lazy stacks: tensordict's work doubles with eve
 MAX_NDIM = 64  # numpy's limit since 2.0, above what torch's kernels accept
 
 # Batch sizes may count this many rows without a byte of payload to show for them (a `NonTensorData`
-# of N rows holds one value); past it the payload must be as large.
+# of N rows holds one value). More rows need a payload of as many bytes.
 MAX_UNBACKED_ROWS = 1 << 24
 
 # Keys of a dict or set that collide make a table of n keys cost n squared, and numbers hash

@@ -6,6 +6,7 @@ other is opened by itself: then `read_header` decides whether it is valid, and n
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ def open_together(
     """The frames of messages, and those messages that are sound at first sight."""
     frames = [frame_arrays(source, where) for source in sources]
     # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
-    alike: dict[tuple[int, int], list[tuple[int, ByteArray]]] = {}
+    alike: dict[tuple[int, int], list[tuple[int, ByteArray]]] = defaultdict(list)
     for i, own in enumerate(frames):
         header, held = own[0], len(own) - 1
         if not held and is_blob(header):
@@ -72,14 +73,14 @@ def open_together(
                 header, held = header_of_blob(header), _IN_BLOBS
             except WireFormatError:  # which is raised when it is opened by itself
                 continue
-        alike.setdefault((len(header), held), []).append((i, header))
+        alike[len(header), held].append((i, header))
     stacks: list[Stack] = []
     for (_, held), messages in alike.items():
         members, headers = zip(*messages, strict=True)
         sizes = None
         if held != _IN_BLOBS:
-            found = [*map(len, chain.from_iterable(frames[i] for i in members))]
-            sizes = np.array(found, dtype=np.int64).reshape(len(members), 1 + held)[:, 1:]
+            every = map(len, chain.from_iterable(frames[i] for i in members))
+            sizes = np.fromiter(every, np.int64).reshape(len(members), 1 + held)[:, 1:]
         stack = _open_alike(headers, np.array(members), sizes, limits)
         if stack is not None and (sizes is not None or _are_split(stack, frames)):
             stacks.append(stack)

@@ -543,8 +543,9 @@ def open_wire(
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
-        `meta`. Checksums of buffers are not verified: that would read them all. A compressed frame
-        is decompressed at its first use, and kept while the batch is open.
+        `meta`. The checksum of the header is compared. Those of frames are not: that would read
+        them all. A compressed frame is decompressed at its first use, and kept while the batch is
+        open.
 
     Raises:
         WireFormatError: The source is not such a message, or a callable returned too few bytes.
@@ -563,7 +564,7 @@ def open_wire(
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
     where = "open_wire(source)"
-    how = reading("open_wire", limits, copy, device, allow_pickle, True, False)
+    how = reading("open_wire", limits, copy, device, allow_pickle, by_range=True, verify=False)
     if type(source) not in _MEMORY and isinstance(source, (str, os.PathLike)):
         name = file_path(source, where, "decode accepts a message in memory")
         with noted_file(name):
