@@ -64,11 +64,7 @@ _FEW_ROWS = 8
 
 
 class Messages:
-    """All rows of several messages in memory, one message after the other.
-
-    The numbers of all headers are one array, so that the number of steps does not depend on how
-    many messages there are.
-    """
+    """All rows of several messages in memory, one after the other; in as few steps as for one."""
 
     def __init__(
         self, counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
@@ -88,11 +84,7 @@ class Messages:
         self._rows: dict[bytes, _GroupRows | None] = {}
 
     def column(self, name: str) -> InPlace | None:
-        """The rows of a column in place.
-
-        None if they have to be read from each message: messages differ in the column, its rows are
-        indirect, or it is of another kind. Also if it is not sound, for the reader to report it.
-        """
+        """The rows of a column in place; None if each message is read, also to report a fault."""
         if name not in self._columns:
             self._columns[name] = None
             with suppress(WireFormatError):  # a dtype that this torch lacks
@@ -247,10 +239,7 @@ class JoinedRows(ColumnSource):
     def __init__(
         self, names: Sequence[str], counts: list[int], parts: list[Any], messages: Messages | None
     ) -> None:
-        """Rows of `parts`, each a `WireBatch` or a message that is opened if it must be.
-
-        `messages` are what they are in; None if each has to be read by itself.
-        """
+        """Rows of `parts`: `WireBatch`es, or messages to open; in `messages` if read in place."""
         rows = sum(counts)
         if rows > INT64_MAX:
             raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
@@ -402,10 +391,7 @@ class JoinedRows(ColumnSource):
 
 
 def _objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
-    """Documents end to end as (N,) objects, or `unread`; None if they hold records.
-
-    Those are read message by message.
-    """
+    """Documents end to end as (N,) objects, or `unread`; None if each message is to be read."""
     raw, bounds = data.numpy().tobytes(), row_splits.host.tolist()
     if unread:
         rows = [raw[start:end] for start, end in pairwise(bounds)]
@@ -443,10 +429,7 @@ def _leaf(column: Any) -> Any:
 
 
 def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
-    """The rows of several batches, as chosen in each: a `WireBatch`, frames or a blob each.
-
-    `where` is what errors call it; those of a damaged message name it.
-    """
+    """The rows of several batches, as chosen in each: a `WireBatch`, frames or a blob each."""
     parts: list[Any] = list(sources)
     stacks: list[Stack] = []
     if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):

@@ -163,10 +163,7 @@ def content_of(body: Any, where: str) -> Any:
 
 
 def sendable(data: Any) -> Columns:
-    """The columns of a put: rows of tensors as jagged ones where they are equal in all but length.
-
-    TransferQueue nests rows of tensors, so a rectangle comes back jagged too.
-    """
+    """The columns of a put; rectangles become jagged, because TransferQueue nests their rows."""
     splits: dict[int, RowSplits] = {}
     rows = len(data)
 
@@ -223,10 +220,7 @@ def _rows_of(
     names: Iterable[str],
     read: Callable[[WireBatch], Iterable[tuple[str, Any]]],
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """These rows of several messages: the columns that can be read as one, and values of others.
-
-    Rows of others differ in dtype, rank or inner dims: TransferQueue's own code joins them.
-    """
+    """These rows of several messages: columns in one piece, and values that TransferQueue joins."""
     names = tuple(names)
     parts = [batch if batch.fields == names else batch.select(names) for batch in batches]
     whole = (concat_rows(parts) if len(parts) > 1 else parts[0]).rows(index)

@@ -273,11 +273,8 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
 
 
 def _warn(path: str, detail: str) -> None:
-    """Warn at the line outside the library that called into it; Python does so once per line.
-
-    The text must not vary from batch to batch, because Python counts another text as another
-    warning.
-    """
+    """Warn at the line outside the library that called into it; Python does so once per line."""
+    # The text must not vary from batch to batch: Python counts another text as another warning.
     level, frame = 2, sys._getframe(1)
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith("jagcodec."):
         level, frame = level + 1, frame.f_back

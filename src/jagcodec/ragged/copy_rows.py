@@ -172,14 +172,9 @@ def pad_by_torch(
     out: torch.Tensor,
     left_pad: IntArray | None,
     pad_bits: bytes,
-    fresh: bool,
+    fresh: bool,  # whether `out` holds the pad bits in every element
 ) -> torch.Tensor:
-    """Write rows ``cells[start : start + length]`` and their pads to `out`, (R, width, ...).
-
-    `out` is contiguous, of the dtype of `cells` and apart from its memory; it may be `fresh`, with
-    the pad bits in every element. A row has ``left_pad`` pad cells before it, and the rest after
-    it. Returns `out`; if autograd follows it, a new tensor.
-    """
+    """`out`, (R, width, ...), with rows of `cells` and their pads; for autograd a new tensor."""
     rows, width = out.shape[:2]
     if not fresh:
         refill(out.detach(), pad_bits)

@@ -155,11 +155,8 @@ _PLAIN = frozenset((dict, list, tuple, str, bytes, int, float, bool, type(None))
 
 
 def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
-    """``NonTensorData(payload)`` of each, in a twentieth of the time of its constructor.
-
-    Attributes are set one by one, so that no object has a `__dict__`: with many, the garbage
-    collector takes longer than anything else.
-    """
+    """``NonTensorData(payload)`` of each, in a twentieth of the time of its constructor."""
+    # Attributes are set one by one: the garbage collector takes long for objects with a `__dict__`.
     like = vars(NonTensorData(None))
     data, empty = like["_non_tensordict"], vars(like["_tensordict"])
     entries = type(empty["_tensordict"])

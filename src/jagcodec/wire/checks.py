@@ -47,13 +47,6 @@ def expect(ok: bool, reason: Reason, expected: str, found: Any, path: str = "$")
         raise fail(reason, f"expected {expected}, found {brief(found)}", path=path)
 
 
-def count(value: Any, what: str, reason: Reason = "bad_record", *, path: str = "$") -> int:
-    """Refuse anything but an integer from 0 to 2**63 - 1."""
-    if type(value) is not int or not 0 <= value <= INT64_MAX:
-        raise fail(reason, f"expected {what} (0 to 2**63 - 1), found {brief(value)}", path=path)
-    return value
-
-
 def rows_of_batch_size(batch_size: Sequence[int]) -> int:
     """Rows that a batch size asks for: a dim of 0 does not make a large one next to it smaller."""
     return math.prod(dim or 1 for dim in batch_size)
@@ -64,7 +57,8 @@ def cells_of(shape: Any) -> int:
     flat = type(shape) is list and len(shape) <= MAX_NDIM
     expect(flat, "bad_record", f"a shape of at most {MAX_NDIM} dims", shape)
     for dim in shape:
-        count(dim, "a dim")
+        fits = type(dim) is int and 0 <= dim <= INT64_MAX
+        expect(fits, "bad_record", "a dim (0 to 2**63 - 1)", dim)
     # Strides are products of the other dims even where one dim is 0, so bound those too.
     nonzero = math.prod(dim for dim in shape if dim)
     expect(nonzero <= INT64_MAX, "bad_record", "fewer than 2**63 cells", shape)

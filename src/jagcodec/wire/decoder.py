@@ -458,10 +458,7 @@ _NATIVE = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
-    """A document with its records as values; its lists and dicts are written to.
-
-    `depth` counts the containers around it, of which there are at most `most`.
-    """
+    """A document with its records as values, changed in place; `depth` containers are around it."""
     kind = type(value)
     if kind in _NATIVE:
         return value

@@ -68,10 +68,7 @@ _MARKS = tuple(bytes([mark]) for mark in (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0x
 
 
 def may_hold_records(data: bytes) -> bool:
-    """Whether there may be anything in a document that does not mean itself; False is certain.
-
-    It is asked of bytes, because it is false of most, and takes far less time than every value.
-    """
+    """Whether bytes may hold records; False is certain. To ask each value would take far longer."""
     return any(map(data.__contains__, _MARKS))
 
 
@@ -79,10 +76,7 @@ _OPTIONS: dict[str, Any] = {"strict_map_key": True, "unicode_errors": "surrogate
 
 
 def unpack(data: bytes, path: str = "$", *, records: bool = True) -> Any:
-    """One document, its records still as arrays that begin with their kind.
-
-    Without `records`, extensions are msgpack's own type.
-    """
+    """One document, its records as arrays that begin with their kind, or as msgpack has them."""
     hook = {"ext_hook": _tag} if records else {}
     try:
         if scanner := _scanner(data):
@@ -129,10 +123,8 @@ _TRUSTED_SIZE = 512
 
 
 def _scanner(data: bytes) -> msgpack.Unpacker | None:
-    """What checks that bytes follow the counts of a document, before it is built; None if small.
-
-    msgpack allocates a list as soon as it reads its count.
-    """
+    """What checks that bytes follow the counts of a document, before it is built; None if small."""
+    # msgpack allocates a list as soon as it reads its count.
     if len(data) <= _TRUSTED_SIZE:
         return None
     scanner = msgpack.Unpacker(max_buffer_size=len(data))

@@ -38,10 +38,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def numpy_name(dtype: np.dtype[Any]) -> str | None:
-    """Numpy's own name of a dtype; None for one that cannot be encoded.
-
-    Those have fields, are long doubles, strings of variable width, or another package's.
-    """
+    """Numpy's own name of a dtype; None for fields, long doubles and dtypes of other packages."""
     if dtype.kind not in "biufcmMSUV" or dtype.char in "gG" or dtype.names is not None:
         return None
     known = np.dtype(dtype.str)

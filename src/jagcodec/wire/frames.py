@@ -134,10 +134,7 @@ def header_of_blob(blob: ByteArray) -> ByteArray:
 
 
 def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> list[ByteArray]:
-    """The header of a blob and the frames of these sizes, aliasing it.
-
-    Bytes past the end are not read: shared memory comes in whole pages.
-    """
+    """The header and the frames of a blob, aliasing it; shared memory may go on after the end."""
     *starts, end = starts_of(len(header), sizes)
     whole = _up_to(blob, end, "payload")
     return [header, *(whole[at : at + size] for at, size in zip(starts, sizes, strict=True))]

@@ -155,10 +155,7 @@ NO_VALUES = b"\x90"
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
-    """Check frame 0, and every number in it, without the other frames.
-
-    `in_row`: whether the message is a row of another.
-    """
+    """Check frame 0, and every number in it; `in_row`: the message is a row of another."""
     known = _known_parts(data, limits)
     if known is not None:
         size, schema, packed_numbers, packed_values = known

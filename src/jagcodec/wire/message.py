@@ -41,10 +41,7 @@ class Reading(NamedTuple):
 
 
 class Budget:
-    """What one read of an open message has used of the limits.
-
-    Each read makes one: an open message counts nothing, so that threads can share it.
-    """
+    """What one read has used of the limits; a message counts nothing, so threads can share it."""
 
     __slots__ = ("depth", "documents", "objects")
 
@@ -96,10 +93,7 @@ class ChosenRows:
         return slice(index.start, index.stop) if isinstance(index, range) else index
 
     def among(self, rows: RowSplits | None) -> tuple[RowSplits, IntArray]:
-        """The rows alone, end to end, and (rows,) where they begin among all those of a group.
-
-        Without a group they are those of a rectangle, one cell each.
-        """
+        """The rows, end to end, and where they begin among all of a group, or of a rectangle."""
         key = id(rows)
         known = self._found.get(key)
         if known is None:
@@ -287,11 +281,7 @@ class Message:
         return leaf
 
     def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
-        """The rows of a TENSOR, a JAGGED or of documents in place; read only.
-
-        The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
-        chosen rows are asked for where that is possible.
-        """
+        """The rows of a TENSOR (one cell each), a JAGGED or of documents in place; read only."""
         i, numbers = node.number, self.numbers
         if chosen is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN:
             # Most columns, in as few steps as possible.
@@ -332,10 +322,7 @@ class Message:
     def _cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows
     ) -> tuple[ByteArray, Any]:
-        """The cells of the chosen rows end to end, read only, and how many along the ragged dim.
-
-        Where it is faster to read all cells of ragged rows and choose among them: all, and None.
-        """
+        """The cells of chosen rows end to end, and how many; or, if faster, all cells and None."""
         place, extent = leaf.place, leaf.shape[leaf.ragged_dim - 1]
         inner, in_memory = leaf.inner, self.in_memory
         one = isinstance(chosen.index, range) and leaf.outer == 1
@@ -465,10 +452,7 @@ def runs_at(message: Message, leaf: Leaf) -> list[RunNumbers]:
 def rows_in_runs(
     message: Message, leaf: Leaf, rows: RowSplits, chosen: ChosenRows | None
 ) -> RaggedView:
-    """The rows of an indirect column in place; of chosen rows only the cells are read.
-
-    Rows that share cells share them until a rectangle or a tensor is made.
-    """
+    """The rows of an indirect column in place, sharing cells; of chosen ones no others are read."""
     at, splits = (slice(None), rows) if chosen is None else (chosen.at, chosen.among(rows)[0])
     cell, inner = leaf.cell_bytes, leaf.shape[1:]
     runs = runs_at(message, leaf)

@@ -314,11 +314,7 @@ _LONGEST_NAME = 1024  # characters of a name that is looked up: each beginning m
 
 
 def use_loaded(*bases: type) -> None:
-    """Let named tuples or members of `Enum` be encoded and decoded without registration.
-
-    Nothing is imported: `decode` finds a class only in a module that this process has imported
-    already, under the name that it has there.
-    """
+    """Let subclasses of these need no registration; readers find those that they have imported."""
     _loaded_too.update(bases)
 
 

@@ -298,10 +298,7 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
 def _check_at_sight(
     schema: Schema, numbers: Sequence[int], sizes: Sequence[int]
 ) -> tuple[int, int] | None:
-    """Check groups and numbers that are as simple as most are; None for others, valid or not.
-
-    Returns the bytes that no value has claimed, and `Places.expanded`.
-    """
+    """The unclaimed bytes and `Places.expanded`, if numbers are as most are; None of all others."""
     frames, left, rows_claimed = len(sizes), sum(sizes), 0
     first = schema.numbers + 2
     groups = numbers[first - 2]
@@ -501,11 +498,8 @@ _known: dict[bytes, Schema] = {}
 
 
 def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
-    """Keep what was made of a schema of this weight; of too many the oldest makes way.
-
-    Single dict operations, and no lock: a process that forks would copy a lock that another thread
-    holds, and its child would wait for it forever.
-    """
+    """Keep what was made of a schema of this weight; of too many the oldest makes way."""
+    # Single dict operations, and no lock: a child of a fork would wait for one that was held.
     if weight <= LARGEST_KEPT:
         known[key] = value
         for oldest in list(known)[:-MOST_SCHEMAS]:

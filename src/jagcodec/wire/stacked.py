@@ -108,10 +108,7 @@ def _are_split(stack: Stack, frames: list[list[ByteArray]]) -> bool:
 def _open_alike(
     headers: Sequence[ByteArray], members: IntArray, sizes: IntArray | None, limits: Limits
 ) -> Stack | None:
-    """The messages that are like the first, and sound at first sight.
-
-    `sizes` are those of their frames, (messages, frames); None of blobs, whose headers have them.
-    """
+    """The messages that are like the first, and sound at first sight; blobs have no `sizes` yet."""
     size = len(headers[0])
     # A copy: what was checked must not change with the messages' memory.
     whole = b"".join(headers)  # type: ignore[arg-type]
@@ -163,18 +160,14 @@ _BATCHES = (Kind.TENSORDICT, Kind.NON_TENSOR_DATA)
 
 def _sound(
     schema: Schema,
-    numbers: IntArray,
-    groups: int,
-    sizes: IntArray,
+    numbers: IntArray,  # (messages, K)
+    groups: int,  # of each
+    sizes: IntArray,  # (messages, frames)
     header_bytes: int,
     limits: Limits,
 ) -> npt.NDArray[np.bool_]:
-    """Which messages are sound at first sight; the others may be, too.
-
-    As `read_header` checks them one by one. `numbers` are those of their headers, (messages, K),
-    and of as many `groups` each; `sizes` those of their frames, (messages, frames). Plain cells
-    never ask for more memory than `EXPANSION` allows, so `limits.expanded` is not compared.
-    """
+    """Which messages pass the checks of `read_header` at first sight; the others may be sound."""
+    # Plain cells never ask for more than `EXPANSION` allows: `limits.expanded` is not compared.
     (count, held), first = sizes.shape, schema.numbers + 2
     # A batch size has no cells to compare it with: a single dim is easy to bound.
     simple = all(
