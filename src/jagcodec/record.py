@@ -220,7 +220,6 @@ def _file_of(directory: str, step: int) -> str:
 
 
 def _steps_in(directory: str) -> list[int]:
-    """The steps of a record, oldest first."""
     with os.scandir(directory) as entries:
         found = [_STEP.fullmatch(entry.name) for entry in entries if not entry.is_dir()]
     return sorted(int(match[1]) for match in found if match)

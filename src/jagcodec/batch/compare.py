@@ -318,7 +318,6 @@ _PRINTED = (complex, set, frozenset, np.generic, range, torch.dtype, torch.devic
 
 
 def _text(value: Any) -> str:
-    """A value in few words."""
     if isinstance(value, torch.Tensor):
         if value.dim() or value.layout is not torch.strided or value.is_meta:
             return describe(value)

@@ -324,7 +324,6 @@ def _opened(batch: Any, where: str) -> tuple[Any, int]:
 
 
 def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:
-    """These rows of an open batch."""
     if isinstance(batch, WireBatch):
         return batch.rows(chosen)
     return select_leaf(batch, chosen, RowSplitsPool(), f"{where}(batch)")
@@ -460,7 +459,6 @@ def _check_side_by_side(batches: Sequence[Any], replace: bool, where: str) -> No
 
 
 def _leaf_of_column(column: Any, path: str) -> Any:
-    """A column of a dict as a leaf of a TensorDict."""
     if isinstance(column, PackedColumn):
         view = view_of_varlen(column, path)
         return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)

@@ -83,7 +83,6 @@ class _Making:
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _rows(self, column: Any, rows: int, path: str) -> list[Any]:
-        """The N rows of a column."""
         if isinstance(column, RaggedView):
             return self._ragged(column, path)
         if isinstance(column, list):

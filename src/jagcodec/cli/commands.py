@@ -199,7 +199,6 @@ def _arrow_file(batch: Any, ending: str) -> bytes:
 
 
 def _json_lines(batch: Any) -> bytes:
-    """One JSON object per row."""
     from jagcodec.batch.to_rows import to_rows
 
     lines = []

@@ -257,7 +257,6 @@ class _Exchange:
         return result, [row[2] for row in table]
 
     def _exchanged(self, row: bytes) -> list[bytes]:
-        """The row of each rank."""
         mine = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.carrier)
         rows = [torch.empty_like(mine) for _ in self.ranks]
         with self._reported():

@@ -273,7 +273,6 @@ def _sample(data: Any) -> bytes:
 
 
 def _equal(a: ByteArray, b: ByteArray) -> bool:
-    """Whether all bytes are the same."""
     if len(a) != len(b) or address(a) == address(b):
         return len(a) == len(b)
     if len(a) % 8 == 0:

@@ -280,7 +280,6 @@ def is_accepted(header: bytes, documents: int) -> bool:
 
 
 def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:
-    """Check the stored sizes of frames."""
     if in_row:
         raise fail("bad_record", "expected no compressed frames in a row, found some")
     for i, (sent, size) in enumerate(zip(stored, sizes, strict=True)):

@@ -226,7 +226,6 @@ class Lowering:
             raise self._refused(error.reason, error.detail) from error
 
     def _key(self, key: Any) -> Tree:
-        """A dict key or set member."""
         if type(key) is bytes:
             return key
         # What `default` returns may be equal to another key, or not be one.
@@ -552,7 +551,6 @@ _COLUMNS: dict[type, _Handler] = {
 
 
 def _handler(kind: type) -> _Handler | None:
-    """The handler of a type that is not listed."""
     if registered_name(kind) is not None:
         return Lowering._registered
     return next((handler for base, handler in _BASES if issubclass(kind, base)), None)
