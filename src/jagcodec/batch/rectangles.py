@@ -69,7 +69,7 @@ class Placement:
     prompts: IntArray | None = None
 
     def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
-        """The first cell of each row (None: cell 0), and the width: at least `width` if not 0."""
+        """The first cell of each row (None: cell 0), and the width; rows must fit into `width`."""
         side, lengths = self.sides.get(key, self.side), row_splits.lengths
         if side != "left_right":
             check_width(row_splits, width, key)

@@ -82,7 +82,7 @@ def pack_jagged_fields(
 
             If False, warn (`JagcodecWarning`, once per calling line) of the second; and, without
             a `mask`, if in each packed column of integers on the CPU the first and the last cell
-            after some row differ. Also warn if `lengths` without names pack nothing, because every
+            after some row differ. Also warn if `lengths` without names pack nothing, although a
             rectangle is wider than the longest row.
 
     Returns:

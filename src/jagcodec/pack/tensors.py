@@ -296,7 +296,7 @@ def warn_of_leftovers(path: str) -> None:
 
 
 def warn_of_width(path: str) -> None:
-    """Warn of lengths that pack no column, because every rectangle is wider than the longest."""
+    """Warn of lengths that pack no column, although one is wider than the longest row."""
     detail = "lengths pack no column: without names only those as wide as the longest row are "
     _warn(path, detail + "packed. Name the per-token columns in token_aligned_fields")
 

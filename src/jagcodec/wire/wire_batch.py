@@ -258,7 +258,8 @@ class WireBatch(OpenBatch):
         Returns:
             All of a batch that was opened from frames or a blob: the frames of that message. Any
             other: new frames, as `encode` makes them of this batch; columns that are stored narrow
-            stay narrow. Both are only to be read: they may alias the messages.
+            stay narrow. A range of rows of plain columns is cut out, which is faster. All are only
+            to be read: they may alias the messages.
         """
         frames = self.source.cut(self)
         return encode(self, allow_pickle=self.source.allow_pickle) if frames is None else frames
