@@ -157,8 +157,3 @@ def test_lists_of_one_type_come_back(numbers):
 )
 def test_other_lists_are_not_packed(half, numbers):
     assert half.pack(numbers) is None
-
-
-@pytest.mark.parametrize(("dtype", "data"), [("int16", b"123"), ("bool", b"\0\2")])
-def test_bytes_that_no_list_has(dtype, data):
-    assert cells.unpack_numbers(dtype, data) is None

@@ -22,7 +22,7 @@ from tensordict import TensorDict
 import jagcodec
 from jagcodec import ArgumentError, WireFormatError, decode, dump, encode, load, open_wire, to_blob
 from jagcodec.errors import ArgumentTypeError
-from tests.helpers import address, nested, run_python
+from tests.helpers import nested, run_python
 from tests.oracle import assert_same
 from tests.wire.readers import peak_of, refused
 
@@ -50,12 +50,6 @@ def test_any_buffer_is_a_frame_and_a_blob(kind):
     assert_same(decode(frames), VALUE)
     assert_same(decode(tuple(frames)), VALUE)
     assert_same(decode(kind(bytes(to_blob(encode(VALUE))))), VALUE)
-
-
-def test_every_buffer_lies_at_a_multiple_of_64():
-    blob = to_blob(encode(VALUE))
-    offsets = [decode(blob)[name].data_ptr() - address(blob) for name in "acd"]
-    assert all(0 < offset < len(blob) and offset % 64 == 0 for offset in offsets)
 
 
 def test_any_writable_memory_of_that_size_will_do():
@@ -270,21 +264,14 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path, call):
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_a_descriptor_is_neither_used_nor_closed(path):
-    with open(path, "rb") as file:
-        for call in (load, partial(dump, 1)):
-            for number in (file.fileno(), True):
-                with pytest.raises(ArgumentTypeError, match=r"os\.PathLike, found (int|bool)"):
-                    call(number)
-        assert file.read(8) == b"jagcodec"
-
-
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
         (lambda: load("a\0b"), ArgumentError, r"load\(path\): expected a path without NUL"),
         (lambda: dump(1, "a\0b"), ArgumentError, r"dump\(path\): expected a path without NUL"),
         (lambda: load(None), ArgumentTypeError, r"load\(path\): .* found NoneType"),
+        (lambda: load(True), ArgumentTypeError, r"os\.PathLike, found bool"),  # not a descriptor
+        (lambda: dump(1, 1), ArgumentTypeError, r"os\.PathLike, found int"),
         (lambda: load(to_blob(encode(1))), ArgumentTypeError, "bytearray; decode accepts"),
         (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
         (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
@@ -303,19 +290,12 @@ def test_paths_and_values_in_the_wrong_place_are_refused(call, error, text):
         call()
 
 
-class AsBytes(os.PathLike):
-    def __init__(self, path):
-        self.path = path
-
-    def __fspath__(self):
-        return os.fsencode(self.path)
-
-
 def test_any_path_will_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    as_bytes: Any = type("AsBytes", (), {"__fspath__": lambda self: os.fsencode(tmp_path / "z")})
     # As long as names may be: the temporary file next to it has to be there too.
     longest = os.pathconf(tmp_path, "PC_NAME_MAX")
-    for path in ("x", Path("y"), AsBytes(tmp_path / "z"), "n" * longest, "\udcff"):
+    for path in ("x", Path("y"), as_bytes(), "n" * longest, "\udcff"):
         dump(VALUE, path)
         assert_same(load(path), VALUE)
     assert len(os.listdir(tmp_path)) == 5

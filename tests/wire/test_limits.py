@@ -5,7 +5,6 @@ Everything that may be inside itself is read or refused, in a thread of little s
 
 import bisect
 import dataclasses
-import functools
 from functools import partial
 
 import pytest
@@ -14,7 +13,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 import jagcodec
 from jagcodec import ArgumentError, Limits, WireFormatError, decode, dump, encode, load, open_wire
-from jagcodec.errors import ArgumentTypeError, JagcodecError, UnsupportedTypeError
+from jagcodec.errors import ArgumentTypeError, JagcodecError
 from jagcodec.wire.documents import RECORDS as RECORD_FIELDS
 from jagcodec.wire.schema import FORMS
 from tests.wire import forge
@@ -123,14 +122,6 @@ def test_limits_are_numbers_in_range():
 def claims(cells):
     """A message of one row of so many bytes, which are not there."""
     return message(tensordict([1], {"x": tensor(shape=(1, cells))}), sizes=[cells])
-
-
-def test_a_dim_next_to_one_of_no_rows_is_bounded_by_itself():
-    frames = encode(TensorDict({}, batch_size=[0, 1 << 24]))
-    assert decode(frames).batch_size == (0, 1 << 24)
-    refused(decode, forge.with_number(frames, 1, (1 << 24) + 1), "bad_rows", "$")
-    with pytest.raises(UnsupportedTypeError, match="at most 16777216 rows without data"):
-        encode(TensorDict({}, batch_size=[0, (1 << 24) + 1]))
 
 
 @pytest.mark.parametrize(
@@ -248,17 +239,6 @@ def test_a_kind_in_itself(name):
         assert name not in READ or not isinstance(found, Exception), found
     for frames in wrong:  # only the innermost is, so that its error comes through every level
         assert isinstance(read(frames), WireFormatError)
-
-
-def test_kinds_in_each_other():
-    def mixed(wraps, *names):
-        return lambda value: functools.reduce(lambda inner, name: wraps[name](inner), names, value)
-
-    wrap = mixed(NODES, "TUPLE", "MAP", "DICT", "LIST", "NON_TENSOR_DATA", "USER")
-    assert not isinstance(read(message(nest(wrap, 14, BYTE), b"x")), Exception)
-    wrap = mixed(RECORDS, "TUPLE", "map", "DICT", "list", "USER")
-    frames = message_of_rows(nest(wrap, 8, 7))
-    assert not isinstance(read(nest(ROWS["OBJECT_ARRAY"], 40, frames)), Exception)
 
 
 def test_every_kind_that_holds_others_is_here():

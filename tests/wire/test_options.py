@@ -22,7 +22,6 @@ from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
 from tests.helpers import Store, message, message_in, nested, receive, rollouts, size
 from tests.oracle import assert_same
-from tests.wire import forge
 from tests.wire.readers import assert_reads, refused
 from tests.wire.test_golden import BAD
 from tests.wire.values import objects
@@ -512,24 +511,6 @@ def test_a_library_that_is_missing_is_named_with_the_remedy(monkeypatch):
     # What is wrong with a message is said all the same, and before.
     refused(decode, BAD["compressed_to_more"][0])
     assert_same(decode(encode(value)), value)
-
-
-FORGED = [name for name in BAD if name.startswith("zstd_")]
-
-
-@pytest.mark.parametrize("name", FORGED)
-def test_a_forged_frame_is_refused_by_the_range_that_needs_it(name):
-    forged = forge.compressed(forge.batch(forge.tensor(shape=[2, 50])), [100], BAD[name][0][1])
-    for source in (forged, Store(forged)):
-        refused(lambda source: open_wire(source)["a"], source, "bad_value", "$.a (frame 1)")
-
-
-@pytest.mark.parametrize("name", [name for name in BAD if name.startswith("compressed_claims")])
-def test_what_a_message_claims_is_checked_before_memory_is_taken(name, decompressed):
-    """Whatever it is that takes more: frames, narrow cells or objects."""
-    for read in (decode, lambda frames: materialize([frames, frames])):
-        refused(read, BAD[name][0], "too_large", says=r"limits=Limits\(expanded=")
-    assert not decompressed.called
 
 
 def test_a_writer_makes_no_bombs(monkeypatch):

@@ -96,6 +96,8 @@ def test_values_alias_writable_frames(kind):
         assert copied[0].data_ptr() != address(frames[2])
     read_only = receive(frames, bytes)
     assert decode(read_only, copy=False)[0].data_ptr() == address(read_only[2])
+    blob = jagcodec.to_blob(frames)
+    assert 0 < decode(blob)[0].data_ptr() - address(blob) < len(blob)
 
 
 def test_a_write_never_reaches_a_file_or_read_only_frames(tmp_path):
