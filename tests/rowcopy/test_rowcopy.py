@@ -10,12 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
-from jagcodec import materialize, rowcopy
-from jagcodec.ragged.copy_rows import gather_by_torch, pad_by_torch, values_of
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec import rowcopy
+from jagcodec.ragged.copy_rows import gather_by_torch, pad_by_torch
 from jagcodec.rowcopy import numpy_kernel
 from tests.helpers import run_python
 
@@ -35,11 +32,6 @@ CELLS: list[tuple[torch.dtype, tuple[int, ...]]] = [
     *((torch.float8_e4m3fn, (3,)), (torch.uint16, (5,)), (torch.float64, (3,))),
     (torch.int64, (2, 0)),
 ]
-
-
-@pytest.fixture(params=KERNELS)
-def backend(request, monkeypatch):
-    monkeypatch.setattr(rowcopy, "_active", request.param)
 
 
 def ints(numbers):
@@ -63,13 +55,6 @@ def padded(rows, left, width, pad):
     ends = [width - a - len(row) // (len(pad) or 1) for row, a in zip(rows, left, strict=True)]
     parts = zip(left, rows, ends, strict=True)
     return b"".join(pad * a + row + pad * end for a, row, end in parts)
-
-
-def gathered(cells, starts, lengths):
-    """Rows of cells end to end, by the backend in use or by torch."""
-    row_splits = RowSplits.from_lengths(ints(lengths))
-    view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, ints(starts), row_splits)
-    return values_of(view)
 
 
 @given(st.data())
@@ -104,19 +89,22 @@ def test_torch_gathers_and_pads(data):
 
 
 def check_tasks(kernel, columns, threads):
-    """Copies to a row of rows and to a rectangle of pads, and pads, of all columns at once."""
+    """Copies to a row of rows, and from one or anywhere to a rectangle; pads; of all columns."""
     copies, pads, expected = [], [], []
     for source, starts, rows, left, width, size, pad in columns:
         cell, lengths = pad * (size // len(pad)), ints([len(row) // size for row in rows])
         packed, fresh = b"".join(rows), cell * (width * len(rows))
         rectangle = padded(rows, [0] * len(rows) if left is None else left, width, cell)
-        filled = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh + b"\x5a" * size)
+        filled = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh, fresh + b"\x5a" * size)
         outs = [np.frombuffer(before, np.uint8).copy() for before in filled]
         task = rowcopy.Pad(outs[1], source, starts, lengths, left, width, size, pad)
+        end_to_end = {"src": np.frombuffer(packed, np.uint8), "src_starts": None}
         copies += [rowcopy.Copy(outs[0], source, None, starts, lengths, size)]
-        copies += [rowcopy.rows_only(task._replace(dst=outs[2]))]
+        copies += [rowcopy.rows_only(task)._replace(dst=outs[2], **end_to_end)]
+        copies += [rowcopy.rows_only(task)._replace(dst=outs[3])]
         pads.append(task)
-        expected += zip(outs, (packed, rectangle, rectangle + b"\x5a" * size), strict=True)
+        wanted = packed, rectangle, rectangle, rectangle + b"\x5a" * size
+        expected += zip(outs, wanted, strict=True)
     kernel.copy(copies, threads)
     kernel.pad(pads, threads)
     for found, wanted in expected:
@@ -156,17 +144,6 @@ def test_tasks_of_a_batch(kernel, data, threads):
     check_tasks(kernel, columns, threads)
 
 
-def test_offsets_and_cells_of_any_strides_and_lazy_signs_are_read(backend):
-    offsets = torch.tensor([0, 9, 2, 9, 5])[::2]
-    jagged = torch.nested.nested_tensor_from_jagged(torch.arange(5), offsets)
-    found = materialize(TensorDict({"a": jagged}, batch_size=[2]))["a"]
-    assert found.tolist() == [[0, 1, 0], [2, 3, 4]]
-    wide = torch.arange(24, dtype=torch.int64).view(6, 4)
-    assert gathered(wide[:, 1:3], [4, 0], [1, 2]).tolist() == [[17, 18], [1, 2], [5, 6]]
-    lazy = torch.tensor([1 + 2j, 3 - 4j]).conj()
-    assert gathered(lazy, [1, 0], [1, 1]).tolist() == [3 + 4j, 1 - 2j]
-
-
 # --- large batches -----------------------------------------------------------------------------
 
 
@@ -189,21 +166,6 @@ def test_columns_of_a_batch_are_copied_together(kernel, threads):
         starts, left = by_place if size > 8 else by_stride
         columns.append((cells, starts, kept, left, width, size, pad))
     check_tasks(kernel, columns, threads)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_rows_may_begin_at_multiples_of_a_stride(kernel):
-    cells, lengths = np.arange(12, dtype=np.uint8), ints([2, 0, 3])
-    out = np.full(12, 99, dtype=np.uint8)
-    for source, starts, expected in (
-        (cells, 3, [6, 7, 8]),
-        (cells[:5], None, [2, 3, 4]),
-        (cells[:3], 0, [0, 1, 2]),  # all of them the same cells
-    ):
-        kernel.copy([(out, source, 4, starts, lengths, 1)], 1)
-        assert out.tolist() == [0, 1, *[99] * 6, *expected, 99]
-    kernel.pad([(out, cells, 4, lengths, ints([1, 0, 0]), 4, 1, b"x")], 1)
-    assert out.tolist() == [120, 0, 1, 120, *[120] * 4, 8, 9, 10, 120]
 
 
 def ends_of(row):
@@ -281,6 +243,9 @@ def test_good_arguments_are_good():
     for kind in GOOD:
         for threads in (-1, 0, 1, 2**40):
             assert getattr(compiled, kind)([task(kind), task(kind)], threads) is None
+    first = task("copy", src_starts=0)
+    compiled.copy([first], 1)
+    assert first.dst.tolist() == [*range(8), *range(4)]
     number = np.int64(4)  # not an int, but a whole number
     assert compiled.copy((task("copy", cell_bytes=number),), number) is None
     assert compiled.pad([task("pad", cell_bytes=number, width=np.int32(3))], number) is None

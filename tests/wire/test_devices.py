@@ -21,9 +21,10 @@ from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gather_by_torch
 from jagcodec.testing import jagged_batches
 from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
-from tests.helpers import message
+from tests.helpers import message, nested
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import trees
+from tests.wire.values import jagged
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LENGTHS = torch.tensor([2, 0, 5, 3])
@@ -129,29 +130,20 @@ def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
 
 
 def test_rows_with_holes_are_compacted_on_their_device(device):
-    holes = torch.nested.nested_tensor_from_jagged(
-        *(torch.arange(1000.0).to(device), torch.tensor([0, 500, 1000]).to(device)),
-        lengths=torch.tensor([2, 3]).to(device),
-    )
+    holes = jagged(torch.arange(1000.0), [0, 500, 1000], lengths=torch.tensor([2, 3]))
+    there = on_device(TensorDict({"a": holes}, batch_size=[2]), device)
     with watched(device) as traffic:
-        frames = encode(TensorDict({"a": holes}, batch_size=[2]))
+        frames = encode(there)
     if device == DEVICE:
         assert traffic.fetched == [24, 16, 20]  # offsets, lengths, and the rows alone
     assert rows_of(decode(frames)["a"]) == [bits(torch.arange(2.0)), bits(torch.arange(500.0, 503))]
 
 
-class Fresh:
-    """Makes new tensors whenever it is asked for its state."""
-
-
 def test_tensors_that_are_made_anew_whenever_they_are_read(device):
-    made = [torch.arange(5), torch.ones(2)]
-    jagcodec.register_type(
-        *(Fresh, "tests.Fresh"),
-        to_state=lambda value: on_device(made, device),
-        from_state=lambda state: state,
-    )
-    assert_same(decode(encode([Fresh(), torch.zeros(3)])), [made, torch.zeros(3)])
+    made, fresh = [torch.arange(5), torch.ones(2)], type("Fresh", (), {})
+    to_state: Any = lambda value: on_device(made, device)  # noqa: E731
+    jagcodec.register_type(fresh, f"tests.{id(fresh)}", to_state=to_state, from_state=list)
+    assert_same(decode(encode([fresh(), torch.zeros(3)])), [made, torch.zeros(3)])
 
 
 @pytest.mark.cuda
@@ -161,10 +153,7 @@ def test_large_frames_alias_pinned_memory():
     assert torch.frombuffer(frames[-1], dtype=torch.int64).is_pinned()
 
 
-FULL, MASK = (
-    jagcodec.stack_or_nest([torch.arange(float(n)) for n in lengths], always_nest=True)
-    for lengths in ((4, 3, 6), (3, 0, 2))
-)
+FULL, MASK = (nested(map(range, n), torch.float32) for n in ((4, 3, 6), (3, 0, 2)))
 IDS, ROWS = torch.arange(12).view(3, 4), to_nested_by_length(PADDED, LENGTHS)
 ENDS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
 GAPS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])

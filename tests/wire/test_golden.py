@@ -32,7 +32,7 @@ from jagcodec.wire.spec import Kind
 from tests.helpers import ROOT, message, nested, receive, run_python
 from tests.oracle import assert_same
 from tests.wire import forge, spec_reader
-from tests.wire.values import objects
+from tests.wire.values import jagged, objects
 
 SPEC = ROOT / "docs" / "wire-format.md"
 GOLDEN = ROOT / "tests" / "wire" / "golden"
@@ -98,11 +98,6 @@ def i64(*cells):
     return torch.tensor(cells, dtype=torch.int64)
 
 
-def jagged(values, lengths, dim=1):
-    offsets = torch.tensor([0, *np.cumsum(lengths).tolist()])
-    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim)
-
-
 def row_views():
     base = torch.arange(6, dtype=torch.int16).view(3, 2)
     return [base[0:2], base[2:3], base[1:1]]
@@ -114,8 +109,8 @@ def coo(indices, shape):
 
 def small_batch():
     """The message that section 8 of the specification takes apart."""
-    ids = jagged(i64(5, 6, 7), [2, 1])
-    return TensorDict({"ids": ids, "tag": NonTensorStack("x", "yz")}, batch_size=[2])
+    columns = {"ids": nested([[5, 6], [7]]), "tag": NonTensorStack("x", "yz")}
+    return TensorDict(columns, batch_size=[2])
 
 
 def rollout():
@@ -161,18 +156,7 @@ NAN = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))[0]
 # What each of them shows, and how `encode` is asked for it, stands in the file.
 VALUES: dict[str, Callable[[], Any]] = {
     "native": lambda: [
-        None,
-        True,
-        False,
-        0,
-        -1,
-        2**64 - 1,
-        -(2**63),
-        1.5,
-        -0.0,
-        NAN,
-        "ß\ud800",
-        b"\0\xff",
+        *(None, True, False, 0, -1, 2**64 - 1, -(2**63), 1.5, -0.0, NAN, "ß\ud800", b"\0\xff"),
     ],
     "map": lambda: [{"b": {}, "a": [], "": ""}, {"b": i64(1), "a": 2}],
     "list": lambda: [1, [2, i64(3), [4]], (5,), [i64(6), "x"], {"y": 7}],
@@ -200,10 +184,7 @@ VALUES: dict[str, Callable[[], Any]] = {
         "rows": ([[*range(64)], []], {1: [0.5] * 64}),
     },
     "scalar": lambda: [
-        np.float32(1.5),
-        np.int64(-1),
-        np.bool_(True),
-        np.datetime64("2026-11-20", "D"),
+        *(np.float32(1.5), np.int64(-1), np.bool_(True), np.datetime64("2026-11-20", "D")),
     ],
     "string_scalar": lambda: [np.str_("ab"), np.bytes_(b"ab")],
     "tensor": lambda: [
@@ -220,15 +201,13 @@ VALUES: dict[str, Callable[[], Any]] = {
     "checksum": lambda: {"a": i64(1, 2), "b": "text"},
     "checksum_alone": lambda: [1, 2],
     "jagged": lambda: [
-        jagged(i64(5, 6, 7), [2, 0, 1]),
-        jagged(torch.arange(6, dtype=torch.int8).view(3, 2), [2, 0, 1]),
-        jagged(torch.arange(8, dtype=torch.int16).view(2, 4), [3, 1], dim=2),
+        nested([[5, 6], [], [7]]),
+        nested([[[0, 1], [2, 3]], np.empty((0, 2)), [[4, 5]]], torch.int8),
+        jagged(torch.arange(8, dtype=torch.int16).view(2, 4), [0, 3, 4], jagged_dim=2),
     ],
-    "jagged_empty": lambda: [jagged(i64(), []), jagged(i64(), [0, 0])],
-    "jagged_narrow": lambda: jagged(i64(300, -1, 7), [2, 1]),
-    "strided_nested": lambda: torch.nested.nested_tensor(
-        [torch.ones(1, 2), torch.zeros(2, 1)], layout=torch.strided
-    ),
+    "jagged_empty": lambda: [jagged(i64(), [0]), nested([[], []])],
+    "jagged_narrow": lambda: nested([[300, -1], [7]]),
+    "strided_nested": lambda: torch.nested.nested_tensor([torch.ones(1, 2), torch.zeros(2, 1)]),
     "sparse_coo": lambda: [coo([[0, 1], [2, 0]], (2, 3)).coalesce(), coo([[1, 1]], (2,))],
     "size": lambda: [torch.Size([2, 3]), torch.Size([])],
     "dtype": lambda: torch.bfloat16,

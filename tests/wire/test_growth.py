@@ -34,6 +34,7 @@ from tests.wire import forge, spec_reader
 from tests.wire.forge import Draft, jagged, map_of, message, node, record, run_of, squeezed, tensor
 from tests.wire.grown import COLUMNS, DOCUMENTS, NODES, drawn, probing_keys, singles
 from tests.wire.readers import cost, forget, operations, outcome, peak_of, readers_of, refused
+from tests.wire.values import jagged as jagged_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -285,12 +286,8 @@ def test_a_message_below_1_kb_takes_less_than_512_mb(name):
 def test_rectangles_that_no_plain_message_could_ask_for_are_refused():
     """Those of all columns count in bytes: 2,001 rows of up to 2**17 cells of 4 and 3 x 4 bytes."""
     lengths = [1] * 2000 + [1 << 17]
-    columns = {
-        name: torch.nested.nested_tensor_from_jagged(
-            torch.zeros(sum(lengths), *inner), torch.tensor([0, *accumulate(lengths)])
-        )
-        for name, inner in (("a", ()), ("b", (3,)))
-    }
+    cells, offsets = torch.zeros(sum(lengths), 3), [0, *accumulate(lengths)]
+    columns = {"a": jagged_of(cells[:, 0], offsets), "b": jagged_of(cells, offsets)}
     frames = squeezed(bytes_of(encode(TensorDict(columns, [len(lengths)]))))
     for read in READERS.values():
         refused(read, frames, "too_large", says=r"padded rows.*Limits")

@@ -168,6 +168,9 @@ TORCH |= {
     "jagged_with_holes": lambda: jagged(
         torch.arange(10.0), [0, 4, 10], lengths=torch.tensor([2, 3])
     ),
+    "jagged_by_strided_offsets": lambda: torch.nested.nested_tensor_from_jagged(
+        torch.arange(5), torch.tensor([0, 9, 2, 9, 5])[::2]
+    ),
     "jagged_amid_slack": lambda: jagged(torch.arange(10.0), [2, 4, 7]),
     "jagged_by_narrow": lambda: torch.nested.narrow(
         *(torch.arange(20.0).view(4, 5), 1, torch.tensor([0, 1, 2, 0]), torch.tensor([2, 3, 1, 5])),
