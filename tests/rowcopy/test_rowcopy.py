@@ -382,17 +382,13 @@ def test_no_task_writes_what_another_uses(name):
     assert compiled.copy([mine, task("copy", src=mine[1])], 1) is None  # sources may be shared
 
 
-NO_TASKS = [([bad], 1) for bad in (5, [1, 2], (), (b"", b""))]
-
-
 @needs_compiled
 @pytest.mark.parametrize("kind", GOOD)
-@pytest.mark.parametrize(
-    "arguments", [(7, 1), *NO_TASKS, (), ([],), ([], 1, 2), ([], "1"), ([], 1.0)], ids=repr
-)
-def test_wrong_arguments_are_refused(kind, arguments):
-    with pytest.raises(TypeError):
-        getattr(compiled, kind)(*arguments)
+def test_wrong_arguments_are_refused(kind):
+    no_tasks: Any = [([bad], 1) for bad in (5, [1, 2], (), (b"", b""))]
+    for arguments in (*no_tasks, (7, 1), (), ([],), ([], 1, 2), ([], "1"), ([], 1.0)):
+        with pytest.raises(TypeError):
+            getattr(compiled, kind)(*arguments)
 
 
 @needs_compiled

@@ -35,14 +35,11 @@ BATCH = TensorDict({"a": torch.ones(2)}, [2])
 @pytest.mark.parametrize(
     "kind",
     [
-        bytes,
-        bytearray,
-        memoryview,
+        *(bytes, bytearray, memoryview, zmq.Frame),
         lambda data: memoryview(array.array("B", data)),
         lambda data: np.frombuffer(data, np.uint8),
         lambda data: torch.frombuffer(bytearray(data) + b"\0", dtype=torch.uint8)[: len(data)],
         lambda data: array.array("B", data),
-        zmq.Frame,
     ],
 )
 def test_any_buffer_is_a_frame_and_a_blob(kind):
