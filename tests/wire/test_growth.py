@@ -343,6 +343,7 @@ no_bytes, no_cells = node("BYTES", numbers=[0, 0, 0]), tensor(shape=[0])
         (150, lambda i: decode(message(forge.list_of(*[no_bytes] * (500 + i))))),
         (150, lambda i: decode(message(map_of({f"{i}.{k}": no_cells for k in range(90)})))),
         (150, lambda i: encode({f"{i:01500}": torch.ones(1)})),
+        (150, lambda i: (decode(named(i, 1 << 18)), decode(named(i)))),
     ],
 )
 def test_ever_new_schemas_take_no_more_than_the_bound(count, call):
@@ -358,6 +359,14 @@ def test_ever_new_schemas_take_no_more_than_the_bound(count, call):
         tracemalloc.stop()
     assert 0 < max(len(schemas._known), len(headers._known)) <= schemas.MOST_SCHEMAS
     assert kept < schemas.MOST_SCHEMAS * schemas.LARGEST_KEPT + 500_000
+
+
+def test_the_newest_schemas_are_kept():
+    forget()
+    for i in range(schemas.MOST_SCHEMAS + 1):
+        decode(named(i))
+    kept = [forge.packed(map_of({f"{i:040}": tensor()}).schema) for i in range(3)]
+    assert [schema in schemas._known for schema in kept] == [False, True, True]
 
 
 def test_threads_share_the_table(in_threads):
