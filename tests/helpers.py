@@ -145,8 +145,6 @@ def rollouts(seed=0, prompts=6, repeats=4, dtype=torch.int64):
 
 
 PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
-
-
 LENGTHS = [3, 0, 5, 1, 2, 4]
 
 

@@ -73,17 +73,11 @@ def test_cells_hold_the_numbers_or_the_first_bad_one_is_said(half, rows, code):
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize(
-    ("row", "code", "precision", "bad"),
-    [
-        ([2048, 4094], "f", 11, None),
-        ([2048, 2049], "f", 11, (0, 1)),
-        ([256, 258, 257], "f", 8, (0, 2)),
-        ([1 << 2000], "d", 53, (0, 0)),
-    ],
-)
-def test_ints_have_no_more_bits_than_the_precision(half, row, code, precision, bad):
-    assert fill(half, [row], code, precision)[0] == bad
+def test_ints_have_no_more_bits_than_the_precision(half):
+    assert fill(half, [[2048, 4094]], "f", 11)[0] is None
+    assert fill(half, [[2048, 2049]], "f", 11)[0] == (0, 1)
+    assert fill(half, [[256, 258, 257]], "f", 8)[0] == (0, 2)
+    assert fill(half, [[1 << 2000]], "d", 53)[0] == (0, 0)
 
 
 @pytest.mark.parametrize("half", HALVES)

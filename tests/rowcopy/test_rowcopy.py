@@ -307,7 +307,6 @@ BAD = [
     ("pad", {"pad_bits": bytes(20), "cell_bytes": 20, "width": 0, "dst": bytearray(0)}),
 ]
 
-
 FORMS: dict[str, Any] = {
     "int32": lambda numbers: numbers.astype(np.int32),
     "uint64": lambda numbers: numbers.astype(np.uint64),

@@ -119,11 +119,9 @@ def byte(f: Draft):
     return tensor("uint8", (1,), *f.put(b"x"))
 
 
-def two_rows(make: Column) -> Callable[[Draft], Part]:
-    return lambda f: make(f, 0, 2)
-
-
-NODES = {name: two_rows(make) for name, make in COLUMNS.items()}
+NODES: dict[str, Callable[[Draft], Part]] = {
+    name: lambda f, make=make: make(f, 0, 2) for name, make in COLUMNS.items()
+}
 NODES |= {
     "BYTES": lambda f: node("BYTES", numbers=[*f.put(b"x"), 1]),
     "ARRAY": lambda f: forge.array("<U2", (1,), *f.put(bytes(8))),

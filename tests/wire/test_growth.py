@@ -39,8 +39,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(sys.implementation.name != "cpython", reason="counts bytecode"),
 ]
-
-
 REPORTS = {
     "describe": lambda frames: describe_message(open_source(frames, "message")),
     "diff": lambda frames: [*differences(*[read_whole(frames, "message") for _ in range(2)])],

@@ -253,8 +253,6 @@ def test_the_other_side_must_know_the_type_and_its_fields(old, new, text, reason
 
 
 TURN, TWO = f"{HERE}.Turn", torch.zeros(2)
-
-
 FORGED: dict[str, list[Any]] = {
     TURN: [
         *({"tokens": TWO}, NonTensorStack("a"), (TensorDict({}, batch_size=[2]),), TWO),
@@ -278,8 +276,6 @@ FORGED: dict[str, list[Any]] = {
     f"{HERE}.Bits": ["A"],
     f"{HERE}.Point": [(1,), [1, 2]],
 }
-
-
 NOT_CLASSES = (
     *("os.system", "builtins.eval", "pathlib.PosixPath.home", "no.such.module", "tests"),
     *("", ".", "....", "jagcodec.wire.lowered.Columns", "enum.Enum.__class__"),

@@ -206,7 +206,6 @@ def read(frames, *readers):
     for reader in (*readers, decode):
         found = on_a_small_stack(reader, frames)
         assert not isinstance(found, Exception) or isinstance(found, JagcodecError), repr(found)
-
     assert not isinstance(found, Exception) or len(str(found)) < 1000 * LEVELS
     return found
 

@@ -42,7 +42,6 @@ READS = {
     ).to_tensordict(),
 }
 
-
 # Their fixtures are the same for all examples.
 WITH_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 OF_ANY_SIZE = pytest.mark.parametrize("paying", ["if it pays", "always"], indirect=True)
@@ -138,6 +137,11 @@ def test_the_longest_and_the_shortest_row_are_known():
     assert torch.nested.to_padded_tensor(back["bare"], 0).shape == (3, 2)
     assert {"_max_seqlen", "_min_seqlen"} <= set(dir(back["wide"]))
     assert (back["wide"]._max_seqlen, back["wide"]._min_seqlen) == (3, 2)
+
+
+def test_offsets_of_any_stride_are_read():
+    td = TensorDict({"a": TORCH["jagged_by_strided_offsets"]()}, batch_size=[2])
+    assert materialize(td)["a"].tolist() == [[0, 1, 0], [2, 3, 4]]
 
 
 # --- any value ---------------------------------------------------------------------------------
