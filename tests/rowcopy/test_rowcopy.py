@@ -98,7 +98,7 @@ def check_tasks(kernel, columns, threads):
         filled = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh, fresh + b"\x5a" * size)
         outs = [np.frombuffer(before, np.uint8).copy() for before in filled]
         task = rowcopy.Pad(outs[1], source, starts, lengths, left, width, size, pad)
-        end_to_end = {"src": np.frombuffer(packed, np.uint8), "src_starts": None}
+        end_to_end: Any = {"src": np.frombuffer(packed, np.uint8), "src_starts": None}
         copies += [rowcopy.Copy(outs[0], source, None, starts, lengths, size)]
         copies += [rowcopy.rows_only(task)._replace(dst=outs[2], **end_to_end)]
         copies += [rowcopy.rows_only(task)._replace(dst=outs[3])]

@@ -5,6 +5,7 @@ Everything that may be inside itself is read or refused, in a thread of little s
 
 import bisect
 import dataclasses
+import math
 from functools import partial
 
 import pytest
@@ -119,9 +120,9 @@ def test_limits_are_numbers_in_range():
     assert Limits() == Limits()
 
 
-def claims(cells):
+def claims(*shape):
     """A message of one row of so many bytes, which are not there."""
-    return message(tensordict([1], {"x": tensor(shape=(1, cells))}), sizes=[cells])
+    return message(tensordict([1], {"x": tensor(shape=(1, *shape))}), sizes=[math.prod(shape)])
 
 
 @pytest.mark.parametrize(
@@ -158,8 +159,7 @@ def test_the_defaults_hold_for_large_honest_batches():
     assert decode(encode(stack)).batch_size == (512,)
     # 2^28 tokens, 40 layers, 8 experts: 86 GB
     tokens = 16_384 * 16_384
-    routes = message(tensordict([1], {"x": tensor(shape=(1, tokens, 320))}), sizes=[tokens * 320])
-    data = forge.blob(routes[:1])
+    data = forge.blob(claims(tokens, 320)[:1])
     opened = open_wire(lambda offset, size: data[offset : offset + size])
     assert opened.schema["x"].shape == (1, tokens, 320)
 
