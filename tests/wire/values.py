@@ -180,10 +180,7 @@ TORCH |= {
     "views_that_overlap": lambda: views((0, 5000), (10, 20), (4000, 9000), (7, 7)),
     "views_in_reverse": lambda: views(*[(100 * i, 100 * i + 100) for i in range(50)])[::-1],
     "views_with_gaps": lambda: [row[:10] for row in torch.arange(100_000).view(1000, 100)],
-    "more_next_to_each_other_than_levels": lambda: [
-        *((torch.ones(1), i) for i in range(120)),
-        *(TensorDict({"a": torch.ones(1)}, []) for _ in range(120)),
-    ],
+    "more_side_by_side_than_levels": lambda: [(torch.ones(1),), TensorDict({}, [])] * 120,
     "tensors_in_a_list": lambda: [torch.ones(3), torch.ones(3, 2), torch.ones(3).int()],
 }
 
