@@ -10,13 +10,7 @@ from hypothesis import given
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
-from jagcodec import (
-    encode,
-    materialize,
-    pack_jagged_fields,
-    pack_rows,
-    stack_or_nest,
-)
+from jagcodec import encode, materialize, pack_jagged_fields, pack_rows, stack_or_nest
 from jagcodec.testing import jagged_batches
 from tests.helpers import MESSAGES
 

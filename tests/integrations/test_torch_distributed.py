@@ -235,12 +235,7 @@ SRC = r"'broadcast\(src\)'"
 REFUSED = [
     *((broadcast, {**alone(1, 0), "src": x}, ON_ALL, SRC) for x in (9, -1, True, 0.0, None)),
     (broadcast, {**alone(1, 0), "group": "no group"}, ON_ALL, r"'broadcast\(group\)'"),
-    (
-        broadcast,
-        {**alone(1, 0), "limits": 0},
-        [ArgumentTypeError] * RANKS,
-        r"broadcast\(limits\)'",
-    ),
+    (broadcast, {**alone(1, 0), "limits": 0}, [ArgumentTypeError] * RANKS, r"broadcast\(limits\)'"),
     (all_gather_rows, {"values": ["text", ROWS, ROWS]}, [ArgumentTypeError] * RANKS, ""),
     (all_gather_rows, {"values": [ROWS | {"y": [2]}, ROWS, ROWS]}, [ArgumentKeyError] * RANKS, ""),
     # Of one rank, whose error reaches all.

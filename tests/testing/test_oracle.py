@@ -12,7 +12,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 from jagcodec import stack_or_nest, testing
 from jagcodec.batch.compare import first_difference
 from jagcodec.testing import jagged_batches, tensors
-from tests.oracle import assert_same, bits, is_same, pad_rows, rows_of
+from tests.oracle import assert_same, is_same
 from tests.strategies import tensordicts, torch_dtypes, trees
 
 
@@ -106,16 +106,6 @@ def test_cells_of_every_dtype_are_compared(make, dtype):
     found = first_difference(one, other)
     assert found.what == "value"
     assert found.left != found.right
-
-
-def test_rows_and_rectangles_in_plain_lists():
-    padded = torch.tensor([[1, 2, 0], [3, 0, 0]])
-    rows = rows_of(padded, [2, 1])
-    assert rows == [[1, 2], [3]]
-    assert pad_rows(rows, 3, 0) == bits(padded)
-    assert rows_of(JAGGED) == [bits(torch.ones(1)), bits(torch.ones(2))]
-    wide = stack_or_nest([torch.ones(2, 1), torch.ones(2, 3)])
-    assert rows_of(wide) == [bits(torch.ones(2, 1)), bits(torch.ones(2, 3))]
 
 
 @pytest.mark.parametrize(
