@@ -126,13 +126,6 @@ def test_strategies_reach_the_corners(strategy, wanted):
     find(strategy, wanted)
 
 
-def test_sets_are_the_same_whatever_order_they_were_filled_in():
-    # Members of one hash bucket come out in the order in which they went in.
-    one, other = frozenset([0, 8, None]), frozenset([8, 0, None])
-    assert list(one) != list(other)
-    assert_same({(one,), (frozenset({4}),)}, {(frozenset({4}),), (other,)})
-
-
 def test_comparisons_need_no_hypothesis(monkeypatch):
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     module = runpy.run_path(testing.__file__)
