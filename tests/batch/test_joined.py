@@ -12,7 +12,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from benchmarks import shapes
 from jagcodec import (
-    ArgumentError,
     BatchedDataDict,
     concat_rows,
     decode,
@@ -157,21 +156,6 @@ def test_every_bit_of_a_header_is_checked_as_in_one_message(batch, options, bits
             elif first is damaged:
                 assert_same(together, concat_rows([alone, alone]))
     assert refused > 20 * len(bits)
-
-
-def test_headers_of_as_many_bytes_are_told_apart():
-    batches = []
-    for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8, torch.bool):
-        for rows in (1, 3):
-            other = torch.ones(rows, dtype=dtype)
-            ids = nested([[1.0] * (4 + i) for i in range(rows)], torch.float32)
-            batches += [TensorDict({"ids": ids, "other": x}, [rows]) for x in (other.long(), other)]
-    wide = [batch for batch in batches if batch["other"].dtype == torch.int64]
-    assert_same(joined(wide).to_tensordict(), expected(wide))
-    lengths = [4 + i for batch in batches for i in range(len(batch))]
-    assert joined(batches).select(["ids"])["ids"].offsets().diff().tolist() == lengths
-    with pytest.raises(ArgumentError, match="dtype"):
-        joined(batches).to_tensordict()
 
 
 def test_headers_of_another_writer_are_read_as_well():
