@@ -11,21 +11,10 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from benchmarks import shapes
-from jagcodec import (
-    BatchedDataDict,
-    concat_rows,
-    decode,
-    encode,
-    encode_fields,
-    join_columns,
-    materialize,
-    open_wire,
-    pack_jagged_fields,
-    select_rows,
-    split_rows,
-    to_blob,
-)
+from jagcodec import BatchedDataDict, decode, encode, materialize, open_wire, to_blob
+from jagcodec.batch.rows import concat_rows, join_columns, select_rows, split_rows
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
+from jagcodec.pack.fields import encode_fields, pack_jagged_fields
 from jagcodec.wire.dtypes import DTYPES
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of

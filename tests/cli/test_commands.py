@@ -397,16 +397,6 @@ def jagcodec(*arguments, **options):
     return subprocess.run(command, timeout=120, **streams)
 
 
-def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
-    one, other = (saved(tmp_path, f"{n}", [10**5000 + n, {10**5000 + n}]) for n in range(2))
-    batch = saved(tmp_path, "batch", TensorDict({"n": NonTensorStack(10**5000, 1)}, [2]))
-    out = printed(run, "inspect", batch, "--row", "0", "--json")
-    assert json.loads(out)["columns"]["n"] == "an int of 16610 bits"
-    status, out, _ = run("diff", one, other)
-    assert status == 1
-    assert "an int of 16610 bits" in out
-
-
 @pytest.mark.parametrize("closed", ["stdin", "stdout"])
 def test_standard_streams_that_are_closed(file, closed):
     command = f"exec {sys.executable} -m jagcodec verify {file if closed == 'stdout' else '-'}"

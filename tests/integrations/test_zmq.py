@@ -71,9 +71,6 @@ class Net:
         send = getattr(integration, f"{self.prefix}send_frames")
         return self.run(send, socket, encode(value), **options)
 
-    def send_raw(self, socket, parts):
-        self.run(socket.send_multipart, parts)
-
     def silent(self, socket):
         with pytest.raises(TransportTimeoutError):
             self.recv_frames(socket, timeout=SHORT)
@@ -210,7 +207,7 @@ def test_a_router_answers_whom_it_heard(net, kind, frames):
 
 def test_a_blob_is_a_message_and_envelopes_of_several_hops_come_and_go_whole(net):
     server, client = net.joined(zmq.ROUTER, zmq.DEALER)
-    net.send_raw(client, [to_blob(encode([1, (2,)]))])
+    net.run(client.send_multipart, [to_blob(encode([1, (2,)]))])
     envelope, frames = net.recv_frames(server, timeout=LONG)
     assert (len(envelope), decode(frames)) == (1, [1, (2,)])
     hops = [b"broker", b"", b"", b"worker", b""]
@@ -247,7 +244,7 @@ FOREIGN += [[b"topic", b"\x80\x04."], [pickle.dumps({"a": 1})]]
 def test_a_foreign_message_is_refused_and_its_sender_is_known(net):
     server, client = net.joined(zmq.ROUTER, zmq.DEALER)
     for parts in FOREIGN:
-        net.send_raw(client, parts)
+        net.run(client.send_multipart, parts)
         net.send(client, "ours", timeout=LONG)
         envelope, frames = net.recv_frames(server, timeout=LONG)
         with pytest.raises(WireFormatError) as caught:
@@ -261,7 +258,7 @@ def test_a_message_of_very_many_small_frames_is_taken_and_not_kept(net):
     left, right = net.joined(zmq.DEALER, zmq.DEALER)
     many = 200_000
     for parts in ([b""] * many, [b"x"] * many, [bytes(64)] + [b""] * 1025, [b""] * 1025):
-        net.send_raw(left, parts)
+        net.run(left.send_multipart, parts)
         net.send(left, "ours", timeout=LONG)
         tracemalloc.start()
         try:
@@ -279,7 +276,7 @@ def test_a_message_of_very_many_small_frames_is_taken_and_not_kept(net):
 def test_many_frames_that_hold_something_are_a_message(net):
     left, right = net.joined(zmq.PAIR, zmq.PAIR)
     for parts in ([b""] * 1024, [bytes(64)] * 5000, [bytes(1 << 20)] + [b""] * 9000):
-        net.send_raw(left, parts)
+        net.run(left.send_multipart, parts)
         envelope, frames = net.recv_frames(right, timeout=LONG)
         assert len(envelope) + len(frames) == len(parts)
     columns = [torch.zeros(16384, dtype=torch.uint8)] * 3000

@@ -13,18 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import (
-    decode,
-    encode,
-    encode_fields,
-    maybe_pack_jagged,
-    pack_jagged_fields,
-    pack_per_token_field,
-    padding_tax,
-    stack_or_nest,
-    to_blob,
-)
+from jagcodec import decode, encode, encode_fields, pack_jagged_fields, padding_tax, to_blob
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecWarning
+from jagcodec.pack.tensors import maybe_pack_jagged, pack_per_token_field, stack_or_nest
 from jagcodec.testing import jagged_batches, tensors
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of
