@@ -15,8 +15,7 @@ from tests.helpers import LENGTHS, ROOT, make_batch, run_python
 from tests.integrations.conftest import SECONDS, needs
 from tests.oracle import assert_same
 
-# --- transports --------------------------------------------------------------------------------
-# Each is a function that sends a value with options of `encode`, and returns what arrives.
+# Each transport is a function that sends a value with options of `encode`, and returns what arrives.
 
 
 @contextmanager
@@ -128,8 +127,6 @@ def carry(request):
     with request.param(request) as carry:
         yield carry
 
-
-# --- values ------------------------------------------------------------------------------------
 
 MROPE = jagcodec.stack_or_nest([torch.arange(4 * n).view(4, n) for n in (3, 1, 2)], ragged_dim=2)
 SAMPLES = {

@@ -92,8 +92,6 @@ def relay(port, limit, of_answers=False):
             end.close()
 
 
-# --- a peer is killed in mid-message -----------------------------------------------------------
-
 INSIDE = {"the handshake": 20, "the header": 200, "a buffer": 1 << 20}
 
 

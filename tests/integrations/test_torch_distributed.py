@@ -34,8 +34,6 @@ LONG = 120  # seconds, for what must come
 RANKS = 3
 WORKS = [broadcast, all_gather_rows]
 
-# --- processes ---------------------------------------------------------------------------------
-
 
 def serve(pipe, rank, ranks, path, backend):
     """A rank: does what it is told, until it is told nothing more."""
@@ -217,9 +215,6 @@ def test_pickles_and_replacements_travel_only_if_both_sides_say_so(world):
     assert found == [{"kind": [repr(threading.Thread)] * RANKS}] * RANKS
 
 
-# --- groups and arguments ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("call", [lambda: broadcast(1, 0), lambda: all_gather_rows({})])
 def test_without_a_process_group(call):
     with pytest.raises(ArgumentError, match="init_process_group"):
@@ -268,9 +263,6 @@ def test_calls_that_differ_are_refused_on_every_rank(world, calls):
         for rank, src in enumerate(calls):
             call = "all_gather_rows()" if src is None else f"broadcast(src={src})"
             assert f"{call} on rank {rank}" in error.detail
-
-
-# --- what goes wrong ---------------------------------------------------------------------------
 
 
 def do_no_memory(rank, work, values, options):
@@ -343,8 +335,6 @@ def test_a_rank_that_is_killed_is_an_error_where_it_is_awaited(tmp_path, victim,
         assert error.path == "broadcast"
         assert "make the group anew" in error.detail
 
-
-# --- a hostile rank ----------------------------------------------------------------------------
 
 LARGE = packed(torch.zeros(40_000))
 AT = LARGE.index(MAGIC.encode(), 8) + len(MAGIC)  # of the version

@@ -119,9 +119,6 @@ def test_the_tracker_waits_for_every_frame(net):
         assert tracker.done
 
 
-# --- time-outs and high-water marks ------------------------------------------------------------
-
-
 def test_nothing_comes_and_there_is_no_peer(net):
     push, pull = net.socket(zmq.PUSH), net.socket(zmq.PULL)
     port = push.bind_to_random_port(HOST)
@@ -183,9 +180,6 @@ def test_the_sockets_own_time_outs_are_kept_and_errors_stay_pyzmqs(net):
     for socket, text in ((right, "non-socket"), (net.socket(zmq.REQ), "current state")):
         with pytest.raises(zmq.ZMQError, match=text):
             net.recv(socket, timeout=SHORT)
-
-
-# --- envelopes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "frames"), [(zmq.DEALER, 1), (zmq.REQ, 2)])
@@ -292,9 +286,6 @@ def test_sync_and_asyncio_sockets_are_told_apart():
                 net.send(socket, 1)
             with pytest.raises(ArgumentTypeError, match=r"use recv_frames .* async_recv_frames "):
                 net.recv(socket)
-
-
-# --- tasks -------------------------------------------------------------------------------------
 
 
 def in_tasks(main):

@@ -85,8 +85,6 @@ def test_private_torch_is_in_ragged_nested_alone_and_private_tensordict_in_non_t
             assert name == home or not found, f"{name} uses {found}"
 
 
-# --- one definition per name, and a caller for each public one ---------------------------------
-
 # Functions that several modules of one package have, because they are one interface.
 INTERFACES = {
     "rowcopy": {"copy", "pad", "ends"},  # row kernels
