@@ -15,7 +15,7 @@ from tests.helpers import LENGTHS, ROOT, make_batch, run_python
 from tests.integrations.conftest import SECONDS, needs
 from tests.oracle import assert_same
 
-# Each transport is a function that sends a value with options of `encode`, and returns what arrives.
+# Each transport is a function that sends a value, with options of `encode`, and returns what comes.
 
 
 @contextmanager

@@ -12,14 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jagcodec import (
-    maybe_pack_jagged,
-    pack_per_token_field,
-    response_from_nested,
-    stack_or_nest,
-    to_nested_by_length,
-)
+from jagcodec import maybe_pack_jagged, pack_per_token_field, response_from_nested
 from jagcodec.errors import JagcodecError, JagcodecWarning
+from jagcodec.pack.tensors import stack_or_nest, to_nested_by_length
 from jagcodec.testing import jagged_tensors, tensors
 from tests.oracle import assert_same, bits, pad_rows, rows_of
 from tests.strategies import lengths_in
