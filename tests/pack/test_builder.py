@@ -260,7 +260,6 @@ def test_messages_that_cannot_be_resumed():
 @pytest.mark.parametrize(
     ("arguments", "options", "match"),
     [
-        (([("x", torch.int64)],), {}, "dict of names to dtypes, found list"),
         (([],), {}, "dict of names to dtypes, found list"),
         (({"x": np.int64},), {}, "a torch dtype, object or"),
         (({5: torch.int64},), {}, "names that are strings, found 5"),
