@@ -90,9 +90,6 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
         found["u"]
 
 
-# --- what is refused ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", [list, lambda frames: [MESSAGES["blob"](frames)]])
 def test_a_damaged_message_is_named(form):
     for at in (0, 3, 6):
@@ -189,9 +186,6 @@ def test_offsets_of_every_message_are_checked():
             listed[at][1][place : place + forged.nbytes] = forged.tobytes()
             with pytest.raises(WireFormatError, match=f"message {at}"):
                 materialize(listed)
-
-
-# --- what belongs to the whole message ---------------------------------------------------------
 
 
 def test_offsets_may_be_in_a_frame_of_their_own():

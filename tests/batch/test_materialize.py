@@ -429,9 +429,6 @@ def test_what_cannot_be_widened_is_an_error_only_where_it_would_be(make):
             materialize(td, pad_to_seqlen=3, token_aligned_fields=names)
 
 
-# --- memory ------------------------------------------------------------------------------------
-
-
 def test_a_pickled_column_holds_only_itself():
     ones = nested(torch.ones(64, 512), torch.float32)
     batch = materialize(TensorDict({"a": ones, "b": ones.clone()}, [64]))
@@ -532,8 +529,6 @@ def test_what_autograd_follows_is_not_written_over_other_memory(kind):
     with pytest.raises(ArgumentError, match=r"'x'\).*float8_e5m2.*detach"):
         materialize({"x": column})
 
-
-# --- what is refused ---------------------------------------------------------------------------
 
 WIDE = TensorDict({"wide": torch.ones(2, 5), "ids": ids(1, 2)["ids"]}, [2])
 TAKEN = TensorDict({"attention_mask": torch.ones(2), "ids": ids(1, 2)["ids"]}, [2])

@@ -49,8 +49,6 @@ Stock = managers.AsyncSimpleStorageManager
 START = simple_storage_bootstrap.initialize_simple_storage
 CAN_SAVE = hasattr(tq, "save_checkpoint")  # from 0.1.10 on
 
-# --- queues ------------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def use(cluster):
@@ -340,9 +338,6 @@ class TestQueue:
         assert_rows(get(put(make_batch(), "lives"), "lives"), range(6))
 
 
-# --- how a queue starts and ends ---------------------------------------------------------------
-
-
 def test_options_reach_every_process_and_a_unit_that_dies_is_an_error(use, monkeypatch, caplog):
     """And no hang."""
     for name, value in (("SEND_RECV_TIMEOUT", 5), ("MAX_ATTEMPTS", 1), ("PROBE_TIMEOUT", 2)):
@@ -402,9 +397,6 @@ def test_a_process_without_jagcodec_is_named(use, monkeypatch, tmp_path, actor):
         use("without it")
     assert "found no module named 'jagcodec'" in caught.value.detail
     assert "install this version of jagcodec there" in caught.value.detail
-
-
-# --- without a queue ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["ip=192.0.2.2, pid=7", "ip: 192.0.2.2\npid: 7"])

@@ -134,21 +134,18 @@ def make_batch():
     return TensorDict(columns, batch_size=[64])
 
 
-@pytest.mark.parametrize(
-    ("batch", "trimmed"),
-    [
+def test_a_batch_comes_back_in_its_order_and_only_what_pays_is_trimmed():
+    for batch, trimmed in (
         (make_batch(), {"ids", "mask"}),
         (TensorDict({}, [3]), set()),
         (TensorDict({"no rows": torch.zeros(0, 5)}, [0]), set()),
         (TensorDict({"small": torch.zeros(2, 5)}, [2]), set()),
-    ],
-)
-def test_a_batch_comes_back_in_its_order_and_only_what_pays_is_trimmed(batch, trimmed):
-    state = trimmed_batch(batch)
-    assert set(state["trimmed"]) == trimmed
-    found = padded_batch(**decode(encode(state)))
-    assert list(found.keys()) == list(batch.keys())
-    assert_same(found, batch)
+    ):
+        state = trimmed_batch(batch)
+        assert set(state["trimmed"]) == trimmed
+        found = padded_batch(**decode(encode(state)))
+        assert list(found.keys()) == list(batch.keys())
+        assert_same(found, batch)
 
 
 @pytest.mark.parametrize(

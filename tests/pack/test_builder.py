@@ -257,19 +257,16 @@ def test_messages_that_cannot_be_resumed():
         RowBuilder.from_message(encode(nested))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "match"),
-    [
+def test_bad_options():
+    for arguments, options, match in (
         (([],), {}, "dict of names to dtypes, found list"),
         (({"x": np.int64},), {}, "a torch dtype, object or"),
         (({5: torch.int64},), {}, "names that are strings, found 5"),
         (({"x": torch.qint8},), {}, r"\['x'\].*qint8"),
         ((), {"same_length": "ids"}, "put it in a list"),
-    ],
-)
-def test_bad_options(arguments, options, match):
-    with pytest.raises(ArgumentTypeError, match=match):
-        RowBuilder(*arguments, **options)
+    ):
+        with pytest.raises(ArgumentTypeError, match=match):
+            RowBuilder(*arguments, **options)  # type: ignore[arg-type]
 
 
 def test_a_pickle_has_the_cells_that_are_kept_and_no_more():

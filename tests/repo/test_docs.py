@@ -72,17 +72,14 @@ SITE = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("
 SITE += runpy.run_path(str(ROOT / "docs/site.py"))["PAGES"].values()
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern", "expected"),
-    [
+def test_a_page_has_every_name_once():
+    for name, pattern, expected in (
         ("docs/reference.md", r"^::: jagcodec\.(\w+)$", [*PUBLIC, "testing"]),
         ("docs/reference.md", r"^::: jagcodec\.integrations\.(\w+)$", ["setup", *INTEGRATIONS]),
         ("docs/errors.md", r"^\| `(\w+)` \| .+ \| .+ \|$", REASONS),  # a cause, and a remedy
         ("mkdocs.yml", r"^ +- .+: (\S+\.md)$", SITE),  # as `make docs` says, too
-    ],
-)
-def test_a_page_has_every_name_once(name, pattern, expected):
-    assert sorted(re.findall(pattern, page(name), re.M)) == sorted(expected)
+    ):
+        assert sorted(re.findall(pattern, page(name), re.M)) == sorted(expected)
 
 
 def test_names_of_the_reference_exist():

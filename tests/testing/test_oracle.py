@@ -108,9 +108,8 @@ def test_cells_of_every_dtype_are_compared(make, dtype):
     assert found.left != found.right
 
 
-@pytest.mark.parametrize(
-    ("strategy", "wanted"),
-    [
+def test_strategies_reach_the_corners():
+    for strategy, wanted in (
         (jagged_batches(), lambda b: len(b.lengths) == 0),
         (jagged_batches(), lambda b: len(b.lengths) > 1 and 0 in b.lengths),
         (jagged_batches(), lambda b: b.width > max(b.lengths.tolist(), default=99)),
@@ -120,10 +119,8 @@ def test_cells_of_every_dtype_are_compared(make, dtype):
         (torch_dtypes(), lambda d: d.itemsize == 16),
         (tensordicts(), lambda t: any(isinstance(v, torch.nn.Parameter) for v in t.values())),
         (trees(), lambda v: isinstance(v, NonTensorData)),
-    ],
-)  # fmt: skip
-def test_strategies_reach_the_corners(strategy, wanted):
-    find(strategy, wanted)
+    ):
+        find(strategy, wanted)
 
 
 def test_comparisons_need_no_hypothesis(monkeypatch):
