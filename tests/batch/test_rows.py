@@ -320,9 +320,6 @@ TestRows = Rows.TestCase
 TestRows.settings = settings(max_examples=120, stateful_step_count=16)
 
 
-# --- what each function does besides ------------------------------------------------------------
-
-
 def batch_of(*rows, **more):
     return TensorDict({"ids": nested(rows), **more}, [len(rows)])
 
@@ -437,9 +434,6 @@ def test_payloads_of_the_whole_batch_stay_that_until_they_differ():
     lock = object()  # which cannot be encoded
     assert joined(lock, lock).data is lock
     assert joined(lock, object()).tolist()[0] is lock
-
-
-# --- memory ------------------------------------------------------------------------------------
 
 
 def test_a_range_is_a_slice_and_a_pickled_batch_of_slices_holds_only_its_rows():
@@ -621,8 +615,6 @@ def test_numpy_columns():
     assert type(lists["i"]) is int
 
 
-# --- what is refused ---------------------------------------------------------------------------
-
 TD = batch_of([1], [1] * 4, [1])
 TWO = TensorDict({"ids": nest(1, 2), "other": nest(4, 2)}, [2])
 LAZY = TensorDict.lazy_stack([TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
@@ -761,9 +753,8 @@ def test_messages_that_differ_are_refused_like_batches(form, batches, error, tex
             materialize(read(messages))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_split_refuses():
+    for options, text in (
         ({}, "one of parts, sizes and max_tokens"),
         ({"sizes": [3], "max_tokens": 9}, "one of parts, sizes and max_tokens"),
         ({"parts": 2, "lengths": torch.ones(3)}, "lengths only with max_tokens"),
@@ -776,14 +767,12 @@ def test_messages_that_differ_are_refused_like_batches(form, batches, error, tex
         ({"max_tokens": 0}, r"\(max_tokens\): expected 1 or more"),
         ({"max_tokens": 9, "parts": 4}, r"\(parts\): expected at most 3 parts.*found 4"),
         ({"max_tokens": 9, "lengths": torch.ones(2, dtype=INT)}, "lengths shape"),
-    ],
-)
-def test_split_refuses(options, text):
-    with pytest.raises(ArgumentError, match=rf"split_rows.*{text}"):
-        split_rows(TD, **options)
-    if options.keys() & {"max_tokens"} and not options.keys() & {"sizes", "lengths"}:
-        with pytest.raises(ArgumentError, match=rf"balance_rows.*{text}"):
-            balance_rows([1, 4, 1], **options)
+    ):
+        with pytest.raises(ArgumentError, match=rf"split_rows.*{text}"):
+            split_rows(TD, **options)
+        if options.keys() & {"max_tokens"} and not options.keys() & {"sizes", "lengths"}:
+            with pytest.raises(ArgumentError, match=rf"balance_rows.*{text}"):
+                balance_rows([1, 4, 1], **options)
 
 
 CALLS: dict[str, Any] = {

@@ -145,9 +145,8 @@ def test_the_fewest_options_that_save_most():
         assert padding_tax(td, options=True).advice.startswith(advice)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
+def test_bad_arguments():
+    for call, error, text in (
         (lambda: padding_tax([3, 9], padded_width=8), ValueError, "at most 8.*found 9"),
         (lambda: padding_tax(rollouts(), padded_width=8), ValueError, "'prompts'.*at most 8"),
         (lambda: padding_tax([3], padded_width=-1), ValueError, "padded_width.*0 or more"),
@@ -161,8 +160,6 @@ def test_the_fewest_options_that_save_most():
         (lambda: padding_tax([2**62] * 3), ValueError, "add up"),
         (lambda: padding_tax(b"nonsense"), WireFormatError, "jagcodec"),
         (lambda: padding_tax(encode({"step": 3})), WireFormatError, "use decode"),
-    ],
-)
-def test_bad_arguments(call, error, text):
-    with pytest.raises(error, match=text):
-        call()
+    ):
+        with pytest.raises(error, match=text):
+            call()

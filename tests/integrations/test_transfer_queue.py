@@ -406,9 +406,8 @@ def test_the_node_without_jagcodec_is_read_from_both_texts_of_ray(place):
     assert error.path == "node 192.0.2.2"
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "text"),
-    [
+def test_what_the_start_of_storage_units_refuses():
+    for given, error, text in (
         ({"jagcodec": {"pickle": True}}, ArgumentKeyError, "jagcodec: expected one of allow_p"),
         ({"jagcodec": {"narrow": 1}}, ArgumentTypeError, "jagcodec.narrow: expected true or"),
         ({"jagcodec": {"limits": {"byte": 1}}}, ArgumentKeyError, "jagcodec.limits: expected"),
@@ -416,12 +415,10 @@ def test_the_node_without_jagcodec_is_read_from_both_texts_of_ray(place):
         ({"jagcodec": [1]}, ArgumentTypeError, "jagcodec: expected a mapping"),
         ({"jagcodec": {"limits": {"bytes": -1}}}, ArgumentError, ""),
         ({"ssd_offload": {"enabled": True}}, ArgumentError, "ssd_offload.enabled: expected f"),
-    ],
-)
-def test_what_the_start_of_storage_units_refuses(given, error, text):
-    with pytest.raises(error) as caught:
-        backend.start_units(OmegaConf.create({"backend": {"SimpleStorage": given}}))
-    assert str(caught.value).startswith(f"backend.SimpleStorage.{text}" if text else "Limits")
+    ):
+        with pytest.raises(error) as caught:
+            backend.start_units(OmegaConf.create({"backend": {"SimpleStorage": given}}))
+        assert str(caught.value).startswith(f"backend.SimpleStorage.{text}" if text else "Limits")
 
 
 class TestStorage:

@@ -111,13 +111,12 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "changes", [{name: value} for name, values in WRONG.items() for value in values], ids=str
-)
-def test_parts_that_contradict_each_other_are_refused(changes):
+def test_parts_that_contradict_each_other_are_refused():
     assert untrimmed({"a": sent()})["a"].tolist() == [[0, 0, 5, 6, 0], [0, 7, 8, 9, 1]]
-    with pytest.raises(ValueError, match="a: expected"):
-        untrimmed({"a": sent(**changes)})
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(ValueError, match="a: expected"):
+                untrimmed({"a": sent(**{name: value})})
 
 
 def make_batch():

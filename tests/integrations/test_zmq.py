@@ -314,11 +314,7 @@ def test_a_sender_that_is_cancelled_has_sent_nothing():
     with contextlib.closing(Net(True)) as net:
         push, pull = net.socket(zmq.PUSH), net.socket(zmq.PULL)
         port = push.bind_to_random_port(HOST)
-
-        async def main():
-            await cancelled(asyncio.create_task(send(push, 2)))
-
-        net.run(main)
+        net.run(lambda: cancelled(asyncio.create_task(send(push, 2))))
         pull.connect(f"{HOST}:{port}")
         net.send(push, 3, timeout=LONG)
         assert net.recv(pull, timeout=LONG) == 3
