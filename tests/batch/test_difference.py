@@ -94,6 +94,7 @@ def only(left, right):
 
 ONE, TWO = NonTensorStack({"a": [1, 2]}, "x"), NonTensorStack({"a": [1, True]}, "y")
 ROWS, LONGER = nested([[1, 1], [1, 1, 1]]), nested([[1, 1], [1, 1, 1, 1]])
+TURNED, OTHER = nested([[[1], [1]], [[1, 1, 1]] * 2]), nested([[[1], [1]], [[1, 1, 7], [1, 1, 1]]])
 EYE, BATCH = torch.eye(2), batch(ids=IDS)
 COLUMNS: list[tuple[Any, Any, str]] = [
     (IDS, IDS.int(), ": dtype torch.int64 and torch.int32"),
@@ -101,6 +102,7 @@ COLUMNS: list[tuple[Any, Any, str]] = [
     (NAN, OTHER_NAN, ", row 0: value nan (bits 7fc00000) and nan (bits 7fc00001)"),
     (torch.zeros(2), -torch.zeros(2), ", row 0: value 0.0 and -0.0"),
     (EYE.to_sparse(), EYE.flip(0).to_sparse(), ", cell [1, 0], $.indices: value 0 and 1"),
+    (TURNED, OTHER, ", row 1, cell [0, 2]: value 1 and 7"),
     (ONE, TWO, ", row 0, $.a[1]: type int and bool"),
     (NonTensorStack("x", "y"), NonTensorStack("x", "z"), ", row 1: value 'y' and 'z'"),
     (batch(ids=IDS, y=ROWS), batch(ids=IDS, y=LONGER), ".y, row 1: tokens 3 and 4"),

@@ -71,6 +71,7 @@ REFUSED_OF_VLLM: list[tuple[Any, str, str]] = [
     ([request([1], sample([7])), *of_prompt([None, *at([2], [-1])])], "[0].outputs[0]", "in none"),
     (3, "", "a list of vLLM's RequestOutputs"),
     ([request([1]), {"outputs": []}], "[1]", "a RequestOutput of vLLM"),
+    ([request(["a"])], "[0]", "a RequestOutput of vLLM"),
     ([request([1], sample([7]), None)], SAMPLE, "a CompletionOutput of vLLM"),
 ]
 
