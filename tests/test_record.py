@@ -278,7 +278,6 @@ def test_readers_read_while_steps_are_written_and_deleted(tmp_path):
         ((-1, batch(0)), {}, ArgumentError, r"write\(step\): expected 0 or more"),
         ((2**63, batch(0)), {}, ArgumentError, r"write\(step\): expected less than 2\*\*63"),
         ((0, {"x": torch.ones(2)}), {}, ArgumentTypeError, "expected a TensorDict .* found dict"),
-        ((0, None), {}, ArgumentTypeError, "found NoneType"),
         ((0, TensorDict({}, [])), {}, ArgumentTypeError, "expected a TensorDict with a batch dim"),
         ((0, encode([1])), {}, ArgumentTypeError, "found the frames of a message; pass open_wire"),
         ((0, b"blob"), {}, ArgumentTypeError, r"\(open_wire\), found bytes"),
