@@ -5,6 +5,7 @@ trip; without it, on a Python that torch has no wheel for, the C modules are cal
 ``--compiled`` asks for them, ``--pure`` for none.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import subprocess
@@ -53,6 +54,7 @@ def call_cells(path: Path) -> None:
     lengths, out = array("q", [2, 1]), array("i", [0, 0, 0])
     assert cells.fill([[5, 6], (7,)], lengths, out, "i", 0, None) is None, "fill"
     assert list(out) == [5, 6, 7], f"fill wrote {out}"
+    assert cells.fill([[5, 6], (1 << 31,)], lengths, out, "i", 0, None) == (1, 0), "fill of 2**31"
 
 
 def call_kernel(path: Path) -> None:
@@ -64,6 +66,9 @@ def call_kernel(path: Path) -> None:
     rectangle = bytearray(8)
     kernel.pad([(rectangle, source, starts, lengths, None, 4, 1, b"\xff")], 1)
     assert rectangle == bytes([1, 2, 255, 255, 8, 9, 10, 255]), f"pad wrote {bytes(rectangle)!r}"
+    with contextlib.suppress(ValueError):
+        kernel.copy([(end_to_end, source, None, array("q", [1, 11]), lengths, 1)], 1)
+        raise AssertionError("a row past the end of its source was copied")
 
 
 def command() -> None:

@@ -19,6 +19,7 @@ from jagcodec.pack.tensors import maybe_pack_jagged, pack_per_token_field, stack
 from jagcodec.testing import jagged_batches, tensors
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of
+from tests.wire.values import objects
 
 
 def both(fields, **options):
@@ -154,6 +155,7 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     (torch.tensor(1.0), {}, ArgumentError, "'bad'.*0-d"),
     (np.ones(2), {}, ArgumentTypeError, "'bad'.*from_numpy"),
     (np.array(["a", "b"]), {}, ArgumentTypeError, "'bad'.*object"),
+    (objects("a", NonTensorStack("b", "c")), {}, ArgumentTypeError, r"'bad'\), row 1: .*tolist"),
     (OBJECTS, {}, ArgumentTypeError, "'bad'.*numpy.empty"),
     (["a", 1], {}, ArgumentTypeError, "'bad'.*list"),
     ([torch.zeros(1), torch.zeros(1)], {}, ArgumentTypeError, "'bad'.*list"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, encode_fields, encode_rows, open_wire, pack_rows, to_rows
 from jagcodec.cells import missing
@@ -124,6 +124,7 @@ def test_options_are_those_of_encode():
         ([[{"role": "user"}], []], [[{"role": "user"}], []]),
         ([[None], ["x", None, 1]], [[None], ["x", None, 1]]),
         ([[None], [None, None]], [[None], [None, None]]),
+        ([NonTensorData("a"), NonTensorData({"b": 1})], ["a", {"b": 1}]),
         (range(3, 5), [3, 4]),
     ],
     ids=lambda column: type(column).__name__,
@@ -158,6 +159,7 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"a": torch.eye(2).to_sparse()}, {}, ArgumentTypeError, "'a'.*list, tuple, array or tensor"),
     ({1: [2]}, {}, ArgumentTypeError, "strings"),
     ({"a": []}, {}, ArgumentError, "'a'.*dtypes="),
+    ({"a": ["x", NonTensorStack("y", "z")]}, {}, ArgumentTypeError, "row 1: .*tolist"),
     (iter([{"a": 1}]), {}, ArgumentTypeError, "list_iterator.*into a list"),
     (5, {}, ArgumentTypeError, "int"),
     ([], {}, ArgumentError, "dtypes="),

@@ -473,7 +473,9 @@ class Reader:
         return self.batch_size(dims), payload
 
     def non_tensor_rows(self, **place):
-        return (self.documents(**place),)
+        rows = self.documents(**place)
+        need(not any(type(row) is tuple and row[0] in NON_TENSORS for row in rows), "payload")
+        return (rows,)
 
     def non_tensor_stack(self, *items, stack_dim):
         stack_of(items, stack_dim, NON_TENSORS)

@@ -196,7 +196,7 @@ ROWS = {
 # These hold themselves, and are no deeper than what encode writes: they are read.
 READ = {
     *("TUPLE", "LIST", "MAP", "DICT", "NON_TENSOR_DATA", "TENSORDICT", "list", "map"),
-    *("FROZENSET", "USER", "NON_TENSOR_ROWS", "OBJECT_ARRAY"),
+    *("FROZENSET", "USER", "OBJECT_ARRAY"),
 }
 BYTE = node("BYTES", numbers=[0, 0, 1])
 

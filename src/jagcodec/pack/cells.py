@@ -15,6 +15,7 @@ import torch
 from jagcodec import cells
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, cat_bits, contiguous_bits, plain_arrays
+from jagcodec.ragged.non_tensor import payloads_of_rows
 from jagcodec.wire.dtypes import TORCH_NAMES
 
 
@@ -80,7 +81,7 @@ def cells_of_rows(
 ) -> RowCells | list[Any]:
     """The cells of N rows, one or more, or the rows as a list, of objects; `own`: not aliased."""
     if dtype is object:
-        return list(rows)
+        return payloads_of_rows(rows, "")
     types: set[Any] = set(map(type, rows))
     if types == _TENSORS:
         # Each attribute of a tensor costs more than making an array of it.
@@ -101,7 +102,7 @@ def cells_of_rows(
     if _OBJECT in kinds:
         if dtype is not None or kinds - {_OBJECT, _NOTHING}:
             raise _odd_row(rows, dtype)
-        return list(rows)
+        return payloads_of_rows(rows, "")
     kinds.discard(_NOTHING)
     if not kinds and dtype is None and any(map(len, rows)):
         return list(rows)  # of None

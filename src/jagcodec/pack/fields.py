@@ -33,7 +33,7 @@ from jagcodec.pack.cells import described
 from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle, warn_of_width
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
+from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, payloads_of_rows
 from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
@@ -203,7 +203,9 @@ def _columns(
         if not shape or shape[0] != rows:
             rows = _checked_rows(column, rows, f"{where}({name!r})")
             if not isinstance(column, torch.Tensor):
-                columns[name] = column if is_non_tensor(column) else list(column)
+                if not is_non_tensor(column):
+                    column = payloads_of_rows(column, f"{where}({name!r})")
+                columns[name] = column
                 continue
             shape = () if is_jagged(column) else tuple(column.shape)
         if (

@@ -81,7 +81,7 @@ def pack_rows(
         ArgumentKeyError: A name in `dtypes`, `same_length` or `rectangular` is not that of a
             column, or a sample does not have the names of the first.
         ArgumentTypeError: A row is of another type than the first (a string, a bool or None among
-            numbers), or `rows` or an argument is of another type.
+            numbers), or a `NonTensorStack`; or `rows` or an argument is of another type.
     """
     where = "pack_rows"
     return tensordict_of(_columns(rows, dtypes, same_length, rectangular, where, own=True), where)

@@ -30,6 +30,8 @@ from tensordict._td import _SubTensorDict
 from tensordict.tensorclass import NonTensorDataBase
 from tensordict.utils import LinkedList
 
+from jagcodec.errors import ArgumentTypeError
+
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
 TENSORDICT_TYPES = (TensorDict, TensorDictParams, PersistentTensorDict, _SubTensorDict)
@@ -130,10 +132,19 @@ def leaf_of_rows(items: Sequence[Any]) -> Any:
     if not items:
         # A stack of nothing has no batch dim to speak of.
         return NonTensorData(np.empty(0, dtype=object), batch_size=[0])
-    if not _PLAIN.issuperset(map(type, items)):
-        # An item that is itself a NonTensorData would lend the stack its own batch size.
-        items = [item.data if isinstance(item, NonTensorData) else item for item in items]
-    return stack_of_payloads(items)
+    return stack_of_payloads(payloads_of_rows(items))
+
+
+def payloads_of_rows(rows: Sequence[Any], path: str = "objects") -> list[Any]:
+    """Rows of objects, out of the `NonTensorData` that each may be in."""
+    if not _PLAIN.issuperset(map(type, rows)):
+        for i, row in enumerate(rows):
+            if isinstance(row, NonTensorStack):
+                detail = "expected an object, found a NonTensorStack; pass its .tolist()"
+                raise ArgumentTypeError("bad_type", f"{path}, row {i}", detail)
+        # One that is itself a NonTensorData would lend the stack its own batch size.
+        rows = [row.data if isinstance(row, NonTensorDataBase) else row for row in rows]
+    return list(rows)
 
 
 def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:

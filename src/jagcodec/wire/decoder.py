@@ -348,6 +348,10 @@ def objects(
     memory: Any = view.memory if view.starts is None else as_bytes(values_of(view))
     read = _messages if leaf.blobs else _documents
     items = read(message, budget, memory, view.row_splits.host, rows)
+    if leaf.blobs and node.kind is Kind.NON_TENSOR_ROWS:
+        for row, item in zip(rows, items, strict=True):
+            if is_non_tensor(item):  # which tensordict would open
+                raise inside(bad("a payload", type(item).__name__), int(row))
     return items if index is None else [items[k] for k in index.tolist()]
 
 
