@@ -295,7 +295,8 @@ def _longest_first(tokens: IntArray, count: int) -> tuple[list[IntArray], int]:
     # Lightest first; among equally light ones that of fewest rows, so that none stays empty: as one
     # number each, tokens above rows above the part.
     heap = list(range(count))
-    one_row, one_token = 1 << 32, 1 << 64
+    one_row = 1 << len(tokens).bit_length()
+    one_token = one_row * one_row
     sizes = tokens.tolist()
     for row in np.argsort(-tokens, kind="stable").tolist():
         light = heap[0]
@@ -325,7 +326,7 @@ def _opened(batch: Any, where: str) -> tuple[Any, int]:
 
 def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:
     if isinstance(batch, WireBatch):
-        return batch.rows(chosen)
+        return batch.at(chosen)
     return select_leaf(batch, chosen, RowSplitsPool(), f"{where}(batch)")
 
 

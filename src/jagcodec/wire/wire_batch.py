@@ -21,7 +21,7 @@ from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.non_tensor import batch_of, is_leaf, leaf_of_rows, stack_of_payloads
-from jagcodec.ragged.row_index import choose_rows
+from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.wire.checks import bad, fail, inside
@@ -227,7 +227,10 @@ class WireBatch(OpenBatch):
             ArgumentIndexError: A row does not exist.
             ArgumentTypeError: `index` has another type.
         """
-        chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
+        return self.at(choose_rows(index, len(self), "WireBatch.rows(index)"))
+
+    def at(self, chosen: Chosen) -> WireBatch:
+        """As `rows`, of rows that were checked."""
         if self.chosen is not None:
             known = self.chosen.index
             if isinstance(chosen, range):
