@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, materialize, open_wire, select_rows, stack_or_nest
+from jagcodec import decode, encode, materialize, open_wire, select_rows, stack_or_nest, to_blob
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
@@ -234,6 +234,13 @@ def test_columns_of_every_kind_come_from_a_message_as_from_its_batch(td, width, 
                 found.append((type(error), str(error)))
         for other in found[1:]:
             assert_same(other, found[0])
+
+
+def test_plain_columns_come_from_a_store_as_from_their_batch():
+    td = TensorDict({"ids": nested([[1, 2], [3]]), "reward": torch.ones(2)}, batch_size=[2])
+    blob = to_blob(encode(td))
+    store = open_wire(lambda offset, size: blob[offset : offset + size])
+    assert_same(materialize(store), materialize(td))
 
 
 SHAPES = st.tuples(st.lists(st.integers(0, 3), max_size=2), st.lists(st.integers(0, 3), max_size=2))
