@@ -97,7 +97,7 @@ class Messages:
         if form is None or others:
             return None
         kind, spelled = form[:2]
-        numbers = self._together(
+        numbers = self._of_all(
             stack.numbers[:, node.number : node.end]
             for stack, node in zip(self.stacks, nodes, strict=True)
         )
@@ -135,7 +135,7 @@ class Messages:
             view = RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
         return InPlace(kind, narrow, view)
 
-    def _together(self, numbers: Iterable[IntArray]) -> IntArray:
+    def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
         """Numbers of the messages of each stack, as those of all messages in their order."""
         each = list(numbers)
         return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
@@ -177,7 +177,7 @@ class Messages:
 
     def _lengths(self, group: IntArray) -> IntArray | None:
         """The lengths of the rows in a ragged group of each message; None if they are not sound."""
-        numbers = self._together(
+        numbers = self._of_all(
             stack.numbers[
                 np.arange(len(stack.members))[:, None],
                 stack.first_group + 5 * group[stack.members, None] + np.arange(5),
