@@ -151,6 +151,33 @@ def strided_nested_tensors(draw: Draw) -> torch.Tensor:
 
 
 @st.composite
+def tensors_over_one_memory(draw: Draw) -> Any:
+    """A list or dict of tensors over one memory, with storages of their own or with shared ones."""
+    memory = bytearray(draw(st.sampled_from([64, 40_000])))
+    memory[:64] = range(64)
+    array, shared = np.frombuffer(memory, np.uint8), torch.frombuffer(memory, dtype=torch.uint8)
+    made: list[torch.Tensor] = []
+    for _ in range(draw(st.integers(1, 5))):
+        # Few places, so that many begin or end at the same one.
+        start, cells = 8 * draw(st.integers(0, 2)), draw(st.sampled_from([0, 1, 2, 5, 6]))
+        dtype = draw(st.sampled_from([torch.uint8, torch.int16, torch.float32]))
+        size = cells * dtype.itemsize
+        way = draw(st.sampled_from(["numpy", "frombuffer", "slice", "end"]))
+        if way == "numpy":
+            tensor = torch.from_numpy(array[start : start + size]).view(dtype)
+        elif way == "frombuffer" and cells:
+            tensor = torch.frombuffer(memory, dtype=dtype, count=cells, offset=start)
+        elif way == "end":
+            tensor = shared[start:].view(dtype)
+        else:
+            tensor = shared[start : start + size].view(dtype)
+        if cells == 6 and way != "end":
+            tensor = draw(st.sampled_from([tensor, tensor.view(3, 2), tensor.view(2, 3).t()]))
+        made.append(tensor)
+    return dict(zip("abcde", made, strict=False)) if draw(st.booleans()) else made
+
+
+@st.composite
 def tensordicts(
     draw: Draw, payloads: Strategy[Any] = _scalars, depth: int = 1, lazy: bool = True
 ) -> TensorDict:

@@ -95,6 +95,19 @@ def named(names=("rows",), *inner):
     return TensorDict({"a": torch.ones(2, *inner)}, [2, *inner], names=names)
 
 
+def freed(column):
+    """A column whose memory was freed, in part or as a whole, as FSDP does it with parameters."""
+    values = torch.arange(6.0)
+    made = column(values)
+    values.untyped_storage().resize_(4)
+    return made
+
+
+def cells_of_nested(values):
+    shapes = torch.tensor([[2, 1], [4, 1]])
+    return torch._nested_view_from_buffer(values, shapes, shapes * 0 + 1, torch.tensor([0, 2]))
+
+
 TO_COO, NAMES = "call .to_sparse_coo\\(\\) first", "set td.names = None"
 # What is refused, where in it, and the reason and what the error says.
 REFUSED: list[tuple[Callable[[], Any], str, str]] = [
@@ -112,6 +125,12 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: np.ma.masked_array([1]), "", "MaskedArray"),
     (lambda: torch.ones(2, 2).to_mkldnn(), "", "mkldnn"),
     (lambda: {"q": quantised()}, ".q", "qint8.*dequantise"),
+    (lambda: [quantised()] * 2, "[0]", "qint8.*dequantise"),
+    (lambda: [torch.ones(2, *[1] * 64)] * 2, "[0]", "65 dims"),
+    (lambda: freed(lambda cells: {"x": cells.view(2, 3).t()}), ".x", "storage.*gather"),
+    (lambda: freed(lambda cells: [cells[:1], cells[1:]]), "[1]", "storage.*gather"),
+    (lambda: freed(lambda cells: values.jagged(cells, [0, 2, 6])), "", "storage.*gather"),
+    (lambda: freed(cells_of_nested), "", "storage.*gather"),
     (lambda: TensorDict({"x": {"y": NonTensorStack(object(), 1)}}, []), ".x.y[0]", "object"),
     (lambda: TensorDict({"x": torch.ones(1)}, []).to_module, "", "method"),
     # what no reader would accept

@@ -168,6 +168,14 @@ def test_any_value(value, options, way):
     assert message(encode(decode(frames), **options)) == message(frames)
 
 
+@settings(max_examples=300)
+@given(strategies.tensors_over_one_memory(), st.sampled_from(OPTIONS), st.sampled_from([*WAYS]))
+def test_tensors_over_one_memory(value, options, way):
+    """They may begin at one address and end at several, with storages of their own or shared."""
+    assert_same(WAYS[way](encode(value, **options)), value)
+    assert_same(decode(encode(decode(encode(value)), **options)), value)
+
+
 @settings(max_examples=200)
 @given(values(), st.sampled_from(OPTIONS))
 def test_no_option_makes_a_message_larger(value, options):

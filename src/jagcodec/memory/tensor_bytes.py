@@ -29,6 +29,18 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a storage holds all cells of a tensor; `resize_` may have freed some, or all."""
+    cells = tensor.numel()
+    if not cells or tensor._is_zerotensor():
+        return True
+    if not (tensor.is_contiguous() or tensor.is_nested):
+        dims = zip(tensor.shape, tensor.stride(), strict=True)
+        cells = 1 + sum((dim - 1) * stride for dim, stride in dims)
+    end = (tensor.storage_offset() + cells) * tensor.itemsize
+    return end <= tensor.untyped_storage().nbytes()
+
+
 def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` detached, contiguous and resolved, with its dtype; the same memory if it is that."""
     tensor = resolved(tensor.detach())

@@ -19,7 +19,7 @@ from tensordict import (
 
 from jagcodec import cells
 from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
@@ -322,11 +322,15 @@ class Lowering:
         raise self._refusal(tensor, f" with layout {tensor.layout}; call {remedy} first")
 
     def _torch_dtype(self, tensor: torch.Tensor) -> str:
+        """The wire's name of its dtype; an error for a tensor whose cells cannot be read."""
         name = TORCH_NAMES.get(tensor.dtype)
         if name is None:
             raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
         if tensor.is_meta:
             raise self._refusal(tensor, " from the meta device: it has no values")
+        if not has_memory(tensor):
+            why = " whose storage was made smaller than its cells, as FSDP frees parameters"
+            raise self._refusal(tensor, f"{why}; gather it, or encode what is left as a slice")
         return name
 
     def _cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
@@ -566,7 +570,7 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     if alike is None or any(_storage_and_cell(value) != alike for value in values):
         return None
 
-    first, cell = values[0], alike[-1]
+    first, (_, held, dtype, cell) = values[0], alike
     inner = cell.numel()
     places = np.array([value.storage_offset() for value in values], dtype=np.int64)
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
@@ -574,6 +578,9 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
     start = int(places.min())
     if ((places - start) % inner).any():
+        return None
+    # A storage may have been made smaller since; then the tensor that needs more is refused.
+    if int((places + lengths * inner).max()) * dtype.itemsize > held:
         return None
     starts = (places - start) // inner
     ends = starts + lengths
@@ -586,19 +593,25 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     return view, np.stack([starts + moves, ends + moves], axis=1)
 
 
-def _storage_and_cell(value: Any) -> tuple[Any, ...] | None:
-    """The storage of a plain tensor, its dtype and the shape of a cell; None of other values."""
+def _storage_and_cell(value: Any) -> tuple[int, int, torch.dtype, torch.Size] | None:
+    """The storage of a plain tensor, by address and size, its dtype and the shape of a cell; None
+    of other values.
+    """
     if (
         type(value) is torch.Tensor
         and value.layout is torch.strided
         and not value.is_nested
         and value.device.type == "cpu"
-        and value.dim() > 0
+        and value.dtype in TORCH_NAMES
+        and 0 < value.dim() <= spec.MAX_NDIM
         and value.shape[1:].numel() > 0
         and value.is_contiguous()
         and not value.requires_grad
         and not value.is_conj()
         and not value.is_neg()
+        and not value._is_zerotensor()
     ):
-        return value.untyped_storage().data_ptr(), value.dtype, value.shape[1:]
+        # Storages over memory of somebody else may begin at one address and end at several.
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.nbytes(), value.dtype, value.shape[1:]
     return None
