@@ -73,6 +73,8 @@ def test_inspect_of_one_row_and_chosen_columns(run, file, tmp_path):
         assert [column["name"] for column in found["columns"]] == [chosen]
     found = json.loads(printed(run, "inspect", "-", "--json", stdin=file.read_bytes()))
     assert (found["file"], found["tax"]["rows"]) == ("standard input", 4)
+    status, _, err = run("inspect", "-", stdin=file.read_bytes() * 2)
+    assert (status, "standard input, file: expected a file of one message" in err) == (2, True)
 
 
 def test_inspect_of_options_and_of_all_cells(run, tmp_path):
@@ -152,6 +154,9 @@ REFUSED: list[tuple[list[Any], str]] = [
     (["verify", "FOLDER"], "Is a directory"),
     (["inspect", "TEXT"], "preamble: expected 24 bytes, found 7"),
     (["inspect", "CUT"], "expected a blob of at least"),
+    *(([command, "TWO"], "expected a file of one message") for command in ("inspect", "verify")),
+    (["diff", "FILE", "TWO"], "TWO.jag, file: expected a file of one message"),
+    (["export", "TWO", "x.jsonl"], "TWO.jag, file: expected a file of one message"),
     (["inspect", "DAMAGED"], "expected a CRC-32"),
     (["verify", "DAMAGED"], "expected a CRC-32"),
     (["diff", "FILE", "DAMAGED"], "expected a CRC-32"),
@@ -180,6 +185,7 @@ def test_bad_input_is_one_line_and_status_2(run, file, tmp_path, arguments, said
     damaged = bytearray(data)
     damaged[-3] ^= 1
     files = {"FILE": data, "TEXT": b"one two", "CUT": data[:-1], "DAMAGED": damaged}
+    files["TWO"] = data + data
     names: dict[Any, Any] = {"NOWHERE": tmp_path / "nowhere", "FOLDER": tmp_path}
     for name, content in (*files.items(), *((x, x) for x in arguments if type(x) is bytes)):
         names[name] = tmp_path / ("bytes" if type(name) is bytes else f"{name}.jag")

@@ -224,11 +224,29 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(path, monkeypatch, lef
     refused(partial(load, mmap=mmap), path, reason, says=says)
 
 
-def test_a_long_file_takes_no_memory_beyond_its_message(path):
+@pytest.mark.parametrize("options", [{}, {"compress": "zstd", "checksum": True}])
+@pytest.mark.parametrize("value", [None, BATCH, {"td": BATCH, "more": torch.arange(9000)}])
+def test_a_file_ends_with_its_message(path, value, options):
+    """What follows would be lost. Memory may go on: shared memory comes in pages."""
+    blob = bytes(to_blob(encode(value, **options)))
+    for more in (b"\0", bytes(-len(blob) % 4096 + 1), b"x", blob, bytes(to_blob(encode(1)))):
+        path.write_bytes(blob + more)
+        says = f"{len(blob)} bytes, found {len(blob + more)}; write each .*its own file.*by ranges"
+        for read in READS:
+            refused(read, path, "frame_count", "file", says)
+        assert_same(decode(blob + more), value)
+    path.write_bytes(bytes(to_blob(encode(1))) + blob)
+    first = len(to_blob(encode(1)))
+    assert_same(decode(path.read_bytes()[first:]), value)
+    path.write_bytes(blob)
+    assert_same(load(path), value)
+
+
+def test_a_file_that_goes_on_takes_no_memory(path):
     dump(VALUE, path)
     os.truncate(path, 1 << 30)
-    assert_same(load(path), VALUE)
-    assert peak_of(load, path) < 1 << 20
+    for read in READS:
+        assert peak_of(refused, read, path, "frame_count") < 1 << 20
 
 
 def test_a_file_that_becomes_a_pipe_is_not_waited_for(path, monkeypatch):

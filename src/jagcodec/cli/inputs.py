@@ -75,10 +75,7 @@ def whole_file(file: str) -> bytes:
 
 def read_message(file: str) -> Any:
     """The blob in a file, mapped if it can be; ``-`` is standard input."""
-    import numpy as np
-
-    from jagcodec.wire.files import read_file
-    from jagcodec.wire.frames import read_preamble
+    from jagcodec.wire.files import check_end, read_file
     from jagcodec.wire.limits import DEFAULT_LIMITS
 
     if file == "-":
@@ -89,7 +86,7 @@ def read_message(file: str) -> Any:
             if regular and stream.peek(len(BLOB_MAGIC)).startswith(BLOB_MAGIC):
                 return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
             data = _start_or_all(stream)  # of a pipe, which can be read but once
-    read_preamble(np.frombuffer(data, dtype=np.uint8))
+    check_end(data, len(data), DEFAULT_LIMITS)
     return data
 
 

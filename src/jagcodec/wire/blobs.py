@@ -98,7 +98,8 @@ def load(
         limits: As for `decode`. A larger file is not read.
 
     Raises:
-        WireFormatError: The file holds no whole message, or was shortened while it was read.
+        WireFormatError: The file holds no whole message, or more than one (reason
+            ``"frame_count"``), or was shortened while it was read.
         OSError: It cannot be read.
         ArgumentError: It is not a regular file, or its path has a NUL in it; or there is no such
             device.

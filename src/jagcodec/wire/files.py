@@ -118,16 +118,13 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
         # Between its header and its frames a blob has less than 64 bytes each of padding.
         if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
             raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
+        start += file.read(min(header, size - len(start)))
+        check_end(start, size, limits)
         if mmap:
             with suppress(ValueError):  # the file has become smaller
                 return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
             found = os.fstat(file.fileno()).st_size
         else:
-            # No more than the message, after which a file may go on.
-            start += file.read(min(header, size - len(start)))
-            if len(start) == PREAMBLE.size + header:
-                stored = read_header(start[PREAMBLE.size :], limits).stored
-                size = min(size, starts_of(header, stored)[-1])
             data = bytearray(size)
             data[: len(start)] = start
             found = len(start) + file.readinto(memoryview(data)[len(start) :])
@@ -135,3 +132,19 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
                 return data
     detail = f"expected {size} bytes, found {found}; it was shortened while it was read"
     raise fail("frame_size", detail, path="file")
+
+
+def check_end(start: bytes, size: int, limits: Limits) -> None:
+    """Refuse a file of `size` bytes that goes on after its message; `start` holds the header.
+
+    A buffer may go on, because shared memory comes in pages. The rest of a file would be lost.
+    """
+    header = read_preamble(np.frombuffer(start, np.uint8))
+    packed = start[PREAMBLE.size : PREAMBLE.size + header]
+    if len(packed) < header:
+        return  # The file is cut short, which is found when the message is opened.
+    end = starts_of(header, read_header(packed, limits).stored)[-1]
+    if size > end:
+        detail = f"expected a file of one message, {end} bytes, found {size}; write each message "
+        detail += "to its own file (dump, RecordWriter), or read one of several by ranges: pass a "
+        raise fail("frame_count", detail + "function (offset, size) to open_wire", path="file")

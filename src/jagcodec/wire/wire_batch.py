@@ -552,7 +552,8 @@ def open_wire(
         open.
 
     Raises:
-        WireFormatError: The source is not such a message, or a callable returned too few bytes.
+        WireFormatError: The source is not such a message, a file goes on after it, or a callable
+            returned too few bytes.
         ArgumentTypeError: `source` has another type.
         ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
             or a device; or frames are compressed, and the library for that is not installed.
