@@ -59,7 +59,9 @@ def _ragged_dim(jagged: torch.Tensor) -> int:
 
 
 def cell_of(number: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """A number as a cell of a dtype; None if it does not fit: ints and bools only exactly."""
+    """An item as a cell of a dtype; None if it does not fit: ints and bools only exactly."""
+    if not isinstance(number, (int, float)):
+        return None
     if isinstance(number, bool) or dtype is torch.bool:
         return torch.tensor(number) if isinstance(number, bool) and dtype is torch.bool else None
     if isinstance(number, int) and not dtype.is_floating_point:
