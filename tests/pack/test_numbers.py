@@ -1,5 +1,6 @@
 """Numbers to cells: one rule for rows, for messages and for a row that grows."""
 
+import itertools
 import re
 from array import array
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jagcodec import RowBuilder, decode, encode_rows, pack_rows, stack_or_nest
+from jagcodec import RowBuilder, cells, decode, encode_rows, pack_rows, stack_or_nest
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
+from jagcodec.wire.dtypes import TORCH_NAMES
+from tests.device import DEVICE, install
 from tests.oracle import assert_same, bits, cell_of
 from tests.strategies import whole_numbers
 
@@ -87,6 +90,94 @@ def test_numbers_become_the_nearest_cells_or_the_first_misfit_is_named(way, chun
         found = way(form(chunk), dtype and {"x": dtype})
         assert found.dtype == wanted
         assert bits(found) == [bits(cell) for cell in cells if cell is not None]
+
+
+def error_of(rows, dtype):
+    try:
+        pack_rows({"x": rows}, dtypes={"x": dtype})
+    except JagcodecError as error:
+        return type(error), error.reason, error.path, error.detail
+    return None
+
+
+@given(st.lists(numbers, min_size=1, max_size=5), st.sampled_from(DTYPES), st.booleans())
+@example([65536, False], torch.float16, False)
+@example([3.4e38, 0.0, 257], torch.bfloat16, True)
+def test_the_named_cell_is_the_first_with_which_a_row_cannot_be_packed(row, dtype, in_pairs):
+    """Whatever is wrong with it: too large once it is rounded, inexact, or of another kind."""
+    row = [[n, n] for n in row] if in_pairs else row
+    found = [error_of([row[: n + 1]], dtype) for n in range(len(row))]
+    bad = [n for n, error in enumerate(found) if error is not None]
+    assert {error[2] for error in found if error} == {
+        f"pack_rows('x'), row 0, cell {n}" for n in bad[:1]
+    }
+    assert bad == [*range(len(row))][bad[0] if bad else len(row) :]
+
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+FLOATS8 = [dtype for dtype in TORCH_NAMES if str(dtype).startswith("torch.float8_")]
+corners = st.sampled_from(
+    [65519.99, 65520.0, 3.3895e38, 3.3962e38, 3.4028235677973366e38, 1e-45, 2.0**-133, -0.0]
+    + [float("nan"), float("inf"), -float("inf"), 2.0**64, 2.0**63, 257.0]
+)
+
+
+def typed(numbers, dtype, is_array):
+    """Those of the numbers that fit, as an array or a tensor."""
+    if dtype in (torch.bfloat16, *FLOATS8):
+        return typed(numbers, torch.float32, False).to(dtype)
+    fit = [number for number in numbers if cell_of(number, dtype) is not None]
+    made = np.array(fit, dtype=str(dtype).removeprefix("torch."))
+    return made if is_array else torch.from_numpy(made)
+
+
+@st.composite
+def typed_rows(draw):
+    """Arrays and tensors with cells of one shape, of one dtype or two."""
+    dtypes = draw(st.lists(st.sampled_from([*DTYPES[1:], *FLOATS8]), min_size=1, max_size=2))
+    chunks = st.lists(st.lists(ints | floats | corners, max_size=4), min_size=1, max_size=4)
+    pick, inner = st.sampled_from(dtypes), draw(st.sampled_from([(), (1,), (1, 1)]))
+    rows = [typed(chunk, draw(pick), draw(st.booleans())) for chunk in draw(chunks)]
+    return [row.reshape(len(row), *inner) for row in rows]
+
+
+@given(typed_rows(), st.sampled_from(DTYPES[1:]))
+def test_arrays_are_cast_as_lists_are(rows, dtype):
+    listed = [row.tolist() for row in rows]
+    assert error_of(rows, dtype) == error_of(listed, dtype)
+    if error_of(rows, dtype) is None:
+        made, expected = (pack_rows({"x": x}, dtypes={"x": dtype})["x"] for x in (rows, listed))
+        assert made.dtype == expected.dtype == dtype
+        assert made.offsets().tolist() == expected.offsets().tolist()
+        cells, others = made.values().reshape(-1), expected.values().reshape(-1)
+        if dtype in FLOATS:  # one NaN is another NaN in a list
+            cells, others = (x.masked_fill(x.isnan(), float("nan")) for x in (cells, others))
+        assert bits(cells) == bits(others)
+
+
+def test_arrays_that_fit_are_never_read_number_by_number(monkeypatch):
+    monkeypatch.setattr(cells, "fill", None)
+    for source, wanted in itertools.product([*DTYPES[1:], *FLOATS8], DTYPES[1:]):
+        if source.is_floating_point and not wanted.is_floating_point:
+            continue
+        for size in (0, 3):
+            rows = [typed([1.0, 0.0, 2.0] if source in FLOATS else [1, 0, 2], source, False)[:size]]
+            assert error_of(rows, wanted) is None
+            assert error_of([*rows, typed([], torch.int8, True)], wanted) is None
+    large = [np.array([2**24 + 2, -(2**31)]), np.array([2**63 + 2**40], dtype=np.uint64)]
+    assert error_of(large, torch.float32) is None
+    assert error_of([np.array([2048 + 2, 65504 - 31 * 32])], torch.float16) is None
+
+
+def test_arrays_of_every_dtype_are_cast_or_refused():
+    for source, wanted in itertools.product(TORCH_NAMES, [*DTYPES, torch.complex64, *FLOATS8]):
+        cells = torch.zeros(2 * source.itemsize, dtype=torch.uint8).view(source)
+        taken = FLOATS if source in (*FLOATS, *FLOATS8) else DTYPES[1:]
+        is_taken = source == wanted or (source in (*DTYPES[1:], *FLOATS8) and wanted in taken)
+        for rows in ([cells], [[cells[0]], [cells[1]]]):
+            error = error_of(rows, wanted)
+            assert error is None or error[0] is ArgumentTypeError
+            assert (error is None) == is_taken or rows[0] is not cells, (source, wanted)
 
 
 TAKEN = [
@@ -212,6 +303,9 @@ ROWS: list[tuple[Any, Any, Any]] = [
     ([[1], torch.tensor([2, 3]), np.array([4], dtype=np.int8)], torch.int64, [1, 2, 3, 4]),
     ([[], torch.tensor([2.0])], torch.float32, [2.0]),
     ([torch.ones(1, dtype=torch.bfloat16), [2]], torch.bfloat16, [1, 2]),
+    ([[], np.ones((2, 1)), []], torch.float64, [[1.0], [1.0]]),
+    ([np.uint16(3), torch.tensor(4, dtype=torch.uint16)], torch.uint16, [3, 4]),
+    ([np.float32(1), [2]], ArgumentError, "1: expected shape"),
     ([[2**24 + 1], [0.5]], ArgumentError, "0, cell 0: .*float32 holds exactly, found 16777217"),
     ([2**24 + 1, 0.5], ArgumentError, "0: .*float32 holds exactly, found 16777217"),
     ([[1], np.array([0.5])], ArgumentTypeError, "1"),
@@ -245,3 +339,16 @@ def test_rows_of_a_column_are_of_one_dtype(rows, dtype, expected):
     assert (cells.dtype, cells.tolist()) == (dtype, expected)
     assert column.is_nested == (np.ndim(rows[-1]) > 0)
     assert_same(decode(encode_rows({"x": rows}))["x"], column)
+
+
+def test_rows_stay_on_their_device_which_must_be_one():
+    install()
+    rows = [torch.tensor([1, 2]), torch.tensor([3])]
+    for dtype in (torch.int64, torch.int8, torch.bfloat16, torch.float64):
+        there = pack_rows({"x": [row.to(DEVICE) for row in rows]}, dtypes={"x": dtype})["x"]
+        assert (there.device, there.dtype) == (DEVICE, dtype)
+        assert there.values().tolist() == [1, 2, 3]
+    for first, second in ((rows[0], rows[1].to(DEVICE)), (rows[0].to(DEVICE), rows[1].numpy())):
+        for dtypes in (None, {"x": torch.int64}):
+            with pytest.raises(ArgumentError, match=r"'x'\), row 1: expected device \w+(:0)? like"):
+                pack_rows({"x": [first, second]}, dtypes=dtypes)

@@ -22,8 +22,9 @@ def fill(
 ) -> tuple[int, int] | None:
     """Write the numbers of all rows end to end to `out`, as cells of a code of `array`, or ``?``.
 
-    Returns None, or the row and the index of the first item that is not a number or does not fit:
-    only bools go to cells of bools, and ints must be exact (in a float with `precision` bits).
+    Returns None, or the row and the index of the first item that is not a number or does not fit;
+    the numbers before it are written.
+    Only bools go to cells of bools, and ints must be exact (in a float with `precision` bits).
     Floats are rounded to the nearest; a finite one must stay finite. `convert` makes a number of
     an item of another type, or None. ValueError: a row does not have its length.
     """
@@ -35,17 +36,18 @@ def fill(
             raise ValueError(f"row {i}: its length changed")
         cells = _at_once(items, code)
         if cells is None:
-            made = []
-            for j, item in enumerate(items):
+            cells = array(code.replace("?", "b"))
+            for item in items:
                 number = item if isinstance(item, (int, float)) else convert(item)
                 cell = _cell(number, code, precision)
                 if cell is None:
-                    return i, j
-                made.append(cell)
-            cells = array(code.replace("?", "b"), made)
+                    break
+                cells.append(cell)
         data = memoryview(cells).cast("B")
         target[at : at + len(data)] = data
         at += len(data)
+        if len(cells) < len(items):
+            return i, len(cells)
     return None
 
 

@@ -10,11 +10,19 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jagcodec import cells
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, cat_bits, contiguous_bits, plain_arrays
+from jagcodec.memory.tensor_bytes import (
+    NUMPY_DTYPES,
+    cat_bits,
+    contiguous_bits,
+    number_array,
+    plain_array,
+    plain_arrays,
+)
 from jagcodec.ragged.non_tensor import payloads_of_rows
 from jagcodec.wire.dtypes import TORCH_NAMES
 
@@ -58,6 +66,9 @@ _CODES: dict[torch.dtype, tuple[str, np.dtype[Any], int]] = {
     torch.float32: ("f", np.dtype("f"), 24),
     torch.float64: ("d", np.dtype("d"), 53),
 }
+# Floats from these on become infinite where cells are narrower than what C writes.
+_LEAST_INFINITE = {torch.float16: 2.0**16 - 2.0**4, torch.bfloat16: 2.0**128 - 2.0**119}
+
 _DEFAULTS = {bool: torch.bool, int: torch.int64, float: torch.float32}
 
 PLAIN_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items()}
@@ -66,6 +77,9 @@ PLAIN_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items(
 _IN_TORCH = PLAIN_DTYPES.keys() | set(
     map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128"))
 )
+
+# The dtypes of tensors whose cells are numbers that can be read one by one.
+_NUMERIC = _CODES.keys() | {d for d in TORCH_NAMES if str(d).startswith("torch.float8_")}
 
 # The kinds of rows. One without a number, empty or with None alone, is of the others' kind.
 _NUMBER, _SEQUENCE, _NOTHING, _ARRAY, _OBJECT = "number", "sequence", "nothing", "array", "object"
@@ -89,8 +103,8 @@ def cells_of_rows(
         if not any(plain is None for plain in arrays):
             rows, types = arrays, _ARRAYS
     # Most columns are of one kind, which shows without reading every row.
-    if types == _ARRAYS and dtype is None and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
-        return _of_arrays(rows, own)
+    if types == _ARRAYS and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
+        return _joined(rows, own) if dtype is None else _of_arrays(rows, dtype, own)
     if types <= _SEQUENCES and type(next((row[0] for row in rows if row), None)) in _DEFAULTS:
         kinds = {_SEQUENCE}
     elif types <= _KINDS.keys():
@@ -103,12 +117,14 @@ def cells_of_rows(
         if dtype is not None or kinds - {_OBJECT, _NOTHING}:
             raise _odd_row(rows, dtype)
         return payloads_of_rows(rows, "")
+    if kinds == {_ARRAY}:
+        return _of_arrays(list(map(_readable, rows)), dtype, own)
     kinds.discard(_NOTHING)
     if not kinds and dtype is None and any(map(len, rows)):
         return list(rows)  # of None
     if kinds <= {_SEQUENCE}:
         return _of_sequences(rows if types <= _SEQUENCES else list(map(list, rows)), dtype)
-    return _of_arrays(_as_arrays(rows, dtype), own)
+    return _of_mixed(rows, dtype)
 
 
 def _kind(row: Any) -> str:
@@ -144,7 +160,11 @@ def plain_number(item: Any) -> Any:
         return item
     try:
         if isinstance(item, (np.generic, np.ndarray, torch.Tensor)):
-            number = None if item.ndim or _kind(item) is _OBJECT else item.item()
+            if item.ndim or _kind(item) is _OBJECT:
+                return None
+            if isinstance(item, torch.Tensor) and item.dtype not in _NUMERIC:
+                return None
+            number = item.item()
             return number if type(number) in _DEFAULTS else None
         return float(item) if isinstance(item, float) else operator.index(item)
     except TypeError:
@@ -227,15 +247,15 @@ def _filled(
     lengths = np.array(sizes, dtype=np.int64)
     try:
         bad = cells.fill(rows, lengths, values, code, precision, plain_number)
-        if bad is None and stored.itemsize != wanted.itemsize:
-            rounded = torch.from_numpy(values).to(wanted)
-            over = np.flatnonzero(rounded.isinf().numpy() & np.isfinite(values))
-            if not len(over):
-                return rounded.numpy() if wanted in NUMPY_DTYPES else rounded
-            row = int(np.searchsorted(np.cumsum(lengths), over[0], side="right"))
-            bad = row, int(over[0] - lengths[:row].sum())
+        if wanted in _LEAST_INFINITE:
+            # A number before that was written, and may become infinite.
+            written = len(values) if bad is None else int(lengths[: bad[0]].sum()) + bad[1]
+            over = _first_overflow(values[:written], values[:written], wanted)
+            if over is not None:
+                row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
+                bad = row, over - int(lengths[:row].sum())
         if bad is None:
-            return values if wanted in NUMPY_DTYPES else torch.from_numpy(values)
+            return _rounded(values, wanted)
         item = rows[bad[0]][bad[1]]
     except (ValueError, IndexError) as error:  # rows that another thread changes
         raise ArgumentError("row_mismatch", "", str(error)) from error
@@ -244,6 +264,25 @@ def _filled(
     row, at = bad
     place = f", row {at}" if cell is None else f", row {row}, cell {at // (cell or 1)}"
     raise _refused(item, wanted, place)
+
+
+def _first_overflow(
+    numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: torch.dtype
+) -> int | None:
+    """The first finite number whose cell is not finite; `stored` are the cells that C writes."""
+    fits = np.abs(stored) < _LEAST_INFINITE.get(dtype, math.inf)
+    if fits.all():
+        return None
+    over = np.flatnonzero(np.isfinite(numbers) & ~fits)
+    return int(over[0]) if len(over) else None
+
+
+def _rounded(stored: npt.NDArray[Any], dtype: torch.dtype) -> Any:
+    """Cells of a dtype, made of those that C writes for it."""
+    if dtype in _LEAST_INFINITE:
+        cells = torch.from_numpy(stored).to(dtype)
+        return cells.numpy() if dtype in NUMPY_DTYPES else cells
+    return stored if dtype in NUMPY_DTYPES else torch.from_numpy(stored)
 
 
 def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
@@ -265,8 +304,51 @@ def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
 # --- arrays and tensors ------------------------------------------------------------------------
 
 
-def _of_arrays(parts: Sequence[Any], own: bool) -> RowCells:
-    """Arrays, or tensors, one per row."""
+def _readable(row: Any) -> Any:
+    """An array of `PLAIN_DTYPES`, or a tensor of another dtype or device, with the same cells."""
+    if isinstance(row, torch.Tensor):
+        part = contiguous_bits(row.as_subclass(torch.Tensor))
+        array = plain_array(part)
+        return part if array is None else array
+    array = np.asarray(row, dtype=row.dtype.newbyteorder("="))
+    return array if array.dtype in PLAIN_DTYPES else torch.from_numpy(np.array(array))
+
+
+def _of_arrays(parts: Sequence[Any], dtype: torch.dtype | None, own: bool) -> RowCells:
+    """`_readable` rows, which are joined first and then cast in whole."""
+    if len(set(map(type, parts))) > 1:
+        parts = [p if isinstance(p, torch.Tensor) else torch.from_numpy(np.array(p)) for p in parts]
+    if dtype is not None and any(part.dtype != parts[0].dtype for part in parts):
+        return _of_mixed(parts, dtype)
+    made = _joined(parts, own)
+    return made if dtype in (None, made.dtype) else _cast(made, dtype)
+
+
+def _of_mixed(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
+    """Rows of several kinds or dtypes, each cast alone; the first with a number decides."""
+    kinds = list(map(_kind, rows))
+    first = next(i for i, kind in enumerate(kinds) if kind is not _NOTHING)
+    made = _alone(rows[first], first, dtype)
+    parts, nothing = [], made.values[:0]
+    for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
+        if kind is _NOTHING and not len(row):
+            parts.append(nothing)  # which fits cells of every shape
+            continue
+        cells = _alone(row, i, made.dtype)
+        parts.append(cells.values.reshape(()) if cells.lengths is None else cells.values)
+    return _of_arrays(parts, None, own=False)
+
+
+def _alone(row: Any, i: int, dtype: torch.dtype | None) -> RowCells:
+    try:
+        made: Any = cells_of_rows([row], dtype)
+    except JagcodecError as error:
+        raise misfit(error, f", row {i}", of_rows=False) from None
+    return made  # type: ignore[no-any-return]
+
+
+def _joined(parts: Sequence[Any], own: bool) -> RowCells:
+    """Arrays, or tensors, of one dtype and one shape of cells, end to end."""
     first = parts[0]
     if len(parts) > 1:
         _check_same_cells(parts)
@@ -286,9 +368,10 @@ def _of_arrays(parts: Sequence[Any], own: bool) -> RowCells:
 
 
 def _check_same_cells(parts: Sequence[Any]) -> None:
-    """Refuse rows that differ in dtype or in the shape of their cells."""
+    """Refuse rows that differ in dtype, in the shape of their cells, or in device."""
     first = parts[0]
     dtype, ndim, shape = first.dtype, first.ndim, first.shape[1:]
+    is_array = isinstance(first, np.ndarray)
     for i, part in enumerate(parts):
         if part.dtype != dtype:
             detail = f"expected {dtype} like row 0, found {part.dtype}{_OTHER_DTYPE}"
@@ -297,44 +380,52 @@ def _check_same_cells(parts: Sequence[Any]) -> None:
             expected = ", ".join(map(str, ("tokens", *shape) if ndim else ()))
             detail = f"expected shape ({expected}) like row 0, found {tuple(part.shape)}"
             raise ArgumentError("bad_shape", f", row {i}", detail)
+        if not is_array and part.device != first.device:
+            detail = f"expected device {first.device} like row 0, found {part.device}"
+            raise ArgumentError("bad_dtype", f", row {i}", f"{detail}; move it with .to()")
 
 
-def _as_arrays(rows: Sequence[Any], dtype: torch.dtype | None) -> Sequence[Any]:
-    """Rows as arrays, or as tensors if numpy lacks a dtype; of mixed kinds, the first decides."""
-    kinds = [_kind(row) for row in rows]
-    if dtype is None and set(kinds) != {_ARRAY}:
-        first = next(i for i, kind in enumerate(kinds) if kind is not _NOTHING)
-        dtype = _as_tensor(rows[first], first, None).dtype
-    parts = [_as_tensor(row, i, dtype) for i, row in enumerate(rows)]
-    arrays = plain_arrays(parts)
-    return parts if any(array is None for array in arrays) else arrays
-
-
-def _as_tensor(row: Any, i: int, dtype: torch.dtype | None) -> torch.Tensor:
-    try:
-        if isinstance(row, torch.Tensor):
-            part = contiguous_bits(row.as_subclass(torch.Tensor))
-        elif isinstance(row, (np.ndarray, np.generic)):
-            part = torch.from_numpy(np.array(row, dtype=row.dtype.newbyteorder("=")))
-        else:
-            made: Any = cells_of_rows([row], dtype)
-            part = torch.as_tensor(made.values if made.lengths is not None else made.values[0])
-        return part if dtype in (None, part.dtype) else _cast(part, dtype)
-    except JagcodecError as error:
-        raise misfit(error, f", row {i}", of_rows=False) from None
-
-
-def _cast(part: torch.Tensor, dtype: Any) -> torch.Tensor:
+def _cast(made: RowCells, dtype: torch.dtype) -> RowCells:
     """The same numbers as cells of another dtype, or an error; floats are rounded."""
-    found = part.dtype
-    if dtype not in _CODES or found.is_complex or torch.bool in (found, dtype):
-        detail = f"expected {dtype}, found {found}{_OTHER_DTYPE}"
-        raise ArgumentTypeError("bad_dtype", "", detail)
-    if found.is_floating_point and dtype.is_floating_point:
-        made = part.to(dtype)
-        if not (made.isinf() & part.isfinite()).any():
-            return made
-    numbers = part.reshape(-1).tolist()
-    cell = math.prod(part.shape[1:]) if part.ndim else None
-    values = _filled([numbers], (len(numbers),), dtype, 0, cell)
-    return torch.as_tensor(values, device=part.device).reshape(part.shape)
+    values, lengths = made
+    if dtype not in _CODES or made.dtype not in _NUMERIC or torch.bool in (dtype, made.dtype):
+        detail = f"expected {dtype}, found {made.dtype}{_OTHER_DTYPE}"
+        raise ArgumentTypeError("bad_dtype", ", row 0", detail)
+    numbers = values if isinstance(values, np.ndarray) else number_array(values)
+    cells = _cast_at_once(numbers, dtype)
+    if cells is None:  # the rule for lists finds the first misfit
+        flat, cell = numbers.reshape(-1).tolist(), math.prod(numbers.shape[1:])
+        sizes = (len(flat),) if lengths is None else tuple(n * cell for n in lengths)
+        ends = np.cumsum(sizes).tolist()
+        rows = [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        cells = _filled(rows, sizes, dtype, 0, None if lengths is None else cell)
+    if isinstance(values, torch.Tensor) and not values.is_cpu:
+        cells = torch.as_tensor(cells, device=values.device)
+    return RowCells(cells.reshape(values.shape), lengths)
+
+
+def _cast_at_once(numbers: npt.NDArray[Any], dtype: torch.dtype) -> Any:
+    """The cells that the rule for lists makes of these numbers; None if one does not fit."""
+    _, stored, precision = _CODES[dtype]
+    with np.errstate(all="ignore"):
+        cells = numbers.astype(stored)
+    if not numbers.size:
+        return _rounded(cells, dtype)
+    if numbers.dtype.kind == "f":
+        fits = stored.kind == "f" and _first_overflow(numbers, cells, dtype) is None
+        return _rounded(cells, dtype) if fits else None
+    low, high = -(1 << precision), 1 << precision  # all ints between these are exact floats
+    if stored.kind != "f":
+        low, high = np.iinfo(stored).min, np.iinfo(stored).max
+    if low <= numbers.min().item() and numbers.max().item() <= high:
+        return _rounded(cells, dtype)
+    return _exact_floats(numbers, cells, dtype) if stored.kind == "f" else None
+
+
+def _exact_floats(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: torch.dtype) -> Any:
+    """Ints as cells of a dtype of floats; None if one is not exact."""
+    cells = _rounded(stored, dtype)
+    back, whole = number_array(torch.as_tensor(cells)), np.iinfo(numbers.dtype)
+    # A float beyond the ints of that dtype is not such an int, and has none to compare.
+    in_range = whole.min <= back.min().item() and back.max().item() <= whole.max
+    return cells if in_range and (back.astype(numbers.dtype) == numbers).all() else None
