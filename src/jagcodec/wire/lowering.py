@@ -365,7 +365,8 @@ class Lowering:
 
     def _strided_nested(self, tensor: torch.Tensor) -> Tree:
         name = self._torch_dtype(tensor)
-        components = tensor.detach().unbind() if tensor.size(0) else ()
+        with torch.no_grad():  # a `detach` of the whole would warn that it is a prototype
+            components = tensor.unbind() if tensor.size(0) else ()
         if components and not components[0].is_cpu:
             self.on_devices += components
         rank = components[0].dim() if components else 0
