@@ -144,10 +144,10 @@ class _Choice(NamedTuple):
         """The rows of several views, end to end."""
         view = views[0]
         if not self._one(views):
-            _check_equal([each.ragged_dim for each in views], "ragged dim", path)
+            _check_equal([each.ragged_dim for each in views], "ragged dim", path, _RAGGED)
             dim = view.ragged_dim
             inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]
-            _check_equal(inner, "row shape", path)
+            _check_equal(inner, "row shape", path, _RAGGED)
             values = cat_bits([values_of(each) for each in views], dim - 1)
             row_splits = self.pool.joined([each.row_splits for each in views])
             view = end_to_end(values, row_splits, dim)
@@ -280,6 +280,7 @@ def _layout(leaf: torch.Tensor) -> str:
 
 
 _PACK = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
+_RAGGED = "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} to encode_rows"
 _CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
 
 
