@@ -453,8 +453,9 @@ def _check_makable(field: FieldSchema, path: str) -> None:
         or not (field.dtype is None or _is_dtype(field.dtype))
         or math.prod(size or 1 for size in sizes) > _MOST_CELLS
     ):
+        dtype = str(field.dtype) if isinstance(field.dtype, torch.dtype) else brief(field.dtype)
         detail = "expected the schema of a column that rows can make (tensor or jagged, a torch "
-        detail += f"dtype, and a shape), found {brief(field.kind)}, {field.dtype}, {brief(shape)}"
+        detail += f"dtype, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
         raise ArgumentError("bad_type", path, detail)
 
 
