@@ -14,7 +14,6 @@ import zlib
 
 import msgpack
 import numpy as np
-import zstandard
 
 LIMIT = 1 << 63
 MAGIC = b"jagcodec"
@@ -140,6 +139,8 @@ def zstd(data, size):
     at = 6 - segment
     says = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
     need(width and len(data) >= at + width and says == size, "content size")
+    import zstandard  # only compressed messages need it
+
     reader = zstandard.ZstdDecompressor()
     try:
         frame = reader.decompress(data, max_output_size=size, allow_extra_data=False)
