@@ -17,7 +17,7 @@ from jagcodec.errors import JagcodecError, JagcodecWarning
 from jagcodec.pack.tensors import stack_or_nest, to_nested_by_length
 from jagcodec.testing import jagged_tensors, tensors
 from tests.oracle import assert_same, bits, pad_rows, rows_of
-from tests.strategies import lengths_in
+from tests.strategies import lengths_in, torch_dtypes
 
 
 @st.composite
@@ -108,6 +108,16 @@ def test_stack_or_nest_matches_its_rows(rows, trailing, always_nest, data):
         assert bounds(result) != (None, None)
     else:
         assert_same(result, torch.stack(tensors_))
+
+
+@given(torch_dtypes(), st.booleans(), st.data())
+def test_stack_or_nest_of_every_dtype(dtype, nests, data):
+    """Also of those that torch cannot join."""
+    lengths = [2, 3] if nests else [2, 2]
+    rows = [data.draw(tensors((n,), dtype)) for n in lengths]
+    result = stack_or_nest(rows)
+    assert result.dtype == dtype
+    assert (rows_of(result) if nests else bits(result)) == list(map(bits, rows))
 
 
 def test_scalars_and_rows_with_an_axis_before_the_tokens():

@@ -53,7 +53,7 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """`torch.cat` of strided tensors of one dtype, for every dtype."""
-    if any(tensor.requires_grad for tensor in tensors):
+    if tensors[0].dtype in NUMPY_DTYPES or any(tensor.requires_grad for tensor in tensors):
         return torch.cat(list(tensors), dim)
     return from_words(torch.cat(list(map(as_words, tensors)), dim), tensors[0].dtype)
 

@@ -19,7 +19,7 @@ from jagcodec._arguments import flag_of, items_of, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecWarning, Reason, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_rectangle
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, cat_bits, contiguous_bits, plain_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
@@ -191,7 +191,8 @@ def stack_or_nest(
         raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
     dim = differing[0] if differing else None
     if dim is None and not always_nest:
-        return torch.stack(tensors)
+        plain = tensors[0].dtype in NUMPY_DTYPES
+        return torch.stack(tensors) if plain else cat_bits([row[None] for row in tensors], 0)
     if ragged_dim is not None:
         if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
             detail = f"expected rows that differ in dim {ragged_dim - 1}, found {shapes!r:.80}"
@@ -202,7 +203,7 @@ def stack_or_nest(
         detail = "expected rows of at least one dim to nest, found 0-d tensors; stack them"
         raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
     lengths = np.array([shape[dim] for shape in shapes], dtype=np.int64)
-    return nested_tensor(torch.cat(tensors, dim=dim), RowSplits.from_lengths(lengths), dim + 1)
+    return nested_tensor(cat_bits(tensors, dim), RowSplits.from_lengths(lengths), dim + 1)
 
 
 # --- jagged -> jagged --------------------------------------------------------------------------
