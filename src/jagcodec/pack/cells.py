@@ -50,7 +50,6 @@ def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> Jagcodec
 
 
 _OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
-_OTHER_DTYPE = "; for other cells pass dtypes={...: their dtype}"
 
 # How C writes numbers as cells of a dtype, for `cells.fill`: code, stored dtype, and bits
 # of precision. float16 and bfloat16 by way of float32, as torch rounds Python's floats.
@@ -190,7 +189,9 @@ def _odd_row(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
 def _other_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
     detail = f"expected {expected}, found {described(item)}"
     if item is None:
-        detail = "expected a number, found None; put a number in its place, such as float('nan')"
+        other = "a bool" if expected == "bools" else "a number"
+        detail = f"expected {other}, found None; put {other} in its place, such as "
+        detail += "False" if expected == "bools" else "float('nan')"
     return ArgumentTypeError("bad_type", place, detail + _OBJECTS)
 
 
@@ -355,14 +356,30 @@ def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
     if dtype == torch.bool or isinstance(number, bool) or number is None:
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
         return _other_kind(expected, item, place)
-    found = f"found {brief(number)}"
+    remedy = _remedy(number, dtype)
+    found = f"found {brief(number)}{remedy}"
     if isinstance(number, float) and not dtype.is_floating_point:
-        detail = f"expected integers (the column is {wanted}), {found}; "
-        detail += "for floats pass dtypes={...: torch.float32}"
+        detail = f"expected integers (the column is {wanted}), {found}"
         return ArgumentTypeError("bad_type", place, detail)
     exactly = "" if isinstance(number, float) else " exactly"
-    detail = f"expected a number that {wanted} holds{exactly}, {found}{_OTHER_DTYPE}"
+    detail = f"expected a number that {wanted} holds{exactly}, {found}"
     return ArgumentError("bad_dtype", place, detail)
+
+
+def _remedy(number: float, dtype: torch.dtype) -> str:
+    """What to pass for a column whose dtype does not hold this number."""
+    floats = dtype.is_floating_point or isinstance(number, float)
+    for wider in (torch.float32, torch.float64) if floats else (torch.int64, torch.uint64):
+        code, stored, precision = _CODES[wider]
+        cell, one = np.empty(1, dtype=stored), np.ones(1, dtype=np.int64)
+        if cells.fill([[number]], one, cell, code, precision, plain_number) is None:
+            to_floats = isinstance(number, float) and not dtype.is_floating_point
+            return _other_cells(wider, "floats" if to_floats else "other cells")
+    return _OBJECTS
+
+
+def _other_cells(dtype: torch.dtype, what: str = "other cells") -> str:
+    return f"; for {what} pass dtypes={{...: {dtype}}}{_OBJECTS}"
 
 
 # --- arrays and tensors ------------------------------------------------------------------------
@@ -411,7 +428,8 @@ def _alone(row: Any, i: int, dtype: torch.dtype | None, dim: int) -> RowCells:
     try:
         made: Any = cells_of_rows([row], dtype, dim=dim)
     except JagcodecError as error:
-        raise misfit(error, f", row {i}", of_rows=False) from None
+        place = f", row {i}{error.path.removeprefix(', row 0')}"
+        raise type(error)(error.reason, place, error.detail) from None
     return made  # type: ignore[no-any-return]
 
 
@@ -453,7 +471,8 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
     is_array = isinstance(first, np.ndarray)
     for i, part in enumerate(parts):
         if part.dtype != dtype:
-            detail = f"expected {dtype} like row 0, found {part.dtype}{_OTHER_DTYPE}"
+            both = [PLAIN_DTYPES.get(x.dtype, x.dtype) for x in (first, part)]
+            detail = f"expected {both[0]} like row 0, found {both[1]}{_one_dtype(*both)}"
             raise ArgumentTypeError("bad_dtype", f", row {i}", detail)
         found = part.shape
         if part.ndim != ndim or found[dim + 1 :] != shape or (dim and found[:dim] != outer):
@@ -467,11 +486,21 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
             raise ArgumentError("bad_dtype", f", row {i}", f"{detail}; move it with .to()")
 
 
+def _one_dtype(*both: torch.dtype) -> str:
+    """What to pass for a column with rows of two dtypes."""
+    if torch.bool in both or not _NUMERIC.issuperset(both):
+        return f"; convert the rows{_OBJECTS}"
+    if any(dtype.is_floating_point for dtype in both):
+        return _other_cells(torch.float64)
+    signed = [dtype for dtype in both if not str(dtype).startswith("torch.uint")]
+    return _other_cells(torch.int64 if signed or torch.uint64 not in both else torch.uint64)
+
+
 def _cast(made: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
     """The same numbers as cells of another dtype, or an error; floats are rounded."""
     values, lengths = made
     if dtype not in _CODES or made.dtype not in _NUMERIC or torch.bool in (dtype, made.dtype):
-        detail = f"expected {dtype}, found {made.dtype}{_OTHER_DTYPE}"
+        detail = f"expected {dtype}, found {made.dtype}; convert the rows{_OBJECTS}"
         raise ArgumentTypeError("bad_dtype", ", row 0", detail)
     numbers = values if isinstance(values, np.ndarray) else number_array(values)
     cells = _cast_at_once(numbers, dtype)
