@@ -312,7 +312,7 @@ TEXT = array("u" if sys.version_info < (3, 13) else "w", "ab")
 OBJECTS = [
     *("text", ["a"], None, {1, 2}, b"ab", iter([1]), TEXT, [{}], {}),
     *([torch.ones(1)], np.array(["a"]), np.array([None]), np.ones(1, dtype=np.longdouble)),
-    *(torch.eye(2).to_sparse(), torch.ones(2, device="meta")),
+    torch.eye(2).to_sparse(),
     stack_or_nest([torch.ones(1), torch.ones(2)]),
     np.ma.masked_array([1, 2], mask=[False, True]),
 ]

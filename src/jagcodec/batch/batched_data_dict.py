@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from jagcodec._arguments import known_names
+from jagcodec._arguments import ODD, check_name, known_names, mapping_of, named_columns
 from jagcodec.batch.compare import same_values
 from jagcodec.batch.devices import moved, read_offsets
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
@@ -67,9 +67,12 @@ class BatchedDataDict(dict[str, Any]):
         meta_info: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> None:
-        super().__init__(columns, **named)
+        super().__init__(_given("BatchedDataDict(columns)", columns, **named))
         row_counts(self, "BatchedDataDict")
-        self.meta_info = dict(meta_info or {})
+        self.meta_info = {}
+        if meta_info is not None:
+            path = "BatchedDataDict(meta_info)"
+            self.meta_info.update(mapping_of(meta_info, path, "a mapping of values by name"))
 
     @classmethod
     def of_equal_rows(cls: type[Self], columns: dict[str, Any]) -> Self:
@@ -91,6 +94,7 @@ class BatchedDataDict(dict[str, Any]):
         return bool(self.keys())
 
     def __setitem__(self, name: str, column: Any) -> None:
+        check_name(name, "BatchedDataDict[name]")
         found = row_count(column, f"BatchedDataDict[{name!r}]")
         others = (row_count(other, key) for key, other in self.items() if key != name)
         rows = next((count for count in others if count is not None), None)
@@ -100,12 +104,13 @@ class BatchedDataDict(dict[str, Any]):
         super().__setitem__(name, column)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
+        check_name(name, "BatchedDataDict.setdefault(name)")
         if name not in self:
             self[name] = default
         return self[name]
 
     def update(self, *args: Any, **named: Any) -> None:
-        for name, column in dict(*args, **named).items():
+        for name, column in _given("BatchedDataDict.update", *args, **named).items():
             self[name] = column
 
     def __ior__(self: Self, other: Any) -> Self:  # type: ignore[override]
@@ -113,7 +118,7 @@ class BatchedDataDict(dict[str, Any]):
         return self
 
     def __or__(self: Self, other: Any) -> Self:  # type: ignore[override]
-        return self.with_columns({**self, **other})
+        return self.with_columns({**self, **_given("BatchedDataDict | other", other)})
 
     def copy(self: Self) -> Self:
         """Another dict of the same columns."""
@@ -162,15 +167,17 @@ class BatchedDataDict(dict[str, Any]):
                 (compared bit for bit; NaN equals itself), or numbers of rows differ.
             ArgumentTypeError: A value is not a column.
         """
-        both = self.with_columns(self)
-        for name, column in other.items():
+        both, path = self.with_columns(self), "BatchedDataDict.union(other)"
+        for name, column in named_columns(other, path).items():
             if name not in both:
                 both[name] = column
             elif not same_values(both[name], column):
                 raise _conflict(f"union(other)[{name!r}]", "the same values")
-        for key, value in getattr(other, "meta_info", {}).items():
+        meta = mapping_of(getattr(other, "meta_info", {}), f"{path}.meta_info", "a mapping")
+        for key, value in meta.items():
             if not same_values(both.meta_info.setdefault(key, value), value):
-                raise _conflict(f"union(other).meta_info[{key!r}]", repr(both.meta_info[key]))
+                where = f"union(other).meta_info[{brief(key)}]"
+                raise _conflict(where, brief(both.meta_info[key]))
         return both
 
     def to(self: Self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
@@ -190,6 +197,16 @@ class BatchedDataDict(dict[str, Any]):
         place = lambda key: f"{where}({'.'.join(key)!r})"  # noqa: E731
         columns = moved(self, target, RowSplitsPool(), place, non_blocking=non_blocking)
         return self.with_columns(columns)
+
+
+def _given(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
+    """Columns by name, from what the constructor of a dict accepts."""
+    try:
+        found = dict(*columns, **named)
+    except ODD as error:
+        detail = f"expected columns by name, or pairs of them, found {describe(columns[0])}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
+    return named_columns(found, path)
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:

@@ -15,7 +15,7 @@ from jagcodec.batch.devices import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
-from jagcodec.ragged.nested import is_jagged, view_of
+from jagcodec.ragged.nested import check_column, is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, join_leaves, like, row_counts
@@ -186,6 +186,7 @@ def _columns(
     columns: dict[str, Any] = {}
     for name, leaf in pairs:
         path = f"{where}[{name!r}]"
+        check_column(leaf, path)
         if isinstance(leaf, torch.Tensor):
             columns[name] = view_of(leaf, path, pool, detach=False) if is_jagged(leaf) else leaf
         elif isinstance(leaf, PackedColumn):

@@ -21,6 +21,7 @@ from tensordict import (
 )
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.plain_types import TENSOR_TYPES
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gathered, values_of
@@ -37,7 +38,6 @@ from jagcodec.ragged.select import like
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.lowered import Columns
-from jagcodec.wire.lowering import TENSOR_TYPES
 
 PathOf = Callable[[tuple[str, ...]], str]
 """Where an error about a column is, by all the names of the column."""

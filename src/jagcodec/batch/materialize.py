@@ -52,6 +52,7 @@ from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
+    check_column,
     is_jagged,
     nested_tensor,
     readable_view,
@@ -373,9 +374,11 @@ class _Plan:
             if type(leaf) is RaggedView:
                 columns[name] = self._ragged(leaf, key)
             elif isinstance(leaf, torch.Tensor):
+                check_column(leaf, path_of(key))
                 read = self._nested if leaf.is_nested else self._rectangular
                 columns[name] = read(leaf, key)
             elif isinstance(leaf, np.ndarray):
+                check_column(leaf, path_of(key))
                 columns[name] = leaf
             elif is_non_tensor(leaf):
                 rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]

@@ -12,6 +12,7 @@ import torch
 
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
 from jagcodec.pack.cells import RowCells, cells_of_rows, described, misfit
 from jagcodec.pack.rows import encode_rows, ragged_dim_of, read_dtypes, shape_without_cells
@@ -316,7 +317,7 @@ class RowBuilder:
 def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
     """The column of a chunk, whose dtype it may decide; cells; tokens (None: one number)."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
-    if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
+    if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, torch.empty(0), 0

@@ -16,6 +16,7 @@ import torch
 
 from jagcodec import cells
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
+from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
     cat_bits,
@@ -24,6 +25,7 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
     plain_arrays,
 )
+from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import payloads_of_rows
 from jagcodec.wire.dtypes import TORCH_NAMES
 
@@ -126,7 +128,8 @@ def cells_of_rows(
     if not kinds and dtype is None and any(map(len, rows)) and _first(chain(*rows)) is None:
         return list(rows)  # of None
     if kinds <= {_SEQUENCE}:
-        rows = rows if types <= _SEQUENCES else list(map(list, rows))
+        # By an iterator, because a subclass of list may lie about its length.
+        rows = rows if types <= _SEQUENCES else [list(iter(row)) for row in rows]
         return _of_sequences(rows, dtype) if not dim else _of_turned(rows, dtype, dim)
     return _of_mixed(rows, dtype, dim)
 
@@ -143,11 +146,11 @@ def _kind(row: Any) -> str:
             return _kind(first)
         return _OBJECT if plain_number(first) is None else _SEQUENCE
     if isinstance(row, (np.ndarray, np.generic)):
-        plain = not isinstance(row, np.ma.MaskedArray)  # whose mask would be lost
+        plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
         plain = plain and row.dtype.newbyteorder("=") in _IN_TORCH
     elif isinstance(row, torch.Tensor):
-        plain = row.layout is torch.strided and not row.is_nested and not row.is_meta
-        plain = plain and row.dtype in TORCH_NAMES
+        plain = type(row) in TENSOR_TYPES and row.layout is torch.strided and not row.is_nested
+        plain = plain and row.dtype in TORCH_NAMES and not remedy_for(row)
     else:
         return _NUMBER if isinstance(row, (int, float)) else _OBJECT
     return _ARRAY if plain else _OBJECT
@@ -197,6 +200,10 @@ def _other_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
 
 def described(item: Any) -> str:
     """What a row or an item is, in a few words."""
+    if isinstance(item, (np.ndarray, torch.Tensor)) and not is_jagged(item):
+        remedy = remedy_for(item)
+        if remedy:
+            return f"{brief(item)}; {remedy}"
     if isinstance(item, np.ndarray):
         return f"an array of dtype {item.dtype}"
     return describe(item) if isinstance(item, torch.Tensor) else brief(item)

@@ -22,7 +22,7 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.plain_types import check_rectangle
+from jagcodec.memory.plain_types import ARRAY_TYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, plain_arrays
 from jagcodec.pack.cells import described
@@ -260,7 +260,7 @@ _OBJECTS = frozenset((str, bytes, dict, type(None)))
 
 def _checked_rows(column: Any, rows: int | None, path: str) -> int:
     """The number of rows of a column, if it can be one, and has as many as the others."""
-    objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
+    objects = type(column) in ARRAY_TYPES and column.dtype == object and column.ndim == 1
     if objects or (type(column) is list and all(type(row) in _OBJECTS for row in column)):
         found = len(column)
     elif is_non_tensor(column) and column.batch_dims:
@@ -362,6 +362,8 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
             raise unknown_name(mask, fields, path)
         mask, path = fields[mask], f"{where}({mask!r})"
     expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
+    if isinstance(mask, (torch.Tensor, np.ndarray)) and not is_jagged(mask):
+        check_plain(mask, path)
     if isinstance(mask, torch.Tensor) and mask.layout is torch.strided and not mask.is_nested:
         try:
             mask = mask.detach().cpu().numpy()

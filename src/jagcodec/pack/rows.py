@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from jagcodec._arguments import (
     check_known,
     check_options,
+    items_of,
     known_names,
     mapping_of,
     name_set,
@@ -28,6 +29,7 @@ from jagcodec.errors import (
     brief,
     describe,
 )
+from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import plain_arrays
 from jagcodec.pack.cells import RowCells, cells_of_rows, misfit
 from jagcodec.pack.fields import tensordict_of
@@ -43,6 +45,7 @@ from jagcodec.wire.header import NO_VALUES, start_of
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.place import frames_of_items
+from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_NDIM, PLAIN, Code
 
 
@@ -128,7 +131,7 @@ def encode_rows(
         of 16 KiB or more. Raises as `pack_rows` and `encode` do.
     """
     where = "encode_rows"
-    plain = dtypes is None and ragged_dims is None and same_length == rectangular == ()
+    plain = dtypes is None and ragged_dims is None and same_length is rectangular is _NO_NAMES
     if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
         frames = _frames_of_row(rows[0], where, options)
         if frames is not None:
@@ -137,6 +140,8 @@ def encode_rows(
     columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, own=False)
     return frames_of(pending(columns, **options))
 
+
+_NO_NAMES: tuple[str, ...] = ()
 
 # --- columns -----------------------------------------------------------------------------------
 
@@ -190,9 +195,19 @@ def _columns(
             detail += "one number per row" if type(made) is RowCells else "Python objects"
             raise ArgumentTypeError("bad_type", path, detail)
         columns[name] = made.values if type(made) is RowCells else made
-    if same_length != ():
+        if own and type(made) is not RowCells and field.kind != "object":
+            _check_objects(made, path)
+    if same_length is not _NO_NAMES:
         _check_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
+
+
+def _check_objects(rows: Sequence[Any], path: str) -> None:
+    """Refuse tensors that are objects only because their values cannot be read."""
+    odd = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
+    for i, row in enumerate(rows if odd else ()):
+        if type(row) in odd and not is_jagged(row) and registered_name(type(row)) is None:
+            check_plain(row, f"{path}, row {i}")
 
 
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
@@ -367,11 +382,14 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
                 detail = f"expected {count} rows like {first!r}, found {len(column)}"
                 raise ArgumentError("row_mismatch", f"{where}({name!r})", detail)
         return count, given
-    if not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
+    if isinstance(rows, np.ndarray):
+        check_plain(rows, f"{where}(rows)")
+    sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
+    if not sized or isinstance(rows, (str, bytes)):
         detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
-        if not dtypes or not isinstance(dtypes, Mapping):
+        if not isinstance(dtypes, Mapping) or not list(dtypes.keys()):
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())
@@ -392,8 +410,10 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
 
 def _listed(column: Any, path: str) -> Sequence[Any]:
     """The rows of a column."""
-    if isinstance(column, (list, tuple)):
+    if type(column) is list or type(column) is tuple:
         return column
+    if isinstance(column, (torch.Tensor, np.ndarray)) and not is_jagged(column):
+        check_plain(column, path)
     if isinstance(column, torch.Tensor):
         strided = is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
         if strided and column.dim():
@@ -404,7 +424,7 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
         if column.ndim:
             return list(column)
     elif isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
-        return list(column)
+        return items_of(column, path, "a list")
     detail = f"expected a list, tuple, array or tensor of N rows, found {describe(column)}"
     raise ArgumentTypeError("bad_type", path, detail + _IN_LIST)
 
@@ -414,11 +434,8 @@ _ANY = FieldSchema("", None, None)
 
 def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
     """What `dtypes` says about each column it names; of a bare dtype the kind is empty."""
-    if not isinstance(dtypes, Mapping):
-        detail = f"expected a dict of names to dtypes, found {describe(dtypes)}"
-        raise ArgumentTypeError("bad_type", path, detail)
     fields: dict[str, FieldSchema] = {}
-    for name, dtype in dtypes.items():
+    for name, dtype in mapping_of(dtypes, path, "a dict of names to dtypes").items():
         if not isinstance(name, str):
             detail = f"expected names that are strings, found {brief(name)}"
             raise ArgumentTypeError("bad_type", path, detail)
@@ -428,7 +445,8 @@ def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
         elif _is_dtype(dtype):
             field = FieldSchema("", dtype, None)
         elif not isinstance(dtype, FieldSchema):
-            detail = f"expected a torch dtype, object or a FieldSchema, found {dtype!r:.80}"
+            found = str(dtype) if isinstance(dtype, torch.dtype) else brief(dtype)
+            detail = f"expected a torch dtype, object or a FieldSchema, found {found}"
             raise ArgumentTypeError("bad_type", f"{path}[{brief(name)}]", detail)
         elif dtype.kind != "object":
             _check_makable(dtype, f"{path}[{brief(name)}]")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import UnbatchedTensor
 from torch.nested._internal.nested_tensor import (
     NestedTensor,
     _store_val_in_tensor,
@@ -19,6 +20,7 @@ from torch.nested._internal.nested_tensor import (
 )
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import (
     IntArray,
@@ -32,6 +34,16 @@ from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 """The type of `torch.jagged` nested tensors, for dispatch by type."""
+
+
+COLUMN_TYPES = TENSOR_TYPES | ARRAY_TYPES | {NESTED_TENSOR, UnbatchedTensor}
+"""The types of tensors and arrays that a column may be."""
+
+
+def check_column(column: Any, path: str) -> None:
+    """Refuse a tensor or an array of any other type as a column."""
+    if type(column) not in COLUMN_TYPES and isinstance(column, (torch.Tensor, np.ndarray)):
+        check_plain(column, path)
 
 
 def is_jagged(value: object) -> bool:
@@ -77,11 +89,15 @@ def view_of_parts(
 ) -> RaggedView:
     """As `view_of`. Columns that share offsets read them once, from `copies` if on a device."""
     values, dim = parts.values, parts.ragged_dim
+    if type(values) not in TENSOR_TYPES:
+        check_plain(values, path)
     shape = tuple(values.shape)
     cells = shape[dim - 1]
     row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
+    if parts.offsets.is_meta:
+        check_plain(parts.offsets, path)
     host = host_numbers(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:

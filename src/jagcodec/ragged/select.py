@@ -23,11 +23,13 @@ from tensordict import (
     is_tensorclass,
 )
 
+from jagcodec._arguments import mapping_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
 from jagcodec.memory.tensor_bytes import cat_bits
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import take_rows, values_of
 from jagcodec.ragged.nested import (
+    check_column,
     is_jagged,
     nested_tensor,
     strided_nested,
@@ -36,7 +38,7 @@ from jagcodec.ragged.nested import (
 )
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
+from jagcodec.ragged.varlen import PackedColumn, check_varlen, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
 
 LAZY_STACK = (
@@ -52,9 +54,11 @@ def row_count(column: Any, path: str) -> int | None:
     if isinstance(column, list):
         return len(column)
     sizes: Sequence[int] = ()
+    check_column(column, path)
     if isinstance(column, torch.Tensor):
         sizes = (column.size(0),) if column.is_nested else column.shape
     elif isinstance(column, PackedColumn):
+        check_varlen(column, path)
         sizes = (len(column.cu_seqlens) - 1,)
     elif isinstance(column, np.ndarray):
         sizes = column.shape
@@ -68,6 +72,8 @@ def row_count(column: Any, path: str) -> int | None:
 def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
     """N of a dict of columns, which must all have as many rows; None if it is empty."""
     rows: int | None = None
+    if type(columns).items is not dict.items:  # a subclass of dict may lie about its items
+        columns = mapping_of(columns, path, "a dict of columns")
     for name, column in columns.items():
         found = row_count(column, f"{path}[{name!r}]")
         rows = found if rows is None else rows
@@ -124,6 +130,7 @@ class _Choice(NamedTuple):
         return self._listed(itertools.chain.from_iterable(leaves))
 
     def _arrays(self, leaves: Sequence[Any], path: str) -> Any:
+        _check_each(leaves, path)
         _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
         _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
         whole = leaves[0] if self._one(leaves) else np.concatenate(leaves)
@@ -155,6 +162,7 @@ class _Choice(NamedTuple):
 
     def _tensors(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
         first, chosen = leaves[0], self.chosen
+        _check_each(leaves, path)
         if len(leaves) > 1:
             _check_equal([_layout(leaf) for leaf in leaves], "layout", path, _PACK)
             _check_equal([leaf.dtype for leaf in leaves], "dtype", path, _CONVERT)
@@ -282,6 +290,11 @@ def _layout(leaf: torch.Tensor) -> str:
 _PACK = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
 _RAGGED = "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} to encode_rows"
 _CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
+
+
+def _check_each(leaves: Sequence[Any], path: str) -> None:
+    for i, leaf in enumerate(leaves):
+        check_column(leaf, f"{path} of batch {i}" if i else path)
 
 
 def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:

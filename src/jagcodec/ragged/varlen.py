@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import host_numbers
@@ -45,6 +46,21 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
     return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)
 
 
+def check_varlen(column: PackedColumn, path: str) -> None:
+    """Refuse a varlen column that a caller made of something else than tensors."""
+    for name, part in (("values", column.values), ("cu_seqlens", column.cu_seqlens)):
+        if not isinstance(part, torch.Tensor):
+            detail = f"expected a tensor, found {describe(part)}"
+            raise ArgumentTypeError("bad_type", f"{path}.{name}", detail)
+        if type(part) not in TENSOR_TYPES:
+            check_plain(part, f"{path}.{name}")
+    places, dtype = column.cu_seqlens, column.cu_seqlens.dtype
+    integers = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    if places.dim() != 1 or not len(places) or not integers or places.is_quantized:
+        detail = f"expected (N + 1,) integers that never fall, found {describe(places)}"
+        raise ArgumentError("bad_shape", f"{path}.cu_seqlens", detail)
+
+
 def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions within each row; made once."""
     key = "varlen", device
@@ -66,8 +82,11 @@ def view_of_varlen(
     """The rows of a varlen column. Columns that share `cu_seqlens` read them once."""
     row_splits = None if pool is None else pool.of_source(column.cu_seqlens)
     if row_splits is None:
+        check_varlen(column, path)
+        if column.cu_seqlens.is_meta:
+            check_plain(column.cu_seqlens, f"{path}.cu_seqlens")
         offsets = host_numbers(column.cu_seqlens, copies)
-        row_splits = RowSplits.from_offsets(offsets) if column.cu_seqlens.dim() == 1 else None
+        row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
             detail = f"expected (N + 1,) cu_seqlens that never fall, found {offsets.tolist()!r:.80}"
             raise ArgumentError("bad_shape", path, detail)

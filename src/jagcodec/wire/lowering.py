@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
     TensorDictBase,
@@ -20,6 +19,7 @@ from tensordict import (
 from jagcodec import cells
 from jagcodec._arguments import result_of
 from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
@@ -140,6 +140,9 @@ class Lowering:
         cls = type(value)
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            remedy = remedy_for(value)
+            why = why or (f"; {remedy}, or register its type with register_type" if remedy else "")
         why = why or (_REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY)
         return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
 
@@ -309,7 +312,7 @@ class Lowering:
             self._cells(parts, name)
             return (Code.JAGGED, name, parts.values.dim(), parts.ragged_dim)
         if type(tensor) not in TENSOR_TYPES:
-            raise self._refusal(tensor)
+            return self._foreign(tensor)
         if tensor.layout is torch.strided:
             return self._strided_nested(tensor) if tensor.is_nested else self._dense(tensor)
         tensor = tensor.detach()
@@ -327,11 +330,12 @@ class Lowering:
         name = TORCH_NAMES.get(tensor.dtype)
         if name is None:
             raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
-        if tensor.is_meta:
-            raise self._refusal(tensor, " from the meta device: it has no values")
-        if not has_memory(tensor):
-            why = " whose storage was made smaller than its cells, as FSDP frees parameters"
-            raise self._refusal(tensor, f"{why}; gather it, or encode what is left as a slice")
+        try:
+            readable = type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
+        except (RuntimeError, NotImplementedError):  # of a storage that is not there
+            readable = False
+        if not readable:
+            raise self._refusal(tensor, f": {remedy_for(tensor)}")
         return name
 
     def _cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
@@ -519,8 +523,6 @@ _REMEDY = (
 _REMEDY_OF_BATCHES = (
     "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
 )
-
-TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 
 _Handler = Callable[[Lowering, Any], Tree]
 
