@@ -253,7 +253,7 @@ def test_batches_in_values_are_opened():
     two = [encode({"batch": WHOLE, "step": i}) for i in range(2)]
     assert concat_rows(map(open_wire, two)).metas == [{"step": 0}, {"step": 1}]
     assert materialize(two)["ids"].shape == (14, 7)
-    for other in ({"a": WHOLE, "b": WHOLE}, [WHOLE], {"step": 3}, BatchedDataDict()):
+    for other in ({"a": WHOLE, "b": WHOLE}, [WHOLE], {"step": 3}, [1], {"a": [1]}):
         with pytest.raises(WireFormatError, match="use decode"):
             open_wire(encode(other))
     inner = {"p": WHOLE.select("reward"), "q": WHOLE.select("reward") + 100}

@@ -15,13 +15,14 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.lengths import LENGTH_DTYPES
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.lowered import ColumnDict
-from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
+from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN, of_type, register_type
 
 Self = TypeVar("Self", bound="BatchedDataDict")
 
@@ -245,6 +246,20 @@ def _of_state(state: Any) -> BatchedDataDict:
     return BatchedDataDict(columns, meta_info=meta_info)
 
 
+def _packed_of_state(state: Any) -> PackedColumn:
+    column = PackedColumn._make(of_type(state, tuple))
+    of_type(column.max_seqlen, int)
+    values, cu_seqlens, _, position_ids = column
+    tensors = values, cu_seqlens, position_ids
+    dims = [of_type(tensor, torch.Tensor).dim() for tensor in tensors]
+    strided = all(tensor.layout is torch.strided for tensor in tensors)
+    # Whether the offsets fit the values is checked when rows are read.
+    offsets = dims[1] == 1 and cu_seqlens.dtype in LENGTH_DTYPES and len(cu_seqlens) > 0
+    if not (strided and offsets and dims[0]):
+        raise ValueError("expected values, (N + 1,) integers as cu_seqlens, and position_ids")
+    return column
+
+
 # So that what `materialize` returns can itself be sent on.
 register_type(BatchedDataDict, BATCHED_DATA_DICT, to_state=_state, from_state=_of_state)
-register_type(PackedColumn, "jagcodec.PackedColumn", to_state=tuple, from_state=PackedColumn._make)
+register_type(PackedColumn, PACKED_COLUMN, to_state=tuple, from_state=_packed_of_state)

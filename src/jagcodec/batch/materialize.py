@@ -59,7 +59,12 @@ from jagcodec.ragged.nested import (
     view_of,
     view_of_strided,
 )
-from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
+from jagcodec.ragged.non_tensor import (
+    array_of_leaf,
+    is_non_tensor,
+    object_array,
+    rows_of_leaf,
+)
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
@@ -114,7 +119,9 @@ def materialize(
             a message (frames, a blob, a `WireBatch`), whose cells are copied once. Or a list of
             batches, whose rows are joined as by `concat_rows`.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
-            ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
+            ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it. Rows of a
+            strided nested tensor have their tokens in the first dim in which they differ; other
+            dims in which they differ are padded at the end, to the longest.
         pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0
             (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact; fractions are
             rounded as torch does, but never to infinity or zero. Here and in other arguments, names
@@ -163,7 +170,7 @@ def materialize(
             with other widths would hang a collective) or a prompt than its row, a pad does not fit
             its dtype, `out` does not fit, overlaps the batch or itself, or is given for what needs
             a gradient, there is no accelerator to pin memory for, rows of a strided nested tensor
-            differ in several dims, or `td` has no batch dim.
+            differ in several dims and are to be packed, or `td` has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column, or
             `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
@@ -382,7 +389,8 @@ class _Plan:
                 columns[name] = leaf
             elif is_non_tensor(leaf):
                 rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
-                columns[name] = object_array(rows_of_leaf(leaf, rows))
+                array = array_of_leaf(leaf)
+                columns[name] = object_array(rows_of_leaf(leaf, rows)) if array is None else array
             elif type(leaf) is list:
                 columns[name] = object_array(leaf)
             elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
@@ -404,7 +412,8 @@ class _Plan:
             else:
                 view = view_of(leaf, path, self.pool, detach=not torch.is_grad_enabled())
         elif leaf.dim() > 1:
-            view = view_of_strided(leaf, path)
+            pad_bits = self._pad_bits(leaf.dtype, key) if self.layout == "padded" else None
+            view = view_of_strided(leaf, path, pad_bits)
         else:  # of rows without dims, or of no rows: nothing is ragged
             none = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             parts = () if stays else leaf.unbind()

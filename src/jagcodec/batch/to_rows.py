@@ -14,7 +14,7 @@ from tensordict import UnbatchedTensor, is_tensorclass
 from jagcodec._arguments import check_option, name_list
 from jagcodec.batch.columns import AnyBatch, columns_of
 from jagcodec.errors import ArgumentTypeError
-from jagcodec.memory.tensor_bytes import number_array
+from jagcodec.memory.tensor_bytes import array_tensor, number_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.row_splits import RowSplits
@@ -134,12 +134,8 @@ class _Making:
             return rows
         if column.dtype.kind not in "biufc":
             return list(column)  # of strings, say, which are not tensors
-        # Torch warns of memory that is not writable, and knows neither another byte order nor a
-        # step backwards.
-        plain = column.flags.writeable and all(step >= 0 for step in column.strides)
-        own = np.require(column, column.dtype.newbyteorder("="), None if plain else ("C", "O", "W"))
         try:
-            return list(torch.from_numpy(own).unbind())
+            return list(array_tensor(column).unbind())
         except TypeError as error:  # a long double
             detail = f"expected a dtype that torch has, found {column.dtype}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error

@@ -123,6 +123,15 @@ def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return host.numpy()
 
 
+def array_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array of numbers as a tensor, aliased if possible; TypeError if torch lacks the dtype."""
+    # Torch warns of memory that is not writable, and knows neither another byte order nor a step
+    # backwards.
+    plain = array.flags.writeable and all(step >= 0 for step in array.strides)
+    native = array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, native, None if plain else ("C", "O", "W")))
+
+
 def array_bytes(array: npt.NDArray[Any]) -> ByteArray:
     """A C-contiguous array of numbers as flat bytes that alias it."""
     return array.reshape(-1).view(np.uint8)

@@ -28,6 +28,7 @@ from jagcodec.memory.tensor_bytes import (
     cat_bits,
     from_words,
     plain_array,
+    refill,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
@@ -232,14 +233,29 @@ def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
     return nested.values()[: int(shapes.prod(axis=1).sum())], shapes
 
 
-def view_of_strided(nested: torch.Tensor, path: str) -> RaggedView:
-    """The rows of a strided nested tensor end to end, which may differ in one dim."""
+def view_of_strided(nested: torch.Tensor, path: str, pad_bits: bytes | None = None) -> RaggedView:
+    """The rows of a strided nested tensor end to end along the first dim in which they differ.
+
+    With `pad_bits`, they are padded to the longest in all later dims in which they differ.
+    """
     rows = list(nested.unbind())
     shapes = np.array([row.shape for row in rows], dtype=np.int64)
     dims = np.flatnonzero((shapes != shapes[:1]).any(axis=0)).tolist()
-    if len(dims) > 1:
-        detail = f"expected rows that differ in one dim, found {len(dims)}; name it in keep_jagged"
+    if len(dims) > 1 and pad_bits is None:
+        expected = f"expected rows that differ in one dim, found {len(dims)}"
+        detail = f"{expected}; pad them (layout='padded') or name the column in keep_jagged"
         raise ArgumentError("bad_shape", path, detail)
     dim = dims[0] if dims else 0
     row_splits = RowSplits.from_lengths(shapes[:, dim].copy())
-    return end_to_end(cat_bits(rows, dim), row_splits, dim + 1)
+    if len(dims) < 2 or pad_bits is None:
+        return end_to_end(cat_bits(rows, dim), row_splits, dim + 1)
+    shape = shapes.max(axis=0)
+    shape[dim] = row_splits.total
+    values = refill(rows[0].detach().new_empty(shape.tolist()), pad_bits)
+    for row, start in zip(rows, row_splits.starts.tolist(), strict=True):
+        place = values if row.requires_grad else as_words(values)
+        cells = row if row.requires_grad else as_words(row)
+        for axis, size in enumerate(row.shape):
+            place = place.narrow(axis, start if axis == dim else 0, size)
+        place.copy_(cells)
+    return end_to_end(values, row_splits, dim + 1)

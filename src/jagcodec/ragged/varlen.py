@@ -92,8 +92,10 @@ def view_of_varlen(
             raise ArgumentError("bad_shape", path, detail)
         if pool is not None:
             pool.remember(column.cu_seqlens, row_splits)
-    fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (row_splits.total,)]
+    shape = tuple(column.values.shape)
+    fits = [dim for dim in (0, 1) if shape[dim : dim + 1] == (row_splits.total,)]
     if len(fits) != 1:
         detail = f"expected values with one dim of {row_splits.total} tokens by cu_seqlens, found "
-        raise ArgumentError("bad_shape", path, f"{detail}shape {tuple(column.values.shape)}")
+        detail += f"shape {shape}" + ("; keep such a column jagged" if fits else "")
+        raise ArgumentError("bad_shape", path, detail)
     return end_to_end(column.values, row_splits, 1 + fits[0])

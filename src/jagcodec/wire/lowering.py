@@ -420,8 +420,12 @@ class Lowering:
         return (Code.JAGGED, name, len(view.shape), view.ragged_dim)
 
     def _rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
-        """The array over the memory of a tensor."""
-        name = NUMPY_NAMES[array.dtype]
+        """An array as the tensor over its memory, or as TensorDicts hold it."""
+        name = NUMPY_NAMES.get(array.dtype)
+        if name is None:
+            if non_tensor.is_numeric(array) and numpy_name(array.dtype) is None:
+                return self._without_dtype(array)
+            return self.lower(non_tensor.leaf_of_array(array))
         self._cells(array, name, array.shape)
         return (Code.TENSOR, name, array.ndim)
 

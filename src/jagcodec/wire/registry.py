@@ -312,6 +312,9 @@ PLAIN_TYPES: tuple[NamedType, ...] = (
 BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
 """What a `BatchedDataDict` is called."""
 
+PACKED_COLUMN = "jagcodec.PackedColumn"
+"""What a `PackedColumn` is called."""
+
 
 # --- classes that the other side knows by their name -------------------------------------------
 
