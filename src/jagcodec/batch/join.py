@@ -19,6 +19,8 @@ import torch
 
 from jagcodec.batch.compare import agreed, same_values, uncontradicted
 from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.forms import as_leaf
@@ -28,7 +30,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import join_leaves, same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, fail, in_message
+from jagcodec.wire.checks import in_message
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.leaf import FieldSchema
@@ -114,6 +116,8 @@ class Messages:
             buffer, offset, stored = buffer * some, offset * some, stored * some
         dtype = torch_dtype(spelled)
         cell, most = each * dtype.itemsize, int(stored.max())
+        if not cell and sum(cells.tolist()) * extent_of(inner) * dtype.itemsize > INT64_MAX:
+            return None  # joined one by one, with an error that names the column
         if most >= INDIRECT:
             return None
         if group is None and not (cell and (cells == self._counts).all()):
@@ -242,8 +246,7 @@ class JoinedRows(ColumnSource):
     ) -> None:
         """Rows of `parts`: `WireBatch`es, or messages to open; in `messages` if read in place."""
         rows = sum(counts)
-        if rows > INT64_MAX:
-            raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
+        check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
             first = parts[0].source
             sizes = [rows, *first.sizes[1:]]

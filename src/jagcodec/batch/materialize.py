@@ -42,11 +42,13 @@ from jagcodec.batch.rectangles import (
     allocate_rectangles,
     check_width,
     fill_rectangles,
+    no_memory,
     padded_columns,
     path_of,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import WritableBuffer
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
@@ -451,6 +453,7 @@ class _Plan:
         if self.aligned is not None and 0 < most < held:
             detail = f"expected at most pad_to_seqlen={most} cells, found {held}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
+        check_extent(leaf.shape, leaf.itemsize, path_of(key))
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
@@ -498,5 +501,8 @@ class _Plan:
                 detail = f"expected no column {mask!r}, found one; pass attention_mask_of="
                 raise ArgumentError("conflict", where, f"{detail}{{{name!r}: 'another name'}}")
             row_splits, left_pad, width, device = self._masked[name]
-            ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
+            try:
+                ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
+            except RuntimeError as error:  # cells without bytes may be many
+                raise no_memory((row_splits.rows, width), mask, error) from error
             columns[mask] = self._padded(end_to_end(ones, row_splits), left_pad, width, mask)

@@ -27,6 +27,7 @@ from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import join_rows, side_by_side
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.memory import INT64_MAX
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
@@ -37,7 +38,6 @@ from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
-from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.wire_batch import WireBatch
 
 

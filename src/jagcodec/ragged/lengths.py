@@ -12,6 +12,7 @@ import torch
 
 from jagcodec._arguments import integer_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.memory import INT64_MAX
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.ragged.nested import is_jagged, view_of
@@ -21,7 +22,6 @@ Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 """What callers may hand in where lengths are asked for."""
 
 
-_LARGEST = np.iinfo(np.int64).max
 LENGTH_DTYPES = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
 )
@@ -42,7 +42,7 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
         row = int(np.argmax(row_splits.lengths < 0))
         detail = f"expected a length of 0 or more, below 2**63, found {found[row]}"
         raise ArgumentError("bad_length", f"{path}, row {row}", detail)
-    if row_splits.max * row_splits.rows > _LARGEST:
+    if row_splits.max * row_splits.rows > INT64_MAX:
         detail = f"expected lengths that add up below 2**63, found {row_splits.max}"
         raise ArgumentError("bad_length", path, detail)
     return row_splits
@@ -83,7 +83,7 @@ def _length(item: Any, path: str) -> int:
         if number is None:
             detail = f"expected integer lengths, found {brief(item)}"
             raise ArgumentTypeError("bad_dtype", path, detail)
-    if not -_LARGEST <= number <= _LARGEST:
+    if not -INT64_MAX <= number <= INT64_MAX:
         detail = f"expected a length of 0 or more, below 2**63, found {brief(number)}"
         raise ArgumentError("bad_length", path, detail)
     return int(number)

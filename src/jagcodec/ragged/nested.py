@@ -20,6 +20,7 @@ from torch.nested._internal.nested_tensor import (
 )
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import (
@@ -209,7 +210,11 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
     """A strided nested tensor over `values`, which holds components of these (N, rank) shapes."""
     if not len(shapes):
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
-        return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
+        try:
+            return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
+        except NotImplementedError:  # torch fills a tensor first, which it cannot do for all dtypes
+            none = torch.empty((0, 0), dtype=torch.int64)
+            return torch._nested_view_from_buffer(values[:0], none, none, none.view(-1))
     if values.storage_offset():  # which torch passes over
         grad = values.requires_grad
         values = values.clone() if grad else from_words(as_words(values).clone(), values.dtype)
@@ -246,12 +251,14 @@ def view_of_strided(nested: torch.Tensor, path: str, pad_bits: bytes | None = No
         detail = f"{expected}; pad them (layout='padded') or name the column in keep_jagged"
         raise ArgumentError("bad_shape", path, detail)
     dim = dims[0] if dims else 0
-    row_splits = RowSplits.from_lengths(shapes[:, dim].copy())
+    lengths = shapes[:, dim].copy()
+    shape = shapes.max(axis=0).tolist()
+    shape[dim] = total_of(lengths)
+    check_extent(shape, nested.itemsize, path)
+    row_splits = RowSplits.from_lengths(lengths)
     if len(dims) < 2 or pad_bits is None:
         return end_to_end(cat_bits(rows, dim), row_splits, dim + 1)
-    shape = shapes.max(axis=0)
-    shape[dim] = row_splits.total
-    values = refill(rows[0].detach().new_empty(shape.tolist()), pad_bits)
+    values = refill(rows[0].detach().new_empty(shape), pad_bits)
     for row, start in zip(rows, row_splits.starts.tolist(), strict=True):
         place = values if row.requires_grad else as_words(values)
         cells = row if row.requires_grad else as_words(row)

@@ -24,6 +24,7 @@ from tensordict import (
 
 from jagcodec._arguments import mapping_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
+from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.tensor_bytes import cat_bits
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import take_rows, values_of
@@ -142,6 +143,11 @@ class _Choice(NamedTuple):
         """Whether rows are chosen of one column, which need not be copied first."""
         return len(leaves) == 1 and self.chosen is not None
 
+    def _check_extent(self, rows: int, cell: Sequence[int], itemsize: int, path: str) -> None:
+        """Refuse rows of such cells that are too many to be joined, or to be chosen again."""
+        most = max(rows, 0 if self.chosen is None else len(self.chosen))
+        check_extent((most, *cell), itemsize, path)
+
     def _listed(self, items: Iterable[Any]) -> list[Any]:
         listed = list(items)
         return listed if self.chosen is None else [listed[i] for i in self.chosen]
@@ -159,8 +165,10 @@ class _Choice(NamedTuple):
             ]
             _check_equal(kinds, "dtype", path, _CONVERT)
             _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
-            longest = max((leaves[self.model], *leaves), key=operator.attrgetter("dtype.itemsize"))
-            whole = np.concatenate(leaves, dtype=longest.dtype)
+            whole = max((leaves[self.model], *leaves), key=operator.attrgetter("dtype.itemsize"))
+        self._check_extent(sum(map(len, leaves)), whole.shape[1:], whole.itemsize, path)
+        if not self._one(leaves):
+            whole = np.concatenate(leaves, dtype=whole.dtype)
         return whole if self.chosen is None else whole[_index(self.chosen)]
 
     def _unbatched(self, leaves: Sequence[Any], path: str) -> Any:
@@ -182,10 +190,12 @@ class _Choice(NamedTuple):
             dim = view.ragged_dim
             inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]
             _check_equal(inner, "row shape", path, _RAGGED)
+            total = sum(each.row_splits.total for each in views)
+            check_extent((total, *inner[0]), view.dtype.itemsize, path)
             values = cat_bits([values_of(each) for each in views], dim - 1)
             row_splits = self.pool.joined([each.row_splits for each in views])
             view = end_to_end(values, row_splits, dim)
-        return view if self.chosen is None else _select_view(view, self.chosen, self.pool)
+        return view if self.chosen is None else _select_view(view, self.chosen, self.pool, path)
 
     def _tensors(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
         first, chosen = leaves[0], self.chosen
@@ -203,6 +213,7 @@ class _Choice(NamedTuple):
         if len(leaves) > 1:
             _check_equal([tuple(leaf.shape[1:]) for leaf in leaves], "row shape", path, _PACK)
         if first.layout is torch.strided:
+            self._check_extent(sum(map(len, leaves)), first.shape[1:], first.itemsize, path)
             whole = first if self._one(leaves) else cat_bits(leaves, 0)
             if isinstance(chosen, range):
                 return whole[chosen.start : chosen.stop]
@@ -236,7 +247,7 @@ class _Choice(NamedTuple):
         stacks = [isinstance(leaf, NonTensorStack) for leaf in leaves]
         whole = not any(stacks) and all(array is None for array in arrays)
         if whole and (len(leaves) == 1 or all(self.same(first.data, x.data) for x in leaves)):
-            return type(first)(first.data, batch_size=[self._count(leaves), *rest[0]])
+            return type(first)(first.data, batch_size=[self._count(leaves, path), *rest[0]])
         if rest[0]:
             detail = (
                 "expected objects of one batch dim, found a stack of several; flatten the batch"
@@ -262,17 +273,19 @@ class _Choice(NamedTuple):
         if not isinstance(model, dict):
             sizes = [() if isinstance(x, dict) else tuple(x.batch_size[1:]) for x in leaves]
             _check_equal(sizes, "batch dims after the first", path)
-            rows = self._count(leaves)
+            rows = self._count(leaves, path)
         names = same_fields(enumerate(map(list, batches)), path)
         columns = {
             name: self.of([batch[name] for batch in batches], f"{path}[{name!r}]") for name in names
         }
         return like(model, columns, rows)
 
-    def _count(self, leaves: Sequence[Any]) -> int:
+    def _count(self, leaves: Sequence[Any], path: str) -> int:
         if self.chosen is not None:
             return len(self.chosen)
-        return sum(row_count(leaf, "") or 0 for leaf in leaves)
+        rows = sum(row_count(leaf, "") or 0 for leaf in leaves)
+        check_extent([rows], 1, path)
+        return rows
 
     def _the_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
         """What belongs to the whole batch, of batches that have the same."""
@@ -354,10 +367,13 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
     return first or ()
 
 
-def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> RaggedView:
+def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: str) -> RaggedView:
     """These rows of a jagged column, end to end: aliased or copied as by `select_leaf`."""
-    rows = _index(chosen)
-    row_splits = pool.unique(RowSplits.from_lengths(view.row_splits.lengths[rows]))
+    rows, dim = _index(chosen), view.ragged_dim
+    lengths = view.row_splits.lengths[rows]
+    shape = (*view.shape[: dim - 1], total_of(lengths), *view.shape[dim:])
+    check_extent(shape, view.dtype.itemsize, path)
+    row_splits = pool.unique(RowSplits.from_lengths(lengths))
     memory = view.memory
     in_order = view.starts is None and view.ragged_dim == 1
     if in_order and isinstance(chosen, range) and isinstance(memory, torch.Tensor):

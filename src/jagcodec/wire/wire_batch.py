@@ -437,7 +437,10 @@ class MessageColumns(ColumnSource):
                 if self.message.reading.file is not None:
                     note_file(named, self.message.reading.file)
                 raise named from error
-            except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
+            except ArgumentError as error:  # of the caller's choice of rows
+                path = f"{error.path}, column {name!r}"
+                raise type(error)(error.reason, path, error.detail) from error
+            except (JagcodecError, OSError, MemoryError):  # of the source, the machine
                 raise
             except Exception as error:  # torch, numpy and tensordict raise all kinds
                 raise inside(bad(f"rows of {node.kind.name}", error), name) from error
