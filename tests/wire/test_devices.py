@@ -265,6 +265,7 @@ def test_page_locked_rectangles_are_not_overwritten_before_they_have_been_read()
 
 
 FULL, MASK = (nested(map(range, n), torch.float32) for n in ((4, 3, 6), (3, 0, 2)))
+TURNS = nested([[0, 0, 1, 1], [0, 1, 0], [0, 1, 0, 0, 1, 1]], torch.bool)
 IDS, ROWS = torch.arange(12).view(3, 4), to_nested_by_length(PADDED, LENGTHS)
 ENDS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
 GAPS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
@@ -292,6 +293,7 @@ CALLS: dict[str, tuple[int, Any, list[Any]]] = {
     "row gather": (0, gather, [PADDED.view(24, 3)]),
     "padded": (1, padded, [pack_jagged_fields({"a": ROWS}, lengths=None)]),
     "responses": (1, jagcodec.response_from_nested, [FULL, MASK]),
+    "responses in turns": (1, jagcodec.response_from_nested, [FULL, TURNS]),
     "rows of a mask": (1, to_nested_by_length, [IDS, MASK]),
     "mask at one end": (1, by_mask, [IDS, ENDS]),
     "mask with gaps": (1, by_mask, [IDS, GAPS]),

@@ -32,6 +32,7 @@ from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, payloads_of_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
@@ -272,6 +273,7 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
             raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
         found = int(column.shape[0])
     else:
+        refuse_packed(column, path, "a padded or jagged column")
         detail = "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and "
         detail += f"None, or payloads of a TensorDict, found {described(column)}"
         detail += " without batch dims" if is_non_tensor(column) else ""

@@ -36,6 +36,7 @@ from jagcodec.pack.fields import tensordict_of
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
@@ -412,6 +413,7 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
     """The rows of a column."""
     if type(column) is list or type(column) is tuple:
         return column
+    refuse_packed(column, path, "a column of N rows")
     if isinstance(column, (torch.Tensor, np.ndarray)) and not is_jagged(column):
         check_plain(column, path)
     if isinstance(column, torch.Tensor):

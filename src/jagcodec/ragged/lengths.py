@@ -17,6 +17,7 @@ from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.varlen import PackedColumn
 
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 """What callers may hand in where lengths are asked for."""
@@ -92,6 +93,9 @@ def _length(item: Any, path: str) -> int:
 def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """As `read_lengths`; a jagged tensor has its row lengths read, and its offsets object kept."""
     if not is_jagged(lengths):
+        if isinstance(lengths, PackedColumn):
+            detail = "expected (N,) lengths, found PackedColumn; pass its .cu_seqlens.diff()"
+            raise ArgumentTypeError("bad_type", path, detail)
         return read_lengths(lengths, path, rows=rows)
     view = view_of(lengths, path)
     if view.ragged_dim != 1:
