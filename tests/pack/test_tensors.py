@@ -24,6 +24,7 @@ from jagcodec import (
 from jagcodec.errors import JagcodecError, JagcodecWarning
 from jagcodec.pack.tensors import stack_or_nest, to_nested_by_length
 from jagcodec.testing import jagged_tensors, tensors
+from jagcodec.types import PackedColumn
 from tests.oracle import assert_same, bits, pad_rows, rows_of
 from tests.strategies import lengths_in, torch_dtypes
 
@@ -209,6 +210,10 @@ def test_what_the_error_of_a_packed_column_says_helps():
                 call(packed(jagged))
             remedy = caught.value.detail.rpartition(" is ")[2]
             assert_same(eval(remedy, {"torch": torch, "x": packed(jagged)}), jagged)
+    odd = PackedColumn("x", [1], 2, None)  # type: ignore[arg-type]
+    for call in (*calls, lambda x: response_from_nested(x, ids)):
+        with pytest.raises(JagcodecError, match=r"\.values: expected a tensor, found str"):
+            call(odd)
     for pack in PACKS:
         with pytest.raises(JagcodecError, match=r"pass its \.cu_seqlens\.diff\(\)"):
             pack(PADDED, packed(ids))

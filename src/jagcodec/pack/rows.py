@@ -47,7 +47,7 @@ from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.place import frames_of_items
 from jagcodec.wire.registry import registered_name
-from jagcodec.wire.spec import MAX_NDIM, PLAIN, Code
+from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, PLAIN, Code
 
 
 def pack_rows(
@@ -460,9 +460,6 @@ def _is_dtype(value: Any) -> bool:
     return isinstance(value, torch.dtype) and value in TORCH_NAMES
 
 
-_MOST_CELLS = 1 << 52  # more than any memory has, were the empty dims of a schema 1
-
-
 def _check_makable(field: FieldSchema, path: str) -> None:
     """Refuse a schema that no column of rows can have."""
     shape: Any = field.shape
@@ -471,7 +468,7 @@ def _check_makable(field: FieldSchema, path: str) -> None:
         not all(size is None or (type(size) is int and size >= 0) for size in sizes)
         or not (field.kind == "tensor" or (field.kind == "jagged" and None in sizes))
         or not (field.dtype is None or _is_dtype(field.dtype))
-        or math.prod(size or 1 for size in sizes) > _MOST_CELLS
+        or 16 * math.prod(size or 1 for size in sizes) >= MAX_BYTES
     ):
         dtype = str(field.dtype) if isinstance(field.dtype, torch.dtype) else brief(field.dtype)
         detail = "expected the schema of a column that rows can make (tensor or jagged, a torch "

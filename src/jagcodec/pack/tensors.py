@@ -30,7 +30,7 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, refuse_packed, view_of_varlen
+from jagcodec.ragged.varlen import PackedColumn, check_varlen, refuse_packed, view_of_varlen
 from jagcodec.ragged.views import NestedParts, RaggedView, rows_of_rectangle
 
 _PADDED = "a padded (strided) tensor"
@@ -291,7 +291,9 @@ def _views_of(
     """The rows of both; a mask that may be of whole rows is copied to the host, too."""
     given = {f"{where}(full)": full, f"{where}(response_mask)": response_mask}
     for path, value in given.items():
-        if not is_jagged(value) and not isinstance(value, PackedColumn):
+        if isinstance(value, PackedColumn):
+            check_varlen(value, path)
+        elif not is_jagged(value):
             detail = f"expected a jagged tensor, found {describe(value)}; use to_nested_by_length"
             raise ArgumentTypeError("bad_type", path, detail)
     both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]

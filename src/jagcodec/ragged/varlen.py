@@ -38,7 +38,8 @@ class PackedColumn(NamedTuple):
 def refuse_packed(value: object, path: str, expected: str) -> None:
     """Refuse a varlen column where something else is expected, with what to make of it."""
     if isinstance(value, PackedColumn):
-        dim = "" if value.values.shape[:1] == value.position_ids.shape else ", jagged_dim=2"
+        check_varlen(value, path)
+        dim = "" if value.values.shape[:1] == (int(value.cu_seqlens[-1]),) else ", jagged_dim=2"
         detail = f"expected {expected}, found PackedColumn x; a jagged tensor of it is "
         detail += f"torch.nested.nested_tensor_from_jagged(x.values, x.cu_seqlens.long(){dim})"
         raise ArgumentTypeError("bad_type", path, detail)
