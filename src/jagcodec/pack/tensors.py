@@ -27,7 +27,7 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
 )
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.lengths import Lengths, read_rows
+from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, check_varlen, refuse_packed, view_of_varlen
@@ -135,8 +135,8 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     widest = row_splits.max if exact_width else sys.maxsize
     fits = val.dim() > 1 and len(val) == row_splits.rows
     if fits and row_splits.max <= val.shape[1] <= widest:
-        array = plain_array(val)
-        if array is not None and array.dtype.kind in "iu" and not any_padded([array], row_splits):
+        integers = val.is_cpu and val.dtype in LENGTH_DTYPES
+        if integers and not any_padded([number_array(val)], row_splits):
             warn_of_leftovers(path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
@@ -364,7 +364,21 @@ def _warn(path: str, detail: str) -> None:
 def warn_of_rectangle(path: str) -> None:
     """Warn of a column that was named, and cannot be packed."""
     detail = "stays rectangular although you named it as per-token, because its rows or its width "
-    _warn(path, detail + "do not fit the lengths or the mask")
+    _warn(path, f"{detail}do not fit the lengths or the mask. {MISSING_CELL}")
+
+
+FEW_CELLS = 2
+"""A rectangle that lacks so many cells of the longest row, or fewer, is likely to be per-token."""
+
+MISSING_CELL = "If it lacks the first token, pad it: torch.nn.functional.pad(x, (1, 0)) for (N, S)"
+"""What to do with log-probabilities of all tokens but the first."""
+
+
+def warn_of_narrow(path: str) -> None:
+    """Warn of a column without a name that is almost as wide as those that are packed."""
+    detail = "stays rectangular, because it is a few cells narrower than the longest row or the "
+    detail += f"mask: a per-token column has a cell for each token. {MISSING_CELL}. If it is not "
+    _warn(path, detail + "per-token, name the columns that are in token_aligned_fields")
 
 
 def warn_of_leftovers(path: str) -> None:
