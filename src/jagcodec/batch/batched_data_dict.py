@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import ODD, check_name, known_names, mapping_of, named_columns
+from jagcodec._arguments import ODD, check_name, flag_of, known_names, mapping_of, named_columns
 from jagcodec.batch.compare import same_values
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
@@ -196,6 +196,7 @@ class BatchedDataDict(dict[str, Any]):
         """
         where = "BatchedDataDict.to"
         target = usable_device(device, f"{where}(device)")
+        non_blocking = flag_of(non_blocking, f"{where}(non_blocking)")
         if target is None:
             return self.copy()
         place = lambda key: f"{where}({'.'.join(key)!r})"  # noqa: E731

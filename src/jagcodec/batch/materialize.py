@@ -30,6 +30,7 @@ from jagcodec.batch.columns import (
     is_encoded,
     meta_of,
     opened,
+    row_count_of,
 )
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import join_rows
@@ -55,6 +56,7 @@ from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
     check_column,
+    check_memory,
     is_jagged,
     nested_tensor,
     readable_view,
@@ -263,6 +265,8 @@ def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> 
             return batch
         opened_columns = columns_of(batch, where)
         return opened_columns._replace(columns=moved(opened_columns.columns, device, pool, path_of))
+    if device is not None:
+        row_count_of(batch, where)  # which refuses a dict that does not hold columns
     columns = batch if device is None else moved(batch, device, pool, path_of)
     if isinstance(batch, dict):
         return columns_of(columns, where, pool=pool)
@@ -465,6 +469,7 @@ class _Plan:
             detail = f"expected a strided rectangle to make {width} cells wide, found "
             detail += f"{describe(leaf)}; leave it out of token_aligned_fields"
             raise ArgumentError("bad_shape", path_of(key), detail)
+        check_memory(leaf, path_of(key))
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
         return self._padded(full_rows(leaf, row_splits), left_pad, width, key)

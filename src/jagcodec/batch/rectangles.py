@@ -13,6 +13,7 @@ import torch
 from jagcodec.errors import ArgumentError, WireFormatError, describe
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
+from jagcodec.memory.plain_types import remedy_for
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
 from jagcodec.ragged.pad_values import bits_of
@@ -155,6 +156,7 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
         found = found[name]
     fits = (
         isinstance(found, torch.Tensor)
+        and not (remedy_for(found) or found.is_nested)
         and (tuple(found.shape), found.dtype) == (rectangle.shape, rectangle.dtype)
         and found.device == rectangle.device
         and found.layout is torch.strided

@@ -315,9 +315,9 @@ def _filled(
         detail = f"expected a dtype that Python's numbers can have, found {wanted}; pass tensors"
         raise ArgumentTypeError("bad_dtype", "", detail)
     code, stored, precision = _CODES[wanted]
-    values = np.empty(sum(sizes), dtype=stored)
     lengths = np.array(sizes, dtype=np.int64)
     try:
+        values = np.empty(sum(sizes), dtype=stored)
         bad = cells.fill(rows, lengths, values, code, precision, plain_number)
         if wanted in _LEAST_INFINITE:
             # A number before that was written, and may become infinite.

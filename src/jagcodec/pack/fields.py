@@ -389,7 +389,7 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
     if isinstance(mask, torch.Tensor) and mask.layout is torch.strided and not mask.is_nested:
         try:
             mask = mask.detach().cpu().numpy()
-        except TypeError:  # numpy does not have the dtype
+        except (TypeError, RuntimeError):  # numpy does not have the dtype
             raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}") from None
     if not isinstance(mask, np.ndarray):
         raise ArgumentTypeError("bad_type", path, f"{expected} {describe(mask)}")

@@ -390,10 +390,11 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
         detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
-        if not isinstance(dtypes, Mapping) or not list(dtypes.keys()):
+        named = mapping_of({} if dtypes is None else dtypes, f"{where}(dtypes)", _DTYPES)
+        if not named:
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
-        return 0, dict.fromkeys(dtypes, ())
+        return 0, dict.fromkeys(named, ())
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             detail = f"expected a mapping of names to values, found {describe(row)}"
@@ -432,12 +433,13 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
 
 
 _ANY = FieldSchema("", None, None)
+_DTYPES = "a dict of names to dtypes"
 
 
 def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
     """What `dtypes` says about each column it names; of a bare dtype the kind is empty."""
     fields: dict[str, FieldSchema] = {}
-    for name, dtype in mapping_of(dtypes, path, "a dict of names to dtypes").items():
+    for name, dtype in mapping_of(dtypes, path, _DTYPES).items():
         if not isinstance(name, str):
             detail = f"expected names that are strings, found {brief(name)}"
             raise ArgumentTypeError("bad_type", path, detail)

@@ -28,7 +28,13 @@ from jagcodec.memory.tensor_bytes import (
 )
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
+from jagcodec.ragged.nested import (
+    check_jagged,
+    is_jagged,
+    nested_tensor,
+    parts_of,
+    view_of_parts,
+)
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, check_varlen, refuse_packed, view_of_varlen
 from jagcodec.ragged.views import NestedParts, RaggedView, rows_of_rectangle
@@ -293,7 +299,9 @@ def _views_of(
     for path, value in given.items():
         if isinstance(value, PackedColumn):
             check_varlen(value, path)
-        elif not is_jagged(value):
+        elif is_jagged(value):
+            check_jagged(value, path)
+        else:
             detail = f"expected a jagged tensor, found {describe(value)}; use to_nested_by_length"
             raise ArgumentTypeError("bad_type", path, detail)
     both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]

@@ -48,6 +48,19 @@ def check_column(column: Any, path: str) -> None:
         check_plain(column, path)
 
 
+def check_memory(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a tensor that has no memory to copy rows from; one on the meta device has shapes."""
+    if not (type(tensor) in TENSOR_TYPES and tensor.is_meta):
+        check_plain(tensor, path)
+
+
+def check_jagged(jagged: torch.Tensor, path: str) -> None:
+    """Refuse a jagged tensor whose rows or whose lengths cannot be read."""
+    parts = parts_of(jagged)
+    for part in (parts.values, parts.offsets):
+        check_plain(part, path)
+
+
 def is_jagged(value: object) -> bool:
     """Whether `value` is a `torch.jagged` nested tensor: ``value.layout is torch.jagged``."""
     return type(value) is NestedTensor
@@ -91,8 +104,7 @@ def view_of_parts(
 ) -> RaggedView:
     """As `view_of`. Columns that share offsets read them once, from `copies` if on a device."""
     values, dim = parts.values, parts.ragged_dim
-    if type(values) not in TENSOR_TYPES:
-        check_plain(values, path)
+    check_memory(values, path)
     shape = tuple(values.shape)
     cells = shape[dim - 1]
     row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
@@ -243,6 +255,7 @@ def view_of_strided(nested: torch.Tensor, path: str, pad_bits: bytes | None = No
 
     With `pad_bits`, they are padded to the longest in all later dims in which they differ.
     """
+    check_memory(nested, path)
     rows = list(nested.unbind())
     shapes = np.array([row.shape for row in rows], dtype=np.int64)
     dims = np.flatnonzero((shapes != shapes[:1]).any(axis=0)).tolist()
