@@ -84,8 +84,8 @@ class Placement:
         wrong = np.flatnonzero(prompts > lengths)
         if len(wrong):
             row = int(wrong[0])
-            detail = f"expected a prompt within its row of {lengths[row]}, found {prompts[row]} "
-            detail += "tokens; give columns without prompts another padding_side by name"
+            expected = f"expected a prompt within its row of {lengths[row]}"
+            detail = f"{expected}, found {prompts[row]} tokens"
             raise ArgumentError("bad_length", f"{path_of(key)}, row {row}", detail)
         longest = int(prompts.max(initial=0))
         before = self.prompt_width or longest
@@ -255,22 +255,22 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
         if kind is not _JAGGED:
             return None
         buffer, at, stored, own, cells, *inner = numbers[node.number : node.end]
-        if own != group:
-            try:
+        spelled, _, ragged_dim = node.fields
+        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
+        bits: bytes | None = _ZEROS[size]
+        try:
+            if own != group:
                 group, splits = own, message.row_splits(own)
                 starts = splits.starts
                 total = splits.total if splits.rows == rows else -1
                 if chosen is not None:
                     splits, starts = chosen.among(splits)
-            except WireFormatError:
-                return None
-            lengths, place = splits.lengths, (splits.rows, splits.max)
-            padded_cells = splits.rows * splits.max
-        spelled, _, ragged_dim = node.fields
-        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
-        bits: bytes | None = _ZEROS[size]
-        if name in pads:
-            bits = bits_of(pads[name], torch_dtype(spelled))
+                lengths, place = splits.lengths, (splits.rows, splits.max)
+                padded_cells = splits.rows * splits.max
+            if name in pads:
+                bits = bits_of(pads[name], torch_dtype(spelled))
+        except WireFormatError:  # it is raised again, with the name of the column
+            return None
         for extent in inner:
             size *= extent
         held = padded_cells * size
@@ -287,7 +287,6 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
         columns[name] = torch.from_numpy(array)
         tasks.append((array, data, starts, lengths, None, shape[1], size, bits))
     pad_all(tasks)
-    for name, node in columns.items():
-        if type(node) is Node:
-            columns[name] = message.tensor(node, chosen)
+    others = {name: node for name, node in columns.items() if type(node) is Node}
+    columns |= source.each(others, message.tensor, chosen)
     return columns

@@ -375,9 +375,13 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
         if first is None or names == first:
             first = names
             continue
-        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
-            how = "missing" if name in first else "in addition"
-            detail = f"expected the columns of batch 0, found {name!r} {how}; select the others"
+        # In the order of the columns, and not in that of a set, which the hash seed decides.
+        known, held = dict.fromkeys(first), dict.fromkeys(names)
+        odd = [(name, "missing") for name in known if name not in held]
+        odd += [(name, "in addition") for name in held if name not in known]
+        for name, how in odd:
+            found = f"found {brief(name)} {how}; select the others"
+            detail = f"expected the columns of batch 0, {found}"
             raise ArgumentKeyError("no_such_field", f"{where} of batch {i}", detail)
     return first or ()
 
