@@ -429,6 +429,17 @@ def test_what_was_checked_is_what_is_used(monkeypatch, owner, name, value, place
     assert frames[-1][place] == written
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 4])
+def test_a_dictionary_of_value_0_is_none(size):
+    def stored(dictionary):
+        frame = forge.zstd((b"\7", 320), size=320, dictionary=dictionary)
+        return forge.compressed(tensor(shape=[320], dtype="uint8"), [320], frame)
+
+    assert agree(stored(bytes(size)))
+    if size:
+        assert not agree(stored(bytes(size - 1) + b"\1"))
+
+
 @pytest.mark.parametrize("failure", [TransportError("no_peer", "store", "gone"), OSError("cut")])
 def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
     source = Mock(side_effect=Store(encode(TensorDict({"a": torch.arange(9000)}, [9000]))))

@@ -199,8 +199,11 @@ class BatchedDataDict(dict[str, Any]):
         non_blocking = flag_of(non_blocking, f"{where}(non_blocking)")
         if target is None:
             return self.copy()
-        place = lambda key: f"{where}({'.'.join(key)!r})"  # noqa: E731
-        columns = moved(self, target, RowSplitsPool(), place, non_blocking=non_blocking)
+
+        def path_of(key: tuple[str, ...]) -> str:
+            return f"{where}({'.'.join(key)!r})"
+
+        columns = moved(self, target, RowSplitsPool(), path_of, non_blocking=non_blocking)
         return self.with_columns(columns)
 
 

@@ -38,7 +38,7 @@ NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 """The type of `torch.jagged` nested tensors, for dispatch by type."""
 
 
-COLUMN_TYPES = TENSOR_TYPES | ARRAY_TYPES | {NESTED_TENSOR, UnbatchedTensor}
+COLUMN_TYPES: frozenset[type] = TENSOR_TYPES | ARRAY_TYPES | {NESTED_TENSOR, UnbatchedTensor}
 """The types of tensors and arrays that a column may be."""
 
 
