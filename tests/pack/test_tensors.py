@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jagcodec import (
     encode_fields,
+    encode_rows,
     materialize,
     maybe_pack_jagged,
     pack_jagged_fields,
@@ -253,6 +254,72 @@ def test_gradients_flow_through_the_layout():
         make(padded).values().sum().backward()
         assert padded.grad is not None
         assert padded.grad.tolist() == gradient
+
+
+FULL = nested([torch.arange(4.0), torch.arange(3.0)])
+# A call, what its error says, and the call that does as it says.
+REMEDIES: list[tuple[Any, str, Any]] = [
+    (
+        lambda: response_from_nested(torch.arange(7.0), nest(1, 2)),
+        r"p\._replace\(values=x\)",
+        lambda: response_from_nested(packed(FULL)._replace(values=torch.arange(7.0)), nest(1, 2)),
+    ),
+    (
+        lambda: response_from_nested(torch.ones(2, 4), nest(1, 2)),
+        "use to_nested_by_length",
+        lambda: response_from_nested(to_nested_by_length(torch.ones(2, 4), [4, 3]), nest(1, 2)),
+    ),
+    (
+        lambda: response_from_nested(torch.nested.nested_tensor([*FULL.unbind()]), nest(1, 2)),
+        r"stack_or_nest\(x\.unbind\(\), always_nest=True\)",
+        lambda: response_from_nested(
+            stack_or_nest(torch.nested.nested_tensor([*FULL.unbind()]).unbind(), always_nest=True),
+            nest(1, 2),
+        ),
+    ),
+    (
+        lambda: to_nested_by_length(torch.ones(7), [4, 3]),
+        r"torch\.nested\.nested_tensor_from_jagged\(values, offsets\)",
+        lambda: torch.nested.nested_tensor_from_jagged(torch.ones(7), FULL.offsets()),
+    ),
+    (
+        lambda: nested([torch.tensor(1)]),
+        "stack them",
+        lambda: stack_or_nest([torch.tensor(1)]),
+    ),
+    *(
+        (
+            lambda mask=mask: pack_jagged_fields({"x": torch.ones(1, 2)}, mask=mask),
+            "; pass mask != 0",
+            lambda mask=mask: pack_jagged_fields({"x": torch.ones(1, 2)}, mask=mask != 0),
+        )
+        for mask in (torch.ones(1, 2), torch.ones(1, 2).bfloat16(), np.ones((1, 2)))
+    ),
+    (
+        lambda: pack_rows({"x": [[16]]}, dtypes={"x": torch.float8_e5m2}),
+        "; pass tensors",
+        lambda: pack_rows(
+            {"x": [torch.tensor([16.0]).to(torch.float8_e5m2)]}, dtypes={"x": torch.float8_e5m2}
+        ),
+    ),
+    (
+        lambda: pack_rows({"x": [np.array([True]), np.array([1])]}),
+        "; convert the rows",
+        lambda: pack_rows({"x": [np.array([True]).astype(int), np.array([1])]}),
+    ),
+    (
+        lambda: encode_rows({"x": 5}),  # type: ignore[dict-item]
+        "values of the whole batch into meta= of encode_rows",
+        lambda: encode_rows([{"y": 1}], meta={"x": 5}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "text", "remedied"), REMEDIES)
+def test_what_an_error_says_helps(call, text, remedied):
+    with pytest.raises(JagcodecError, match=text):
+        call()
+    remedied()
 
 
 PADDED = torch.zeros(3, 4)

@@ -298,7 +298,7 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
         detail += f"None, or payloads of a TensorDict, found {described(column)}"
         detail += " without batch dims" if is_non_tensor(column) else ""
         detail += "; use torch.tensor, torch.from_numpy, stack_or_nest, or numpy.empty(N, "
-        detail += "dtype=object), and meta= for what belongs to the whole batch"
+        detail += "dtype=object), and meta= of encode_fields for what belongs to the whole batch"
         raise ArgumentTypeError("bad_type", path, detail)
     if rows not in (None, found):
         expected = f"expected {rows} rows, as the lengths or the other columns have"
@@ -384,17 +384,19 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
             raise unknown_name(mask, fields, path)
         mask, path = fields[mask], f"{where}({mask!r})"
     expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
+    remedy = "; pass mask != 0"
     if isinstance(mask, (torch.Tensor, np.ndarray)) and not is_jagged(mask):
         check_plain(mask, path)
     if isinstance(mask, torch.Tensor) and mask.layout is torch.strided and not mask.is_nested:
         try:
             mask = mask.detach().cpu().numpy()
         except (TypeError, RuntimeError):  # numpy does not have the dtype
-            raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}") from None
+            detail = f"{expected} {mask.dtype}{remedy}"
+            raise ArgumentTypeError("bad_dtype", path, detail) from None
     if not isinstance(mask, np.ndarray):
         raise ArgumentTypeError("bad_type", path, f"{expected} {describe(mask)}")
     if mask.dtype.kind not in "biu":
-        raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}; pass mask.bool()")
+        raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}{remedy}")
     if mask.ndim != 2:
         raise ArgumentError("bad_shape", path, f"{expected} shape {mask.shape}")
     valid: npt.NDArray[np.bool_] = mask != 0

@@ -369,7 +369,8 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
 
 # --- arguments ---------------------------------------------------------------------------------
 
-_IN_LIST = "; put items of an iterator into a list, and values of the whole batch into meta="
+_IN_LIST = "; put items of an iterator into a list, and values of the whole batch into meta= of "
+_IN_LIST += "encode_rows"
 
 
 def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:

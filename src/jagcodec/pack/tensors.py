@@ -73,7 +73,10 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     refuse_packed(padded, f"{where}(padded)", _PADDED)
     check_rectangle(padded, f"{where}(padded)")
     if padded.dim() < 2:
-        detail = f"expects (N, S, ...), found shape {tuple(padded.shape)}"
+        detail = (
+            f"expects (N, S, ...), found shape {tuple(padded.shape)}; values end to end are rows "
+        )
+        detail += "with torch.nested.nested_tensor_from_jagged(values, offsets)"
         raise ArgumentError("bad_shape", f"{where}(padded)", detail)
     row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
     return _pack(padded, row_splits, f"{where}(padded)")
@@ -302,8 +305,8 @@ def _views_of(
         elif is_jagged(value):
             check_jagged(value, path)
         else:
-            detail = f"expected a jagged tensor, found {describe(value)}; use to_nested_by_length"
-            raise ArgumentTypeError("bad_type", path, detail)
+            detail = f"expected a jagged tensor, found {describe(value)}"
+            raise ArgumentTypeError("bad_type", path, detail + _as_jagged(value))
     both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]
     numbers = [part.cu_seqlens for part in both if isinstance(part, PackedColumn)]
     jagged = [part for part in both if isinstance(part, NestedParts)]
@@ -318,6 +321,17 @@ def _views_of(
         for part, path in zip(both, given, strict=True)
     )
     return view, mask
+
+
+def _as_jagged(value: Any) -> str:
+    """How rows in another form become a jagged tensor."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.dim():
+        return ""
+    if value.is_nested:
+        return "; use stack_or_nest(x.unbind(), always_nest=True)"
+    if value.dim() == 1:
+        return "; values of a packed column p are p._replace(values=x)"
+    return "; use to_nested_by_length"
 
 
 def _without_prompt(what: str, path: str) -> ArgumentError:
@@ -393,7 +407,10 @@ def warn_of_leftovers(path: str) -> None:
     """Warn of integers that are packed, and do not look padded."""
     detail = "cells after rows are left out, and they do not look like padding: the first and the "
     detail += "last of a row differ. Did you pass prompt or response lengths for a column of both? "
-    detail += "Is it padded on the left (then pass mask=)? strict=True names the row"
+    detail += (
+        "Is it padded on the left? pack_jagged_fields and encode_fields accept mask= for that, "
+    )
+    detail += "and with strict=True they name the row"
     _warn(path, detail)
 
 
