@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from operator import attrgetter
@@ -21,19 +21,16 @@ def register_stdlib_types() -> None:
 
     Example:
         >>> import datetime, pathlib
-        >>> from collections import OrderedDict
         >>> from jagcodec import decode, encode
         >>> from jagcodec.stdlib import register_stdlib_types
         >>> register_stdlib_types()
         >>> value = {"at": datetime.datetime(2026, 1, 2), "log": pathlib.Path("runs/7/log")}
         >>> decode(encode(value)) == value
         True
-        >>> list(decode(encode(OrderedDict(b=1, a=2))))
-        ['b', 'a']
 
     These arrive as they were, alone, inside other values, and as dict keys if they can be hashed:
 
-    * `OrderedDict`, `bytearray`, `deque` without `maxlen`, and `defaultdict` with a factory of the
+    * `bytearray`, `deque` without `maxlen`, and `defaultdict` with a factory of the
       builtins list, dict, set, tuple, str, bytes, int, float, bool, or with None;
     * `datetime` without a time zone or with an offset for one; `date`, `timedelta`, `UUID`,
       `Decimal`;
@@ -83,7 +80,6 @@ def _datetime_text(value: datetime) -> str:
 _PARTS = attrgetter("days", "seconds", "microseconds")
 
 _TYPES: tuple[NamedType, ...] = (
-    (OrderedDict, "collections.OrderedDict", dict, of_one(OrderedDict, dict)),
     (defaultdict, "collections.defaultdict", _factory_of, of_fields(_defaultdict, str, dict)),
     (deque, "collections.deque", _deque_items, of_one(deque, list)),
     (bytearray, "bytearray", bytes, of_one(bytearray, bytes)),

@@ -672,6 +672,7 @@ def key_of(value):
 
 
 def key_of_user(name, state):
+    need(name != "collections.OrderedDict", "no key")
     if name == "complex":
         return complex(*state[1]) if state[1] == state[1] else object()
     if name == "range":
@@ -686,12 +687,17 @@ def scalar(dtype, data):
     return dtype, text(dtype, data)
 
 
+def is_dict(value):
+    return type(value) is dict or (type(value) is tuple and value[0] in ("DICT", "MAP"))
+
+
 def user(name, state):
     """A value of one of the types that every reader knows."""
     is_tuple = type(state) is tuple and state[0] == "TUPLE"
     parts = state[1] if is_tuple else []
     types = [type(part) for part in parts]
     known = {
+        "collections.OrderedDict": is_dict(state) or (len(parts) == 2 and is_dict(parts[0])),
         "complex": types == [float, float],
         "range": types == [int] * 3 and parts[2] != 0,
         "slice": len(parts) == 3,

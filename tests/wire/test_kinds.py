@@ -91,6 +91,11 @@ def negative(*size):
     return TensorDict({}, batch_size=torch.Size(size))
 
 
+def with_attribute(value):
+    value.note = "x"
+    return value
+
+
 def named(names=("rows",), *inner):
     return TensorDict({"a": torch.ones(2, *inner)}, [2, *inner], names=names)
 
@@ -115,7 +120,10 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: [bytearray(b"x")], "[0]", "bytearray"),
     (lambda: {"odd key": (object(),)}, "['odd key'][0]", "object"),
     (lambda: {1: {2: print}}, "[1][2]", "builtin_function_or_method"),
-    (lambda: [OrderedDict(a=1)], "[0]", "collections.OrderedDict"),
+    (lambda: [with_attribute(OrderedDict(a=1))], "[0]", r"attribute but _metadata.*dict\(x\)"),
+    (lambda: [collections.Counter(a=1)], "[0]", "Counter"),
+    (lambda: [defaultdict(list)], "[0]", "defaultdict"),
+    (lambda: [type("Own", (OrderedDict,), {})(a=1)], "[0]", "Own"),
     (lambda: {"p": values.Pair(1, 2)}, ".p", "Pair"),
     (lambda: msgpack.ExtType(48, b""), "", "ExtType"),
     (lambda: msgpack.Timestamp(0), "", "Timestamp"),

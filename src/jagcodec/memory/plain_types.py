@@ -55,13 +55,18 @@ def remedy_for(value: Any) -> str:
     return f"{found}; gather it, or pass what is left as a slice"
 
 
+def with_remedy(value: Any) -> str:
+    """What such a tensor or array is, and what to do with it; empty if its values can be read."""
+    remedy = remedy_for(value)
+    found = describe(value) if type(value) in TENSOR_TYPES else f"a {type(value).__name__}"
+    return f"{found}; {remedy}" if remedy else ""
+
+
 def check_plain(value: Any, path: str) -> None:
     """Refuse a tensor, other than a jagged one, or an array whose values cannot be read."""
-    remedy = remedy_for(value)
-    if remedy:
+    if remedy_for(value):
         expected = "an array" if isinstance(value, np.ndarray) else "a tensor"
-        found = describe(value) if type(value) in TENSOR_TYPES else f"a {type(value).__name__}"
-        detail = f"expected {expected} whose values can be read, found {found}; {remedy}"
+        detail = f"expected {expected} whose values can be read, found {with_remedy(value)}"
         raise ArgumentTypeError("bad_type", path, detail)
     if isinstance(value, torch.Tensor) and value.is_quantized:  # torch may crash on its bits
         detail = f"expected a plain dtype, found {value.dtype}; dequantise it first"

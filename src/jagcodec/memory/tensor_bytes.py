@@ -30,7 +30,10 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a storage holds all cells of a tensor; `resize_` may have freed some, or all."""
+    """Whether a storage holds all cells of a tensor: `resize_` may have freed some, or all.
+
+    Raises RuntimeError or NotImplementedError for a tensor that has no storage.
+    """
     cells = tensor.numel()
     if not cells or tensor._is_zerotensor():
         return True
@@ -38,7 +41,8 @@ def has_memory(tensor: torch.Tensor) -> bool:
         dims = zip(tensor.shape, tensor.stride(), strict=True)
         cells = 1 + sum((dim - 1) * stride for dim, stride in dims)
     end = (tensor.storage_offset() + cells) * tensor.itemsize
-    return end <= tensor.untyped_storage().nbytes()
+    storage = tensor.untyped_storage()
+    return end <= storage.nbytes() and storage.data_ptr() != 0
 
 
 def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from jagcodec import cells
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
-from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, remedy_for
+from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, remedy_for, with_remedy
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
     cat_bits,
@@ -201,9 +201,9 @@ def _other_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
 def described(item: Any) -> str:
     """What a row or an item is, in a few words."""
     if isinstance(item, (np.ndarray, torch.Tensor)) and not is_jagged(item):
-        remedy = remedy_for(item)
-        if remedy:
-            return f"{brief(item)}; {remedy}"
+        found = with_remedy(item)
+        if found:
+            return found
     if isinstance(item, np.ndarray):
         return f"an array of dtype {item.dtype}"
     return describe(item) if isinstance(item, torch.Tensor) else brief(item)

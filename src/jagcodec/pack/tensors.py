@@ -17,7 +17,7 @@ import torch
 
 from jagcodec._arguments import flag_of, items_of, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecWarning, Reason, describe
-from jagcodec.memory.plain_types import TENSOR_TYPES, check_rectangle
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
@@ -305,6 +305,8 @@ def _views_of(
         elif is_jagged(value):
             check_jagged(value, path)
         else:
+            if isinstance(value, torch.Tensor):
+                check_plain(value, path)
             detail = f"expected a jagged tensor, found {describe(value)}"
             raise ArgumentTypeError("bad_type", path, detail + _as_jagged(value))
     both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]

@@ -83,12 +83,12 @@ def encode(
         {'step': 3, 'ids': tensor([0, 1, 2, 3])}
 
     Args:
-        obj: Any tree of dict, list, tuple, set, frozenset, None, bool, int, float, complex, str,
-            bytes, range, slice, numpy arrays and scalars of every dtype, tensors of every layout
-            and every dtype but the quantised, `torch.Size`, `torch.dtype`, `torch.device`,
-            TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData and
-            UnbatchedTensor, and of types registered with `register_type` (dataclasses,
-            tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...). Or a
+        obj: Any tree of dict, OrderedDict, list, tuple, set, frozenset, None, bool, int, float,
+            complex, str, bytes, range, slice, numpy arrays and scalars of every dtype, tensors of
+            every layout and every dtype but the quantised, `torch.Size`, `torch.dtype`,
+            `torch.device`, TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack,
+            MetaData and UnbatchedTensor, and of types registered with `register_type` (dataclasses,
+            tensorclasses, ...) or `register_stdlib_types` (`datetime`, `deque`, ...). Or a
             `WireBatch`, whose chosen columns and rows are sent on as a TensorDict with its `meta`.
             Its narrow columns stay narrow, whatever `narrow` is; repeats are found with `elide`.
         out: Write the message as one blob to the start of this memory: a bytearray, numpy array,

@@ -7,6 +7,7 @@ import enum
 import functools
 import operator
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
@@ -45,7 +46,7 @@ def register_type(
     """Let `encode` accept values of a type in this process, and `decode` make them.
 
     Both sides register the type under one name. Subclasses need a registration of their own.
-    For `OrderedDict`, `datetime`, `Path` and others see `jagcodec.stdlib`.
+    For `datetime`, `deque`, `Path` and others see `jagcodec.stdlib`.
 
     Args:
         cls: A class. A dataclass, a tensorclass, a `TypedTensorDict`, a named tuple or an `Enum`
@@ -243,6 +244,26 @@ def of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
     return from_state
 
 
+def _ordered_state(value: OrderedDict[Any, Any]) -> Any:
+    """The items; with them the attribute that a state dict of torch has besides."""
+    attributes = vars(value)
+    if not attributes:
+        return dict(value)
+    if [*attributes] != ["_metadata"]:
+        found = brief(list(attributes))
+        raise ValueError(f"expected no attribute but _metadata, found {found}; call dict(x)")
+    return dict(value), attributes["_metadata"]
+
+
+def _ordered(state: Any) -> OrderedDict[Any, Any]:
+    if type(state) is dict:
+        return OrderedDict(state)
+    items, metadata = of_type(state, tuple)
+    value: Any = OrderedDict(of_type(items, dict))
+    value._metadata = metadata
+    return value  # type: ignore[no-any-return]
+
+
 def _slice(state: Any) -> slice:
     start, stop, step = of_type(state, tuple)
     return slice(start, stop, step)
@@ -296,7 +317,11 @@ def register_types(types: Iterable[NamedType]) -> None:
 
 _bounds = operator.attrgetter("start", "stop", "step")
 
+ORDERED_DICT = "collections.OrderedDict"
+"""What an `OrderedDict` is called."""
+
 PLAIN_TYPES: tuple[NamedType, ...] = (
+    (OrderedDict, ORDERED_DICT, _ordered_state, _ordered),
     (complex, "complex", operator.attrgetter("real", "imag"), of_fields(complex, float, float)),
     (range, "range", _bounds, of_fields(range, int, int, int)),
     (slice, "slice", _bounds, _slice),

@@ -55,7 +55,7 @@ from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, reading
-from jagcodec.wire.registry import BATCHED_DATA_DICT
+from jagcodec.wire.registry import BATCHED_DATA_DICT, ORDERED_DICT
 from jagcodec.wire.schema import ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
@@ -738,6 +738,8 @@ def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
     """The node whose children are the columns of a value, and what is next to it in the value."""
     if root.kind is Kind.TENSORDICT:
         return root, []
+    if root.kind is Kind.USER and root.fields[0] == ORDERED_DICT:
+        root = root.children[0]
     if root.kind is Kind.MAP:
         pairs = list(zip(root.fields[0], root.children, strict=True))
         found = [pair for pair in pairs if pair[1].kind is Kind.TENSORDICT]
