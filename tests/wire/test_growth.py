@@ -90,10 +90,21 @@ def test_every_kind_is_among_the_messages():
 
 
 def test_what_is_quadratic_is_noticed():
-    def quadratic(n):
+    def pairs(n):
         return sum(a < b for a in range(n) for b in range(n))
 
-    assert counted(quadratic, 4 * UNITS) > 10 * counted(quadratic, UNITS)
+    def searched(n):
+        names = [f"{i}" for i in range(n)]
+        return [names.index(name) for name in names]
+
+    def asked(n):
+        found = []
+        for i in range(n):
+            if i not in found:
+                found.append(i)
+
+    for quadratic, units in ((pairs, UNITS), (searched, 100), (asked, 100)):
+        assert counted(quadratic, 4 * units) > 10 * counted(quadratic, units)
     assert operations(lambda: None) < 10
 
 
