@@ -1,12 +1,16 @@
 """What readers do with a message, how much of it, and in how much memory."""
 
 import ctypes
+import dis
+import functools
 import gc
+import itertools
 import re
 import sys
 import threading
 import time
 import tracemalloc
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,12 +151,19 @@ def forget() -> None:
 
 
 def operations(call: Callable[[], Any]) -> int:
-    """How many bytecode instructions a call takes, in Python code of any package."""
+    """How many bytecode instructions a call takes, in Python code of any package.
+
+    A search through a list or a tuple counts as many as it has items.
+    """
     count = 0
 
     def local(frame: Any, event: str, argument: Any) -> Any:
         nonlocal count
         count += event == "opcode"
+        name = searches(frame.f_code).get(frame.f_lasti)
+        if name is not None:
+            searched = frame.f_locals.get(name)
+            count += len(searched) if isinstance(searched, (list, tuple)) else 0
         return local
 
     def start(frame: Any, event: str, argument: Any) -> Any:
@@ -160,13 +171,40 @@ def operations(call: Callable[[], Any]) -> int:
         frame.f_trace_lines = False
         return local
 
-    before = sys.gettrace()
+    def called(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        owner = getattr(argument, "__self__", None)
+        if (
+            event == "c_call"
+            and isinstance(owner, (list, tuple))
+            and argument.__name__ in _SEARCHES
+        ):
+            count += len(owner)
+
+    before = sys.gettrace(), sys.getprofile()
     sys.settrace(start)
+    sys.setprofile(called)
     try:
         call()
     finally:
-        sys.settrace(before)
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
     return count
+
+
+_SEARCHES = ("index", "count", "remove", "insert", "__contains__")
+"""Methods of a list that look at all of its items, or move them."""
+
+
+@functools.cache
+def searches(code: types.CodeType) -> dict[int, str]:
+    """Where code asks whether something is in a variable, and the name of that variable."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    pairs = itertools.pairwise(steps)
+    asked = [(each, at) for each, at in pairs if at.opname == "CONTAINS_OP"]
+    return {
+        at.offset: str(each.argval) for each, at in asked if each.opname.startswith("LOAD_FAST")
+    }
 
 
 def cost(read: Callable[[], Any]) -> tuple[float, int]:

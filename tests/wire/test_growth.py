@@ -78,6 +78,16 @@ def test_twice_as_much_more_is_twice_the_work(recipe):
         assert in_proportion(*work[-3:]), f"{name}: {work} operations"
 
 
+@pytest.mark.parametrize("reader", ["open_wire", "rows", "to_frames", "concat_rows", "several"])
+def test_many_columns_are_read_in_proportion(reader):
+    """A list of names or groups that is searched for each of them takes over at some size."""
+    recipe = next(recipe for recipe in ALONE if recipe.name == "columns(jagged, own group)")
+    read = readers_of(recipe.batch)[reader]
+    outcome(read, recipe.make(UNITS))
+    work = [counted(outcome, read, recipe.make(columns)) for columns in (100, 200, 400)]
+    assert in_proportion(*work), f"{work} operations"
+
+
 def in_proportion(small, twice, four_times):
     return four_times - twice <= 2.1 * (twice - small) + 150
 
@@ -90,10 +100,21 @@ def test_every_kind_is_among_the_messages():
 
 
 def test_what_is_quadratic_is_noticed():
-    def quadratic(n):
+    def pairs(n):
         return sum(a < b for a in range(n) for b in range(n))
 
-    assert counted(quadratic, 4 * UNITS) > 10 * counted(quadratic, UNITS)
+    def searched(n):
+        names = [f"{i}" for i in range(n)]
+        return [names.index(name) for name in names]
+
+    def asked(n):
+        found = []
+        for i in range(n):
+            if i not in found:
+                found.append(i)
+
+    for quadratic, units in ((pairs, UNITS), (searched, 100), (asked, 100)):
+        assert counted(quadratic, 4 * units) > 10 * counted(quadratic, units)
     assert operations(lambda: None) < 10
 
 
