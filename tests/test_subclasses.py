@@ -51,7 +51,8 @@ def _process_group():
 
 
 def distributed(tensor):
-    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor, init_device_mesh("cpu", (1,)))
 

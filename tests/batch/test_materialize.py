@@ -3,6 +3,7 @@
 import itertools
 import math
 import pickle
+import warnings
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -242,6 +243,26 @@ def test_plain_columns_come_from_a_store_as_from_their_batch():
     blob = to_blob(encode(td))
     store = open_wire(lambda offset, size: blob[offset : offset + size])
     assert_same(materialize(store), materialize(td))
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 4), st.integers(0, 2))
+def test_rows_whose_tokens_are_in_the_next_dim_are_not_widened_without_a_word(lengths, k, more):
+    """Rows (k, n), nested in dim 1 because all are alike, beside rows of n tokens."""
+    rows, width = len(lengths), max(*lengths, k) + more
+    ids = nested([[0] * n for n in lengths])
+    n = lengths[0]
+    alike = [torch.zeros(k, n)] * rows
+    for swapped in (nested(alike), torch.stack(alike)):
+        batch = TensorDict({"ids": ids, "positions": swapped}, batch_size=[rows])
+        for source in (batch, encode(batch), [encode(batch)]):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                materialize(source, pad_to_seqlen=width)
+                materialize(source, pad_to_seqlen=width, keep_jagged=["positions"])
+                materialize(source)
+            told = [str(each.message) for each in caught]
+            evident = len({*lengths}) == 1 and k != n and width > k
+            assert [text[:25] for text in told] == ["materialize('positions'):"] * evident
 
 
 SHAPES = st.tuples(st.lists(st.integers(0, 3), max_size=2), st.lists(st.integers(0, 3), max_size=2))

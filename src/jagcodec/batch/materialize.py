@@ -53,6 +53,7 @@ from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.pack.tensors import warn_of_swapped_dims
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
@@ -168,7 +169,8 @@ def materialize(
         The columns in their order. Padded columns are new (or in `out`), in one allocation
         that is freed with the last of them; everything else aliases `td`. Gradients pass through
         them. Non-tensor columns become object arrays (N,), items unwrapped by
-        `unwrap_wire_stripped_payload`; a payload of the whole batch fills N rows.
+        `unwrap_wire_stripped_payload`; a payload of the whole batch fills N rows. Warns
+        (`JagcodecWarning`) where it pads the first dim of rows (k, n) beside rows of n tokens.
 
     Raises:
         ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (ranks
@@ -235,6 +237,7 @@ def materialize(
         plan = _Plan(layout, pads, placement, aligned, kept, masks, pool, batch)
         columns = plan.columns(source, ())
         plan.add_masks(columns)
+        plan.warn_of_swapped_dims()
         if strict:
             keys = [*_keys(columns, ())]
             check_known(pads, keys, "materialize(pad_value_dict)")
@@ -516,6 +519,20 @@ class _Plan:
         if key not in self.pads:
             return bytes(dtype.itemsize)
         return pad_bits(self.pads[key], dtype, path_of(key))
+
+    def warn_of_swapped_dims(self) -> None:
+        """Warn of rows (k, n) that are made wider than k, where other rows have n tokens each.
+
+        TransferQueue takes dim 1 for the ragged one where all rows have one shape.
+        """
+        splits = [masked[0] for masked in self._masked.values()]
+        tokens = {rows.max for rows in splits if rows.min == rows.max}
+        for rectangle in self.rectangles:
+            view, rows = rectangle.view, rectangle.view.row_splits
+            if len(view.shape) > 1 and view.ragged_dim == 1 and rows.min == rows.max:
+                inner = view.shape[1]
+                if rectangle.width > rows.max != inner and inner in tokens:
+                    warn_of_swapped_dims(path_of(rectangle.key))
 
     def add_masks(self, columns: dict[str, Any]) -> None:
         for name, mask in self.masks.items():

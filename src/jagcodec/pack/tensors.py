@@ -405,6 +405,14 @@ def warn_of_narrow(path: str) -> None:
     _warn(path, detail + "per-token, name the columns that are in token_aligned_fields")
 
 
+def warn_of_swapped_dims(path: str) -> None:
+    """Warn of a column that is padded in one dim, and whose tokens are in the next one."""
+    detail = "is padded in dim 1, although the rows of another column are as long as its dim 2. "
+    detail += "Are its rows (k, n), such as position ids of several kinds? Then write them with "
+    detail += "their ragged dim: encode_rows(..., ragged_dims={name: 2}). If they are not, name "
+    _warn(path, detail + "the column in keep_jagged, or leave it out of token_aligned_fields")
+
+
 def warn_of_leftovers(path: str) -> None:
     """Warn of integers that are packed, and do not look padded."""
     detail = "cells after rows are left out, and they do not look like padding: the first and the "
