@@ -19,7 +19,8 @@ SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up: each may import those before it.
 LAYERS = (
-    *("errors", "_version", "data", "_arguments", "memory", "rowcopy", "cells", "ragged"),
+    *("errors", "_version", "data", "_arguments", "packing"),
+    *("memory", "rowcopy", "cells", "ragged"),
     *("wire", "pack"),
     *("stdlib", "batch", "types", "schema", "record"),
     *("testing", "doctor", "integrations", "cli", "__main__"),

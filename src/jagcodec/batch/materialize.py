@@ -44,6 +44,7 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
     is_jagged,
     nested_tensor,
@@ -53,7 +54,7 @@ from jagcodec.ragged.nested import (
 )
 from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
-from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
 from jagcodec.wire.lowered import Columns

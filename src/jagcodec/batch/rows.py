@@ -30,10 +30,11 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.lengths import Lengths
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows
 from jagcodec.ragged.row_index import Chosen, choose_rows
-from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import like, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.wire_batch import WireBatch

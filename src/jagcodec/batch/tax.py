@@ -16,8 +16,8 @@ from jagcodec.batch.columns import bytes_of, columns_of, opened
 from jagcodec.batch.describe import describe_message, open_source
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe, shown
 from jagcodec.pack.fields import pack_jagged_fields
+from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import is_jagged
-from jagcodec.ragged.row_splits import Lengths, read_lengths
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
 from jagcodec.wire.spec import TORCH_DTYPES

@@ -32,9 +32,10 @@ from jagcodec.memory.tensor_bytes import (
 from jagcodec.pack.cells import described
 from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle, warn_of_width
 from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths
 from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, payloads_of_rows
-from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to

@@ -20,8 +20,9 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecWarning, R
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
 from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.lengths import Lengths
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of_parts
-from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import rows_of_rectangle
 
 # --- padded -> jagged --------------------------------------------------------------------------

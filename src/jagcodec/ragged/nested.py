@@ -28,7 +28,8 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
     to_device,
 )
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.lengths import read_lengths
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor

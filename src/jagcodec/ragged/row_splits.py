@@ -6,20 +6,13 @@ is one `RowSplits` for each set of rows in a batch, and it owns the offsets tens
 
 from __future__ import annotations
 
-import operator
-from array import array
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import IntArray, to_device
-
-Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
-"""What callers may hand in where lengths are asked for."""
 
 
 class RowSplits:
@@ -72,73 +65,6 @@ class RowSplits:
             both = to_device(made[0], device), to_device(made[1], device)
             found = self.made.setdefault(key, both)
         return found
-
-
-_LARGEST = np.iinfo(np.int64).max
-LENGTH_DTYPES = frozenset(
-    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
-)
-"""The dtypes that lengths may have."""
-
-
-def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
-    """The row splits of a caller's (N,) lengths. One device sync, none for a CPU tensor."""
-    found = _length_array(lengths, path)
-    if found.ndim != 1 or (rows is not None and len(found) != rows):
-        expected = "(N,)" if rows is None else f"({rows},)"
-        detail = f"lengths shape {found.shape} != {expected}: expected one length per row"
-        raise ArgumentError("bad_shape", path, detail)
-    # Copied: what was checked must not change with the caller's lengths. More than int64 holds
-    # becomes a number below 0.
-    row_splits = RowSplits.from_lengths(found.astype(np.int64))
-    if row_splits.min < 0:
-        row = int(np.argmax(row_splits.lengths < 0))
-        detail = f"expected a length of 0 or more, below 2**63, found {found[row]}"
-        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
-    if row_splits.max * row_splits.rows > _LARGEST:
-        detail = f"expected lengths that add up below 2**63, found {row_splits.max}"
-        raise ArgumentError("bad_length", path, detail)
-    return row_splits
-
-
-def _length_array(lengths: Any, path: str) -> npt.NDArray[Any]:
-    """A caller's lengths as an array of integers, aliased if they are one on the host."""
-    if isinstance(lengths, (list, tuple)):
-        return np.array([_length(item, f"{path}, row {i}") for i, item in enumerate(lengths)], int)
-    if isinstance(lengths, torch.Tensor):
-        plain = lengths.layout is torch.strided and not (lengths.is_nested or lengths.is_meta)
-        integers = lengths.dtype in LENGTH_DTYPES
-    else:
-        plain = isinstance(lengths, (np.ndarray, array))
-        lengths = np.asarray(lengths) if plain else lengths
-        integers = plain and lengths.dtype.kind in "iu"
-    if not plain:
-        detail = "expected (N,) lengths: a strided tensor, an array, a list or a tuple"
-        raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
-    if not integers:
-        detail = f"expected integer lengths, found {lengths.dtype}"
-        raise ArgumentTypeError("bad_dtype", path, detail)
-    if isinstance(lengths, torch.Tensor):
-        lengths = (lengths if lengths.is_cpu else lengths.cpu()).numpy()
-    array_of_integers: npt.NDArray[Any] = lengths
-    return array_of_integers
-
-
-def _length(item: Any, path: str) -> int:
-    """One integer of any type, as an int."""
-    number = item
-    if type(item) is not int:
-        if isinstance(item, bool) or "bool" in str(getattr(item, "dtype", "")):
-            number = None
-        try:
-            number = operator.index(number)
-        except TypeError:
-            detail = f"expected integer lengths, found {brief(item)}"
-            raise ArgumentTypeError("bad_dtype", path, detail) from None
-    if not -_LARGEST <= number <= _LARGEST:
-        detail = f"expected a length of 0 or more, below 2**63, found {brief(number)}"
-        raise ArgumentError("bad_length", path, detail)
-    return int(number)
 
 
 class RowSplitsPool:
