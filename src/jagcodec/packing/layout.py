@@ -68,7 +68,7 @@ class Pieces:
 
     def index(self, row_starts: IntArray) -> IntArray:
         """(total,) cells of a column whose rows begin at `row_starts`; -1 where a pad is."""
-        # One more, because the row of a tail is none of the column's.
+        # One more, because a tail of its own is row N.
         index = self.cells(np.append(row_starts, 0)[self.row] + self.source)
         index[~self.mask()] = -1
         return index
@@ -164,11 +164,11 @@ class Layout:
         return np.tile(rows, len(mine)), low.reshape(-1), (high - low).reshape(-1)
 
     def inverse(self, shift: int = 0, *, split: bool) -> Pieces:
-        """The tokens of all rows, end to end, out of what was computed for each cell.
+        """The tokens of all rows, end to end, from values of every cell.
 
-        Token j of a row is what its cell j - shift has, or a pad if the row has no such token. The
-        rows of the pieces are the buffers of the ranks, in order; without `split`, the whole
-        buffer.
+        Token j of a row gets the value of cell j - shift, or a pad if the row has no such token.
+        The rows of the pieces are the buffers of the ranks, in order; without `split`, the whole
+        buffer is the only row.
         """
         key = split, shift
         found = self._inverses.get(key)
