@@ -86,6 +86,18 @@ def test_private_torch_is_in_ragged_nested_alone_and_private_tensordict_in_non_t
             assert name == home or not found, f"{name} uses {found}"
 
 
+def test_copies_that_nobody_waits_for_are_made_in_memory_staging_alone():
+    """Towards the host such a copy may be read before it has arrived."""
+    for name, tree in trees().items():
+        found = []
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            named = method and any(word.arg == "non_blocking" for word in call.keywords)
+            if named or (method == "copy_" and len(call.args) > 1):
+                found.append(ast.unparse(call))
+        assert name == "memory.staging" or not found, f"{name}: {found}"
+
+
 # Functions that several modules of one package have, because they are one interface.
 INTERFACES = {
     "rowcopy": {"copy", "pad", "ends"},  # row kernels

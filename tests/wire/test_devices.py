@@ -3,9 +3,10 @@
 Each test runs on the suite's own device, and on CUDA where there is one.
 """
 
+import pickle
 import warnings
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,14 +17,26 @@ from tensordict import TensorDict
 from torch.utils._pytree import tree_leaves
 
 import jagcodec
-from jagcodec import decode, encode, materialize, pack_jagged_fields, to_nested_by_length
+from jagcodec import (
+    BatchedDataDict,
+    concat_rows,
+    decode,
+    encode,
+    join_columns,
+    materialize,
+    pack_jagged_fields,
+    select_rows,
+    split_rows,
+    to_nested_by_length,
+)
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gather_by_torch
-from jagcodec.testing import jagged_batches
+from jagcodec.testing import jagged_batches, jagged_tensors
+from jagcodec.types import Layout
 from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
 from tests.helpers import message, nested
 from tests.oracle import assert_same, bits, rows_of
-from tests.strategies import trees
+from tests.strategies import tensordicts, trees
 from tests.wire.values import jagged
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -127,6 +140,94 @@ def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
                     assert_same(found.cpu(), wanted)
                 else:
                     assert_same(found, wanted)
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    *({"layout": layout} for layout in get_args(Layout)),
+    {"padding_side": "left", "pad_to_multiple": 3, "attention_mask_of": "x"},
+    {"layout": "packed", "keep_jagged": ["x"]},
+]
+
+
+@st.composite
+def batches(draw):
+    """A column that is jagged, and columns of every kind: in the batch, and in one inside it."""
+    column = draw(jagged_tensors())
+    rows = column.shape[0]
+    inner = draw(tensordicts(lazy=False).filter(lambda td: td.shape[0] == rows))
+    return TensorDict({"x": column, **dict(inner.items()), "inner": inner}, batch_size=[rows])
+
+
+@given(batches(), st.sampled_from(LAYOUTS))
+def test_what_comes_to_the_host_has_arrived_after_one_wait(device, td, options):
+    there, holes = on_device(td, device), len(tensors_with_holes(td))
+    expected = dict(materialize(td, **options))
+    for batch in (there, dict(there.items())):
+        with watched(device) as traffic:
+            found = materialize(batch, **options, device="cpu")
+        assert_same(dict(found), expected)
+        assert traffic.waits <= 1 + holes
+    with watched(device) as traffic:
+        stays = materialize(there, **options)
+    assert traffic.waits <= 1 + 2 * holes
+    for non_blocking in (False, True):
+        with watched(device) as traffic:
+            found = stays.to("cpu", non_blocking=non_blocking)
+        assert_same(dict(found), expected)
+        assert traffic.waits <= 1 + holes
+    with watched(device) as traffic:
+        found = materialize(td, **options, device=device)
+    assert traffic.waits == 0
+    assert_same(dict(found.to("cpu")), expected)
+
+
+def test_batches_on_a_device_are_chosen_from_and_joined_after_one_wait(device):
+    ids, few = (nested([range(n) for n in lengths]) for lengths in ((4, 3), (2, 0)))
+    packed = materialize({"b": few}, "packed")
+    td = TensorDict({"ids": ids, "few": few, "inner": TensorDict({"few": few}, [2])}, [2])
+    there = on_device(td, device)
+    calls: list[Any] = [
+        lambda td: [select_rows(td, [1, 0])],
+        lambda td: [concat_rows([td, td])],
+        lambda td: split_rows(td, 2),
+        lambda td: [join_columns([td, {"a": td["few"]}])],
+    ]
+    for call in calls:
+        with watched(device) as traffic:
+            found = call(there)
+        assert traffic.waits == 1
+        assert_same(decode(encode(found)), call(td))
+    for other in (there, dict(there.items()), BatchedDataDict(packed).to(device)):
+        own = TensorDict({"own": torch.ones(2)}, [2], device="cpu")
+        with watched(device) as traffic:
+            found = join_columns([own, other])
+        assert traffic.waits <= 3  # one of them in tensordict, for the batch inside
+        plain = td if "ids" in other else dict(packed)
+        assert_same(found, join_columns([own, plain]))
+
+
+def test_gradients_follow_what_comes_to_the_host(device):
+    values, offsets = on_device((torch.arange(3.0), torch.tensor([0, 1, 3])), device)
+    rows = torch.nested.nested_tensor_from_jagged(values.requires_grad_(), offsets)
+    batch = {"rows": rows, "grid": on_device(torch.ones(2, 3), device).requires_grad_()}
+    for layout in ("padded", "jagged"):
+        with watched(device) as traffic:
+            found = materialize(batch, layout, device="cpu")
+        assert traffic.waits == 1
+        assert all(column.requires_grad for column in found.values())
+        with torch.no_grad():
+            found = materialize(batch, layout, device="cpu")
+        assert not any(column.requires_grad for column in found.values())
+    if device != DEVICE:
+        found["grid"] = materialize(batch, device="cpu")["grid"]
+        (found["grid"] * 3).sum().backward()
+        assert batch["grid"].grad.tolist() == [[3.0] * 3] * 2
+
+
+def test_each_column_that_came_to_the_host_has_memory_of_its_own(device):
+    there = on_device({"small": torch.ones(2), "large": torch.ones(2, 50_000)}, device)
+    found = materialize(there, device="cpu")
+    assert len(pickle.dumps(found["small"])) < 2000
 
 
 def test_rows_with_holes_are_compacted_on_their_device(device):

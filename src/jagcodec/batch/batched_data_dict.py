@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from jagcodec._arguments import known_names
+from jagcodec._arguments import known_names, usable_device
 from jagcodec.batch.compare import same_values
+from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import like, row_count, row_counts, select_leaf
-from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
-from jagcodec.ragged.views import end_to_end
+from jagcodec.ragged.select import row_count, row_counts, select_leaf
+from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.lowered import ColumnDict
 from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
 
@@ -140,8 +140,9 @@ class BatchedDataDict(dict[str, Any]):
 
     def rows(self: Self, index: Any) -> Self:
         """These rows, in this order; see `select_rows`."""
-        rows = choose_rows(index, len(self), "select_rows(index)")
-        return select_leaf(self, rows, RowSplitsPool(), "BatchedDataDict")  # type: ignore[no-any-return]
+        rows, pool = choose_rows(index, len(self), "select_rows(index)"), RowSplitsPool()
+        read_offsets([self], pool)
+        return select_leaf(self, rows, pool, "BatchedDataDict")  # type: ignore[no-any-return]
 
     def select(self: Self, names: Iterable[str]) -> Self:
         """The columns of these names, in this order; aliased.
@@ -174,12 +175,20 @@ class BatchedDataDict(dict[str, Any]):
     def to(self: Self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Every tensor on another device; columns of equal rows still share their offsets.
 
-        Columns that are there already, and those without tensors, are aliased.
+        Columns that are there already, and those without tensors, are aliased. Whatever goes to
+        the host has arrived when this returns, with `non_blocking`, too. With it, an accelerator
+        may still be reading columns that are in page-locked memory: wait before you change them.
+
+        Raises:
+            ArgumentError: There is no such device.
         """
-        pool = RowSplitsPool()
-        target = torch.device(device)
-        moved = {name: move_leaf(self[name], target, non_blocking, pool) for name in self}
-        return self.with_columns(moved)
+        where = "BatchedDataDict.to"
+        target = usable_device(device, f"{where}(device)")
+        if target is None:
+            return self.copy()
+        place = lambda key: f"{where}({'.'.join(key)!r})"  # noqa: E731
+        columns = moved(self, target, RowSplitsPool(), place, non_blocking=non_blocking)
+        return self.with_columns(columns)
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:
@@ -187,28 +196,7 @@ def _conflict(where: str, expected: str) -> ArgumentError:
     return ArgumentError("conflict", f"BatchedDataDict.{where}", detail)
 
 
-# --- moving ------------------------------------------------------------------------------------
-
-
-def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSplitsPool) -> Any:
-    """A column with its tensors on `device`; itself where there is nothing to move."""
-    if isinstance(leaf, PackedColumn):
-        if leaf.values.device == device:
-            return leaf
-        view = view_of_varlen(leaf, "to")
-        values = leaf.values.to(device, non_blocking=non_blocking)
-        row_splits = pool.unique(view.row_splits)
-        return varlen_column(end_to_end(values, row_splits, view.ragged_dim), "to")
-    if isinstance(leaf, dict):
-        moved = {k: move_leaf(v, device, non_blocking, pool) for k, v in leaf.items()}
-        return like(leaf, moved, 0)
-    if is_jagged(leaf) and leaf.device != device:
-        view = view_of(leaf, "to", pool, detach=False)
-        values = values_of(view).to(device, non_blocking=non_blocking)
-        return nested_tensor(values, pool.unique(view.row_splits), view.ragged_dim)
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to(device, non_blocking=non_blocking)
-    return leaf
+# --- pickled -----------------------------------------------------------------------------------
 
 
 def _without_rest(leaf: torch.Tensor) -> torch.Tensor:

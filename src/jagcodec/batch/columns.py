@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec._arguments import known_names
 from jagcodec.batch.compare import agreed, same_values
+from jagcodec.batch.devices import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
@@ -108,8 +109,9 @@ def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
     open_ones = opened_each(batches, where)
     in_memory_ones = (batch for batch in open_ones if not isinstance(batch, WireBatch))
     kind = next(in_memory_ones, open_ones[0])
-    whole = [in_memory(batch, kind) for batch in open_ones]
-    joined = join_leaves(whole, None, RowSplitsPool(), where, same_values)
+    whole, pool = [in_memory(batch, kind) for batch in open_ones], RowSplitsPool()
+    read_offsets(whole, pool)
+    joined = join_leaves(whole, None, pool, where, same_values)
     return with_meta(joined, open_ones, agreed)
 
 
@@ -142,28 +144,35 @@ def with_meta(
     return joined
 
 
-def row_lengths_of(batch: Any, path: str) -> dict[str, IntArray]:
+def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntArray]:
     """(N,) row lengths of the jagged and packed columns of an open batch."""
     if isinstance(batch, WireBatch):
         known = ((name, batch.row_lengths(name)) for name in batch.fields)
         return {name: lengths for name, lengths in known if lengths is not None}
-    pool, found = RowSplitsPool(), {}
+    found = {}
     for name, column in batch.items():
         if isinstance(column, PackedColumn):
-            found[name] = view_of_varlen(column, f"{path}[{name!r}]").row_splits.lengths
+            found[name] = view_of_varlen(column, f"{path}[{name!r}]", pool).row_splits.lengths
         elif is_jagged(column):
             found[name] = view_of(column, f"{path}[{name!r}]", pool).row_splits.lengths
     return found
 
 
 def columns_of(
-    source: Any, where: str, *, names: Iterable[str] | None = None, kept: bool = False
+    source: Any,
+    where: str,
+    *,
+    names: Iterable[str] | None = None,
+    kept: bool = False,
+    pool: RowSplitsPool | None = None,
 ) -> Columns:
     """The columns of an open batch or of a message; `kept` ones may be kept and written to."""
     batch = opened(source, where)
     rows = row_count_of(batch, where)
     listed = None if names is None else known_names(names, batch.keys(), where)
-    return _columns(batch, rows, listed, where, RowSplitsPool(), kept)
+    pool = pool or RowSplitsPool()
+    read_offsets([batch], pool)
+    return _columns(batch, rows, listed, where, pool, kept)
 
 
 def _columns(
@@ -180,7 +189,7 @@ def _columns(
         if isinstance(leaf, torch.Tensor):
             columns[name] = view_of(leaf, path, pool, detach=False) if is_jagged(leaf) else leaf
         elif isinstance(leaf, PackedColumn):
-            columns[name] = view_of_varlen(leaf, path)
+            columns[name] = view_of_varlen(leaf, path, pool)
         elif is_non_tensor(leaf):
             columns[name] = rows_of_leaf(leaf, rows)
         elif isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:

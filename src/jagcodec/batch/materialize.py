@@ -17,7 +17,7 @@ from jagcodec._arguments import (
     usable_device,
     whole_number,
 )
-from jagcodec.batch.batched_data_dict import BatchedDataDict, move_leaf
+from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.columns import (
     AnyBatch,
     are_several,
@@ -27,6 +27,7 @@ from jagcodec.batch.columns import (
     meta_of,
     opened,
 )
+from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import join_rows
 from jagcodec.batch.rectangles import (
     Key,
@@ -133,7 +134,8 @@ def materialize(
         attention_mask_of: Name of a column that is padded; the result then has
             ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or names
             of several, each with the name of its mask.
-        device: Where tensors go; None leaves them. Only the valid cells cross.
+        device: Where tensors go; None leaves them. Only the valid cells cross. What goes to the
+            host has arrived when this returns, after one wait for its device.
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
             accelerator can be `non_blocking`.
         out: Memory for the rectangles, overwritten from step to step: what an earlier call returned
@@ -205,10 +207,11 @@ def materialize(
     elif usual and not (placed or aligned or kept or masks):
         columns = padded_columns(batch, pads)
     if columns is None:
-        source = columns_of(batch, "materialize(td)") if isinstance(batch, dict) else batch
+        pool = RowSplitsPool()
+        source = _on_device(batch, device, pool)
         placement = Placement(width, multiple, sides, side, prompt_width)
         placement.prompts = _read_prompts(source, prompt_lengths, placement)
-        plan = _Plan(layout, pads, placement, aligned, kept, masks, device)
+        plan = _Plan(layout, pads, placement, aligned, kept, masks, pool)
         columns = plan.columns(source, ())
         plan.add_masks(columns)
         if strict:
@@ -232,6 +235,23 @@ def _opened(source: Any, where: str) -> Any:
         return opened(source, where)
     encoded = all(map(is_encoded, source))
     return join_rows(source, where) if encoded else concat_in_memory(source, where)
+
+
+def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> Any:
+    """An open batch whose tensors are on a device; None leaves them. A dict becomes `Columns`."""
+    where = "materialize(td)"
+    if isinstance(batch, WireBatch):
+        if device is None:
+            return batch
+        opened_columns = columns_of(batch, where)
+        return opened_columns._replace(columns=moved(opened_columns.columns, device, pool, path_of))
+    columns = batch if device is None else moved(batch, device, pool, path_of)
+    if isinstance(batch, dict):
+        return columns_of(columns, where, pool=pool)
+    if device is None:
+        read_offsets([batch], pool)
+        return batch
+    return Columns(batch.batch_size[0], columns)
 
 
 def _filled(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -316,7 +336,7 @@ class _Plan:
     aligned: frozenset[Any] | None
     kept: frozenset[Any]
     masks: Mapping[Any, str]
-    device: torch.device | None
+    pool: RowSplitsPool
     rectangles: list[Rectangle] = field(default_factory=list)
     # What masks need of padded columns: their rows, where these go, the width and the device.
     _masked: dict[Key, tuple[RowSplits, IntArray | None, int, torch.device]] = field(
@@ -324,7 +344,6 @@ class _Plan:
     )
     # Columns of the same rows are placed once.
     _known: dict[tuple[RowSplits, str], tuple[IntArray | None, int]] = field(default_factory=dict)
-    _pool: RowSplitsPool = field(default_factory=RowSplitsPool)
 
     def columns(self, batch: Any, above: tuple[str, ...]) -> dict[str, Any]:
         """The columns of a batch that is inside the batches `above`."""
@@ -341,53 +360,51 @@ class _Plan:
             elif isinstance(leaf, np.ndarray):
                 columns[name] = leaf
             elif is_non_tensor(leaf):
-                columns[name] = object_array(rows_of_leaf(leaf, batch.batch_size[0]))
+                rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
+                columns[name] = object_array(rows_of_leaf(leaf, rows))
             elif type(leaf) is list:
                 columns[name] = object_array(leaf)
             elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
                 inner = leaf if isinstance(leaf, Columns) else opened(leaf, path_of(key))
                 columns[name] = self.columns(inner, (*above, name))
             else:
-                columns[name] = self._moved(leaf)
+                columns[name] = leaf
         return columns
 
     def _nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
         stays = self.layout == "jagged"
         if key in self.kept or (stays and not self.placement.width):
-            return self._moved(leaf)
+            return leaf
         path = path_of(key)
         if is_jagged(leaf):
-            if self.layout == "padded" and self.device is None:
-                view = readable_view(leaf, path, self._pool)
+            if self.layout == "padded":
+                view = readable_view(leaf, path, self.pool)
             else:
-                view = view_of(leaf, path, self._pool, detach=not torch.is_grad_enabled())
+                view = view_of(leaf, path, self.pool, detach=not torch.is_grad_enabled())
         elif leaf.dim() > 1:
             view = view_of_strided(leaf, path)
         else:  # of rows without dims, or of no rows: nothing is ragged
             none = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             parts = () if stays else leaf.unbind()
-            return self._moved(leaf if stays else torch.stack(parts) if parts else none)
+            return leaf if stays else torch.stack(parts) if parts else none
         if stays:
             check_width(view.row_splits, self.placement.width, key)
-            return self._moved(leaf)
+            return leaf
         return self._ragged(view, key)
 
     def _ragged(self, view: RaggedView, key: Key) -> Any:
         """The rows of a column in the layout that was asked for."""
         kept = key in self.kept
-        padded = self.layout == "padded" and not kept
-        if not padded or self.device not in (None, view.device):
+        if kept or self.layout != "padded":
             if not kept:
                 check_width(view.row_splits, self.placement.width, key)
-            # Compacted first, so that no hole crosses to the device, and in memory of its own.
+            row_splits = self.pool.unique(view.row_splits)
+            # In memory of its own, which may be written to.
             values = gathered([view])[0] if isinstance(view.memory, np.ndarray) else values_of(view)
-            row_splits = self._pool.unique(view.row_splits)
-            view = end_to_end(self._moved(values), row_splits, view.ragged_dim)
             if kept or self.layout == "jagged":
-                return nested_tensor(values_of(view), row_splits, view.ragged_dim)
-            if not padded:
-                return varlen_column(view, path_of(key))
+                return nested_tensor(values, row_splits, view.ragged_dim)
+            return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))
         rows = view.row_splits, self.placement.sides.get(key, self.placement.side)
         place = self._known.get(rows)
         if place is None:
@@ -399,17 +416,16 @@ class _Plan:
         most = self.placement.width
         named = self._pads_rectangles() if self.aligned is None else key in self.aligned
         if not named or leaf.dim() < 2 or key in self.kept:
-            return self._moved(leaf)
+            return leaf
         rows, held = leaf.shape[:2]
         if self.aligned is not None and 0 < most < held:
             detail = f"expected at most pad_to_seqlen={most} cells, found {held}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
         lengths = np.full(rows, held, dtype=np.int64)
-        row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
+        row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
         left_pad, width = self.placement.of_rows(row_splits, key, max(most, held))
         if width == held:
-            leaf = self._moved(leaf)
             self._masked[key] = row_splits, None, width, leaf.device
             return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
@@ -418,18 +434,13 @@ class _Plan:
             raise ArgumentError("bad_shape", path_of(key), detail)
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
-        return self._padded(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
+        return self._padded(full_rows(leaf, row_splits), left_pad, width, key)
 
     def _pads_rectangles(self) -> bool:
         """Whether rectangles are padded too, where no names are given."""
         where = self.placement
         placed = where.width or where.multiple != 1 or where.side != "right" or where.sides
         return self.layout == "padded" and bool(placed or self.masks)
-
-    def _moved(self, leaf: Any) -> Any:
-        if self.device is None or leaf.device == self.device:
-            return leaf
-        return move_leaf(leaf, self.device, True, self._pool)
 
     def _padded(
         self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key

@@ -25,6 +25,7 @@ from jagcodec.batch.columns import (
     with_meta,
 )
 from jagcodec.batch.compare import uncontradicted
+from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import join_rows, side_by_side
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import MessageLike
@@ -196,10 +197,11 @@ def split_rows(
         detail = "expected one of parts, sizes and max_tokens, and lengths only with max_tokens"
         raise _bad(where, detail)
     index: Sequence[Chosen]
+    pool = RowSplitsPool()
     if max_tokens is not None:
         path = f"{where}(lengths)"
         if lengths is None:
-            tokens = _common_lengths(row_lengths_of(source, f"{where}(batch)"), path)
+            tokens = _common_lengths(row_lengths_of(source, f"{where}(batch)", pool), path)
         else:
             tokens = read_rows(lengths, path, rows=rows).lengths
         index = _balanced(tokens, parts, max_tokens, where)
@@ -210,7 +212,7 @@ def split_rows(
             sizes = [fewer + 1] * longer + [fewer] * (count - longer)
         ends = [0, *np.cumsum(_sizes(sizes, rows, where)).tolist()]
         index = [range(start, end) for start, end in itertools.pairwise(ends)]
-    return [_chosen(source, part, where) for part in index]
+    return [_chosen(source, part, where, pool) for part in index]
 
 
 def balance_rows(
@@ -325,10 +327,12 @@ def _opened(batch: Any, where: str) -> tuple[Any, int]:
     return source, row_count_of(source, f"{where}(batch)")
 
 
-def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:
+def _chosen(batch: Any, chosen: Chosen, where: str, pool: RowSplitsPool | None = None) -> Any:
     if isinstance(batch, WireBatch):
         return batch.at(chosen)
-    return select_leaf(batch, chosen, RowSplitsPool(), f"{where}(batch)")
+    pool = pool or RowSplitsPool()
+    read_offsets([batch], pool)
+    return select_leaf(batch, chosen, pool, f"{where}(batch)")
 
 
 # --- joined ------------------------------------------------------------------------------------
@@ -408,38 +412,42 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     """
     where = "join_columns"
     open_ones = opened_each(several(batches, f"{where}(batches)"), where)
-    _check_side_by_side(open_ones, replace, where)
-    if all(isinstance(batch, WireBatch) for batch in open_ones):
+    pool, columns = RowSplitsPool(), dict[str, Any]()
+    in_memory_ones = [batch for batch in open_ones if not isinstance(batch, WireBatch)]
+    read_offsets(in_memory_ones, pool)
+    _check_side_by_side(open_ones, replace, where, pool)
+    if not in_memory_ones:
         return side_by_side(open_ones)
-    kind = next(batch for batch in open_ones if not isinstance(batch, WireBatch))
-    pool, columns = RowSplitsPool(), {}
+    kind = in_memory_ones[0]
     for batch in open_ones:
         for name, leaf in in_memory(batch, kind).items():
-            path = f"{where}[{name!r}]"
-            column = leaf if isinstance(kind, dict) else _leaf_of_column(leaf, path)
-            columns[name] = _sharing(column, pool, getattr(kind, "device", None), path)
+            is_dict = isinstance(kind, dict)
+            columns[name] = leaf if is_dict else _leaf_of_column(leaf, f"{where}[{name!r}]")
+    device = getattr(kind, "device", None)
+    if device is not None:
+        columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
+    columns = {name: _sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
     joined = like(kind, columns, row_count_of(kind, where))
     return with_meta(joined, open_ones, uncontradicted)
 
 
-def _sharing(leaf: Any, pool: RowSplitsPool, device: torch.device | None, path: str) -> Any:
-    """A column; a jagged one on `device`, with the offsets of its row lengths in the pool."""
+def _sharing(leaf: Any, pool: RowSplitsPool, path: str) -> Any:
+    """A column; a jagged one with the offsets of its row lengths in the pool."""
     if not is_jagged(leaf):
         return leaf
     view = view_of(leaf, path, pool, detach=False)
     row_splits = pool.unique(view.row_splits)
     shared = row_splits.tensors.get(leaf.device) is parts_of(leaf).offsets
-    if shared and view.starts is None and device in (None, leaf.device):
+    if shared and view.starts is None:
         return leaf
-    values = values_of(view)
-    if device is not None:
-        values = values.to(device)
-    return nested_tensor(values, row_splits, view.ragged_dim)
+    return nested_tensor(values_of(view), row_splits, view.ragged_dim)
 
 
-def _check_side_by_side(batches: Sequence[Any], replace: bool, where: str) -> None:
+def _check_side_by_side(
+    batches: Sequence[Any], replace: bool, where: str, pool: RowSplitsPool
+) -> None:
     first = batches[0]
-    rows, known = row_count_of(first, where), row_lengths_of(first, f"{where}(batches[0])")
+    rows, known = row_count_of(first, where), row_lengths_of(first, f"{where}(batches[0])", pool)
     names: set[str] = set()
     for i, batch in enumerate(batches):
         path = f"{where}(batches[{i}])"
@@ -451,7 +459,7 @@ def _check_side_by_side(batches: Sequence[Any], replace: bool, where: str) -> No
             detail = "expected a new name, found one of an earlier batch; pass replace=True"
             raise ArgumentError("conflict", f"{path}[{name!r}]", detail)
         names.update(batch.keys())
-        for name, lengths in row_lengths_of(batch, path).items() if i and known else ():
+        for name, lengths in row_lengths_of(batch, path, pool).items() if i and known else ():
             if not any(np.array_equal(lengths, other) for other in known.values()):
                 of_first, expected = next(iter(known.items()))
                 row = int(np.flatnonzero(lengths != expected)[0])

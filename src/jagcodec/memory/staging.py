@@ -1,6 +1,7 @@
-"""Device tensors to the host: copied together, with one wait.
+"""Tensors between the host and devices: those to the host are copied together, with one wait.
 
 A copy by itself, as `Tensor.cpu` makes it, waits for everything the device was asked to do before.
+One that is made with `non_blocking` may be read before it has arrived, so only this file makes any.
 """
 
 from __future__ import annotations
@@ -14,10 +15,26 @@ from jagcodec.memory import aligned
 from jagcodec.memory.tensor_bytes import flat_bytes
 
 
+def to_device(
+    tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+) -> torch.Tensor:
+    """A tensor on a device. What goes to the host has arrived when this returns.
+
+    With `non_blocking`, an accelerator may still be reading page-locked memory.
+    """
+    # From any other memory CUDA has read everything when the call returns, without a wait for the
+    # device.
+    if device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned():
+        non_blocking = True
+    return tensor.to(device, non_blocking=non_blocking and device.type != "cpu")
+
+
 class HostCopies:
     """Host copies of device tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, follow: bool = False) -> None:
+        """Copies that autograd does not follow, unless they are to `follow` their tensors."""
+        self._follow = follow
         # By address and layout: the parts of a jagged or sparse tensor are new objects each time.
         # The tensor is kept, so that its address is not reused.
         self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -31,7 +48,7 @@ class HostCopies:
                 if place not in self._copies:
                     wanted[place] = tensor
         if wanted:
-            copies = _on_host(list(wanted.values()))
+            copies = _on_host(list(wanted.values()), self._follow)
             for (place, tensor), copy in zip(wanted.items(), copies, strict=True):
                 self._copies[place] = (tensor, copy)
 
@@ -41,25 +58,35 @@ class HostCopies:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    kind = tensor.device, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    kind = tensor.device, tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.requires_grad
     return (*kind, tensor.data_ptr(), tensor.shape, tensor.stride())
 
 
-def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Contiguous copies in one block that is freed with the last, complete when this returns."""
+def _on_host(tensors: Sequence[torch.Tensor], follow: bool) -> list[torch.Tensor]:
+    """Contiguous copies, complete when this returns, each with a storage of its own.
+
+    They are in one block that is freed with the last; those that autograd follows are apart.
+    """
     devices = {tensor.device for tensor in tensors if tensor.numel()}
     # A CUDA device writes to page-locked memory by itself.
     pinned = any(device.type == "cuda" for device in devices)
-    total = sum(aligned(tensor.numel() * tensor.itemsize) for tensor in tensors)
-    block = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+    followed = [follow and tensor.requires_grad for tensor in tensors]
+    sizes = [
+        0 if apart else tensor.numel() * tensor.itemsize
+        for tensor, apart in zip(tensors, followed, strict=True)
+    ]
+    options: dict[str, Any] = {"device": "cpu", "pin_memory": pinned}
+    block = torch.empty(sum(map(aligned, sizes)), dtype=torch.uint8, **options).numpy()
     sources, copies = [], []
-    for tensor in tensors:
-        if not tensor.numel():
-            copies.append(torch.empty(tensor.shape, dtype=tensor.dtype))
+    for tensor, size, apart in zip(tensors, sizes, followed, strict=True):
+        if not size:
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, **options)
+            copies.append(copy.copy_(tensor, non_blocking=True) if apart else copy)
             continue
         source = flat_bytes(tensor)
         sources.append(source)  # which may be a copy: until it has been read
-        cells, block = block[: source.numel()], block[aligned(source.numel()) :]
+        # A storage of just these bytes, so that one copy is pickled without the others.
+        cells, block = torch.from_numpy(block[:size]), block[aligned(size) :]
         cells.copy_(source, non_blocking=True)
         copies.append(cells.view(tensor.dtype).view(tensor.shape))
     for device in devices:

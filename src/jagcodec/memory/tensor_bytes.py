@@ -51,20 +51,6 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
     return from_words(as_words(tensor).contiguous(), tensor.dtype)
 
 
-def to_device(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor in pageable CPU memory, on `device`."""
-    # From such memory CUDA has read everything when this returns, without a wait for the device.
-    return numbers.to(device, non_blocking=device.type == "cuda")
-
-
-def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
-    """``tensor[rows]`` of a strided tensor, for every dtype; the result owns its memory."""
-    index = to_device(torch.from_numpy(rows), tensor.device)
-    if tensor.requires_grad:
-        return tensor.index_select(0, index)
-    return from_words(as_words(tensor).index_select(0, index), tensor.dtype)
-
-
 def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """`torch.cat` of strided tensors of one dtype, for every dtype."""
     if any(tensor.requires_grad for tensor in tensors):

@@ -22,13 +22,8 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.tensor_bytes import (
-    IntArray,
-    as_words,
-    contiguous_bits,
-    plain_arrays,
-    to_device,
-)
+from jagcodec.memory.staging import to_device
+from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, plain_arrays
 from jagcodec.pack.cells import described
 from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle, warn_of_width
 from jagcodec.ragged.copy_rows import gathered, values_of

@@ -11,13 +11,16 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
     IntArray,
     array_bytes,
     as_bytes,
+    as_words,
     contiguous_bits,
     from_bytes,
+    from_words,
     refill,
     same_width_ints,
 )
@@ -165,6 +168,14 @@ def gather_by_torch(cells: torch.Tensor, starts: IntArray, lengths: IntArray) ->
     return _words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
 
 
+def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
+    """``tensor[rows]`` of a strided tensor, for every dtype; the result owns its memory."""
+    index = to_device(torch.from_numpy(rows), tensor.device)
+    if tensor.requires_grad:
+        return tensor.index_select(0, index)
+    return from_words(as_words(tensor).index_select(0, index), tensor.dtype)
+
+
 def pad_by_torch(
     cells: torch.Tensor,
     starts: IntArray,
@@ -202,6 +213,6 @@ def _cell_index(starts: IntArray, lengths: IntArray, device: torch.device) -> to
     total = int(lengths.sum())
     # Cell k of the result is `shift` further on in the source, a constant within each row.
     shift = starts - (np.cumsum(lengths) - lengths)
-    both = torch.from_numpy(np.stack([shift, lengths])).to(device, non_blocking=True)
+    both = to_device(torch.from_numpy(np.stack([shift, lengths])), device)
     shifts = torch.repeat_interleave(both[0], both[1], output_size=total)
     return torch.arange(total, device=device) + shifts

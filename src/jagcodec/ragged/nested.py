@@ -19,14 +19,13 @@ from torch.nested._internal.nested_tensor import (
 )
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.staging import HostCopies
+from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import (
     IntArray,
     as_words,
     cat_bits,
     from_words,
     plain_array,
-    to_device,
 )
 from jagcodec.ragged.lengths import read_lengths
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -84,7 +83,7 @@ def view_of_parts(
     row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
-    host = _host(parts.offsets, copies)
+    host = host_numbers(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
         row_splits.tensors[parts.offsets.device] = parts.offsets
@@ -92,7 +91,7 @@ def view_of_parts(
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
     # Rows with holes between them, or that begin or end inside the values.
     starts = host[:-1]
-    lengths = np.diff(host) if parts.lengths is None else _host(parts.lengths, copies)
+    lengths = np.diff(host) if parts.lengths is None else host_numbers(parts.lengths, copies)
     if not ((starts >= 0) & (lengths >= 0) & (lengths <= cells - starts)).all():
         expected = f"expected rows within the {cells} cells of the values"
         found = f"found offsets {host.tolist()!r:.80}"
@@ -114,7 +113,8 @@ def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     return view.row_splits
 
 
-def _host(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
+def host_numbers(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
+    """The numbers of a tensor as int64s on the host; from `copies`, if they were fetched."""
     if not numbers.is_cpu:
         numbers = numbers.cpu() if copies is None else copies.of(numbers)
     return np.ascontiguousarray(numbers.detach().numpy(), dtype=np.int64)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec.memory.tensor_bytes import IntArray, to_device
+from jagcodec.memory.tensor_bytes import IntArray
 
 
 class RowSplits:
@@ -54,17 +54,6 @@ class RowSplits:
             return None
         row_splits = cls(host, host[1:] - host[:-1])
         return None if row_splits.min < 0 else row_splits
-
-    def varlen(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N + 1,) int32 ``cu_seqlens`` and (total,) int64 positions within each row."""
-        key = "varlen", device
-        found: tuple[torch.Tensor, torch.Tensor] | None = self.made.get(key)
-        if found is None:
-            positions = np.arange(self.total) - np.repeat(self.starts, self.lengths)
-            made = torch.from_numpy(self.host.astype(np.int32)), torch.from_numpy(positions)
-            both = to_device(made[0], device), to_device(made[1], device)
-            found = self.made.setdefault(key, both)
-        return found
 
 
 class RowSplitsPool:

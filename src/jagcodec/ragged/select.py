@@ -24,9 +24,9 @@ from tensordict import (
 )
 
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
-from jagcodec.memory.tensor_bytes import cat_bits, take_rows
+from jagcodec.memory.tensor_bytes import cat_bits
 from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.copy_rows import take_rows, values_of
 from jagcodec.ragged.nested import (
     is_jagged,
     nested_tensor,
@@ -137,7 +137,7 @@ class _Choice(NamedTuple):
         )
 
     def _packed(self, leaves: Sequence[PackedColumn], path: str) -> PackedColumn:
-        views = [view_of_varlen(leaf, path) for leaf in leaves]
+        views = [view_of_varlen(leaf, path, self.pool) for leaf in leaves]
         return varlen_column(self._view(views, path), path)
 
     def _view(self, views: Sequence[RaggedView], path: str) -> RaggedView:

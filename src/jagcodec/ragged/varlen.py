@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.nested import host_numbers
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 
 
@@ -39,17 +41,38 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
         detail = f"expected fewer than 2**31 tokens, found {row_splits.total}; split the batch"
         raise ArgumentError("bad_length", path, detail)
     values = values_of(view)
-    cu_seqlens, position_ids = row_splits.varlen(values.device)
+    cu_seqlens, position_ids = _places(row_splits, values.device)
     return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)
 
 
-def view_of_varlen(column: PackedColumn, path: str) -> RaggedView:
-    """The rows of a varlen column. One device sync."""
-    offsets = column.cu_seqlens.detach().cpu().numpy().astype(np.int64)
-    row_splits = RowSplits.from_offsets(offsets) if offsets.ndim == 1 else None
+def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions within each row; made once."""
+    key = "varlen", device
+    found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.made.get(key)
+    if found is None:
+        positions = np.arange(row_splits.total) - np.repeat(row_splits.starts, row_splits.lengths)
+        made = torch.from_numpy(row_splits.host.astype(np.int32)), torch.from_numpy(positions)
+        both = to_device(made[0], device), to_device(made[1], device)
+        found = row_splits.made.setdefault(key, both)
+    return found
+
+
+def view_of_varlen(
+    column: PackedColumn,
+    path: str,
+    pool: RowSplitsPool | None = None,
+    copies: HostCopies | None = None,
+) -> RaggedView:
+    """The rows of a varlen column. Columns that share `cu_seqlens` read them once."""
+    row_splits = None if pool is None else pool.of_source(column.cu_seqlens)
     if row_splits is None:
-        detail = f"expected (N + 1,) cu_seqlens that never fall, found {offsets.tolist()!r:.80}"
-        raise ArgumentError("bad_shape", path, detail)
+        offsets = host_numbers(column.cu_seqlens, copies)
+        row_splits = RowSplits.from_offsets(offsets) if column.cu_seqlens.dim() == 1 else None
+        if row_splits is None:
+            detail = f"expected (N + 1,) cu_seqlens that never fall, found {offsets.tolist()!r:.80}"
+            raise ArgumentError("bad_shape", path, detail)
+        if pool is not None:
+            pool.remember(column.cu_seqlens, row_splits)
     fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (row_splits.total,)]
     if len(fits) != 1:
         detail = f"expected values with one dim of {row_splits.total} tokens by cu_seqlens, found "

@@ -1,0 +1,220 @@
+"""Columns and devices: moved from one to another, and their offsets read, with one wait.
+
+One by one, each copy to the host would wait for all that its device was asked to do before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
+)
+
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.staging import HostCopies, to_device
+from jagcodec.memory.tensor_bytes import contiguous_bits
+from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
+from jagcodec.ragged.non_tensor import (
+    fields_of,
+    is_non_tensor,
+    tensorclass_of,
+    unbatched_of,
+    unbatched_parts,
+)
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.select import like
+from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire.lowered import Columns
+from jagcodec.wire.lowering import TENSOR_TYPES
+
+PathOf = Callable[[tuple[str, ...]], str]
+"""Where an error about a column is, by all the names of the column."""
+
+
+def moved(
+    columns: Mapping[str, Any],
+    device: torch.device,
+    pool: RowSplitsPool,
+    path_of: PathOf,
+    *,
+    non_blocking: bool = False,
+) -> dict[str, Any]:
+    """Columns by name with their tensors on a device; gradients flow through them.
+
+    A column that has no tensor, or is on the device, is itself. What goes to the host has arrived.
+    `to_device` says what `non_blocking` is.
+    """
+    move = _Move(device, pool, path_of, non_blocking)
+    if device.type == "cpu":
+        move.copies.fetch(part for leaf in _flat(columns.values()) for part in _parts(leaf))
+    return move.columns(columns, ())
+
+
+@dataclass(slots=True)
+class _Move:
+    """The way of one batch to a device."""
+
+    device: torch.device
+    pool: RowSplitsPool
+    path_of: PathOf
+    non_blocking: bool
+    copies: HostCopies = field(default_factory=lambda: HostCopies(follow=torch.is_grad_enabled()))
+    # Tensors that were moved, by id, and what became of each.
+    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def columns(self, columns: Mapping[str, Any], above: tuple[str, ...]) -> dict[str, Any]:
+        # By items, because a TensorDict iterates over its rows.
+        return {name: self.leaf(leaf, (*above, name)) for name, leaf in columns.items()}
+
+    def leaf(self, leaf: Any, key: tuple[str, ...]) -> Any:
+        if isinstance(leaf, UnbatchedTensor):
+            size, tensor = unbatched_parts(leaf)
+            return leaf if self._is_there(tensor) else unbatched_of(size, self._tensor(tensor))
+        if isinstance(leaf, torch.Tensor):
+            if self._is_there(leaf):
+                return leaf
+            return self._jagged(leaf, key) if is_jagged(leaf) else self._tensor(leaf)
+        if isinstance(leaf, PackedColumn):
+            return leaf if self._is_there(leaf.values) else self._packed(leaf)
+        if isinstance(leaf, RaggedView):
+            return leaf if self._is_there(leaf) else self._view(leaf)
+        return self._batch(leaf, key) if _is_batch(leaf) else leaf
+
+    def _is_there(self, leaf: torch.Tensor | RaggedView) -> bool:
+        return leaf.device == self.device
+
+    def _batch(self, leaf: Any, key: tuple[str, ...]) -> Any:
+        """A batch inside the batch, of the same type."""
+        if isinstance(leaf, Columns):
+            return leaf._replace(columns=self.columns(leaf.columns, key))
+        if isinstance(leaf, dict):
+            return like(leaf, self.columns(leaf, key), 0)
+        if isinstance(leaf, LazyStackedTensorDict):
+            members = [self._batch(member, key) for member in leaf.tensordicts]
+            return LazyStackedTensorDict(*members, stack_dim=leaf.stack_dim)
+        if isinstance(leaf, TensorDictBase):
+            names = leaf.names if any(name is not None for name in leaf.names) else None
+            device = None if leaf.device is None else self.device
+            columns = self.columns(leaf, key)
+            return TensorDict(columns, batch_size=leaf.batch_size, names=names, device=device)
+        fields, others = fields_of(leaf)  # of a tensorclass
+        return tensorclass_of(type(leaf), self._batch(fields, key), others)
+
+    def _jagged(self, leaf: torch.Tensor, key: tuple[str, ...]) -> torch.Tensor:
+        parts = parts_of(leaf, detach=False)
+        view = self._view(view_of_parts(parts, self.path_of(key), self.pool, self.copies))
+        made = nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
+        self.pool.remember(parts_of(made).offsets, view.row_splits)
+        return made
+
+    def _packed(self, column: PackedColumn) -> PackedColumn:
+        values, cu_seqlens, longest, position_ids = column
+        places, positions = self._tensor(cu_seqlens), self._tensor(position_ids)
+        return PackedColumn(self._tensor(values), places, longest, positions)
+
+    def _view(self, view: RaggedView) -> RaggedView:
+        """The rows of a view end to end, compacted first, so that no hole moves."""
+        row_splits, dim = self.pool.unique(view.row_splits), view.ragged_dim
+        memory = view.memory
+        if isinstance(memory, torch.Tensor):
+            whole = memory if view.starts is None else values_of(view)
+            return end_to_end(self._tensor(whole), row_splits, dim)
+        return end_to_end(self._tensor(gathered([view])[0]), row_splits, dim)
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor, which columns may share."""
+        known = self.known.get(id(tensor))
+        if known is None:
+            known = self.known[id(tensor)] = tensor, self._new(tensor)
+        return known[1]
+
+    def _new(self, tensor: torch.Tensor) -> torch.Tensor:
+        plain = _is_plain(tensor)
+        if plain and self.device.type == "cpu":
+            self.copies.fetch([tensor])  # unless it was: what was compacted only now
+            return self.copies.of(tensor)
+        if plain and not tensor.requires_grad:
+            tensor = contiguous_bits(tensor)  # torch cannot move strided tensors of every dtype
+        return to_device(tensor, self.device, non_blocking=self.non_blocking)
+
+
+def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
+    """Read the row lengths of columns on devices into a pool, with one wait for each device.
+
+    Columns with holes between their rows are left out: their readers wait for them.
+    """
+    away: list[tuple[torch.Tensor, Any, Callable[..., Any]]] = []
+    for leaf in _flat(leaves):
+        numbers: torch.Tensor | None = None
+        column: Any = leaf
+        read: Callable[..., Any] = view_of_varlen
+        if is_jagged(leaf):
+            column, read = parts_of(leaf), view_of_parts
+            numbers = column.offsets if column.lengths is None else None
+        elif isinstance(leaf, PackedColumn):
+            numbers = leaf.cu_seqlens
+        if numbers is not None and not numbers.is_cpu and pool.of_source(numbers) is None:
+            away.append((numbers, column, read))
+    if not away:
+        return
+    copies = HostCopies()
+    copies.fetch(numbers for numbers, _, _ in away)
+    for _, column, read in away:
+        with suppress(ArgumentError):  # which the reader of the column raises, with its name
+            read(column, "", pool, copies)
+
+
+def _flat(leaves: Iterable[Any]) -> Iterator[Any]:
+    """Leaves, those in batches among them in place of these."""
+    for leaf in leaves:
+        if isinstance(leaf, (torch.Tensor, np.ndarray, list)) or not _is_batch(leaf):
+            yield leaf
+        elif isinstance(leaf, Columns):
+            yield from _flat(leaf.columns.values())
+        elif isinstance(leaf, LazyStackedTensorDict):
+            yield from _flat(leaf.tensordicts)
+        elif isinstance(leaf, (dict, TensorDictBase)):
+            yield from _flat(leaf.values())
+        else:
+            yield from _flat([fields_of(leaf)[0]])
+
+
+def _is_batch(leaf: Any) -> bool:
+    if isinstance(leaf, UnbatchedTensor) or is_non_tensor(leaf):
+        return False
+    return isinstance(leaf, (Columns, dict, TensorDictBase)) or is_tensorclass(leaf)
+
+
+def _parts(leaf: Any) -> list[torch.Tensor]:
+    """The tensors of a column that are copied to the host as they are."""
+    parts: list[Any] = [leaf]
+    if is_jagged(leaf):
+        values, offsets, lengths, _ = parts_of(leaf, detach=False)
+        # Rows with holes between them are compacted on their device, once these are known.
+        parts = [offsets, values if lengths is None else lengths]
+    elif isinstance(leaf, UnbatchedTensor):
+        parts = [unbatched_parts(leaf)[1]]
+    elif isinstance(leaf, PackedColumn):
+        parts = [leaf.values, leaf.cu_seqlens, leaf.position_ids]
+    elif isinstance(leaf, RaggedView):
+        parts = [] if leaf.starts is not None else [leaf.memory]
+    return [part for part in parts if _is_plain(part)]
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether `HostCopies` can copy something."""
+    if type(leaf) not in TENSOR_TYPES or leaf.layout is not torch.strided:
+        return False
+    return not (leaf.is_nested or leaf.is_quantized or leaf.is_meta)
