@@ -30,6 +30,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns, Key
+from jagcodec.wire.spec import MAGIC
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
@@ -91,6 +92,15 @@ def bytes_of(value: Any) -> ByteArray | None:
         return buffer_bytes(value, "")
     except WireFormatError:
         return None
+
+
+def is_batch(value: Any) -> bool:
+    """Whether a value is a batch in any form, rather than a column."""
+    if isinstance(value, (*_BATCHES, PackedColumn)):
+        return not isinstance(value, PackedColumn)
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    data = bytes_of(first)  # which any column of numbers has, too
+    return data is not None and MAGIC.encode() in data[:10].tobytes()
 
 
 def is_encoded(batch: Any) -> bool:
