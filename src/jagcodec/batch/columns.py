@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec._arguments import known_names
+from jagcodec._arguments import items_of, known_names
 from jagcodec.batch.compare import agreed, same_values
 from jagcodec.batch.devices import read_offsets
 from jagcodec.errors import (
@@ -63,7 +63,7 @@ def opened(source: Any, where: str) -> Any:
 def several(batches: Iterable[Any], where: str) -> list[Any]:
     """The batches of a list, in any forms."""
     one = isinstance(batches, _BATCHES) or bytes_of(batches) is not None
-    listed = [] if one else list(batches)
+    listed = [] if one else items_of(batches, where, "a list of batches")
     if one or (listed and not are_several(listed)):
         raise ArgumentTypeError("bad_type", where, "expected a list of batches, found one batch")
     if not listed:

@@ -10,10 +10,14 @@ import numpy as np
 import torch
 
 from jagcodec._arguments import (
+    check_function,
     check_known,
+    check_names,
     check_option,
+    flag_of,
+    mapping_of,
     name_set,
-    usable_device,
+    result_of,
     whole_number,
 )
 from jagcodec.batch.batched_data_dict import BatchedDataDict
@@ -43,6 +47,7 @@ from jagcodec.batch.rectangles import (
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import WritableBuffer
+from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import Lengths, read_lengths
@@ -165,14 +170,18 @@ def materialize(
     ``nemo_rl.data_plane.codec.materialize``.
     """
     check_option(layout, _LAYOUTS, "materialize(layout)")
-    if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
-        detail = f"expected a dict of column names to pads, found {type(pad_value_dict).__name__}"
-        raise ArgumentTypeError("bad_type", "materialize(pad_value_dict)", detail)
+    pads: dict[Any, Any] = {}
+    if pad_value_dict is not None:
+        pads = _by_name(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
     by_name = type(padding_side) is not str and isinstance(padding_side, Mapping)
-    sides: Any = padding_side if by_name else {}
+    sides: Any = _by_name(padding_side, "padding_side", "sides by name") if by_name else {}
     side: Any = "right" if by_name else padding_side
     for each in (side, *sides.values()):
         check_option(each, _SIDES, "materialize(padding_side)")
+    if not (pin_memory is strict is False and container is BatchedDataDict):
+        pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
+        strict = flag_of(strict, "materialize(strict)")
+        check_function(container, "materialize(container)", "a function of a dict of columns")
     batch = td if type(td) is WireBatch else _opened(td, "materialize(td)")
     width = whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)")
     multiple = whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)")
@@ -183,7 +192,6 @@ def materialize(
     kept = name_set(keep_jagged, "materialize(keep_jagged)")
     masks = _masks_of(attention_mask_of)
     device = usable_device(device, "materialize(device)")
-    pads = pad_value_dict or {}
     placed = width or multiple != 1 or sides or side != "right" or prompt_width
     usual = device is None and out is None and prompt_lengths is None and not strict
     columns: dict[str, Any] | None = None
@@ -263,7 +271,7 @@ def _filled(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any])
 def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
     if container is BatchedDataDict:
         return BatchedDataDict.of_equal_rows(columns)
-    return container(columns)
+    return result_of(container, (columns,), "materialize(container)")
 
 
 def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
@@ -277,6 +285,13 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
 # --- options -----------------------------------------------------------------------------------
 
 
+def _by_name(given: Any, option: str, expected: str) -> dict[Any, Any]:
+    """An option that has a value for each of some columns."""
+    found = mapping_of(given, f"materialize({option})", expected)
+    check_names(found, f"materialize({option})")
+    return found
+
+
 def _masks_of(given: Any) -> Mapping[Any, str]:
     """Columns to the names of their masks, of `attention_mask_of`."""
     where = "materialize(attention_mask_of)"
@@ -284,13 +299,16 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
         return {}
     if isinstance(given, str):
         return {given: "attention_mask"}
-    if not isinstance(given, Mapping) or not all(type(name) is str for name in given.values()):
-        expected = "expected the name of a column, or a mapping of names of columns to names of"
-        raise ArgumentTypeError("bad_type", where, f"{expected} masks, found {describe(given)}")
-    if len(set(given.values())) < len(given):
-        found = f"expected a name for each mask, found {brief(list(given.values()))}"
+    expected = "the name of a column, or a mapping of names of columns to names of masks"
+    masks = _by_name(given, "attention_mask_of", expected)
+    for name in masks.values():
+        if not isinstance(name, str):
+            detail = f"expected {expected}, found {brief(name)} for a mask"
+            raise ArgumentTypeError("bad_type", where, detail)
+    if len(set(masks.values())) < len(masks):
+        found = f"expected a name for each mask, found {brief(list(masks.values()))}"
         raise ArgumentError("conflict", where, found)
-    return given
+    return masks
 
 
 def _read_prompts(batch: Any, given: Any, placement: Placement) -> IntArray | None:

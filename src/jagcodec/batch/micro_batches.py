@@ -89,7 +89,7 @@ def _lengths(lengths: Any, path: str) -> IntArray:
     """(N,) row lengths; only a tensor needs torch to be read."""
     if not hasattr(lengths, "is_nested"):
         return length_array(lengths, path)
-    from jagcodec.ragged.nested import read_rows
+    from jagcodec.ragged.lengths import read_rows
 
     return read_rows(lengths, path).lengths
 

@@ -191,7 +191,7 @@ class PackPlan:
         Raises:
             ArgumentError: There is no such device.
         """
-        from jagcodec._arguments import usable_device
+        from jagcodec.memory.plain_types import usable_device
 
         found = usable_device(device, "PackPlan.to(device)")
         return PackPlan(self.layout, self._tensors(), found)
@@ -260,7 +260,7 @@ class PackPlan:
                 rank are read, and each is copied once.
             pad: What pads of a column hold: a number, or one value of its trailing shape, such as
                 ``torch.arange(k)`` for the experts of a router. It must fit the dtype.
-            shift: Cell j of a row has its token j - shift, or a pad where there is none: -1 makes
+            shift: Cell j of a row has its token j - shift, or a pad if the row lacks it: -1 makes
                 labels. Pads stay pads.
             pad_value_dict: Of a batch: column name to `pad`, 0 for the others. Names that are
                 not those of columns are ignored, here and in the two arguments below.

@@ -99,9 +99,13 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
     for tensor in tensors:
         plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES
         try:
-            arrays.append(tensor.numpy() if plain else None)
+            array = tensor.numpy() if plain else None
         except (RuntimeError, TypeError, ValueError):  # on a device; dims of 0 and of 2**62
-            arrays.append(None)
+            array = None
+        # For a tensor whose memory was freed numpy makes some of its own, with anything in it.
+        if array is not None and array.flags.owndata and array.size:
+            array = None
+        arrays.append(array)
     return arrays
 
 

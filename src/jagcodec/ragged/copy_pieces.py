@@ -53,7 +53,7 @@ class Buffer:
         return (*shape[: dim - 1], self.pieces.total, *shape[dim:])
 
 
-def fill(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tensor]:
+def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tensor]:
     """The buffers as tensors, in memory of one block as far as it is on the CPU."""
     _check_outs(buffers)
     here = [buffer for buffer in buffers if is_on_host(buffer.view)]

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec._arguments import check_rectangle
 from jagcodec.errors import ArgumentError, describe
+from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
 from jagcodec.packing.layout import Layout
-from jagcodec.ragged.copy_pieces import Buffer, Indices, fill
+from jagcodec.ragged.copy_pieces import Buffer, Indices, fill_buffers
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import read_lengths
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of, view_of_strided
@@ -135,8 +135,8 @@ class Packer:
         return Buffer(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
 
     def fill(self, buffers: Sequence[Buffer]) -> list[torch.Tensor]:
-        """See `copy_pieces.fill`."""
-        return fill(buffers, self._indices)
+        """See `copy_pieces.fill_buffers`."""
+        return fill_buffers(buffers, self._indices)
 
     # The way back
 
