@@ -1,6 +1,7 @@
 """Packing plans on columns and batches: every form, dtype and device, gradients, and refusals."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from jagcodec import (
     open_wire,
     pack_rows,
     plan_packing,
+    rowcopy,
     select_rows,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecError
@@ -28,6 +30,11 @@ from tests.oracle import assert_same, bits, rows_of
 from tests.packing.written_out import multiple_of, written_out
 
 CP_LAYOUTS = ["zigzag", "zigzag_buffer", "contiguous"]
+
+
+def planned(lengths, **options):
+    """A plan of any arguments; wrong ones, too."""
+    return plan_packing(lengths, **options)
 
 
 def tokens_of(lengths):
@@ -62,7 +69,7 @@ def test_columns_are_packed_and_unpacked_as_written_out(cp_size):
         unit = multiple_of(cp_size, cp_layout)
         options = {"row_multiple": unit, "total_multiple": 7 * unit, "tail": tail}
         options |= {"cp_size": cp_size, "cp_layout": cp_layout}
-        expected, plan = written_out(rows, **options), plan_packing(lengths, **options)
+        expected, plan = written_out(rows, **options), planned(lengths, **options)
         mask = [cell is not None for cell in expected.buffer()]
         computed = torch.arange(plan.total)
         parts = []
@@ -93,7 +100,7 @@ def test_columns_of_every_dtype_shape_and_layout_are_packed_bit_for_bit(
     dim = next((i for i, size in enumerate(column.shape) if not isinstance(size, int)), 1)
     options = {"row_multiple": multiple_of(cp_size, "zigzag"), "cp_size": cp_size}
     options |= {"cp_layout": cp_layout}
-    plan = plan_packing(column, **options)
+    plan = planned(column, **options)
     rank = data.draw(st.sampled_from([None, *range(cp_size)]))
     packed = plan.pack(column, shift=shift, cp_rank=rank)
     width = plan.total if rank is None else plan.local_total
@@ -128,9 +135,9 @@ def test_rectangles_of_every_dtype_and_stride_are_packed_bit_for_bit(data, lengt
     )
     if len(lengths) == sum(lengths):
         with pytest.raises(ArgumentError, match="expected a jagged tensor, because shape"):
-            plan_packing(lengths).pack(column)
+            planned(lengths).pack(column)
         return
-    plan = plan_packing(lengths, row_multiple=4)
+    plan = planned(lengths, row_multiple=4)
     rows = rows_of(column, lengths)
     expected = written_out(rows, row_multiple=4).buffer()
     found = bits(plan.pack(column))
@@ -141,7 +148,7 @@ def test_rectangles_of_every_dtype_and_stride_are_packed_bit_for_bit(data, lengt
 
 
 def test_pads_are_a_number_or_a_value_of_the_trailing_shape_and_fit_the_dtype():
-    plan = plan_packing([1, 0], row_multiple=2, total=3, tail="own_row")
+    plan = planned([1, 0], row_multiple=2, total=3, tail="own_row")
     experts = torch.tensor([[[5, 6, 7]]]).to(torch.int16)
     jagged = torch.nested.nested_tensor([experts[0], experts[0][:0]], layout=torch.jagged)
     for pad in (torch.arange(3), np.arange(3), [0, 1, 2], (0, 1, 2)):
@@ -164,7 +171,7 @@ def test_ragged_dim_two_packs_into_three_rows_of_cells():
     values = torch.cat(rows, dim=1)
     offsets = torch.tensor([0, 2, 7, 7, 10])
     mrope = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=2)
-    plan = plan_packing([2, 5, 0, 3], row_multiple=4, cp_size=2)
+    plan = planned([2, 5, 0, 3], row_multiple=4, cp_size=2)
     each = [nested([row[i].tolist() for row in rows]) for i in range(3)]
     for rank, shift in itertools.product([None, 0, 1], [0, -1]):
         expected = [plan.pack(one, cp_rank=rank, shift=shift, pad=-1) for one in each]
@@ -201,7 +208,7 @@ def batch_of_all_kinds():
     return td
 
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "labels_of": "ids",
     "token_aligned_fields": ["mask"],
     "keep_jagged": ["patches"],
@@ -211,7 +218,7 @@ OPTIONS = {
 
 def test_every_form_of_a_batch_gives_the_same_columns():
     td = batch_of_all_kinds()
-    plan = plan_packing(td["ids"], row_multiple=4, total_multiple=8, tail="last_row", cp_size=2)
+    plan = planned(td["ids"], row_multiple=4, total_multiple=8, tail="last_row", cp_size=2)
     forms = {"td": td, "dict": dict(td.items()), "bdd": materialize(td, layout="jagged")}
     forms["packed"] = materialize(td, layout="packed", keep_jagged=["patches"])
     for options in ({}, {"narrow": True}, {"elide": True}, {"compress": "zstd"}):
@@ -242,10 +249,10 @@ def test_every_form_of_a_batch_gives_the_same_columns():
 
 
 def test_columns_are_copied_once_into_one_block_by_one_call_of_the_kernel(monkeypatch):
-    calls, copy = [], copy_pieces.copy_all
+    calls, copy = [], rowcopy.copy_all
     monkeypatch.setattr(copy_pieces, "copy_all", lambda tasks: calls.append(tasks) or copy(tasks))
     frames = encode(make_batch())
-    plan = plan_packing(make_batch()["ids"], row_multiple=4, cp_size=2)
+    plan = planned(make_batch()["ids"], row_multiple=4, cp_size=2)
     packed = plan.pack(open_wire(frames), labels_of="ids", cp_rank=1)
     ((ids, logprobs, experts, labels),) = calls
     arrays = [packed[name].numpy() for name in ("ids", "logprobs", "experts", "labels")]
@@ -258,7 +265,7 @@ def test_columns_are_copied_once_into_one_block_by_one_call_of_the_kernel(monkey
 
 def test_labels_and_names_of_columns():
     td = pack_rows({"ids": [[5, 6], [7]], "old": [[1.0, 2.0], [3.0]], "reward": [0.0, 1.0]})
-    plan = plan_packing(td["ids"], row_multiple=2)
+    plan = planned(td["ids"], row_multiple=2)
     packed = plan.pack(
         td,
         labels_of={"next": "ids", "next_old": "old"},
@@ -285,7 +292,7 @@ def test_labels_and_names_of_columns():
 
 @pytest.mark.parametrize("cp_layout", CP_LAYOUTS)
 def test_gradients_flow_into_the_buffer_and_back(cp_layout):
-    plan = plan_packing([3, 0, 5], row_multiple=4, cp_size=2, cp_layout=cp_layout)
+    plan = planned([3, 0, 5], row_multiple=4, cp_size=2, cp_layout=cp_layout)
     values = torch.randn(8, 2, dtype=torch.float64, requires_grad=True)
     cells = torch.randn(plan.total, 2, dtype=torch.float64, requires_grad=True)
     halves = [cells[: plan.local_total], cells[plan.local_total :]]
@@ -311,7 +318,7 @@ def test_gradients_flow_into_the_buffer_and_back(cp_layout):
         assert plan.pack(values, out=out) is out
 
 
-def attention(q, k, v, mask):
+def attention(mask, q, k, v):
     """Causal attention of (T, heads, dim) cells, where a mask allows it."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     made = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -337,9 +344,9 @@ def test_attention_over_packed_rows_is_that_of_each_row_and_so_are_its_gradients
     def row_by_row(x):
         causal = [torch.ones(n, n, dtype=torch.bool).tril() for n in lengths]
         rows = zip(x.split(lengths), causal, strict=True)
-        return torch.cat([attention(*parts(row), mask).flatten(1) for row, mask in rows])
+        return torch.cat([attention(mask, *parts(row)).flatten(1) for row, mask in rows])
 
-    plan = plan_packing(lengths, row_multiple=4, total_multiple=16, tail=tail)
+    plan = planned(lengths, row_multiple=4, total_multiple=16, tail=tail)
 
     def packed(x):
         # As varlen attention reads it: which row each cell is in, and where.
@@ -347,12 +354,12 @@ def test_attention_over_packed_rows_is_that_of_each_row_and_so_are_its_gradients
         row = torch.bucketize(torch.arange(plan.total), offsets[1:], right=True)
         position = plan.position_ids(pads="continue")
         mask = (row[:, None] == row) & (position[:, None] >= position)
-        return plan.unpack(attention(*parts(plan.pack(x)), mask).flatten(1)[None]).values()
+        return plan.unpack(attention(mask, *parts(plan.pack(x))).flatten(1)[None]).values()
 
     def rectangle(x):
         rows = torch.nn.utils.rnn.pad_sequence(x.split(lengths), batch_first=True)
         causal = torch.ones(9, 9, dtype=torch.bool).tril()
-        made = torch.stack([attention(*parts(row), causal).flatten(1) for row in rows])
+        made = torch.stack([attention(causal, *parts(row)).flatten(1) for row in rows])
         return plan.unpack(plan.pack(made)).values()
 
     expected = run(row_by_row)
@@ -374,9 +381,9 @@ def test_columns_on_a_device_are_packed_without_a_wait_but_for_offsets_not_met(d
     names = ["ids", "logprobs", "experts", "reward"]
     here = materialize(concat_rows([encode(make_batch())]), layout="jagged").select(names)
     there = TensorDict(dict(here.to(device)), batch_size=[6])  # with one offsets tensor
-    plan_here = plan_packing(here["ids"], row_multiple=4, cp_size=2)
+    plan_here = planned(here["ids"], row_multiple=4, cp_size=2)
     with watch() as traffic:
-        plan = plan_packing(there["ids"], row_multiple=4, cp_size=2)
+        plan = planned(there["ids"], row_multiple=4, cp_size=2)
     assert traffic.waits == 1
     options = {"labels_of": "ids", "pad_value_dict": OPTIONS["pad_value_dict"]}
     for rank, source in itertools.product([None, 0, 1], [there, dict(there.items())]):
@@ -404,8 +411,8 @@ def test_six_columns_of_one_other_offsets_tensor_cost_one_wait_and_are_then_know
         )
         for i in range(6)
     }
-    for as_one, source_of in itertools.product([True, False], [plan_packing]):
-        plan = source_of(lengths, row_multiple=4)
+    for as_one in (True, False):
+        plan = planned(lengths, row_multiple=4)
         with watch() as traffic:
             packed = plan.pack(columns) if as_one else {n: plan.pack(c) for n, c in columns.items()}
         assert traffic.waits == 1
@@ -420,8 +427,8 @@ def test_six_columns_of_one_other_offsets_tensor_cost_one_wait_and_are_then_know
 
 
 def test_a_plan_goes_to_a_device_in_one_copy_without_a_wait(device):
-    plan = plan_packing([3, 5], row_multiple=4, cp_size=2)
-    even = plan_packing([3, 5])
+    plan = planned([3, 5], row_multiple=4, cp_size=2)
+    even = planned([3, 5])
     with watch() as traffic:
         there, same = plan.to(device), even.to(str(device))
         tensors = [there.cu_seqlens, there.cu_seqlens_padded, there.position_ids(1), there.mask()]
@@ -442,7 +449,7 @@ def test_a_plan_goes_to_a_device_in_one_copy_without_a_wait(device):
 
 def test_out_is_filled_again_and_refused_where_it_does_not_fit():
     td = make_batch()
-    plan = plan_packing(td["ids"], row_multiple=4)
+    plan = planned(td["ids"], row_multiple=4)
     first = plan.pack(td)
     kept = {name: column.clone() for name, column in first.items() if torch.is_tensor(column)}
     for name in ("ids", "logprobs"):
@@ -480,7 +487,7 @@ def test_out_is_filled_again_and_refused_where_it_does_not_fit():
 
 
 def test_out_on_a_device_may_not_overlap(device):
-    plan = plan_packing([4, 4])
+    plan = planned([4, 4])
     memory = torch.arange(16.0, device=device)
     plan.pack(memory[:8], out=memory[8:])
     with pytest.raises(ArgumentError, match="overlap"):
@@ -493,7 +500,7 @@ def test_out_on_a_device_may_not_overlap(device):
 def test_batches_without_rows_or_tokens_are_packed():
     for lengths, tail in itertools.product([[], [0], [0, 0]], ["own_row", "last_row"]):
         total = 0 if not lengths and tail == "last_row" else 8
-        plan = plan_packing(lengths, total=total, tail=tail, cp_size=2)
+        plan = planned(lengths, total=total, tail=tail, cp_size=2)
         jagged = tokens_of(lengths)[1]
         offsets = torch.tensor([0] * (1 + len(lengths)))
         values = torch.zeros(0, 3, requires_grad=True)
@@ -511,7 +518,7 @@ def test_batches_without_rows_or_tokens_are_packed():
 
 
 def test_values_that_are_unpacked_must_be_of_the_plan():
-    plan = plan_packing([3, 5], row_multiple=4, cp_size=2)
+    plan = planned([3, 5], row_multiple=4, cp_size=2)
     half = torch.zeros(6, 2)
     for values, text in (
         (
@@ -538,7 +545,7 @@ def test_values_that_are_unpacked_must_be_of_the_plan():
 
 
 def test_columns_that_are_not_of_the_plan_are_errors_that_name_the_row_and_both_lengths():
-    plan = plan_packing([3, 5], row_multiple=4)
+    plan = planned([3, 5], row_multiple=4)
     other = nested([[1, 2, 3], [4, 5, 6, 7]])
     longer = nested([[1], [2], [3]])
     for column, text in (
@@ -552,8 +559,8 @@ def test_columns_that_are_not_of_the_plan_are_errors_that_name_the_row_and_both_
         with pytest.raises(ArgumentError, match=text):
             plan.pack(column)
     with pytest.raises(ArgumentError, match=r"shape \(2, 1\) may be a rectangle of 2 rows or 2 v"):
-        plan_packing([1, 1]).pack(torch.zeros(2, 1))
-    assert plan_packing([1, 1]).pack(torch.zeros(2)).shape == (2,)
+        planned([1, 1]).pack(torch.zeros(2, 1))
+    assert planned([1, 1]).pack(torch.zeros(2)).shape == (2,)
     quantized = torch.quantize_per_tensor(torch.ones(8), 1, 0, torch.qint8)
     for column in (torch.eye(2).to_sparse(), quantized, np.zeros(8)):
         with pytest.raises(ArgumentTypeError, match=r"PackPlan.pack\((column|source)\): expected"):
@@ -576,7 +583,7 @@ def test_columns_that_are_not_of_the_plan_are_errors_that_name_the_row_and_both_
 
 
 def test_options_of_a_column_are_not_those_of_a_batch():
-    plan = plan_packing([1, 2])
+    plan = planned([1, 2])
     batch, column = {"x": nested([[1], [2, 3]])}, torch.zeros(3)
     for name, value in (("pad", 1), ("shift", 1), ("pad", torch.zeros(1)), ("pad", False)):
         with pytest.raises(ArgumentError, match=f"expected a column with {name}, found dict"):
@@ -621,13 +628,13 @@ def test_options_of_a_column_are_not_those_of_a_batch():
 )
 def test_bad_lengths_name_the_row(lengths, text):
     with pytest.raises(JagcodecError, match=text):
-        plan_packing(lengths)
+        planned(lengths)
 
 
 def test_a_plan_is_made_of_lengths_in_any_form_and_keeps_the_offsets_of_a_jagged_tensor():
     jagged = nested([[1, 2], [3]])
     for lengths in ([2, 1], np.array([2, 1]), torch.tensor([2, 1]), jagged):
-        plan = plan_packing(lengths)
+        plan = planned(lengths)
         assert plan.lengths.tolist() == [2, 1]
         assert (plan.cu_seqlens.dtype, plan.cu_seqlens.tolist()) == (torch.int32, [0, 2, 3])
         assert plan.cu_seqlens is plan.cu_seqlens_padded
@@ -635,7 +642,7 @@ def test_a_plan_is_made_of_lengths_in_any_form_and_keeps_the_offsets_of_a_jagged
     moved = torch.nested.nested_tensor_from_jagged(
         torch.zeros(3, 3), torch.tensor([0, 2, 3]), jagged_dim=2
     )
-    assert plan_packing(moved).lengths.tolist() == [2, 1]
+    assert planned(moved).lengths.tolist() == [2, 1]
     assert repr(plan) == "PackPlan(rows=2, total=3, cp_size=1)"
 
 

@@ -207,7 +207,7 @@ class PackPlan:
     # Into the buffer
 
     @overload
-    def pack(
+    def pack(  # type: ignore[overload-overlap]  # a blob in a tensor is a column
         self,
         source: torch.Tensor | PackedColumn,
         *,
@@ -305,9 +305,14 @@ class PackPlan:
                 out,
             )
             return packing.batch(source, labels_of)
-        of_batch = {"token_aligned_fields": token_aligned_fields, "keep_jagged": keep_jagged}
-        of_batch |= {"pad_value_dict": pad_value_dict, "labels_of": labels_of}
-        _check_defaults("batch", source, **of_batch)
+        _check_defaults(
+            "batch",
+            source,
+            pad_value_dict=pad_value_dict,
+            labels_of=labels_of,
+            token_aligned_fields=token_aligned_fields,
+            keep_jagged=keep_jagged,
+        )
         packer = self._tensors()
         view = packer.rows_of(source, f"{_PACK}(column)")
         shift = self.layout.shift(shift, f"{_PACK}(shift)")

@@ -62,9 +62,8 @@ class Pieces:
     def of(cls, row: IntArray, source: IntArray, length: IntArray, is_pad: BoolArray) -> Pieces:
         """Pieces of which some may be empty; long runs of pads become several."""
         times = np.where(is_pad, -(-length // PAD_RUN), length > 0)
-        row, source, length, is_pad = (
-            numbers.repeat(times) for numbers in (row, source, length, is_pad)
-        )
+        row, source, length = (numbers.repeat(times) for numbers in (row, source, length))
+        is_pad = is_pad.repeat(times)
         if len(times) and times.item(times.argmax()) > 1:
             before = PAD_RUN * (np.arange(len(row)) - (times.cumsum() - times).repeat(times))
             source = source + before
