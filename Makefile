@@ -52,8 +52,11 @@ integrations: $(VENV)-integrations/.installed ## the integrations with Ray, Tran
 	$(WITH_ALL) -m pytest -n 2 --dist loadfile tests/integrations \
 		$(patsubst %,--ignore=tests/integrations/test_%.py,faults torch_distributed zmq) $(ARGS)
 
-gpu: $(VENV)/.dev ## tests of CUDA tensors, pinned memory and NCCL, on a machine with a GPU
-	$(BIN)/python -m pytest -m cuda $(ARGS)
+# With PYTHON as it is, and without a network: .ci/gpu tells what that needs. ARGS=--write keeps the figures.
+WHEELS ?=
+
+gpu: ## where there is a GPU: tests of CUDA and NCCL, then benchmarks.gpu; WHEELS=folder with tensordict, pyvers
+	@.ci/gpu $(PYTHON) "$(WHEELS)" $(ARGS)
 
 # Into build/site. A warning, such as one of a dead link, is an error.
 docs: $(BIN)/python ## build the site of docs/, with every link checked

@@ -5,6 +5,7 @@
     python -m benchmarks.bytes     which option of `encode` saves how many bytes, at what cost
     python -m benchmarks.planes    through Ray, verl's DataProto, torch.distributed, TransferQueue
     python -m benchmarks.verl_v1   a training step of verl, and a batch of NeMo-RL
+    python -m benchmarks.gpu       on a GPU: to messages and back, and padded there
 
 Every program verifies each result bit for bit, outside the clock; a difference ends it with exit
 status 1. With ``--write``, it stores a record in docs/measured/ with the commit that was measured,
@@ -21,11 +22,11 @@ consumer, in these steps, each timed by itself:
 
 Each side is its own process, new for every batch. In one process each would live in the heap that
 another leaves, and whether memory is fresh decides more than anything else. Sides take turns, in an
-order drawn anew for every round. A turn is two trips, of which the second counts. The receive
-buffers of every side are allocated once. Garbage is collected before a trip, never in it; what a
-trip made lives until the clock stopped. Times are medians; ratios are medians of the ratios within
-each round, because the clock of a shared machine drifts. The number of threads is left as each
-library chose it.
+order drawn anew for every round. A turn is a cold trip, then a trip that does not count, then a
+warm one (`trips`). The receive buffers of every side are allocated once. Garbage is collected
+before a trip, never in it; the result of a trip lives until the next one is done, as in a training
+loop. Times are medians; ratios are medians of the ratios within each round, because the clock of a
+shared machine drifts. The number of threads is left as each library chose it.
 
 Where the comparison is biased: jagcodec's authors wrote it, and chose the batches. One process
 plays producer and consumer, so trips measure no network, store, or scheduler. Every column is

@@ -6,8 +6,9 @@ The revision comes from the git history and is compiled in a temporary directory
 is used as it was built. Both have the packages of the environment that runs this command.
 
 The trips are the sides `fused`, `reused` and `composed` of both versions, all in turns (`trips`);
-small:8 is a batch of 8 rows of about 300 tokens with a reward per row. The ratio is the time of the
-working tree over that of the revision: the median, lowest and highest ratio of all rounds.
+each trip warm and cold; small:8 is a batch of 8 rows of about 300 tokens with a reward per row. The
+ratio is the time of the working tree over that of the revision: the median, lowest and highest
+ratio of all rounds.
 
 Values are compared first: digests of batches and trees of every kind after a trip through either
 version (`before_values`). The exit status is 1 if a value differs.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import os
 import statistics
 import subprocess
@@ -92,13 +94,15 @@ def measure(shape: str, sources: Mapping[str, Path], seconds: float) -> list[lis
         f"{version} {trip}": (trip, source) for version, source in sources.items() for trip in TRIPS
     }
     turns = trips.turns(batch, players, seconds)
-    ms = {name: [trip.total for trip in made] for name, made in turns.items()}
     lines = []
-    for trip in TRIPS:
-        old, new = ms[f"old {trip}"], ms[f"new {trip}"]
+    for trip, kind in itertools.product(TRIPS, trips.Turn._fields):
+        old, new = (
+            [getattr(turn, kind).total for turn in turns[f"{version} {trip}"]]
+            for version in ("old", "new")
+        )
         found = spread(ratio(new, old))
         lines.append(
-            [shape, trip, *(f"{statistics.median(each):.3f}" for each in (old, new))]
+            [shape, f"{trip}, {kind}", *(f"{statistics.median(each):.3f}" for each in (old, new))]
             + [f"{found['median']:.2f}", f"{found['lowest']:.2f} to {found['highest']:.2f}"]
         )
     return lines

@@ -35,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "small": lambda: rows.measure_small(given.seconds or 10.0),
         "rows": lambda: rows.measure_rows(given.seconds or 4.0, given.rows),
     }
-    found = {part: parts[part]() for part in ([given.part] if given.part else PARTS)}
-    return report.finish("bench", found, given)
+    chosen = [given.part] if given.part else PARTS
+    return report.run("bench", lambda: {part: parts[part]() for part in chosen}, given)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -76,11 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shrink", type=int, default=1, help="rows so many times shorter")
     given = parser.parse_args(arguments)
     quieted()
-    batches: dict[str, Any] = {}
-    for batch, make in makers(given.images, given.shrink).items():
-        if batch.split(",")[0] in given.only:
-            batches[batch] = measured(batch, make(), given.seconds)
-    return report.finish("bytes", {"batches": batches}, given)
+    made = {
+        batch: make
+        for batch, make in makers(given.images, given.shrink).items()
+        if batch.split(",")[0] in given.only
+    }
+
+    def found() -> dict[str, Any]:
+        batches = {batch: measured(batch, make(), given.seconds) for batch, make in made.items()}
+        return {"batches": batches}
+
+    return report.run("bytes", found, given)
 
 
 def measured(batch: str, made: Made, seconds: float) -> dict[str, Any]:

@@ -41,6 +41,8 @@ def provenance() -> dict[str, Any]:
 def require_committed_source() -> None:
     """Make sure that the tree of src/ in a record is the code that was measured."""
     changed = _git("status", "--porcelain", "--", "src")
+    if changed == "unknown":
+        raise SystemExit("a record names the commit: expected git and a checkout; use --json")
     if changed:
         raise SystemExit(f"a record names the commit: commit these files first\n{changed}")
 
@@ -109,7 +111,10 @@ def ray_cluster() -> Iterator[None]:
 
 
 def _git(*arguments: str) -> str:
-    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    try:
+        run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown"
     return run.stdout.strip() if run.returncode == 0 else "unknown"
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,33 @@ def in_turns(calls: Calls, seconds: float = 0, rounds: int = 3, warm: int = 1) -
     return found
 
 
-def times(calls: Calls, seconds: float, rounds: int = 3) -> dict[str, list[float]]:
-    """Milliseconds of each side, round by round. What a call makes is freed inside the clock."""
-    return in_turns({name: partial(_timed, call) for name, call in calls.items()}, seconds, rounds)
+def times(
+    calls: Calls, seconds: float, rounds: int = 3, before: Callable[[], object] = bool
+) -> dict[str, list[float]]:
+    """Milliseconds of each side, round by round. What a call makes is freed inside the clock.
+
+    `before` is called before each call, outside the clock.
+    """
+    timed = {name: partial(_timed, call, before) for name, call in calls.items()}
+    return in_turns(timed, seconds, rounds)
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _timed(call: Callable[[], Any], before: Callable[[], object]) -> float:
+    before()
     start = time.perf_counter()
     call()
     return 1e3 * (time.perf_counter() - start)
+
+
+def cool() -> None:
+    """Read and write 256 MB of other memory, so that the caches hold little else."""
+    other = _other_memory()
+    np.add(other, 1, out=other)
+
+
+@cache
+def _other_memory() -> Any:
+    return np.zeros(256_000_000 // 8, dtype=np.int64)
 
 
 def walk(steps: Iterable[Step], value: Any = None) -> tuple[dict[str, float], Any]:

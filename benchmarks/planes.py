@@ -62,11 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", default="512x1536", help="see benchmarks/shapes.py")
     given = parser.parse_args(arguments)
     quieted()
-    planes = {}
-    for name in given.only:
-        turns = PLANES[name](given.shape, given.rounds)
-        planes[name] = {way: medians(found) for way, found in turns.items()}
-    return report.finish("planes", {"shape": given.shape, "planes": planes}, given)
+
+    def measured() -> dict[str, Any]:
+        planes = {}
+        for name in given.only:
+            turns = PLANES[name](given.shape, given.rounds)
+            planes[name] = {way: medians(found) for way, found in turns.items()}
+        return {"shape": given.shape, "planes": planes}
+
+    return report.run("planes", measured, given)
 
 
 def medians(turns: Sequence[Turn]) -> dict[str, Any]:

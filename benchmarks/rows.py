@@ -26,6 +26,7 @@ from benchmarks.measure import (
     Columns,
     Ratio,
     check,
+    cool,
     copied,
     functions_entered,
     same_columns,
@@ -48,7 +49,9 @@ VOCABULARY = 151_936
 ZEROS = dict.fromkeys(PADS, 0)  # the pads that `materialize` writes unless it is given others
 
 SMALL_ROWS = (1, 8, 64)
-SMALL_CALLS = 50  # of each side for a figure
+# One call is too short to compare: how many calls of a side make a figure, and what comes before
+# each of them.
+SMALL_CALLS: dict[str, tuple[int, Callable[[], object]]] = {"warm": (50, bool), "cold": (15, cool)}
 
 
 class Part(NamedTuple):
@@ -65,12 +68,14 @@ def with_last(calls: Calls) -> Part:
 
 
 def measure_small(seconds: float, rows: Sequence[int] = SMALL_ROWS) -> dict[str, Any]:
-    """Messages of few rows, by their number; and the functions that calls enter."""
+    """Messages of few rows, by their number, warm and cold; and the functions that calls enter."""
     found: dict[str, Any] = {}
     for number in rows:
         part = small(make_small_batch(number, pads=ZEROS))
-        ms = times(part.calls, seconds, 3 * SMALL_CALLS)
-        found[str(number)] = summary({k: medians(each) for k, each in ms.items()}, part.ratios)
+        for kind, (size, before) in SMALL_CALLS.items():
+            ms = times(part.calls, seconds, 3 * size, before)
+            figures = {side: medians(each, size) for side, each in ms.items()}
+            found[f"{number}, {kind}"] = summary(figures, part.ratios)
     frames = copied(part.calls["encode"]())
     calls: Calls = {
         "encode_fields": part.calls["encode"],
@@ -82,10 +87,10 @@ def measure_small(seconds: float, rows: Sequence[int] = SMALL_ROWS) -> dict[str,
     return {"rows": found, "functions": functions}
 
 
-def medians(ms: Sequence[float]) -> list[float]:
-    """One figure for several calls, since one call is too short to compare."""
-    starts = range(0, len(ms) - SMALL_CALLS + 1, SMALL_CALLS)
-    return [statistics.median(ms[start : start + SMALL_CALLS]) for start in starts]
+def medians(ms: Sequence[float], size: int) -> list[float]:
+    """A figure for every `size` calls."""
+    starts = range(0, len(ms) - size + 1, size)
+    return [statistics.median(ms[start : start + size]) for start in starts]
 
 
 def measure_rows(seconds: float, rows: int = ROWS) -> dict[str, Any]:

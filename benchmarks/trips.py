@@ -1,4 +1,12 @@
-"""Trips: every side in its own process, all of them in turns, every result verified."""
+"""Trips: every side in its own process, all of them in turns, every result verified.
+
+A turn of a side is three trips in a row. As in a loop that binds each batch to one name, the result
+of a trip lives while the next one runs, and is freed after it. So memory alternates between two
+blocks.
+
+    cold    the first trip of a turn, after a pass over 256 MB of other memory
+    warm    the third: what the trips before it used is in the caches, as far as it fits
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,9 +28,11 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.machine import quieted
-from benchmarks.measure import Step, collector_off, in_turns, same_columns, walk
+from benchmarks.measure import Step, collector_off, cool, in_turns, same_columns, walk
 from benchmarks.shapes import Batch, lengths_of, make_batch
 from benchmarks.sides import SIDES, Side, receive
+
+ROUNDS = 7  # at least, of each batch
 
 
 class Trip(NamedTuple):
@@ -37,8 +47,15 @@ class Trip(NamedTuple):
         return sum(self.ms.values())
 
 
+class Turn(NamedTuple):
+    """The trips of a turn that count."""
+
+    warm: Trip
+    cold: Trip
+
+
 class Runner:
-    """A side with its receive buffers."""
+    """A side with its receive buffers, and the result of its last trip."""
 
     def __init__(self, side: Side, batch: Batch) -> None:
         self._side = side
@@ -46,22 +63,22 @@ class Runner:
         self._steps = (*side.send, copy, *side.receive, ("touch", _touch))
         self.batch = batch
         self._buffers: list[bytearray | bytes] = []
+        self._rectangles: Mapping[str, torch.Tensor] = {}
 
-    def run(self) -> tuple[Trip, Mapping[str, torch.Tensor]]:
-        """One trip and its rectangles."""
-        ms, rectangles = walk(self._steps, self.batch)
-        return Trip(ms, len(self._buffers), sum(map(len, self._buffers))), rectangles
+    def turn(self) -> Turn:
+        """Three trips, of which the first and the third count."""
+        cold = self._verified(before=cool)
+        self._verified()
+        return Turn(self._verified(), cold)
 
-    def verified(self) -> Trip:
-        """The second of two trips, without garbage collection, compared with the input.
-
-        The first one finds its code evicted from the caches by the other processes."""
-        for _ in range(2):
-            gc.collect()
-            with collector_off():
-                trip, rectangles = self.run()
-            same_columns(rectangles, self.batch.columns, "a trip")
-        return trip
+    def _verified(self, before: Callable[[], object] = bool) -> Trip:
+        """A trip without garbage collection, whose result is compared with the input."""
+        gc.collect()
+        before()
+        with collector_off():
+            ms, self._rectangles = walk(self._steps, self.batch)
+        same_columns(self._rectangles, self.batch.columns, "a trip")
+        return Trip(ms, len(self._buffers), sum(map(len, self._buffers)))
 
     def _copy(self, frames: Sequence[Any]) -> list[bytearray | bytes]:
         sizes = [memoryview(frame).nbytes for frame in frames]
@@ -85,34 +102,38 @@ def measure(shape: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {"shape": shape, "rows": rows, "width": width}
     found |= {"tokens": batch.tokens, "fill": batch.tokens / (rows * width)}
     found |= {"valid_bytes": batch.valid_bytes, "padded_bytes": batch.padded_bytes}
-    trips = turns(batch, {name: (name, None) for name in names}, seconds)
-    found["rounds"] = len(trips[names[0]])
-    found["sides"] = {name: _summary(trips[name]) for name in names}
+    done = turns(batch, {name: (name, None) for name in names}, seconds)
+    found["rounds"] = len(done[names[0]])
+    found["sides"] = {name: _side(done[name]) for name in names}
     return found
 
 
 def turns(
     batch: Batch, players: Mapping[str, tuple[str, Path | None]], seconds: float
-) -> dict[str, list[Trip]]:
-    """The trips of players in turns: each a side, and where its library is if not here."""
+) -> dict[str, list[Turn]]:
+    """The turns of players: each a side, and where its library is if not here."""
     with ExitStack() as stack:
         directory = stack.enter_context(_shared_directory(batch))
         asks = {
             name: partial(_ask, stack.enter_context(_process(side, directory, source)), name)
             for name, (side, source) in players.items()
         }
-        return in_turns(asks, seconds, rounds=5, warm=2)
+        return in_turns(asks, seconds, rounds=ROUNDS)
+
+
+def _side(done: Sequence[Turn]) -> dict[str, Any]:
+    """What a side sends, and the times of its warm and of its cold trips."""
+    first = done[0].warm
+    found: dict[str, Any] = {"frames": first.frames, "wire_bytes": first.wire_bytes}
+    kinds = zip(*done, strict=True)
+    return found | dict(zip(Turn._fields, map(_summary, kinds), strict=True))
 
 
 def _summary(trips: Sequence[Trip]) -> dict[str, Any]:
     totals = [trip.total for trip in trips]
-    quarters = statistics.quantiles(totals, n=4, method="inclusive")
-    return {
-        **{"ms": statistics.median(totals), "q1": quarters[0], "q3": quarters[2]},
-        "steps": {name: statistics.median(trip.ms[name] for trip in trips) for name in trips[0].ms},
-        "frames": trips[0].frames,
-        "wire_bytes": trips[0].wire_bytes,
-    }
+    q1, median, q3 = statistics.quantiles(totals, n=4, method="inclusive")
+    steps = {name: statistics.median(trip.ms[name] for trip in trips) for name in trips[0].ms}
+    return {"ms": median, "q1": q1, "q3": q3, "steps": steps}
 
 
 # --- processes ---------------------------------------------------------------------------------
@@ -158,13 +179,13 @@ def library_in(source: Path | None) -> Iterator[None]:
             sys.path.remove(str(source))
 
 
-def _ask(connection: Connection, what: str) -> Trip:
+def _ask(connection: Connection, what: str) -> Turn:
     try:
         connection.send("run")
-        trip: Trip = connection.recv()
+        turn: Turn = connection.recv()
     except EOFError as error:
         raise SystemExit(f"\n{what}: the process ended; its error is above") from error
-    return trip
+    return turn
 
 
 def _serve(connection: Connection, side: str, directory: Path) -> None:
@@ -177,6 +198,6 @@ def _serve(connection: Connection, side: str, directory: Path) -> None:
     gc.freeze()
     try:
         while connection.recv():
-            connection.send(runner.verified())
+            connection.send(runner.turn())
     except EOFError:
         return

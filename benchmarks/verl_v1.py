@@ -52,18 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     sized = options.prompts, options.rounds
     runs = {way: partial(run_python, SESSION, module, *sized) for way, module in WAYS.items()}
-    turns = in_turns(runs, rounds=options.turns, warm=0)
-    return report.finish(
-        "verl_v1",
-        {
+
+    def measured() -> dict[str, Any]:
+        turns = in_turns(runs, rounds=options.turns, warm=0)
+        return {
             "prompts": options.prompts,
             "rounds": options.turns * options.rounds,
             "cells": {way: sum(turn["cells"] for turn in done) for way, done in turns.items()},
             "unit": {way: done[0]["unit"] for way, done in turns.items()},
             "lines": lines(turns),
-        },
-        options,
-    )
+        }
+
+    return report.run("verl_v1", measured, options)
 
 
 def lines(turns: Mapping[str, Sequence[Turn]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -88,6 +88,58 @@ def pad_rows(rows: Sequence[list[Any]], width: int, pad: Any) -> list[Any]:
     return [row + [pad] * (width - len(row)) for row in rows]
 
 
+def table(batch: Any, count: int | None = None) -> list[dict[str, Any]]:
+    """The rows of a batch, each a dict of names to the bits, or the text, of its cells."""
+    if hasattr(batch, "row_lengths"):  # a WireBatch
+        batch = batch.to_tensordict()
+    if isinstance(batch, TensorDict):
+        assert count in (None, batch.batch_size[0])
+        count = batch.batch_size[0]
+    elif count is None:
+        count = len(batch)
+    columns = {name: _entries(leaf, count) for name, leaf in batch.items()}
+    assert all(len(column) == count for column in columns.values())
+    return [{name: column[i] for name, column in columns.items()} for i in range(count)]
+
+
+def _entries(leaf: Any, count: int) -> list[Any]:
+    if isinstance(leaf, NonTensorStack):
+        return [repr(item) for item in leaf.tolist()]
+    if isinstance(leaf, NonTensorData):
+        array = leaf.data  # of one item per row, unless a TensorDict would make it a tensor
+        by_row = isinstance(array, np.ndarray) and array.dtype.kind not in "biufc"
+        return _entries(array, count) if by_row else [repr(array)] * count
+    if isinstance(leaf, tensordict.UnbatchedTensor):
+        return [described(leaf)] * count
+    if isinstance(leaf, torch.Tensor):
+        strided = leaf.is_nested and leaf.layout is torch.strided
+        if strided:
+            return [(leaf.dtype, bits(row)) for row in leaf.unbind()]
+        return [(leaf.dtype, row) for row in (rows_of(leaf) if leaf.is_nested else bits(leaf))]
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
+        return _entries(torch.from_numpy(leaf.astype(leaf.dtype.newbyteorder("="))), count)
+    if isinstance(leaf, np.ndarray):
+        return [repr(item.tolist() if isinstance(item, np.ndarray) else item) for item in leaf]
+    if isinstance(leaf, list):
+        return [repr(item) for item in leaf]
+    if hasattr(leaf, "cu_seqlens"):
+        return _varlen(leaf)
+    if tensordict.is_tensorclass(leaf):
+        return [described(leaf[i]) for i in range(count)]
+    return table(leaf, count)
+
+
+def _varlen(leaf: Any) -> list[Any]:
+    """The rows of a packed column, whose parts agree."""
+    cuts = leaf.cu_seqlens.tolist()
+    assert leaf.max_seqlen == max(np.diff(cuts), default=0)
+    steps = [i for a, b in itertools.pairwise(cuts) for i in range(b - a)]
+    assert leaf.position_ids.tolist() == steps
+    dim = leaf.values.shape.index(cuts[-1])
+    rows = [leaf.values.narrow(dim, a, b - a) for a, b in itertools.pairwise(cuts)]
+    return [(leaf.values.dtype, bits(row)) for row in rows]
+
+
 def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
     """Assert that two values are equal in type, dtype, shape, layout, order and bits, recursively.
 

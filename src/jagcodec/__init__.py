@@ -37,6 +37,7 @@ _NAMES = {
     "wire.registry": "register_type",
     "wire.wire_batch": "WireBatch open_wire",
 }
+_READERS = ("wire.blobs", "wire.decoder", "wire.wire_batch")
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 _MODULES = ("errors", "record", "schema", "stdlib", "testing", "types")
 
@@ -50,6 +51,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'jagcodec' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"jagcodec.{_HOME_OF[name]}"), name)
+    if _HOME_OF[name] in _READERS:  # which make values of the types that it registers
+        importlib.import_module("jagcodec.batch.batched_data_dict")
     globals()[name] = value
     return value
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    JagcodecError,
+    brief,
+    describe,
+)
 
 _STRING = frozenset((str,))
 _NO_NAMES: frozenset[Any] = frozenset()
@@ -187,12 +194,14 @@ def check_function(value: Any, path: str, expected: str) -> None:
 
 
 def result_of(function: Callable[..., Any], arguments: Iterable[Any], path: str) -> Any:
-    """What a caller's function returns; an error if it cannot be called with these arguments."""
+    """What a caller's function returns; what it raises is its own, but for a TypeError.
+
+    Python raises that, too, if the function takes other arguments.
+    """
     try:
         return function(*arguments)
+    except JagcodecError:
+        raise
     except TypeError as error:
-        trace = error.__traceback__
-        if trace is not None and trace.tb_next is not None:  # raised inside of it
-            raise
         detail = f"expected a function that takes these arguments, found {describe(function)}: "
         raise ArgumentTypeError("bad_type", path, f"{detail}{error!s:.200}") from error

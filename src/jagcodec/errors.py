@@ -140,6 +140,8 @@ def _in_words(value: object) -> str:
         return f"a {type(value).__name__} of {len(items)}"
     if type(value) is dict:
         return f"a dict of {len(value)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return _type_name(value)
 
 

@@ -1,5 +1,6 @@
 """Wire batch to trainer columns: where cells go, layouts, pads, memory, gradients, refusals."""
 
+import itertools
 import math
 import pickle
 from typing import Any, NamedTuple, get_args
@@ -261,6 +262,46 @@ def test_strided_rows_are_padded_in_the_dim_in_which_they_differ(shape, lengths,
         assert_same(materialize(batch, pad_value_dict={"x": 2}, **options)["x"], expected)
 
 
+def pads_around(row, sizes, width, left, dim, pad):
+    """A row as lists, padded in dim `dim` to a width, and in each later dim to its size."""
+    if not sizes:
+        return row
+    inner = [pads_around(each, sizes[1:], width, left, dim - 1, pad) for each in row]
+    missing = (width if dim == 0 else sizes[0]) - len(row)
+    blank = np.full([width if i == dim else n for i, n in enumerate(sizes)][1:], pad).tolist()
+    pads = [blank] * missing
+    return pads + inner if left and dim == 0 else inner + pads
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.sampled_from([torch.float32, torch.int16, torch.bfloat16, torch.complex128]),
+    st.sampled_from(SIDES[:2]),
+    st.integers(0, 2),
+)
+def test_strided_rows_that_differ_in_several_dims_are_padded_in_each(shapes, dtype, side, more):
+    """The first of these dims is that of the tokens; without options it is `to_padded_tensor`."""
+    numbers = itertools.count(1)
+    rows = [torch.tensor([next(numbers) for _ in range(math.prod(x))]) for x in shapes]
+    parts = [row.view(shape).to(dtype) for row, shape in zip(rows, shapes, strict=True)]
+    column = torch.nested.nested_tensor(parts)
+    sizes = [max(each) for each in zip(*shapes, strict=True)]
+    dim = next((i for i in range(3) if len({shape[i] for shape in shapes}) > 1), 0)
+    width = sizes[dim] + more
+    options: dict[str, Any] = {"pad_value_dict": {"x": 7}, "padding_side": side}
+    td = TensorDict({"x": column, "y": torch.ones(len(parts))}, [len(parts)])
+    expected = [pads_around(part.tolist(), sizes, width, side == "left", dim, 7) for part in parts]
+    for batch in (td, {"x": column}, open_wire(encode(td)), [encode(td)]):
+        found = materialize(batch, **options, pad_to_seqlen=width, attention_mask_of="x")
+        assert found["x"].dtype == dtype
+        assert found["x"].tolist() == expected
+        lengths = [shape[dim] for shape in shapes]
+        assert found["attention_mask"].sum(1).tolist() == lengths
+    plain = materialize(td, pad_value_dict={"x": 7})["x"]
+    if dtype in (torch.float32, torch.bfloat16) and column.numel():
+        assert torch.equal(plain, torch.nested.to_padded_tensor(column, 7))
+
+
 def test_strided_rows_in_the_other_layouts():
     x = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)])
     y = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 1)])
@@ -276,7 +317,8 @@ def test_strided_rows_in_the_other_layouts():
         packed = materialize(batch, "packed", keep_jagged=["y"])["x"]
         assert packed.cu_seqlens.tolist() == [0, 1, 4]
         assert packed.values.shape == (4, 2)
-        options: list[Any] = [(), ("packed",), ("jagged", None, 3)]
+        assert materialize(batch)["y"].shape == (2, 3, 2)
+        options: list[Any] = [("packed",), ("jagged", None, 3)]
         for more in options:
             with pytest.raises(ArgumentError, match=r"'y'.*in one dim, found 2; .*keep_jagged"):
                 materialize(batch, *more)

@@ -482,7 +482,7 @@ def test_out_is_filled_again_and_refused_where_it_does_not_fit():
     values = torch.zeros(15, requires_grad=True)
     with pytest.raises(ArgumentError, match="expected a column without a gradient"):
         plan.pack(values, out=torch.empty(total))
-    with pytest.raises(ArgumentTypeError, match=r"pack\(out\): expected a dict"):
+    with pytest.raises(ArgumentTypeError, match=r"pack\(out\): expected a dict of column names"):
         plan.pack(td, out=torch.empty(total))
 
 
@@ -607,7 +607,7 @@ def test_options_of_a_column_are_not_those_of_a_batch():
     for method in (plan.mask, plan.position_ids):
         with pytest.raises(ArgumentError, match="expected a rank of 0 to 0, or None, found -1"):
             method(-1)
-    with pytest.raises(ArgumentTypeError, match=r"pad_value_dict\): expected a dict by the names"):
+    with pytest.raises(ArgumentTypeError, match=r"pad_value_dict\): expected a dict of column n"):
         plan.pack(batch, pad_value_dict=[1])
     with pytest.raises(ArgumentTypeError, match="put it in a list"):
         plan.pack(batch, keep_jagged="x")

@@ -1,7 +1,6 @@
 """A batch is a list of rows, whatever form it has and whatever was done to it."""
 
 import functools
-import itertools
 import pickle
 from typing import Any, NamedTuple
 
@@ -29,48 +28,12 @@ from jagcodec.wire.blobs import to_blob
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.wire_batch import open_wire
 from tests.helpers import MESSAGES, Store, message, nested, rollout
-from tests.oracle import assert_same, bits, pad_rows, rows_of
+from tests.oracle import assert_same, bits, pad_rows, rows_of, table
 from tests.strategies import indices, tensordicts
 from tests.wire.readers import OPTIONS
 from tests.wire.values import Turn
 
 # --- a batch as a list of rows -----------------------------------------------------------------
-
-
-def table(batch, count=None):
-    """The rows of a batch, each a dict of names to the bits, or the text, of its cells."""
-    if isinstance(batch, WireBatch):
-        batch = batch.to_tensordict()
-    if isinstance(batch, TensorDict):
-        assert count in (None, batch.batch_size[0])
-        count = batch.batch_size[0]
-    elif count is None:
-        count = len(batch)
-    columns = {name: _entries(leaf, count) for name, leaf in batch.items()}
-    assert all(len(column) == count for column in columns.values())
-    return [{name: column[i] for name, column in columns.items()} for i in range(count)]
-
-
-def _entries(leaf, count):
-    if isinstance(leaf, NonTensorStack):
-        return [repr(item) for item in leaf.tolist()]
-    if isinstance(leaf, NonTensorData):
-        held = leaf.data
-        by_row = isinstance(held, np.ndarray) and held.dtype == object
-        return [repr(item) for item in held] if by_row else [repr(held)] * count
-    if isinstance(leaf, PackedColumn):
-        cuts = leaf.cu_seqlens.tolist()
-        assert leaf.max_seqlen == max(np.diff(cuts), default=0)
-        steps = [i for a, b in itertools.pairwise(cuts) for i in range(b - a)]
-        assert leaf.position_ids.tolist() == steps
-        dim = leaf.values.shape.index(cuts[-1])
-        rows = [leaf.values.narrow(dim, a, b - a) for a, b in itertools.pairwise(cuts)]
-        return [(leaf.values.dtype, bits(row)) for row in rows]
-    if isinstance(leaf, torch.Tensor):
-        return [(leaf.dtype, row) for row in (rows_of(leaf) if leaf.is_nested else bits(leaf))]
-    if isinstance(leaf, (np.ndarray, list)):
-        return [repr(item) for item in leaf]
-    return table(leaf, count)
 
 
 def rollout_of(rows, tag="gsm8k"):
@@ -225,19 +188,15 @@ class Rows(RuleBasedStateMachine):
 
     @rule(target=batches, chosen=st.lists(batches, min_size=2, max_size=4))
     def concatenate(self, chosen):
-        packed = chosen[0].packed
-        like = next((b.kind for b in chosen if b.kind is not WireBatch), WireBatch)
-        is_dict = issubclass(like, dict)
-        alike = [b for b in chosen if b.kind is WireBatch or issubclass(b.kind, dict) == is_dict]
-        fit = [b for b in alike if b.packed == packed]
-        kind = next((b.kind for b in fit if b.kind is not WireBatch), WireBatch)
-        names = [name for name in fit[0].names if all(name in b.names for b in fit)]
+        model = next((b for b in chosen if b.kind is not WireBatch), chosen[0])
+        names = [name for name in chosen[0].names if all(name in b.names for b in chosen)]
         if not names:
             return multiple()
-        found = concat_rows([with_columns(b, names) for b in fit])
-        meta = agreed([b.meta for b in fit]) if kind in (WireBatch, BatchedDataDict) else None
-        rows = [row for b in fit for row in b.rows]
-        return Batch(found, rows, names, kind, packed, meta).checked()
+        found = concat_rows([with_columns(b, names) for b in chosen])
+        known = model.kind in (WireBatch, BatchedDataDict)
+        meta = agreed([b.meta for b in chosen]) if known else None
+        rows = [row for b in chosen for row in b.rows]
+        return Batch(found, rows, names, model.kind, model.packed, meta).checked()
 
     @rule(target=batches, batch=batches, other=FORMS, at=st.integers(1, 8))
     def put_columns_side_by_side(self, batch, other, at):
@@ -262,14 +221,15 @@ class Rows(RuleBasedStateMachine):
     )
     def send(self, batch, way, options):
         kind, held = batch.kind, opened(batch)
-        if kind is dict or (kind is BatchedDataDict and batch.packed and way in MESSAGES):
+        if kind is dict:
             return multiple()
         if way == "pickle" and kind is not TensorDict:
             return batch._replace(held=pickle.loads(pickle.dumps(held))).checked()
         frames = encode(held, **options)
         if way in MESSAGES:
             meta = {} if kind is TensorDict else batch.meta
-            return batch._replace(held=MESSAGES[way](frames), kind=WireBatch, meta=meta)
+            held = MESSAGES[way](frames)
+            return batch._replace(held=held, kind=WireBatch, meta=meta, packed=False)
         if kind is WireBatch:
             batch = batch._replace(kind=TensorDict, meta=None)
         return batch._replace(held=decode(frames)).checked()

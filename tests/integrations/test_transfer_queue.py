@@ -3,7 +3,9 @@
 One queue runs at a time: one of TransferQueue's own storage units, and then those of this backend.
 """
 
+import ast
 import asyncio
+import enum
 import inspect
 import logging
 import runpy
@@ -180,12 +182,16 @@ COLUMNS: dict[str, Any] = {
 }
 
 
+def dtype_of(row):
+    return torch.int32 if row < 4 else torch.int64
+
+
 def put_columns():
     """All of them at once, and row by row, with columns whose rows differ."""
     keys = put(TensorDict(COLUMNS, [6]), "columns")
     for i, key in enumerate(keys):
         odd = {
-            "dtype": torch.ones(1, 2, dtype=[torch.int32, torch.int64][i // 4]),
+            "dtype": torch.ones(1, 2, dtype=dtype_of(i)),
             "rank": torch.ones(1, 2) if i < 3 else torch.ones(1, 2, 2),
             "inner dims": torch.ones(1, 2, 1 + i),
             "two dims": torch.ones(1, 2 + i, 1 + i),
@@ -207,17 +213,31 @@ def all_columns():
         for order in ([5, 0, 3, 1, 4, 2], [0, 1, 2], [4, 2], [1]):
             td = get([f"columns_{i}" for i in order], name)
             for column in sorted(td.keys()):
-                value = td.get(column)
-                layout = str(getattr(value, "layout", None))
-                found[f"{name} {order} {column}"] = value, layout
+                found[f"{name} {order} {column}"] = with_layout(td.get(column))
     assert len(found) == 4 * (len(COLUMNS) + 14)
     return found
 
 
+def with_layout(column):
+    return column, str(getattr(column, "layout", None))
+
+
+def with_each_dtype(columns):
+    """The same columns, but rows of several dtypes are not cast to the first one's."""
+    each = {
+        f"rows {order} dtype": [torch.ones(2, dtype=dtype_of(i)) for i in order]
+        for order in ([5, 0, 3, 1, 4, 2], [4, 2])
+    }
+    return columns | {name: with_layout(NonTensorStack(*rows)) for name, rows in each.items()}
+
+
 class TestQueue:
     def test_a_reader_gets_what_stock_returns(self, of_stock, queue):
-        """Values, types, dtypes and layouts of every kind of column."""
+        """Values, types, dtypes and layouts of every kind of column; and known ragged dims."""
         expected, _, of_a_client_with_it = of_stock
+        rows = [torch.ones(2, NS[1], dtype=torch.int64)]
+        known = jagcodec.stack_or_nest(rows, always_nest=True, ragged_dim=2)
+        expected = with_each_dtype(expected) | {"columns [1] ragged 2": with_layout(known)}
         put_columns()
         assert_same(all_columns(), expected)
         assert of_a_client_with_it.startswith("TransportError storage unit TQ_STORAGE_UNIT_")
@@ -226,19 +246,19 @@ class TestQueue:
 
     @pytest.mark.skipif(not CAN_SAVE, reason="this TransferQueue saves nothing")
     def test_checkpoints_are_stock_s_in_both_directions(self, of_stock, use, tmp_path):
-        def load(folder):
+        def load(folder, expected):
             put(TensorDict({"flat": torch.zeros(6)}, [6]), "columns")
             tq.load_checkpoint(folder)
             assert_same(all_columns(), expected)
 
-        expected, of_theirs, _ = of_stock
+        of_queue, of_theirs, _ = of_stock
         use("default")
-        load(of_theirs)
-        load(of_theirs)
+        load(of_theirs, with_each_dtype(of_queue))
+        load(of_theirs, with_each_dtype(of_queue))
         tq.save_checkpoint(tmp_path / "ours")
-        load(tmp_path / "ours")
+        load(tmp_path / "ours", with_each_dtype(of_queue))
         use(STOCK)
-        load(tmp_path / "ours")
+        load(tmp_path / "ours", of_queue)
 
     def test_columns_come_back_in_the_order_of_the_keys(self, queue):
         keys = put(make_batch(), "kinds")
@@ -520,14 +540,40 @@ def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries
         assert [name for name in new if new[name] is not old.get(name)] == changed
 
 
-def test_another_version_of_transfer_queue_is_named(monkeypatch):
+def taken():
+    """Each name that the backend takes from TransferQueue, and the module or class that has it."""
+    tree = ast.parse(Path(backend.__file__).read_text())
+    homes = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("transfer_queue"):
+            homes |= {alias.name: sys.modules[str(node.module)] for alias in node.names}
+    yield from ((module, name) for name, module in homes.items())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in homes:
+            name = ast.unparse(node.value)
+            yield getattr(homes[name], name), node.attr
+    unit = simple_storage.SimpleStorageUnit
+    yield from ((unit, "__ray_metadata__"), (unit.__ray_metadata__, "modified_class"))
+    yield from ((simple_storage_bootstrap, START.__name__), (START, "__wrapped__"))
+    for owner, names in backend._RELIED_ON.items():
+        yield from ((owner, name) for name in names.split())
+
+
+@pytest.mark.parametrize(("owner", "name"), dict.fromkeys(taken()))
+def test_another_version_of_transfer_queue_is_named(monkeypatch, owner, name):
+    """Whatever is missing of what the backend takes, an import says so."""
     monkeypatch.setattr(tq, "__version__", "9.9")
-    for owner, name, said in (
-        (Stock, "_group_by_hash", "Manager._group_by_hash"),
-        (simple_storage.StorageUnitData, "clear", "StorageUnitData.clear"),
-        (START, "__wrapped__", "initialize_simple_storage"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.delattr(owner, name)
-            with pytest.raises(ImportError, match=rf"{said}.*found version 9\.9"):
-                runpy.run_path(backend.__file__, run_name=backend.__name__)
+    if isinstance(owner, enum.EnumMeta):  # whose members cannot be deleted
+        others = {kind.name: kind for kind in owner if kind.name != name}
+        stand_in = type(owner.__name__, (), others)
+        monkeypatch.setattr(sys.modules[owner.__module__], owner.__name__, stand_in)
+    if inspect.ismodule(getattr(owner, name, None)):
+        monkeypatch.setitem(sys.modules, f"{owner.__name__}.{name}", None)
+    for cls in getattr(owner, "__mro__", [owner]):
+        if name in vars(cls) and not isinstance(owner, enum.EnumMeta):
+            monkeypatch.delattr(cls, name)
+        for key, method in [*vars(cls).items()] if inspect.isclass(cls) else ():
+            if inspect.isfunction(method) and name in method.__code__.co_names:
+                monkeypatch.delattr(cls, key)  # which sets it on an instance, or reads it
+    with pytest.raises(ImportError, match=rf"\b{name}\b.*found version 9\.9"):
+        runpy.run_path(backend.__file__, run_name=backend.__name__)

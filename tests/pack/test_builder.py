@@ -15,6 +15,7 @@ from tensordict import NonTensorData
 
 from jagcodec import RowBuilder, decode, encode, encode_rows, open_wire, pack_jagged_fields
 from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, WireFormatError
+from jagcodec.types import FieldSchema
 from tests.helpers import message, receive, rollout
 
 
@@ -244,14 +245,44 @@ def test_messages_that_cannot_be_resumed():
     assert len(RowBuilder.from_message(free.to_frames(), same_length=())) == 2
     with pytest.raises(WireFormatError):
         RowBuilder.from_message(b"nothing")
-    offsets = torch.tensor([0, 2])
-    wide = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), offsets, jagged_dim=2)
-    with pytest.raises(ArgumentError, match=r"from_message\('x'\): .*ragged dim 2"):
-        RowBuilder.from_message(encode(pack_jagged_fields({"x": wide})))
     nested = pack_jagged_fields({"x": torch.ones(1)})
     nested["inner"] = nested.clone()
     with pytest.raises(ArgumentTypeError, match="'inner'"):
         RowBuilder.from_message(encode(nested))
+
+
+def test_tokens_along_another_dim():
+    """As MRoPE's position ids are: (3, n) per chunk."""
+    axes = torch.arange(15).view(3, 5)
+    sample = {"ids": [1, 2, 3, 4, 5], "position_ids": axes}
+    frames = encode_rows([sample], ragged_dims={"position_ids": 2})
+    schema = open_wire(frames).schema
+    row = RowBuilder(schema)
+    empty = decode(row.to_frames())["position_ids"]
+    assert (empty.values().shape, empty._ragged_idx) == ((3, 0), 2)
+    row.append(ids=[1, 2], position_ids=axes[:, :2].tolist())
+    row.append(ids=[3, 4, 5, 6], position_ids=np.arange(12).reshape(3, 4))
+    row.truncate(2)
+    row = RowBuilder.from_message(row.to_frames())
+    row.append(ids=[3, 4, 5], position_ids=axes[:, 2:].numpy())
+    assert message(row.to_frames()) == message(frames)
+    assert open_wire(row.to_frames()).schema == schema
+    row.append(ids=[6, 7], position_ids=9)
+    assert row.to_row()["position_ids"].tolist() == [[*line, 9, 9] for line in axes.tolist()]
+    assert len(pickle.loads(pickle.dumps(row))) == 7
+    for chunk, match in (
+        ([[1], [2]], r"expected tokens of shape \(3,\) like those before, found \(2,\)"),
+        ([1, 2], "expected lists of one length"),
+        (np.ones(2, dtype=np.int64), "expected 2 dims or more, of which dim 1 is the tokens"),
+        ([[1, 2]] * 3, "'position_ids'.* expected 8 tokens in all"),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            row.append(ids=[1], position_ids=chunk)
+    with pytest.raises(ArgumentError, match=r"\['x'\].*the size of each dim but the ragged one"):
+        RowBuilder({"x": FieldSchema("jagged", torch.int64, (1, 3, None, None))})
+    row = RowBuilder({"x": FieldSchema("jagged", torch.int64, (1, None, None))})
+    row.append(x=[[1, 2]])
+    assert row.to_row()["x"].tolist() == [[1, 2]]
 
 
 def test_bad_options():

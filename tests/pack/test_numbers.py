@@ -115,6 +115,47 @@ def test_the_named_cell_is_the_first_with_which_a_row_cannot_be_packed(row, dtyp
     assert bad == [*range(len(row))][bad[0] if bad else len(row) :]
 
 
+REMEDY = re.compile(r"pass dtypes=\{\.\.\.: (?:torch\.)?(\w+)\}")
+
+
+def remedies_of(rows, dtypes):
+    """What the error of these rows says to pass as a dtype, if there is an error."""
+    try:
+        pack_rows({"x": rows}, dtypes=dtypes)
+    except JagcodecError as error:
+        found = REMEDY.findall(error.detail)
+        return error, [object if name == "object" else getattr(torch, name) for name in found]
+    return None, []
+
+
+scalars = numbers | st.sampled_from([2**63, 2**64 - 1, 2**64, 2**70, -(2**63) - 1, 1e39, None])
+choices = st.none() | st.sampled_from(DTYPES)
+
+
+@given(st.lists(st.lists(scalars, max_size=3), min_size=1, max_size=3), choices)
+@example([[2**70]], None)
+@example([[1, 2**64]], torch.uint64)
+@example([[-1]], torch.uint8)
+@example([[1e300]], torch.int64)
+@example([[True, None]], None)
+def test_the_remedies_of_an_error_help(rows, dtype):
+    error, remedies = remedies_of(rows, dtype and {"x": dtype})
+    if error is None or "in some row, found none" in error.detail:
+        return
+    assert remedies[-1] is object
+    assert remedies_of(rows, {"x": object}) == (None, [])
+    row, cell = map(int, re.findall(r"\d+", error.path))
+    for other in remedies[:-1]:
+        assert remedies_of([[rows[row][cell]]], {"x": other}) == (None, [])
+
+
+def test_what_takes_the_place_of_none_fits():
+    for first, text, place in ((True, "False", False), (1, r"float\('nan'\)", float("nan"))):
+        with pytest.raises(ArgumentTypeError, match=f"in its place, such as {text};"):
+            pack_rows({"x": [[first, None]]})
+        pack_rows({"x": [[first, place]]})
+
+
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FLOATS8 = [dtype for dtype in TORCH_NAMES if str(dtype).startswith("torch.float8_")]
 corners = st.sampled_from(
@@ -140,6 +181,19 @@ def typed_rows(draw):
     pick, inner = st.sampled_from(dtypes), draw(st.sampled_from([(), (1,), (1, 1)]))
     rows = [typed(chunk, draw(pick), draw(st.booleans())) for chunk in draw(chunks)]
     return [row.reshape(len(row), *inner) for row in rows]
+
+
+@given(typed_rows())
+def test_the_remedies_of_arrays_of_two_dtypes_help(rows):
+    error, remedies = remedies_of(rows, None)
+    if error is None:
+        return
+    *others, last = remedies
+    assert last is object
+    for other in others:
+        again, _ = remedies_of(rows, {"x": other})
+        assert again is None or "cell" in again.path
+    assert remedies_of(rows, {"x": last}) == (None, [])
 
 
 @given(typed_rows(), st.sampled_from(DTYPES[1:]))
@@ -229,6 +283,7 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [
     (torch.int64, np.array([2**63], dtype=np.uint64), ArgumentError, "found 922"),
     (torch.int64, [2**64], ArgumentError, "an int of 65 bits"),
     (torch.float32, torch.tensor([2**24 + 1]), ArgumentError, "exactly, found 16777217"),
+    (torch.complex64, np.array([1.0]), ArgumentTypeError, "found torch.float64; convert the rows"),
     (torch.float8_e4m3fn, [16], ArgumentTypeError, "float8_e4m3fn; pass tensors"),
     (torch.complex64, [1], ArgumentTypeError, "complex64; pass tensors"),
     (None, [1, {2}], ArgumentTypeError, "cell 1: .*found set"),
@@ -257,7 +312,7 @@ TEXT = array("u" if sys.version_info < (3, 13) else "w", "ab")
 OBJECTS = [
     *("text", ["a"], None, {1, 2}, b"ab", iter([1]), TEXT, [{}], {}),
     *([torch.ones(1)], np.array(["a"]), np.array([None]), np.ones(1, dtype=np.longdouble)),
-    *(torch.eye(2).to_sparse(), torch.ones(2, device="meta")),
+    torch.eye(2).to_sparse(),
     stack_or_nest([torch.ones(1), torch.ones(2)]),
     np.ma.masked_array([1, 2], mask=[False, True]),
 ]

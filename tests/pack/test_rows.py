@@ -9,12 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, encode_fields, encode_rows, open_wire, pack_rows, to_rows
+from jagcodec import (
+    concat_rows,
+    decode,
+    encode,
+    encode_fields,
+    encode_rows,
+    open_wire,
+    pack_rows,
+    stack_or_nest,
+    to_rows,
+)
 from jagcodec.cells import missing
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecError
+from jagcodec.schema import check_schema
+from jagcodec.testing import tensors
 from jagcodec.types import FieldSchema
 from tests.helpers import message
-from tests.oracle import bits, rows_of
+from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import arrays, lengths_in, trees, whole_numbers
 
 
@@ -96,7 +108,65 @@ def test_dtypes_of_an_earlier_batch():
     assert none["e"].values().shape == (0, 2)
     assert both({"ids": []}, dtypes={"ids": schema["ids"]})["ids"].is_nested
     assert both({"pix": [[], []]}, dtypes={"pix": schema["pix"]})["pix"].shape == (2, 0, 2)
+    assert both({"r": [[]]}, dtypes={"r": schema["r"]})["r"].is_nested
+    assert both([], dtypes=schema, rectangular=["e"])["e"].shape == (0, 0, 2)
+    unknown = FieldSchema("jagged", torch.int64, (None, None, None))
+    assert both({"x": [[[1, 2]]]}, dtypes={"x": unknown})["x"].values().shape == (1, 2)
+    for rows in ([], [{"x": []}]):
+        with pytest.raises(ArgumentError, match=r"'x'\): expected the size of each dim but"):
+            pack_rows(rows, dtypes={"x": unknown})
     assert open_wire(encode_rows([], dtypes=schema)).schema["lp"].kind == "jagged"
+
+
+@st.composite
+def wide_rows(draw):
+    """Tensors that differ in one dim, in which dim of the column, and their rows in other forms."""
+    outer = draw(st.lists(st.integers(1, 3), max_size=2))
+    inner = draw(st.lists(st.integers(1, 2), max_size=1))
+    dtype = draw(st.sampled_from([torch.int64, torch.float32, torch.bool]))
+    lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any))
+    rows = [draw(tensors((*outer, n, *inner), dtype)) for n in lengths]
+    if dtype is torch.float32:  # one NaN is another in a list
+        rows = [row.nan_to_num(0.5) for row in rows]
+    form = st.sampled_from([torch.Tensor.tolist, torch.Tensor.numpy, torch.clone])
+    if draw(st.booleans()):
+        form = st.just(draw(form))
+    return rows, len(outer) + 1, [draw(form)(row) for row in rows]
+
+
+@given(wide_rows())
+def test_a_named_dim_is_the_ragged_one_in_every_form_of_rows(drawn):
+    tensors_, dim, rows = drawn
+    expected = stack_or_nest(tensors_, always_nest=True, ragged_dim=dim)
+    named: Any = {"ragged_dims": {"x": dim}}
+    batch = both({"x": rows}, **named)
+    assert_same(batch["x"], expected)
+    frames = encode_rows({"x": rows}, **named)
+    schema = open_wire(frames).schema
+    assert schema["x"].shape == (
+        len(rows),
+        *expected.shape[1:dim],
+        None,
+        *expected.shape[dim + 1 :],
+    )
+    # One message per row: they join, and a schema says the dim, too.
+    for form, options in ((tensors_, named), (rows, {"dtypes": schema})):
+        alone = [encode_rows([{"x": row}], **options) for row in form]
+        assert_same(decode(concat_rows(alone).to_frames()), decode(frames))
+        for each, row in zip(alone, tensors_, strict=True):
+            check_schema(each, schema)
+            assert bits(to_rows(open_wire(each))[0]["x"]) == bits(row)
+    known: Any = {"x": expected}
+    assert_same(pack_rows(known)["x"], expected)  # whose dim is known
+
+
+def test_the_error_of_a_join_names_the_option_that_rows_lacked():
+    frames = [encode_rows([{"x": row}]) for row in WIDE]
+    with pytest.raises(ArgumentError, match=r"row shape \(5,\) .*\(7,\); .*ragged_dims=\{...: 2\}"):
+        concat_rows(frames)["x"]
+    frames[0] = encode_rows([{"x": WIDE[0]}], ragged_dims={"x": 2})
+    with pytest.raises(ArgumentError, match=r"ragged dim 2 .* found 1; .*ragged_dims=\{...: 2\}"):
+        concat_rows(frames)["x"]
 
 
 def test_options_are_those_of_encode():
@@ -122,6 +192,7 @@ def test_options_are_those_of_encode():
         (np.array(["a", {"b": 1}], dtype=object), ["a", {"b": 1}]),
         (("a", ""), ["a", ""]),
         ([[{"role": "user"}], []], [[{"role": "user"}], []]),
+        ([[["a"]], [[]]], [[["a"]], [[]]]),
         ([[None], ["x", None, 1]], [[None], ["x", None, 1]]),
         ([[None], [None, None]], [[None], [None, None]]),
         ([NonTensorData("a"), NonTensorData({"b": 1})], ["a", {"b": 1}]),
@@ -137,6 +208,14 @@ def test_what_a_column_may_be(column, expected, form):
     assert [row.tolist() if isinstance(row, torch.Tensor) else row for row in rows] == expected
 
 
+WIDE = [torch.ones(3, 5), torch.ones(3, 7)]
+WIDE_FIELD = FieldSchema("jagged", torch.float32, (1, 3, None))
+ODD_FIELDS: list[Any] = [
+    *(("jagged", torch.int64, shape) for shape in (None, (1,), (1, 2), [1, None], (1, "2", None))),
+    *(("jagged", torch.int64, (1, None, size, 2**9)) for size in (2**44, 2**62, 10**5000)),
+    *(("tensor", dtype, (1,)) for dtype in ("int64", [torch.int64], torch.qint8)),
+]
+ONE_EACH = FieldSchema("tensor", torch.float32, (1,))
 WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"x": [[None]]}, {"dtypes": {"x": torch.float32}}, ArgumentTypeError, "row 0, cell 0: .*None"),
     ({"x": [[1.0], [1e5]]}, {"dtypes": {"x": torch.float16}}, ArgumentError, "row 1, cell 0: .*16"),
@@ -152,6 +231,15 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"a": [[1]]}, {"dtypes": {"a": "int8"}}, ArgumentTypeError, "'int8'"),
     ({"a": [[1]]}, {"dtypes": ["a"]}, ArgumentTypeError, "list"),
     ({"a": [[1]]}, {"dtypes": {"a": FieldSchema("tensordict", None, None)}}, ArgumentError, "'ten"),
+    *(
+        (
+            {"a": [[1]]},
+            {"dtypes": {"a": FieldSchema(*odd)}},
+            ArgumentError,
+            "'a'.: expected the sch",
+        )
+        for odd in ODD_FIELDS
+    ),
     ({"a": [1], "b": [1, 2]}, {}, ArgumentError, r"'b'\): expected 1 rows like 'a', found 2"),
     ({"a": (x for x in [1])}, {}, ArgumentTypeError, "'a'.*generator"),
     ({"a": "text"}, {}, ArgumentTypeError, "'a'.*str"),
@@ -169,6 +257,79 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ([{"a": 1}, {"b": 1}], {}, ArgumentKeyError, r"'a'\), row 1: .*without 'a'"),
     ([{"a": 1}, {"a": 1, "b": 1}], {}, ArgumentKeyError, r"'b'\), row 1: .*with 'b'"),
     ([{1: 2}], {}, ArgumentTypeError, "strings"),
+    (
+        {"a": WIDE},
+        {},
+        ArgumentError,
+        r"row 1: .*\(tokens, 5\).*\(3, 7\); if dim 1 .*ragged_dims=.*2",
+    ),
+    ({"a": [row.tolist() for row in WIDE]}, {}, ArgumentError, r"row 1: .*length 5.*ragged_dims="),
+    (
+        {"a": WIDE},
+        {"ragged_dims": {"a": 3}},
+        ArgumentError,
+        "row 0: expected 3 dims .*dim 2 is the",
+    ),
+    (
+        {"a": [[1, 2]]},
+        {"ragged_dims": {"a": 2}},
+        ArgumentError,
+        "row 0: expected lists of one leng",
+    ),
+    (
+        {"a": [[[1], [2, 3]]]},
+        {"ragged_dims": {"a": 2}},
+        ArgumentError,
+        "row 0: .*lists of one leng",
+    ),
+    ({"a": [[[1], [2]], [[1]]]}, {"ragged_dims": {"a": 2}}, ArgumentError, "row 1: .*length 2"),
+    (
+        {"a": [[[1], [2]], [[]]]},
+        {"ragged_dims": {"a": 2}},
+        ArgumentError,
+        r"row 1: .*\(2, tokens\)",
+    ),
+    ({"a": [[None, [2]]]}, {"ragged_dims": {"a": 2}}, ArgumentTypeError, "row 0: .*found None"),
+    ({"a": [[[1], [2, "b"]]]}, {"ragged_dims": {"a": 2}}, ArgumentError, "row 0: expected lists"),
+    ({"a": [[[1], ["b"]]]}, {"ragged_dims": {"a": 2}}, ArgumentTypeError, "row 0, cell 0: .*'b'"),
+    ({"a": [1, 2]}, {"ragged_dims": {"a": 1}}, ArgumentTypeError, "as ragged_dims= .*one number"),
+    ({"a": ["x", "y"]}, {"ragged_dims": {"a": 2}}, ArgumentTypeError, "as ragged_dims= .*objects"),
+    ({"a": WIDE}, {"ragged_dims": {"b": 2}}, ArgumentKeyError, "ragged_dims.*'b'"),
+    (
+        {"a": WIDE},
+        {"ragged_dims": [("a", 2)]},
+        ArgumentTypeError,
+        "dict of names to dims, found list",
+    ),
+    *(
+        (
+            {"a": WIDE},
+            {"ragged_dims": {"a": dim}},
+            ArgumentError,
+            r"\(ragged_dims\)\['a'\]: .*(1 to 64|2\*\*63)",
+        )
+        for dim in (0, -1, 65, 10**5000, 1.0, "2", None, True, [2])
+    ),
+    (
+        {"a": WIDE},
+        {"ragged_dims": {"a": 2}, "rectangular": ["a"]},
+        ArgumentError,
+        "a jagged column",
+    ),
+    ({"a": [[]]}, {"ragged_dims": {"a": 2}, "dtypes": {"a": ONE_EACH}}, ArgumentError, "is not"),
+    ({"a": WIDE}, {"ragged_dims": {"a": 1}, "dtypes": {"a": WIDE_FIELD}}, ArgumentError, "1 and 2"),
+    (
+        {"a": stack_or_nest(WIDE)},
+        {"ragged_dims": {"a": 1}},
+        ArgumentError,
+        r"1 and 2 \(by the rows\)",
+    ),
+    (
+        {"a": [[]]},
+        {"ragged_dims": {"a": 2}, "dtypes": {"a": torch.int8}},
+        ArgumentError,
+        "FieldSchema",
+    ),
 ]
 
 

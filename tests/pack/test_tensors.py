@@ -12,12 +12,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jagcodec import maybe_pack_jagged, pack_per_token_field, response_from_nested
+from jagcodec import (
+    encode_fields,
+    materialize,
+    maybe_pack_jagged,
+    pack_jagged_fields,
+    pack_per_token_field,
+    pack_rows,
+    response_from_nested,
+)
 from jagcodec.errors import JagcodecError, JagcodecWarning
 from jagcodec.pack.tensors import stack_or_nest, to_nested_by_length
 from jagcodec.testing import jagged_tensors, tensors
 from tests.oracle import assert_same, bits, pad_rows, rows_of
-from tests.strategies import lengths_in
+from tests.strategies import lengths_in, torch_dtypes
 
 
 @st.composite
@@ -110,6 +118,16 @@ def test_stack_or_nest_matches_its_rows(rows, trailing, always_nest, data):
         assert_same(result, torch.stack(tensors_))
 
 
+@given(torch_dtypes(), st.booleans(), st.data())
+def test_stack_or_nest_of_every_dtype(dtype, nests, data):
+    """Also of those that torch cannot join."""
+    lengths = [2, 3] if nests else [2, 2]
+    rows = [data.draw(tensors((n,), dtype)) for n in lengths]
+    result = stack_or_nest(rows)
+    assert result.dtype == dtype
+    assert (rows_of(result) if nests else bits(result)) == list(map(bits, rows))
+
+
 def test_scalars_and_rows_with_an_axis_before_the_tokens():
     assert stack_or_nest([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
     wide = nested([torch.ones(3, 5), torch.zeros(3, 5)], 2)
@@ -139,6 +157,64 @@ def test_responses_are_shifted_left_by_one(data):
         assert rows_of(again) == expected
 
 
+MASKS = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.bfloat16, torch.float64]
+
+
+def packed(jagged):
+    return materialize({"x": jagged}, layout="packed")["x"]
+
+
+@given(st.data())
+def test_masks_of_whole_rows_choose_responses(data):
+    """In several turns, as a `RowBuilder` makes them; a first token is never one of a response."""
+    masks = data.draw(st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=4))
+    masks = [[False, *mask[1:]] if mask else mask for mask in masks]
+    trailing = data.draw(st.sampled_from([(), (0,), (30,)]))  # not as many as there are tokens
+    rows = [data.draw(tensors((len(mask), *trailing), torch.float32)) for mask in masks]
+    dtype = data.draw(st.sampled_from(MASKS))
+    full, mask = nested(rows), nested([torch.tensor(mask, dtype=dtype) for mask in masks])
+    cells = [bits(row) for row in rows]
+    expected = [
+        [cell for cell, is_chosen in zip(row, mask[1:], strict=False) if is_chosen]
+        for row, mask in zip(cells, masks, strict=True)
+    ]
+    holes = with_holes(full), with_holes(mask)
+    for pair in ((full, mask), holes, (packed(full), mask), (packed(full), packed(mask))):
+        found = response_from_nested(*pair)
+        assert rows_of(found) == expected
+        assert (found.dtype, found.shape[2:]) == (full.dtype, full.shape[2:])
+        assert bounds(found) == (min(map(len, expected)), max(map(len, expected)))
+
+
+def with_holes(jagged):
+    """The same rows, each with a cell after it that belongs to no row."""
+    rows = [torch.cat([row, row.new_ones(1, *row.shape[1:])]) for row in jagged.unbind()]
+    return torch.nested.nested_tensor_from_jagged(
+        torch.cat(rows),
+        torch.tensor([0, *map(len, rows)]).cumsum(0),
+        lengths=torch.tensor([len(row) - 1 for row in rows]),
+    )
+
+
+def test_what_the_error_of_a_packed_column_says_helps():
+    ids, wide = nest(2, 3), nested([torch.ones(2, 2), torch.ones(2, 1)], 2)
+    calls: list[Callable[[Any], Any]] = [
+        *(partial(pack, lengths=[2, 3]) for pack in PACKS),
+        *(stack_or_nest, lambda x: stack_or_nest([x, x]), lambda x: pack_rows({"x": x})),
+        *(lambda x: encode_fields({"x": x}), lambda x: pack_jagged_fields({"x": x})),
+    ]
+    for call in calls:
+        for jagged in (ids, wide):
+            with pytest.raises(JagcodecError, match="found PackedColumn x; a jagged") as caught:
+                call(packed(jagged))
+            remedy = caught.value.detail.rpartition(" is ")[2]
+            assert_same(eval(remedy, {"torch": torch, "x": packed(jagged)}), jagged)
+    for pack in PACKS:
+        with pytest.raises(JagcodecError, match=r"pass its \.cu_seqlens\.diff\(\)"):
+            pack(PADDED, packed(ids))
+        assert_same(pack(PADDED[:2], packed(ids).cu_seqlens.diff()), pack(PADDED[:2], [2, 3]))
+
+
 @given(jagged_tensors().filter(lambda mask: type(mask.shape[1]) is not int), st.data())
 def test_padded_responses_become_the_rows_of_their_mask(mask, data):
     lengths = [len(row) for row in rows_of(mask)]
@@ -157,12 +233,16 @@ def test_the_mask_of_a_response_multiplies_whatever_its_offsets():
     assert (response_from_nested(nest(4, 5), mask) * mask).values().tolist() == [1.0, 1.0, 1.0]
 
 
+TURNS = nested([torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])])
+
+
 def test_gradients_flow_through_the_layout():
     for make, gradient in (
         (lambda x: to_nested_by_length(x, [3, 1]), [[1, 1, 1], [1, 0, 0]]),
         (lambda x: to_nested_by_length(x, nest(3, 1)), [[1, 1, 1], [1, 0, 0]]),
         (lambda x: stack_or_nest([x[0], x[1, :1]]), [[1, 1, 1], [1, 0, 0]]),
         (lambda x: response_from_nested(nested([*x]), nest(2, 1)), [[1, 1, 0], [0, 1, 0]]),
+        (lambda x: response_from_nested(nested([*x]), TURNS), [[0, 1, 0], [1, 1, 0]]),
     ):
         padded = torch.ones(2, 3, requires_grad=True)
         make(padded).values().sum().backward()
@@ -219,6 +299,20 @@ WRONG: list[Any] = [
     (response_from_nested, (nest(3, 2), nest(1)), "row_mismatch", "expected 2 rows"),
     (response_from_nested, (WIDE, nest(1, 1, 1)), "bad_shape", "ragged dim 1, found 2 and 1"),
     (response_from_nested, (torch.ones(2, 3), nest(1, 1)), "bad_type", "to_nested_by_length"),
+    (
+        response_from_nested,
+        (nest(3, 3), nest(3, 3)),
+        "empty_prompt",
+        "row 0.*whole rows leaves out",
+    ),
+    (
+        response_from_nested,
+        (TURNS, 2 * TURNS),
+        "bad_option",
+        "mask., row 0, cell 2: .*0 or 1.*found 2",
+    ),
+    (response_from_nested, (TURNS, TURNS * float("nan")), "bad_option", "row 0, cell 0: .*nan"),
+    (response_from_nested, (TURNS, nested([torch.ones(3, 1)] * 2)), "bad_shape", "found 3 dims"),
     (response_from_nested, (nest(2, 2), torch.ones(2, 1)), "bad_type", "response_mask"),
 ]
 

@@ -7,21 +7,32 @@ import sys
 import pytest
 import torch
 
-from benchmarks import bench, measure, planes, rows
+from benchmarks import bench, gpu, measure, planes, rows
 from benchmarks import bytes as saved
 from benchmarks.shapes import lengths_of, make_batch
 from benchmarks.sides import SIDES, missing
 from benchmarks.trips import Runner
+from jagcodec.memory import blocks
+from tests.device import KIND, install
 from tests.helpers import ROOT
 
-BATCH = make_batch(lengths_of("16x64"))
+BATCH, LARGE = (make_batch(lengths_of(shape)) for shape in ("16x64", "512x458"))
 
 
 @pytest.mark.parametrize("name", [name for name in SIDES if not missing(name)])
 def test_a_side_brings_every_column_back(name):
-    trip = Runner(SIDES[name](BATCH), BATCH).verified()
-    assert trip.wire_bytes >= BATCH.valid_bytes
-    assert trip.frames >= 1
+    for trip in Runner(SIDES[name](BATCH), BATCH).turn():
+        assert trip.wire_bytes >= BATCH.valid_bytes
+        assert trip.frames >= 1
+
+
+def test_trips_in_a_loop_take_no_new_memory(monkeypatch):
+    runner = Runner(SIDES["fused"](LARGE), LARGE)
+    runner.turn()
+    taken, new = [], blocks._mapped
+    monkeypatch.setattr(blocks, "_mapped", lambda size: taken.append(size) or new(size))
+    runner.turn()
+    assert taken == []
 
 
 @pytest.mark.slow
@@ -36,7 +47,7 @@ def test_bench_and_planes(tmp_path):
 
 def test_small_messages_and_rows():
     small = rows.measure_small(0, rows=[2])
-    assert {*small["rows"], *rows.measure_rows(0, rows=16)} == {"2", *rows.PARTS}
+    assert {*small["rows"], *rows.measure_rows(0, rows=16)} == {"2, warm", "2, cold", *rows.PARTS}
 
 
 def test_bytes(tmp_path):
@@ -45,6 +56,34 @@ def test_bytes(tmp_path):
     batches = json.loads(file.read_text())["batches"]
     options = batches["verl"]["options"]
     assert options["narrow, elide"]["bytes"] < options["none"]["bytes"] / 5
+
+
+@pytest.mark.parametrize("device", ["cpu", KIND])
+def test_gpu(tmp_path, device):
+    install()
+    file = tmp_path / "gpu.json"
+    few = ["--shapes", "16x64", "--seconds=0", f"--json={file}"]
+    assert gpu.main([f"--device={device}", *few]) == 0
+    parts = json.loads(file.read_text())["shapes"]["16x64"]["parts"]
+    assert [(part, list(found["ms"])[-1]) for part, found in parts.items()] == [
+        (part, "floor") for part in ("send", "receive", "pad")
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would run the tests of CUDA")
+def test_make_gpu_says_in_one_line_what_is_missing(tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    for python, wheels, expected in (
+        (sys.executable, "", "sees no GPU"),
+        (sys.executable, tmp_path, f"expected wheels in {tmp_path}, found none"),
+        (bare, "", "lacks torch, numpy, msgpack, tensordict"),
+    ):
+        command = [ROOT / ".ci" / "gpu", python, wheels]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
+        assert expected in run.stderr
 
 
 def test_a_result_that_differs_ends_the_run():

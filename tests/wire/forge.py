@@ -12,7 +12,6 @@ import zlib
 from typing import Any, NamedTuple
 
 import msgpack
-import zstandard
 
 from jagcodec.wire.spec import RUN_NUMBERS, Kind
 from tests.wire import spec_reader
@@ -402,6 +401,8 @@ def unpacked(data):
 
 def squeezed(frames):
     """A message with its frames compressed, where that makes them smaller."""
+    import zstandard
+
     parts = Parts(frames[0])
     sent = [min(frame, zstandard.compress(frame), key=len) for frame in frames[1:]]
     parts.numbers += map(len, sent)

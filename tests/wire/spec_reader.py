@@ -14,9 +14,8 @@ import zlib
 
 import msgpack
 import numpy as np
-import zstandard
 
-LIMIT = 1 << 63
+LIMIT, MOST = 1 << 63, 1 << 56
 MAGIC = b"jagcodec"
 
 SIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
@@ -83,10 +82,19 @@ def count(value, limit=LIMIT):
     return value
 
 
-def shape_of(value):
+def cell_of(kind, dtype=None, **_):
+    """Bytes of a cell of a node; 0 of one without cells of its own."""
+    if kind == "OBJECT_ARRAY":
+        return 8
+    return 0 if dtype is None else numpy_size(dtype) if kind == "ARRAY" else SIZES[dtype]
+
+
+def shape_of(value, cell=0):
+    """Dims of a value whose cells have so many bytes; 0 of one without cells of its own."""
     need(type(value) in (list, tuple) and len(value) <= 64, "dims")
     shape = tuple(count(dim) for dim in value)
-    need(math.prod(dim for dim in shape if dim) < LIMIT, "too many cells")
+    others = math.prod(dim for dim in shape if dim)
+    need(others < LIMIT and (0 not in shape or others * cell < MOST), "too many cells")
     return shape
 
 
@@ -140,6 +148,8 @@ def zstd(data, size):
     at = 6 - segment
     says = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
     need(width and len(data) >= at + width and says == size, "content size")
+    import zstandard  # only compressed messages need it
+
     reader = zstandard.ZstdDecompressor()
     try:
         frame = reader.decompress(data, max_output_size=size, allow_extra_data=False)
@@ -172,7 +182,7 @@ class Header:
         self.groups = [tuple(itertools.islice(rest, 5)) for _ in range(groups)]  # type: ignore[arg-type]
         self.sizes = list(itertools.islice(rest, frames))
         need(not groups or len(self.groups[-1]) == 5, "numbers")
-        need(len(self.sizes) == frames and sum(self.sizes) < LIMIT, "numbers")
+        need(len(self.sizes) == frames and sum(self.sizes) < MOST, "numbers")
         more = list(rest)
         need(len(more) in (0, frames, 1 + frames, 1 + 2 * frames), "numbers")  # type: ignore[operator]
         self.compressed = frames > 0 and len(more) in (frames, 1 + 2 * frames)  # type: ignore[operator]
@@ -285,7 +295,8 @@ class Reader:
         if "rank" in fields:
             rank = fields.pop("rank")
             if "dims" in names.split():
-                numbers["dims"] = shape_of([next(self.numbers) for _ in range(rank)])
+                dims = [next(self.numbers) for _ in range(rank)]
+                numbers["dims"] = shape_of(dims, cell_of(kind, **fields))
             else:
                 numbers["rank"] = rank
         around = self.depth, self.stacks
@@ -427,10 +438,10 @@ class Reader:
     def strided_nested(self, cells, sizes, rank):
         dtype, dims, data, sizes = self.rows_of_integers(cells, sizes, rank or 1)
         need(len(dims) == 1 and (rank or all(row == [1] for row in sizes)), "components")
-        shapes = [shape_of(row[:rank]) for row in sizes]
+        step = SIZES[dtype]
+        shapes = [shape_of(row[:rank], step) for row in sizes]
         ends = [0, *itertools.accumulate(map(math.prod, shapes))]
         need(ends[-1] == dims[0], "cells")
-        step = SIZES[dtype]
         parts = (data[step * a : step * b] for a, b in itertools.pairwise(ends))
         return dtype, list(zip(shapes, parts, strict=True))
 
@@ -688,6 +699,12 @@ def user(name, state):
         and (parts[1] is None or 0 <= parts[1] < 128),
         "numpy.str_": type(state) is str,
         "numpy.bytes_": type(state) is bytes,
+        "jagcodec.BatchedDataDict": type(state) is list and [*map(type, state)] == [dict, dict],
+        "jagcodec.PackedColumn": type(state) is dict
+        and {*state} == {"values", "cu_seqlens", "max_seqlen", "position_ids"}
+        and tensors(state["values"], state["cu_seqlens"], state["position_ids"])
+        and len(state["cu_seqlens"][2]) == 1
+        and type(state["max_seqlen"]) is int,
     }
     need(type(name) is str and name in known, f"no such type: {name!r:.80}")
     need(known[name], f"state of {name}")

@@ -4,7 +4,6 @@ Each test runs on the suite's own device, and on CUDA where there is one.
 """
 
 import pickle
-import warnings
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ from tensordict import TensorDict
 from torch.utils._pytree import tree_leaves
 
 import jagcodec
+from benchmarks.gpu import cuda_waits
 from jagcodec import (
     BatchedDataDict,
     concat_rows,
@@ -63,15 +63,9 @@ def watched(device):
             yield traffic
         return
     traffic = Traffic()
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield traffic
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    traffic.waits = sum("synchronizing CUDA operation" in str(w.message) for w in caught)
+    with cuda_waits() as waits:
+        yield traffic
+    traffic.waits = len(waits)
 
 
 def test_copies_and_waits_are_counted_and_a_copy_that_was_not_waited_for_is_not_there(device):
@@ -254,7 +248,24 @@ def test_large_frames_alias_pinned_memory():
     assert torch.frombuffer(frames[-1], dtype=torch.int64).is_pinned()
 
 
+@pytest.mark.cuda
+@needs_cuda
+def test_page_locked_rectangles_are_not_overwritten_before_they_have_been_read():
+    rows = torch.full((512,), 1024)
+    first, second = (
+        pack_jagged_fields({name: torch.full((512, 1024), n) for name in "ab"}, lengths=rows)
+        for n in (1, 2)
+    )
+    torch.cuda._sleep(10**8)  # so that the device reads later
+    columns = materialize(first, pin_memory=True)
+    there = [column.to("cuda", non_blocking=True) for column in columns.values()]
+    del columns
+    materialize(second, pin_memory=True)
+    assert all((column == 1).all() for column in there)
+
+
 FULL, MASK = (nested(map(range, n), torch.float32) for n in ((4, 3, 6), (3, 0, 2)))
+TURNS = nested([[0, 0, 1, 1], [0, 1, 0], [0, 1, 0, 0, 1, 1]], torch.bool)
 IDS, ROWS = torch.arange(12).view(3, 4), to_nested_by_length(PADDED, LENGTHS)
 ENDS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
 GAPS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
@@ -282,6 +293,7 @@ CALLS: dict[str, tuple[int, Any, list[Any]]] = {
     "row gather": (0, gather, [PADDED.view(24, 3)]),
     "padded": (1, padded, [pack_jagged_fields({"a": ROWS}, lengths=None)]),
     "responses": (1, jagcodec.response_from_nested, [FULL, MASK]),
+    "responses in turns": (1, jagcodec.response_from_nested, [FULL, TURNS]),
     "rows of a mask": (1, to_nested_by_length, [IDS, MASK]),
     "mask at one end": (1, by_mask, [IDS, ENDS]),
     "mask with gaps": (1, by_mask, [IDS, GAPS]),

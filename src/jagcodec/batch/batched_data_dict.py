@@ -8,20 +8,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from jagcodec._arguments import known_names
+from jagcodec._arguments import ODD, check_name, known_names, mapping_of, named_columns
 from jagcodec.batch.compare import same_values
 from jagcodec.batch.devices import moved, read_offsets
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.lengths import LENGTH_DTYPES
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.lowered import ColumnDict
-from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
+from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN, of_type, register_type
 
 Self = TypeVar("Self", bound="BatchedDataDict")
 
@@ -67,9 +68,12 @@ class BatchedDataDict(dict[str, Any]):
         meta_info: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> None:
-        super().__init__(columns, **named)
+        super().__init__(_given("BatchedDataDict(columns)", columns, **named))
         row_counts(self, "BatchedDataDict")
-        self.meta_info = dict(meta_info or {})
+        self.meta_info = {}
+        if meta_info is not None:
+            path = "BatchedDataDict(meta_info)"
+            self.meta_info.update(mapping_of(meta_info, path, "a mapping of values by name"))
 
     @classmethod
     def of_equal_rows(cls: type[Self], columns: dict[str, Any]) -> Self:
@@ -91,6 +95,7 @@ class BatchedDataDict(dict[str, Any]):
         return bool(self.keys())
 
     def __setitem__(self, name: str, column: Any) -> None:
+        check_name(name, "BatchedDataDict[name]")
         found = row_count(column, f"BatchedDataDict[{name!r}]")
         others = (row_count(other, key) for key, other in self.items() if key != name)
         rows = next((count for count in others if count is not None), None)
@@ -100,12 +105,13 @@ class BatchedDataDict(dict[str, Any]):
         super().__setitem__(name, column)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
+        check_name(name, "BatchedDataDict.setdefault(name)")
         if name not in self:
             self[name] = default
         return self[name]
 
     def update(self, *args: Any, **named: Any) -> None:
-        for name, column in dict(*args, **named).items():
+        for name, column in _given("BatchedDataDict.update", *args, **named).items():
             self[name] = column
 
     def __ior__(self: Self, other: Any) -> Self:  # type: ignore[override]
@@ -113,7 +119,7 @@ class BatchedDataDict(dict[str, Any]):
         return self
 
     def __or__(self: Self, other: Any) -> Self:  # type: ignore[override]
-        return self.with_columns({**self, **other})
+        return self.with_columns({**self, **_given("BatchedDataDict | other", other)})
 
     def copy(self: Self) -> Self:
         """Another dict of the same columns."""
@@ -162,15 +168,17 @@ class BatchedDataDict(dict[str, Any]):
                 (compared bit for bit; NaN equals itself), or numbers of rows differ.
             ArgumentTypeError: A value is not a column.
         """
-        both = self.with_columns(self)
-        for name, column in other.items():
+        both, path = self.with_columns(self), "BatchedDataDict.union(other)"
+        for name, column in named_columns(other, path).items():
             if name not in both:
                 both[name] = column
             elif not same_values(both[name], column):
                 raise _conflict(f"union(other)[{name!r}]", "the same values")
-        for key, value in getattr(other, "meta_info", {}).items():
+        meta = mapping_of(getattr(other, "meta_info", {}), f"{path}.meta_info", "a mapping")
+        for key, value in meta.items():
             if not same_values(both.meta_info.setdefault(key, value), value):
-                raise _conflict(f"union(other).meta_info[{key!r}]", repr(both.meta_info[key]))
+                where = f"union(other).meta_info[{brief(key)}]"
+                raise _conflict(where, brief(both.meta_info[key]))
         return both
 
     def to(self: Self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
@@ -190,6 +198,16 @@ class BatchedDataDict(dict[str, Any]):
         place = lambda key: f"{where}({'.'.join(key)!r})"  # noqa: E731
         columns = moved(self, target, RowSplitsPool(), place, non_blocking=non_blocking)
         return self.with_columns(columns)
+
+
+def _given(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
+    """Columns by name, from what the constructor of a dict accepts."""
+    try:
+        found = dict(*columns, **named)
+    except ODD as error:
+        detail = f"expected columns by name, or pairs of them, found {describe(columns[0])}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
+    return named_columns(found, path)
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:
@@ -228,6 +246,22 @@ def _of_state(state: Any) -> BatchedDataDict:
     return BatchedDataDict(columns, meta_info=meta_info)
 
 
+def _packed_of_state(state: Any) -> PackedColumn:
+    # By names, so that a field that a later version adds has a default for earlier messages.
+    column = PackedColumn(**of_type(state, dict))
+    of_type(column.max_seqlen, int)
+    values, cu_seqlens, _, position_ids = column
+    tensors = values, cu_seqlens, position_ids
+    dims = [of_type(tensor, torch.Tensor).dim() for tensor in tensors]
+    strided = all(tensor.layout is torch.strided for tensor in tensors)
+    # Whether the offsets fit the values is checked when rows are read.
+    offsets = dims[1] == 1 and cu_seqlens.dtype in LENGTH_DTYPES and len(cu_seqlens) > 0
+    if not (strided and offsets and dims[0]):
+        raise ValueError("expected values, (N + 1,) integers as cu_seqlens, and position_ids")
+    return column
+
+
 # So that what `materialize` returns can itself be sent on.
 register_type(BatchedDataDict, BATCHED_DATA_DICT, to_state=_state, from_state=_of_state)
-register_type(PackedColumn, "jagcodec.PackedColumn", to_state=tuple, from_state=PackedColumn._make)
+to_state = PackedColumn._asdict
+register_type(PackedColumn, PACKED_COLUMN, to_state=to_state, from_state=_packed_of_state)

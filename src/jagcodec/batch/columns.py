@@ -21,10 +21,11 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
-from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
+from jagcodec.ragged.forms import like
+from jagcodec.ragged.nested import check_column, is_jagged, view_of
+from jagcodec.ragged.non_tensor import array_of_leaf, is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import LAZY_STACK, join_leaves, like, row_counts
+from jagcodec.ragged.select import LAZY_STACK, join_leaves, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
@@ -124,11 +125,11 @@ def meta_of(batch: Any) -> dict[str, Any]:
 def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
     """The rows of batches in any forms, as a batch of the kind of the first that is not encoded."""
     open_ones = opened_each(batches, where)
-    in_memory_ones = (batch for batch in open_ones if not isinstance(batch, WireBatch))
-    kind = next(in_memory_ones, open_ones[0])
+    model = next((i for i, b in enumerate(open_ones) if not isinstance(b, WireBatch)), 0)
+    kind = open_ones[model]
     whole, pool = [in_memory(batch, kind) for batch in open_ones], RowSplitsPool()
     read_offsets(whole, pool)
-    joined = join_leaves(whole, None, pool, where, same_values)
+    joined = join_leaves(whole, None, pool, where, same_values, model)
     return with_meta(joined, open_ones, agreed)
 
 
@@ -211,14 +212,13 @@ def _columns(
     columns: dict[str, Any] = {}
     for name, leaf in pairs:
         path = f"{where}[{name!r}]"
+        check_column(leaf, path)
         if isinstance(leaf, torch.Tensor):
             columns[name] = view_of(leaf, path, pool, detach=False) if is_jagged(leaf) else leaf
         elif isinstance(leaf, PackedColumn):
             columns[name] = view_of_varlen(leaf, path, pool)
-        elif is_non_tensor(leaf):
-            columns[name] = rows_of_leaf(leaf, rows)
-        elif isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:
-            columns[name] = list(leaf)
+        elif is_non_tensor(leaf) or isinstance(leaf, np.ndarray):
+            columns[name] = _objects(leaf, rows)
         elif isinstance(leaf, _BATCHES):
             columns[name] = _columns(opened(leaf, path), rows, None, path, pool, kept)
         else:
@@ -242,22 +242,35 @@ def each_column(
     columns: dict[str, Any] = {}
     for name, leaf in pairs:
         key = (*above, name) if above else name
-        if isinstance(leaf, (RaggedView, torch.Tensor)):
+        path = f"{where}({column_name(key)})"
+        if type(leaf) is RaggedView:
+            columns[name] = of_tensor(leaf, key)
+        elif isinstance(leaf, torch.Tensor):
+            check_column(leaf, path)
             columns[name] = of_tensor(leaf, key)
         elif isinstance(leaf, np.ndarray):
+            check_column(leaf, path)
             columns[name] = leaf
         elif is_non_tensor(leaf):
             rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
-            columns[name] = object_array(rows_of_leaf(leaf, rows))
+            array = array_of_leaf(leaf)
+            columns[name] = object_array(rows_of_leaf(leaf, rows)) if array is None else array
         elif type(leaf) is list:
             columns[name] = object_array(leaf)
         elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
-            path = f"{where}({column_name(key)})"
             inner = leaf if isinstance(leaf, Columns) else opened(leaf, path)
             columns[name] = each_column(inner, of_tensor, where, (*above, name))
         else:
             columns[name] = leaf
     return columns
+
+
+def _objects(leaf: Any, rows: int) -> Any:
+    """The rows of an array, or of a leaf with objects, as `Columns` has them."""
+    array = leaf if isinstance(leaf, np.ndarray) else array_of_leaf(leaf)
+    if array is None or (array.dtype == object and array.ndim == 1):
+        return rows_of_leaf(leaf, rows) if array is None else list(array)
+    return array
 
 
 def _kept(batch: WireBatch) -> list[tuple[str, Any]]:

@@ -21,9 +21,11 @@ from tensordict import (
 )
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.plain_types import TENSOR_TYPES
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
 from jagcodec.ragged.non_tensor import (
     fields_of,
@@ -33,11 +35,9 @@ from jagcodec.ragged.non_tensor import (
     unbatched_parts,
 )
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import like
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.lowered import Columns
-from jagcodec.wire.lowering import TENSOR_TYPES
 
 PathOf = Callable[[tuple[str, ...]], str]
 """Where an error about a column is, by all the names of the column."""
@@ -70,7 +70,7 @@ class _Move:
     pool: RowSplitsPool
     path_of: PathOf
     non_blocking: bool
-    copies: HostCopies = field(default_factory=lambda: HostCopies(follow=torch.is_grad_enabled()))
+    copies: HostCopies = field(default_factory=lambda: HostCopies(kept=True))
     # Tensors that were moved, by id, and what became of each.
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 

@@ -19,15 +19,18 @@ import torch
 
 from jagcodec.batch.compare import agreed, same_values, uncontradicted
 from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
-from jagcodec.ragged.copy_rows import gathered, owned_values, values_of
+from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
-from jagcodec.ragged.non_tensor import leaf_of_rows, object_array
+from jagcodec.ragged.non_tensor import object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import join_leaves, same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, fail, in_message
+from jagcodec.wire.checks import in_message
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.leaf import FieldSchema
@@ -113,6 +116,8 @@ class Messages:
             buffer, offset, stored = buffer * some, offset * some, stored * some
         dtype = torch_dtype(spelled)
         cell, most = each * dtype.itemsize, int(stored.max())
+        if not cell and sum(cells.tolist()) * extent_of(inner) * dtype.itemsize > INT64_MAX:
+            return None  # joined one by one, with an error that names the column
         if most >= INDIRECT:
             return None
         if group is None and not (cell and (cells == self._counts).all()):
@@ -241,8 +246,7 @@ class JoinedRows(ColumnSource):
     ) -> None:
         """Rows of `parts`: `WireBatch`es, or messages to open; in `messages` if read in place."""
         rows = sum(counts)
-        if rows > INT64_MAX:
-            raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
+        check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
             first = parts[0].source
             sizes = [rows, *first.sizes[1:]]
@@ -329,10 +333,12 @@ class JoinedRows(ColumnSource):
         if apart:
             columns |= self._apart(apart, chosen)
         if leaves:
-            return {name: _leaf(column) for name, column in columns.items()}
+            rows = self.sizes[0] if chosen is None else len(chosen)
+            return {name: as_leaf(column, rows, _path(name)) for name, column in columns.items()}
         if form is As.ITEM:
             for name, column in columns.items():
-                columns[name] = list(column) if isinstance(column, np.ndarray) else column
+                objects = isinstance(column, np.ndarray) and column.dtype == object
+                columns[name] = list(column) if objects and column.ndim == 1 else column
         return columns
 
     def _chosen(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
@@ -412,18 +418,13 @@ def _together(
         if order is not None:
             view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
         return replace(view, row_splits=pool.unique(view.row_splits))
-    path = f"concat_rows[{name!r}]"
-    objects = all(isinstance(column, np.ndarray) for column in columns)
-    leaves = columns if objects else [_leaf(column) for column in columns]
-    joined = join_leaves(leaves, order, pool, path, same_values)
-    return view_of(joined, path, pool) if is_jagged(joined) else joined
+    leaves = [as_leaf(x, 0, _path(name)) if isinstance(x, RaggedView) else x for x in columns]
+    joined = join_leaves(leaves, order, pool, _path(name), same_values)
+    return view_of(joined, _path(name), pool) if is_jagged(joined) else joined
 
 
-def _leaf(column: Any) -> Any:
-    """A column, in the form that `WireBatch.columns` has, as a leaf of a TensorDict."""
-    if isinstance(column, RaggedView):
-        return nested_tensor(owned_values(column), column.row_splits, column.ragged_dim)
-    return leaf_of_rows(list(column)) if isinstance(column, np.ndarray) else column
+def _path(name: str) -> str:
+    return f"concat_rows[{name!r}]"
 
 
 def join_rows(sources: Iterable[Any], where: str) -> WireBatch:

@@ -42,11 +42,13 @@ from jagcodec.batch.rectangles import (
     allocate_rectangles,
     check_width,
     fill_rectangles,
+    no_memory,
     padded_columns,
     path_of,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import WritableBuffer
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import owned_values
@@ -112,7 +114,9 @@ def materialize(
             a message (frames, a blob, a `WireBatch`), whose cells are copied once. Or a list of
             batches, whose rows are joined as by `concat_rows`.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
-            ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
+            ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it. Rows of a
+            strided nested tensor have their tokens in the first dim in which they differ; other
+            dims in which they differ are padded at the end, to the longest.
         pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0
             (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact; fractions are
             rounded as torch does, but never to infinity or zero. Here and in other arguments, names
@@ -161,7 +165,7 @@ def materialize(
             with other widths would hang a collective) or a prompt than its row, a pad does not fit
             its dtype, `out` does not fit, overlaps the batch or itself, or is given for what needs
             a gradient, there is no accelerator to pin memory for, rows of a strided nested tensor
-            differ in several dims, or `td` has no batch dim.
+            differ in several dims and are to be packed, or `td` has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column, or
             `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
@@ -378,7 +382,8 @@ class _Plan:
             else:
                 view = view_of(leaf, path, self.pool, detach=not torch.is_grad_enabled())
         elif leaf.dim() > 1:
-            view = view_of_strided(leaf, path)
+            pad_bits = self._pad_bits(leaf.dtype, key) if self.layout == "padded" else None
+            view = view_of_strided(leaf, path, pad_bits)
         else:  # of rows without dims, or of no rows: nothing is ragged
             none = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             parts = () if stays else leaf.unbind()
@@ -415,6 +420,7 @@ class _Plan:
         if self.aligned is not None and 0 < most < held:
             detail = f"expected at most pad_to_seqlen={most} cells, found {held}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
+        check_extent(leaf.shape, leaf.itemsize, path_of(key))
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
@@ -462,5 +468,8 @@ class _Plan:
                 detail = f"expected no column {mask!r}, found one; pass attention_mask_of="
                 raise ArgumentError("conflict", where, f"{detail}{{{name!r}: 'another name'}}")
             row_splits, left_pad, width, device = self._masked[name]
-            ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
+            try:
+                ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
+            except RuntimeError as error:  # cells without bytes may be many
+                raise no_memory((row_splits.rows, width), mask, error) from error
             columns[mask] = self._padded(end_to_end(ones, row_splits), left_pad, width, mask)

@@ -5,14 +5,13 @@ Torch is imported when a tensor is asked for, so a controller without it can pla
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_option, name_set
+from jagcodec._arguments import check_option, mapping_of, name_set
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -86,9 +85,8 @@ def plan_packing(
         ArgumentTypeError: Lengths are not integers.
     """
     where = "plan_packing"
-    torch = sys.modules.get("torch")
     row_splits = pool = None
-    if torch is not None and isinstance(lengths, torch.Tensor):
+    if hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens"):  # a tensor, or of tensors
         from jagcodec.ragged.packer import read_plan_lengths
         from jagcodec.ragged.row_splits import RowSplitsPool
 
@@ -149,13 +147,16 @@ class PackPlan:
         self.rows: int = layout.rows
         self.total: int = layout.total
         self.local_total: int = layout.local_total
-        self.lengths: IntArray = layout.lengths
-        self.padded_lengths: IntArray = layout.padded_lengths
+        self.lengths: IntArray = layout.lengths.copy()
+        self.padded_lengths: IntArray = layout.padded_lengths.copy()
         self.max_seqlen: int = layout.max_seqlen
         self.max_seqlen_padded: int = layout.max_seqlen_padded
         self._device = device  # None is the CPU, which needs no torch
         self._packer = packer
         self._cu_seqlens: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __reduce__(self) -> Any:
+        return PackPlan, (self.layout, None, self._device)  # what is made of it is made again
 
     def __repr__(self) -> str:
         return f"PackPlan(rows={self.rows}, total={self.total}, cp_size={self.layout.cp_size})"
@@ -171,7 +172,7 @@ class PackPlan:
     def _offsets(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cu_seqlens is None:
             real, padded = self.layout.cu_seqlens, self.layout.cu_seqlens_padded
-            both = self._sent(real if padded is real else np.concatenate([real, padded]))
+            both = self._sent(np.concatenate([real] if padded is real else [real, padded]))
             self._cu_seqlens = both[: len(real)], both[len(real) :]
             if padded is real:
                 self._cu_seqlens = both, both
@@ -299,10 +300,10 @@ class PackPlan:
             packing = _Packing(
                 self._tensors(),
                 rank,
-                pad_value_dict or {},
+                _by_name(pad_value_dict, "pad_value_dict", "pads"),
                 name_set(token_aligned_fields, f"{_PACK}(token_aligned_fields)"),
                 name_set(keep_jagged, f"{_PACK}(keep_jagged)"),
-                out,
+                _by_name(out, "out", "tensors"),
             )
             return packing.batch(source, labels_of)
         _check_defaults(
@@ -384,6 +385,12 @@ def _check_defaults(needed: str, source: Any, **options: Any) -> None:
             raise ArgumentError("bad_option", f"{_PACK}({name})", detail)
 
 
+def _by_name(value: Any, name: str, what: str) -> dict[Any, Any]:
+    """An argument for a batch that has something for each column."""
+    expected = f"a dict of column names to {what}"
+    return {} if value is None else mapping_of(value, f"{_PACK}({name})", expected)
+
+
 class _Packing:
     """One call of `pack` for a batch."""
 
@@ -394,15 +401,11 @@ class _Packing:
         pads: Mapping[Any, Any],
         aligned: frozenset[Any],
         kept: frozenset[Any],
-        out: Any,
+        out: Mapping[Any, Any],
     ) -> None:
         self.packer, self.rank, self.pads = packer, rank, pads
         self.aligned, self.kept, self.out = aligned, kept, out
         self.buffers: dict[Key, Buffer] = {}
-        for name, value in (("pad_value_dict", pads), ("out", {} if out is None else out)):
-            if not isinstance(value, Mapping):
-                detail = f"expected a dict by the names of columns, found {describe(value)}"
-                raise ArgumentTypeError("bad_type", f"{_PACK}({name})", detail)
 
     def batch(self, source: Any, labels_of: Any) -> dict[str, Any]:
         """The columns of a batch."""
@@ -447,7 +450,7 @@ class _Packing:
         return self.buffer(view, key, self.pads.get(key, 0))
 
     def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
-        path, out = f"{_PACK}({column_name(key)})", self.out
+        path, out = f"{_PACK}({column_name(key)})", dict[Any, Any](self.out)
         for name in (key,) if isinstance(key, str) else key:
             out = out.get(name) if isinstance(out, Mapping) else None
         made = self.packer.buffer(view, path, rank=self.rank, shift=shift, pad=pad, out=out)
@@ -457,10 +460,10 @@ class _Packing:
     def add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
         """The next tokens of columns, under names of their own."""
         where = f"{_PACK}(labels_of)"
-        wanted = {"labels": labels_of} if isinstance(labels_of, (str, tuple)) else labels_of or {}
-        if not isinstance(wanted, Mapping):
-            detail = f"expected the name of a column, or a dict, found {describe(labels_of)}"
-            raise ArgumentTypeError("bad_type", where, detail)
+        wanted = {} if labels_of is None else labels_of
+        if isinstance(labels_of, (str, tuple)):
+            wanted = {"labels": labels_of}
+        wanted = mapping_of(wanted, where, "the name of a column, or a dict of names to names")
         packed = dict(self.buffers)
         for name, key in wanted.items():
             if key not in packed:

@@ -12,6 +12,7 @@ import torch
 
 from jagcodec.errors import ArgumentError, WireFormatError, column_name, describe
 from jagcodec.memory.blocks import Wanted, allocate, new_block
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
 from jagcodec.ragged.pad_values import bits_of
@@ -122,15 +123,21 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
         out = writable_bytes(out, "materialize(out)")
         for rectangle in wanted:
             _check_reusable(rectangle)
+    for rectangle in wanted:
+        check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
     try:
         allocate(wanted, out, pin_memory)
     except (MemoryError, ValueError, RuntimeError) as error:
         if isinstance(error, ArgumentError):
             raise
         largest = max(wanted, key=lambda rectangle: math.prod(rectangle.shape))
-        detail = "expected rectangles that fit in memory, found one of "
-        detail += f"{largest.shape} for {column_name(largest.key)}: {error!s:.200}"
-        raise ArgumentError("too_large", "materialize", detail) from error
+        raise no_memory(largest.shape, largest.key, error) from error
+
+
+def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentError:
+    """The error of a column that is too large for this machine, or for torch."""
+    detail = f"expected rectangles that fit in memory, found one of {shape} for {column_name(key)}"
+    return ArgumentError("too_large", "materialize", f"{detail}: {error!s:.200}")
 
 
 def _is_in(out: Any, rectangle: Rectangle) -> bool:

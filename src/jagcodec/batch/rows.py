@@ -8,7 +8,6 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
@@ -27,19 +26,18 @@ from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import join_rows, side_by_side
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.memory import INT64_MAX
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.forms import as_leaf, like
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
-from jagcodec.ragged.non_tensor import leaf_of_rows
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import like, row_counts, select_leaf
-from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
-from jagcodec.wire.checks import INT64_MAX
+from jagcodec.ragged.select import select_leaf
 from jagcodec.wire.wire_batch import WireBatch
 
 
@@ -315,10 +313,11 @@ def concat_rows(batches: Iterable[Any]) -> Any:
 
     Returns:
         A `WireBatch` over all of them if all are encoded: nothing is read or copied until a column
-        is asked for. Otherwise a batch of the kind of the first that is not, into which every
-        column is copied once. Columns of equal row lengths share one offsets tensor. A payload of
-        the whole batch stays one if all batches have the same, bit for bit, and becomes one
-        payload per row if not. ``meta_info`` is what all of them agree on.
+        is asked for. Otherwise a batch in the form of the first that is not, into which every
+        column is copied once: objects in lists, arrays or leaves, numbers in arrays or tensors,
+        jagged and packed columns are as in that batch. Columns of equal row lengths share one
+        offsets tensor. A payload of the whole batch stays one if all batches have the same, bit for
+        bit, and becomes one payload per row if not. ``meta_info`` is what all of them agree on.
 
     Raises:
         ArgumentError: There is no batch, or a column differs between batches in layout, dtype,
@@ -381,16 +380,16 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     if not in_memory_ones:
         return side_by_side(open_ones)
     kind = in_memory_ones[0]
+    rows = row_count_of(kind, where)
     for batch in open_ones:
         for name, leaf in in_memory(batch, kind).items():
             is_dict = isinstance(kind, dict)
-            columns[name] = leaf if is_dict else _leaf_of_column(leaf, f"{where}[{name!r}]")
+            columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
     device = getattr(kind, "device", None)
     if device is not None:
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: _sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
-    joined = like(kind, columns, row_count_of(kind, where))
-    return with_meta(joined, open_ones, uncontradicted)
+    return with_meta(like(kind, columns, rows), open_ones, uncontradicted)
 
 
 def _sharing(leaf: Any, pool: RowSplitsPool, path: str) -> Any:
@@ -428,17 +427,3 @@ def _check_side_by_side(
                 detail = f"expected {expected[row]} tokens like {of_first!r} of the first batch, "
                 detail += f"found {lengths[row]}"
                 raise ArgumentError("bad_length", f"{path}[{name!r}], row {row}", detail)
-
-
-def _leaf_of_column(column: Any, path: str) -> Any:
-    if isinstance(column, PackedColumn):
-        view = view_of_varlen(column, path)
-        return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
-    if isinstance(column, list) or (isinstance(column, np.ndarray) and column.dtype == object):
-        return leaf_of_rows(list(column))
-    if isinstance(column, np.ndarray):
-        return torch.as_tensor(column)
-    if isinstance(column, dict):
-        leaves = {k: _leaf_of_column(inner, f"{path}[{k!r}]") for k, inner in column.items()}
-        return TensorDict(leaves, batch_size=[row_counts(column, path) or 0])
-    return column

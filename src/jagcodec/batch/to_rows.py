@@ -14,7 +14,8 @@ from tensordict import UnbatchedTensor, is_tensorclass
 from jagcodec._arguments import check_option, name_list
 from jagcodec.batch.columns import AnyBatch, columns_of
 from jagcodec.errors import ArgumentTypeError
-from jagcodec.memory.tensor_bytes import number_array
+from jagcodec.memory.extents import check_extent
+from jagcodec.memory.tensor_bytes import array_tensor, number_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.row_splits import RowSplits
@@ -104,6 +105,7 @@ class _Making:
         if not row_splits.rows:
             return []
         values = values_of(view)
+        check_extent(values.shape, values.itemsize, path)
         if self._form == "tensor":
             if row_splits not in self._lengths:
                 self._lengths[row_splits] = row_splits.lengths.tolist()
@@ -117,9 +119,16 @@ class _Making:
         return [array[(*before, slice(start, end))].tolist() for start, end in ends]
 
     def _tensor(self, column: torch.Tensor, path: str) -> list[Any]:
+        if column.layout is torch.strided and not column.is_nested:
+            check_extent(column.shape, column.itemsize, path)
         if self._form == "tensor":
             if column.layout in (torch.strided, torch.sparse_coo):
-                return list(column.unbind())
+                try:
+                    return list(column.unbind())
+                except NotImplementedError as error:  # of sparse tensors of most dtypes
+                    detail = f"expected rows that torch can take apart, found {column.dtype}"
+                    remedy = f"; convert the column, or call .to_dense(), of a {column.layout}"
+                    raise ArgumentTypeError("bad_dtype", path, detail + remedy) from error
         elif column.is_nested:
             return [self._value(row, path) for row in column.unbind()]
         elif column.layout is torch.strided:
@@ -134,12 +143,8 @@ class _Making:
             return rows
         if column.dtype.kind not in "biufc":
             return list(column)  # of strings, say, which are not tensors
-        # Torch warns of memory that is not writable, and knows neither another byte order nor a
-        # step backwards.
-        plain = column.flags.writeable and all(step >= 0 for step in column.strides)
-        own = np.require(column, column.dtype.newbyteorder("="), None if plain else ("C", "O", "W"))
         try:
-            return list(torch.from_numpy(own).unbind())
+            return list(array_tensor(column).unbind())
         except TypeError as error:  # a long double
             detail = f"expected a dtype that torch has, found {column.dtype}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error

@@ -16,13 +16,14 @@ import asyncio
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from jagcodec import concat_rows
 from jagcodec._arguments import check_options
@@ -37,8 +38,9 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.integrations import needed
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, same_width_ints
 from jagcodec.pack.tensors import stack_or_nest
-from jagcodec.ragged.nested import is_jagged, view_of
+from jagcodec.ragged.nested import is_jagged, parts_of, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
@@ -53,11 +55,26 @@ with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
 
 def _changed(difference: str) -> ImportError:
     """The error of a TransferQueue that lacks something that this module builds on."""
+    version = getattr(transfer_queue, "__version__", "unknown")
     return ImportError(
         f"jagcodec.integrations.transfer_queue: expected TransferQueue with {difference}, found "
-        f"version {transfer_queue.__version__} without it; install one of 0.1.9 to 0.1.11, or a "
-        "newer jagcodec"
+        f"version {version} without it; install one of 0.1.9 to 0.1.11, or a newer jagcodec"
     )
+
+
+def _part(owner: Any, path: str) -> Any:
+    """What a module or class of TransferQueue has at a dotted path."""
+    found = owner
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise _changed(f"{_name_of(owner)}.{path}")
+        found = getattr(found, name)
+    return found
+
+
+def _name_of(owner: Any) -> str:
+    """The name of a class, or of a module without its packages."""
+    return str(owner.__name__).rpartition(".")[2]
 
 
 try:
@@ -66,7 +83,10 @@ try:
     from transfer_queue.storage import simple_storage
     from transfer_queue.storage.bootstrap import StorageBootstrapProvider, simple_storage_bootstrap
     from transfer_queue.storage.managers.base import StorageManagerFactory
-    from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+    from transfer_queue.storage.managers.simple_storage_manager import (
+        AsyncSimpleStorageManager,
+        RoutingGroup,
+    )
     from transfer_queue.storage.simple_storage import StorageUnitData
     from transfer_queue.utils.logging_utils import get_logger
     from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, ZMQServerInfo
@@ -114,7 +134,11 @@ class StorageOptions:
     limits: Limits = DEFAULT_LIMITS
 
     def encode(self, columns: Columns, meta: Mapping[str, Any] | None = None) -> list[Any]:
-        return encode(columns, narrow=self.narrow, allow_pickle=self.allow_pickle, meta=meta)
+        try:
+            return encode(columns, narrow=self.narrow, allow_pickle=self.allow_pickle, meta=meta)
+        except UnsupportedTypeError as error:
+            detail = f"{error.detail}; or set backend.{NAME}.jagcodec.allow_pickle to true"
+            raise UnsupportedTypeError(error.reason, error.path, detail) from error
 
     def open(self, frames: Any, limits: Limits | None = None) -> WireBatch:
         return open_wire(frames, allow_pickle=self.allow_pickle, limits=limits or self.limits)
@@ -167,17 +191,15 @@ def sendable(data: Any) -> Columns:
     splits: dict[int, RowSplits] = {}
     rows = len(data)
 
-    def column(leaf: Any) -> Any:
+    def column(name: str, leaf: Any) -> Any:
         if isinstance(leaf, NonTensorData):
-            return _column_of(_dealt(leaf.data, rows))
+            values = _dealt(leaf.data, rows)
+            return _column_of(values, [1] * len(values))
         if is_non_tensor(leaf):
             return leaf
-        if not isinstance(leaf, torch.Tensor) or not leaf.numel():
-            return _values_of_leaf(leaf)
         if is_jagged(leaf):
-            view = view_of(leaf, "put")
-            return view if view.ragged_dim == 1 else _values_of_leaf(leaf)
-        if leaf.is_nested or leaf.layout is not torch.strided:
+            return view_of(leaf, f"put({name!r})")
+        if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.layout is not torch.strided:
             return _values_of_leaf(leaf)
         if leaf.dim() == 1:
             return leaf
@@ -186,7 +208,7 @@ def sendable(data: Any) -> Columns:
             splits[length] = RowSplits.from_lengths(np.full(rows, length))
         return RaggedView(cells, cells.dtype, cells.shape, 1, None, splits[length])
 
-    return Columns(rows, {name: column(leaf) for name, leaf in data.items()})
+    return Columns(rows, {name: column(name, leaf) for name, leaf in data.items()})
 
 
 def _dealt(payload: Any, rows: int) -> list[Any]:
@@ -203,15 +225,19 @@ def _values_of_leaf(leaf: Any) -> list[Any]:
     return list(leaf.unbind(0)) if isinstance(leaf, torch.Tensor | TensorDictBase) else list(leaf)
 
 
-def _column_of(values: list[Any]) -> Any:
-    """Values as one column, jagged as in `sendable`, where dtypes and inner dims allow it."""
-    kinds = {
-        (row.dtype, row.dim(), row.shape[1:], row.layout) if type(row) is torch.Tensor else None
-        for row in values
-    }
-    if len(kinds) > 1 or None in kinds:
+def _column_of(values: list[Any], ragged_dims: Iterable[int]) -> Any:
+    """Values as one column, nested as TransferQueue nests them; a list if they cannot be.
+
+    `ragged_dims` are those of the columns that the values come from, 1 for rectangles, which have
+    none. One that is not 1 decides if all shapes are equal, where TransferQueue takes dim 1.
+    """
+    if not all(type(value) is torch.Tensor for value in values):
         return values
-    return stack_or_nest(values, always_nest=values[0].dim() > 0)
+    known = set(ragged_dims) - {1}
+    for dim in (*known, None) if len(known) == 1 else (None,):
+        with suppress(ArgumentError, ArgumentTypeError):  # of dtypes or shapes
+            return stack_or_nest(values, always_nest=values[0].dim() > 0, ragged_dim=dim)
+    return values
 
 
 def _rows_of(
@@ -219,25 +245,35 @@ def _rows_of(
     index: Sequence[int],
     names: Iterable[str],
     read: Callable[[WireBatch], Iterable[tuple[str, Any]]],
-) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """These rows of several messages: columns in one piece, and values that TransferQueue joins."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """These rows of several messages: columns in one piece, and others, joined value by value."""
     names = tuple(names)
     parts = [batch if batch.fields == names else batch.select(names) for batch in batches]
     whole = (concat_rows(parts) if len(parts) > 1 else parts[0]).rows(index)
-    try:
+    with suppress(ArgumentError, ArgumentTypeError):  # of columns that differ
         return dict(read(whole)), {}
-    except (ArgumentError, ArgumentTypeError):
-        if len(names) > 1:
-            each = [_rows_of(batches, index, [name], read) for name in names]
-            columns = {name: column for found, _ in each for name, column in found.items()}
-            return columns, {name: rows for _, found in each for name, rows in found.items()}
-    return {}, {names[0]: _values_of_rows(batches, index, names[0])}
+    columns: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name in names:
+        try:
+            columns |= read(whole.select([name]))
+        except (ArgumentError, ArgumentTypeError):
+            others[name] = _column_of(*_values_of_rows(batches, index, name))
+    return columns, others
 
 
-def _values_of_rows(batches: Sequence[WireBatch], index: Sequence[int], name: str) -> list[Any]:
-    """Rows of one column as TransferQueue has them."""
-    values = [value for batch in batches for value in _values_of_leaf(batch[name])]
-    return [values[row] for row in index]
+def _values_of_rows(
+    batches: Sequence[WireBatch], index: Sequence[int], name: str
+) -> tuple[list[Any], list[int]]:
+    """Rows of one column as TransferQueue has them, and the ragged dim of each one's column."""
+    values: list[Any] = []
+    ragged_dims: list[int] = []
+    for batch in batches:
+        leaf = batch[name]
+        dim = parts_of(leaf).ragged_dim if is_jagged(leaf) else 1
+        values += _values_of_leaf(leaf)
+        ragged_dims += [dim] * len(batch)
+    return [values[row] for row in index], [ragged_dims[row] for row in index]
 
 
 def field_schema(data: Any) -> dict[str, dict[str, Any]]:
@@ -290,7 +326,9 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
 
     def put_data(self, field_data: Any, global_indexes: list[int]) -> None:
         """Keep a message."""
-        batch = self.options.open(content_of(field_data, "put"))
+        self._keep(self.options.open(content_of(field_data, "put")), global_indexes)
+
+    def _keep(self, batch: WireBatch, global_indexes: list[int]) -> None:
         if len(batch) != len(global_indexes):
             found = f"expected {len(global_indexes)} rows, found {len(batch)}"
             raise WireFormatError("bad_rows", "put", found)
@@ -307,8 +345,8 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         scattered: list[str] = []
         for names in groups.values():
             batches, index = _places(found[names[0]])
-            one, other = _rows_of(batches, index, names, lambda b: b.to_encode().columns.items())
-            columns |= one | other
+            one, others = _rows_of(batches, index, names, lambda b: b.to_encode().columns.items())
+            columns |= one | others
             if len(batches) > max(1, len(index) // 4):
                 scattered += list(one)
         apart = [name for name, column in columns.items() if _holds_tensors(column)]
@@ -328,21 +366,73 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         """The rows of one of TransferQueue's own storage units."""
         storage = cls(None, options)
         for name, rows in data.field_data.items():
-            columns = Columns(len(rows), {name: _column_of(list(rows.values()))})
-            storage.put_data(body_of(options.encode(columns)), list(rows))
+            storage.field_data[name] = dict.fromkeys(rows)  # in their order, and also of no rows
+            groups: dict[Any, list[int]] = {}
+            for key, row in rows.items():
+                groups.setdefault(_form_of(row), []).append(key)
+            for keys in groups.values():
+                values = [rows[key] for key in keys]
+                column = _column_of(values, map(_ragged_dim_of, values))
+                frames = options.encode(Columns(len(keys), {name: column}))
+                storage._keep(options.open(frames, NO_LIMITS), keys)
         storage.storage_size, storage._active_keys = data.storage_size, set(data._active_keys)
         return storage
 
-    def as_stock(self) -> StorageUnitData:
-        """The same rows as TransferQueue's own storage units have them."""
+    def without_values(self) -> StorageUnitData:
+        """One of TransferQueue's own, with the same row numbers and nothing else."""
         data = StorageUnitData(self.storage_size)
         data._active_keys = set(self._active_keys)
+        return data
+
+    def as_stock(self) -> StorageUnitData:
+        """The same rows as one of TransferQueue's own storage units saves them."""
+        data = self.without_values()
         for name, rows in self.field_data.items():
-            values = _values_of_rows(*_places(list(rows.values())), name)
-            # Copied: a pickled view brings all of its storage.
-            values = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+            values = map(_saved, *_values_of_rows(*_places(list(rows.values())), name))
             data.field_data[name] = dict(zip(rows, values, strict=True))
         return data
+
+
+RAGGED_DIM = "jagcodec_ragged_dim"  # an attribute of a saved tensor, which TransferQueue ignores
+
+
+def _saved(value: Any, ragged_dim: int) -> Any:
+    """A value for a checkpoint."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout is torch.strided and value.dtype not in _PICKLED:
+        return _SavedTensor(value)
+    value = value.clone()  # a pickled view brings all of its storage
+    if ragged_dim > 1:
+        setattr(value, RAGGED_DIM, ragged_dim)
+    return value
+
+
+_PICKLED = {*NUMPY_DTYPES, torch.bfloat16, torch.complex64, torch.complex128}
+
+
+class _SavedTensor:
+    """Pickles a tensor of a dtype that torch writes and cannot read, as integers of its width."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._words = value.view(same_width_ints(value.dtype)).clone()
+        self._dtype = value.dtype
+
+    def __reduce__(self) -> Any:
+        return torch.Tensor.view, (self._words, self._dtype)
+
+
+def _ragged_dim_of(value: Any) -> int:
+    """The ragged dim of the column that a value of a checkpoint was in."""
+    return getattr(value, RAGGED_DIM, 1)
+
+
+def _form_of(value: Any) -> Any:
+    """Equal for values of a checkpoint that one message can hold as one column."""
+    if type(value) is not torch.Tensor:
+        return None
+    shape, dim = list(value.shape), _ragged_dim_of(value)
+    return value.dtype, value.layout, dim, (*shape[: dim - 1], *shape[dim:]), len(shape)
 
 
 def _holds_tensors(column: Any) -> bool:
@@ -352,7 +442,7 @@ def _holds_tensors(column: Any) -> bool:
     )
 
 
-_Stock: Any = simple_storage.SimpleStorageUnit.__ray_metadata__.modified_class
+_Stock: Any = _part(simple_storage, "SimpleStorageUnit.__ray_metadata__.modified_class")
 
 
 class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
@@ -389,25 +479,34 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
 
     # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
 
-    def _with_stock_rows(self, handle: Callable[[Any], Any], request: Any) -> tuple[Any, Any]:
-        rows = self.storage_data
-        self.storage_data = rows.as_stock()
-        try:
-            return handle(request), self.storage_data
-        finally:
-            self.storage_data = rows
-
     def _handle_save_checkpoint(self, request: Any) -> Any:
-        return self._with_stock_rows(super()._handle_save_checkpoint, request)[0]
+        kept = self.storage_data
+        try:
+            self.storage_data = kept.as_stock()
+            return super()._handle_save_checkpoint(request)
+        except Exception as error:
+            return self._failed(ZMQRequestType.SAVE_STORAGE_CHECKPOINT_RESPONSE, error)
+        finally:
+            self.storage_data = kept
 
     def _handle_load_checkpoint(self, request: Any) -> Any:
-        response, loaded = self._with_stock_rows(super()._handle_load_checkpoint, request)
-        if response.body["success"]:
-            try:
-                self.storage_data = _RowStorage.of_stock(loaded, self.storage_data.options)
-            except JagcodecError as error:
-                response.body = {"success": False, "message": str(error)}
-        return response
+        kept = self.storage_data
+        try:
+            self.storage_data = kept.without_values()
+            response = super()._handle_load_checkpoint(request)
+            if response.body["success"]:
+                kept = _RowStorage.of_stock(self.storage_data, kept.options)
+            return response
+        except Exception as error:
+            return self._failed(ZMQRequestType.LOAD_STORAGE_CHECKPOINT_RESPONSE, error)
+        finally:
+            self.storage_data = kept
+
+    def _failed(self, kind: Any, error: Exception) -> Any:
+        """The answer in which TransferQueue's own handlers report a failure."""
+        message = str(error) if isinstance(error, JagcodecError) else f"{error!r}"
+        _logger.error(f"[{self.storage_unit_id}]: {message}")
+        return ZMQMessage.create(kind, self.storage_unit_id, {"success": False, "message": message})
 
 
 class _StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
@@ -454,10 +553,19 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         index = np.argsort(places).tolist()
         apart = {name for batch in batches for name in batch.meta.get(APART, ())}
         alike = [name for name in names if name not in apart]
-        leaves, values = _rows_of(batches, index, alike, lambda b: b.to_tensordict().items())
-        values |= {name: _values_of_rows(batches, index, name) for name in apart}
-        leaves |= {name: self._pack_field_values(rows) for name, rows in values.items()}
+        leaves, others = _rows_of(batches, index, alike, lambda b: b.to_tensordict().items())
+        others |= {name: _column_of(*_values_of_rows(batches, index, name)) for name in apart}
+        leaves |= {name: self._packed(column) for name, column in others.items()}
         return batch_of({name: leaves[name] for name in names}, metadata.size)
+
+    def _packed(self, column: Any) -> Any:
+        """A column that `_column_of` made, as TransferQueue has it."""
+        if type(column) is not list:
+            return column
+        # Of rows of several dtypes TransferQueue would make a tensor of the first one's dtype.
+        tensors = all(isinstance(row, torch.Tensor) for row in column)
+        one_kind = tensors and len({(row.dtype, row.dim(), row.layout) for row in column}) == 1
+        return self._pack_field_values(column) if one_kind else NonTensorStack(*column)
 
     def _groups(self, metadata: BatchMeta) -> dict[str, Any]:
         """The rows of each storage unit; one of another version reports it by itself."""
@@ -483,19 +591,18 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
 
     def _messages(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
         """The rows of each group of positions as a message."""
-        columns, pickle = sendable(data), self._options.allow_pickle
-        try:
-            if len(groups) == 1:
-                return [self._options.encode(columns)]
-            frames = encode(columns, allow_pickle=pickle)
-        except UnsupportedTypeError as error:
-            detail = f"{error.detail}; or set backend.{NAME}.jagcodec.allow_pickle to true"
-            raise UnsupportedTypeError(error.reason, error.path, detail) from error
-        batch = open_wire(frames, allow_pickle=pickle)
-        return [self._options.encode(batch.rows(rows).to_encode()) for rows in groups]
+        columns, options = sendable(data), self._options
+        if len(groups) == 1:
+            return [options.encode(columns)]
+        wide = replace(options, narrow=False)  # each message is made narrow by itself
+        batch = wide.open(wide.encode(columns), NO_LIMITS)
+        return [options.encode(batch.rows(rows).to_encode()) for rows in groups]
 
 
 # --- registration ------------------------------------------------------------------------------
+
+
+_START: Any = _part(simple_storage_bootstrap, "initialize_simple_storage.__wrapped__")
 
 
 def start_units(conf: Any) -> dict[str, Any]:
@@ -505,16 +612,27 @@ def start_units(conf: Any) -> dict[str, Any]:
         detail = "expected false, because these storage units keep rows in memory, found true"
         raise ArgumentError("bad_option", f"backend.{NAME}.ssd_offload.enabled", detail)
     unit = partial(_unit_actor, options_of(config))
-    place = simple_storage_bootstrap.initialize_simple_storage.__wrapped__
-    names = {**place.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
+    names = {**_START.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
+    start = types.FunctionType(_START.__code__, names, None, _START.__defaults__)
+    start.__kwdefaults__ = _START.__kwdefaults__
     try:
-        controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        controller = _controller()
         content_of({ray.get(controller.__ray_call__.remote(_message)): None}, "the controller")
-        handles: dict[str, Any] = types.FunctionType(place.__code__, names)(conf)
+        handles: dict[str, Any] = start(conf)
     except ray.exceptions.RayError as error:
         raise _not_importable(error) from error
     _logger.info(f"{MESSAGE} runs the storage units: {', '.join(handles)}")
     return handles
+
+
+def _controller() -> Any:
+    name, namespace = "TransferQueueController", "transfer_queue"
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError as error:
+        detail = f"expected an actor of this name in Ray's namespace {namespace!r}, found none; "
+        detail += "start the storage units with transfer_queue.init"
+        raise TransportError("peer_failed", name, detail) from error
 
 
 def _unit_actor(options: StorageOptions, **given: Any) -> Any:
@@ -542,22 +660,41 @@ def _not_importable(error: Exception) -> Exception:
 
 _RELIED_ON: dict[Any, str] = {
     AsyncSimpleStorageManager: "put_data get_data notify_data_update _group_by_hash "
-    "_pack_field_values _put_to_single_storage_unit _get_from_single_storage_unit",
-    _Stock: "get_zmq_server_info _handle_put _handle_get "
-    "_handle_save_checkpoint _handle_load_checkpoint",
-    StorageUnitData: "put_data get_data clear",
+    "_pack_field_values _put_to_single_storage_unit _get_from_single_storage_unit "
+    "storage_unit_infos",
+    _Stock: "get_zmq_server_info _handle_put _handle_get _handle_save_checkpoint "
+    "_handle_load_checkpoint storage_data storage_unit_id storage_unit_size",
+    StorageUnitData: "put_data get_data clear field_data storage_size _active_keys",
+    BatchMeta: "size global_indexes field_names partition_ids",
+    RoutingGroup: "global_indexes batch_positions",
+    StorageBootstrapProvider: "register_provider",
+    StorageManagerFactory: "register",
+    ZMQMessage: "create",
+    ZMQRequestType: "PUT_DATA_RESPONSE GET_DATA_RESPONSE SAVE_STORAGE_CHECKPOINT_RESPONSE "
+    "LOAD_STORAGE_CHECKPOINT_RESPONSE",
+    ZMQServerInfo: "role id ip ports",
+    interface: "_TQ_CLIENT",
 }
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Whether a module or class has an attribute, or a method that sets it on an instance."""
+    if hasattr(owner, name):
+        return True
+    methods = (method for cls in getattr(owner, "__mro__", ()) for method in vars(cls).values())
+    codes = (method.__code__ for method in methods if isinstance(method, types.FunctionType))
+    return any(name in code.co_names for code in codes)
 
 
 def _check_version() -> None:
     """Refuse a TransferQueue that lacks something that this module builds on."""
-    for cls, methods in _RELIED_ON.items():
-        for method in methods.split():
-            if not hasattr(cls, method):
-                raise _changed(f"{cls.__name__}.{method}")
-    place = getattr(simple_storage_bootstrap.initialize_simple_storage, "__wrapped__", None)
-    if place is None or "SimpleStorageUnit" not in place.__code__.co_names:
-        raise _changed("initialize_simple_storage, which starts each SimpleStorageUnit")
+    names = ((owner, name) for owner, names in _RELIED_ON.items() for name in names.split())
+    missing = [f"{_name_of(owner)}.{name}" for owner, name in names if not _has(owner, name)]
+    if missing:
+        raise _changed(", ".join(missing))
+    code = getattr(_START, "__code__", None)
+    if code is None or "SimpleStorageUnit" not in code.co_names or code.co_freevars:
+        raise _changed("initialize_simple_storage, a function that starts each SimpleStorageUnit")
 
 
 _check_version()

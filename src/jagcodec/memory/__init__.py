@@ -1,5 +1,8 @@
 """Bytes, and where they come from."""
 
+import math
+from collections.abc import Sequence
+
 ALIGNMENT = 64
 """Buffers that share memory start at multiples of this: one cache line."""
 
@@ -7,3 +10,11 @@ ALIGNMENT = 64
 def aligned(size: int) -> int:
     """The next multiple of `ALIGNMENT`."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
+
+
+INT64_MAX = (1 << 63) - 1
+
+
+def extent_of(dims: Sequence[int]) -> int:
+    """The product of dims, those of 0 counted as 1: one does not make those next to it smaller."""
+    return math.prod(dim or 1 for dim in dims)

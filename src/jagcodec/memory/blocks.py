@@ -22,7 +22,13 @@ import torch
 
 from jagcodec.errors import ArgumentError
 from jagcodec.memory import ALIGNMENT, aligned
-from jagcodec.memory.tensor_bytes import ByteArray, address, from_bytes, same_width_ints
+from jagcodec.memory.tensor_bytes import (
+    ByteArray,
+    address,
+    as_bytes,
+    from_bytes,
+    same_width_ints,
+)
 
 # The C library keeps smaller memory well enough. Larger memory it may take anew, page by page.
 _SMALLEST_KEPT = (128 << 10) + 1
@@ -193,7 +199,10 @@ class Wanted:
 def allocate(
     wanted: Iterable[Wanted], out: ByteArray | None = None, pin_memory: bool = False
 ) -> None:
-    """Give tensors memory: on the CPU in one block (of `out`, or new), freed with the last."""
+    """Give tensors memory: on the CPU in one block (of `out`, or new), freed with the last.
+
+    Page-locked memory is not in one block, see `_page_locked`.
+    """
     # Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
     # a tenth of many smaller ones.
     on_host: list[tuple[Wanted, int, int]] = []
@@ -201,6 +210,9 @@ def allocate(
     for one in wanted:
         # `device.type` makes a new object, and takes as long as the rest of this.
         if one.device == _CPU or one.device.type == "cpu":
+            if pin_memory and out is None:
+                _page_locked(one)
+                continue
             size = one.dtype.itemsize
             for extent in one.shape:
                 size *= extent
@@ -209,14 +221,24 @@ def allocate(
         else:
             words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), device=one.device)
             one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False
-    block, zeroed = _block(end, out, pin_memory)
+    block, zeroed = _block(end, out)
     for one, start, stop in on_host:
         one.data = data = block[start:stop]
         one.tensor = from_bytes(data, one.dtype, one.shape)
         one.zeroed = zeroed
 
 
-def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
+def _page_locked(one: Wanted) -> None:
+    """Give a tensor page-locked memory of torch's own.
+
+    Torch reuses such memory when the copies from it are done, but knows only of copies from a
+    tensor that it made: one over a part of a block may be overwritten while a device reads it.
+    """
+    words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), pin_memory=True)
+    one.tensor, one.data, one.zeroed = words.view(one.dtype), as_bytes(words), False
+
+
+def _block(size: int, out: ByteArray | None) -> Block:
     """`size` bytes at a multiple of 64, of `out` or new."""
     if out is not None:
         start = -address(out) % ALIGNMENT
@@ -224,6 +246,4 @@ def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
             detail = f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}"
             raise ArgumentError("too_large", "out", detail)
         return Block(out[start : start + size], False)
-    if pin_memory:
-        return Block(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), False)
     return new_block(size)

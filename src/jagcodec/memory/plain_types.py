@@ -47,7 +47,7 @@ def remedy_for(value: Any) -> str:
     if value.is_meta:
         return "a meta tensor has no values; make it on another device"
     try:
-        if value.layout is not torch.strided or value.is_nested or has_memory(value):
+        if value.layout is not torch.strided or has_memory(value):
             return ""
     except (RuntimeError, NotImplementedError):  # of a storage that is not there
         return "it has no memory of its own, as inside torch.vmap and torch.func; leave that first"
@@ -59,8 +59,9 @@ def check_plain(value: Any, path: str) -> None:
     """Refuse a tensor, other than a jagged one, or an array whose values cannot be read."""
     remedy = remedy_for(value)
     if remedy:
-        kind = "array" if isinstance(value, np.ndarray) else "tensor"
-        detail = f"expected a plain {kind}, found a {type(value).__name__}; {remedy}"
+        expected = "an array" if isinstance(value, np.ndarray) else "a tensor"
+        found = describe(value) if type(value) in TENSOR_TYPES else f"a {type(value).__name__}"
+        detail = f"expected {expected} whose values can be read, found {found}; {remedy}"
         raise ArgumentTypeError("bad_type", path, detail)
 
 

@@ -32,9 +32,9 @@ def to_device(
 class HostCopies:
     """Host copies of device tensors."""
 
-    def __init__(self, *, follow: bool = False) -> None:
-        """Copies that autograd does not follow, unless they are to `follow` their tensors."""
-        self._follow = follow
+    def __init__(self, *, kept: bool = False) -> None:
+        """Copies to read; or, if `kept`, tensors of their own, which autograd follows."""
+        self._kept = kept
         # By address and layout: the parts of a jagged or sparse tensor are new objects each time.
         # The tensor is kept, so that its address is not reused.
         self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -48,7 +48,7 @@ class HostCopies:
                 if place not in self._copies:
                     wanted[place] = tensor
         if wanted:
-            copies = _on_host(list(wanted.values()), self._follow)
+            copies = _on_host(list(wanted.values()), self._kept)
             for (place, tensor), copy in zip(wanted.items(), copies, strict=True):
                 self._copies[place] = (tensor, copy)
 
@@ -62,31 +62,31 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (*kind, tensor.data_ptr(), tensor.shape, tensor.stride())
 
 
-def _on_host(tensors: Sequence[torch.Tensor], follow: bool) -> list[torch.Tensor]:
-    """Contiguous copies, complete when this returns, each with a storage of its own.
+def _on_host(tensors: Sequence[torch.Tensor], kept: bool) -> list[torch.Tensor]:
+    """Contiguous copies, complete when this returns; in one block, unless they are kept.
 
-    They are in one block that is freed with the last; those that autograd follows are apart.
+    Kept copies have memory of torch's own, which is pickled alone, and which torch does not reuse
+    while a copy to a device reads it.
     """
     devices = {tensor.device for tensor in tensors if tensor.numel()}
     # A CUDA device writes to page-locked memory by itself.
     pinned = any(device.type == "cuda" for device in devices)
-    followed = [follow and tensor.requires_grad for tensor in tensors]
-    sizes = [
-        0 if apart else tensor.numel() * tensor.itemsize
-        for tensor, apart in zip(tensors, followed, strict=True)
-    ]
     options: dict[str, Any] = {"device": "cpu", "pin_memory": pinned}
-    block = torch.empty(sum(map(aligned, sizes)), dtype=torch.uint8, **options).numpy()
+    total = 0 if kept else sum(aligned(tensor.numel() * tensor.itemsize) for tensor in tensors)
+    block = torch.empty(total, dtype=torch.uint8, **options)
     sources, copies = [], []
-    for tensor, size, apart in zip(tensors, sizes, followed, strict=True):
-        if not size:
+    for tensor in tensors:
+        followed = kept and tensor.requires_grad and torch.is_grad_enabled()
+        if followed or not tensor.numel():
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, **options)
-            copies.append(copy.copy_(tensor, non_blocking=True) if apart else copy)
+            copies.append(copy.copy_(tensor, non_blocking=True) if followed else copy)
             continue
         source = flat_bytes(tensor)
         sources.append(source)  # which may be a copy: until it has been read
-        # A storage of just these bytes, so that one copy is pickled without the others.
-        cells, block = torch.from_numpy(block[:size]), block[aligned(size) :]
+        if kept:
+            cells = torch.empty(source.numel(), dtype=torch.uint8, **options)
+        else:
+            cells, block = block[: source.numel()], block[aligned(source.numel()) :]
         cells.copy_(source, non_blocking=True)
         copies.append(cells.view(tensor.dtype).view(tensor.shape))
     for device in devices:

@@ -53,7 +53,7 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """`torch.cat` of strided tensors of one dtype, for every dtype."""
-    if any(tensor.requires_grad for tensor in tensors):
+    if tensors[0].dtype in NUMPY_DTYPES or any(tensor.requires_grad for tensor in tensors):
         return torch.cat(list(tensors), dim)
     return from_words(torch.cat(list(map(as_words, tensors)), dim), tensors[0].dtype)
 
@@ -121,6 +121,15 @@ def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     elif host.dtype == torch.complex32:
         host = host.to(torch.complex64)
     return host.numpy()
+
+
+def array_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array of numbers as a tensor, aliased if possible; TypeError if torch lacks the dtype."""
+    # Torch warns of memory that is not writable, and knows neither another byte order nor a step
+    # backwards.
+    plain = array.flags.writeable and all(step >= 0 for step in array.strides)
+    native = array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, native, None if plain else ("C", "O", "W")))
 
 
 def array_bytes(array: npt.NDArray[Any]) -> ByteArray:

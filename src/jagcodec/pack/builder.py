@@ -12,9 +12,10 @@ import torch
 
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
 from jagcodec.pack.cells import RowCells, cells_of_rows, described, misfit
-from jagcodec.pack.rows import encode_rows, read_dtypes
+from jagcodec.pack.rows import encode_rows, ragged_dim_of, read_dtypes, shape_without_cells
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
@@ -27,6 +28,8 @@ from jagcodec.wire.wire_batch import WireBatch, open_wire
 class _Grown:
     """A per-token column."""
 
+    dim: int = 0  # of a chunk, along which its tokens are
+    shape: tuple[int, ...] = (0,)  # of no tokens
     dtype: torch.dtype | None = None  # until a number decides it
     is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
     tokens: int = 0
@@ -36,15 +39,24 @@ class _Grown:
         """All cells, which from now on are one chunk."""
         if not self.chunks:
             # float32 if nothing decides the dtype, as torch.tensor([]) is
-            return torch.empty(0, dtype=self.dtype or torch.float32)
+            return torch.empty(self.shape, dtype=self.dtype or torch.float32)
         if len(self.chunks) > 1:
-            self.chunks = [cat_bits(self.chunks, 0)]
+            self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
 
     def keep(self, tokens: int) -> _Grown:
         """A copy of the first tokens."""
-        chunks = [cat_bits([self.whole()[:tokens]], 0)] if tokens else []
+        chunks = [cat_bits([self.whole().narrow(self.dim, 0, tokens)], 0)] if tokens else []
         return replace(self, tokens=tokens, chunks=chunks)
+
+    def cell_shape(self, cells: torch.Tensor) -> tuple[int, ...]:
+        """The shape that one token of these cells has."""
+        return (*cells.shape[: self.dim], *cells.shape[self.dim + 1 :])
+
+    def filled(self, number: torch.Tensor, tokens: int) -> torch.Tensor:
+        """A number in all cells of so many tokens."""
+        like = self.chunks[0].shape if self.chunks else self.shape
+        return number.expand(*like[: self.dim], tokens, *like[self.dim + 1 :])
 
 
 class RowBuilder:
@@ -70,8 +82,9 @@ class RowBuilder:
 
     Args:
         dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A torch
-            dtype, or the `FieldSchema` of a jagged column, makes a per-token column that is there
-            from the start. `object`, and any other `FieldSchema`, is for a value that you `set`.
+            dtype, or the `FieldSchema` of a jagged column, which also says its ragged dim, makes a
+            per-token column that is there from the start. `object`, and any other `FieldSchema`,
+            is for a value that you `set`.
             Other columns are made at their first `append`, with the dtype of its array or tensor,
             or with int64, float32 or bool of Python's numbers. A column of int64 becomes float32
             when a float is appended, if every int stays exact; one of empty lists alone is float32.
@@ -94,11 +107,20 @@ class RowBuilder:
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
         given = {} if dtypes is None else dtypes
-        for name, said in read_dtypes(given, "RowBuilder(dtypes)").items():
-            if said.kind in ("", "jagged"):
-                self._columns[name] = _Grown(said.dtype, is_chosen=True)
-            else:
+        path = "RowBuilder(dtypes)"
+        for name, said in read_dtypes(given, path).items():
+            if said.kind not in ("", "jagged"):
                 self._dtypes[name] = said
+                continue
+            grown = _Grown(dtype=said.dtype, is_chosen=said.dtype is not None)
+            self._columns[name] = grown
+            sizes = said.shape[1:] if said.shape else ()
+            if len(sizes) > sizes.count(None):  # some size is known
+                grown.dim = ragged_dim_of(said) - 1
+                try:
+                    grown.shape = shape_without_cells(said, grown.dim + 1)
+                except JagcodecError as error:
+                    raise misfit(error, f"{path}[{name!r}]") from None
 
     def __len__(self) -> int:
         counted = (column.tokens for name, column in self._columns.items() if self._counts(name))
@@ -115,9 +137,10 @@ class RowBuilder:
         """More tokens: a chunk for each column. After an error, nothing was appended.
 
         Args:
-            **columns: Name to chunk, as a row of a jagged column for `encode_rows`; its first dim
-                is tokens. One number fills as many tokens as the other chunks have, or is one
-                token if all are numbers. A column that is left out gets no tokens.
+            **columns: Name to chunk, as a row of a jagged column for `encode_rows`; its first dim,
+                or the ragged dim that `dtypes` says, is tokens. One number fills as many tokens as
+                the other chunks have, or is one token if all are numbers. A column that is left out
+                gets no tokens.
 
         Raises:
             ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
@@ -142,10 +165,8 @@ class RowBuilder:
         self._check_lengths(columns, added, where)
         for name, (column, cells, _) in read.items():
             if added[name]:
-                if name not in tokens:
-                    shape = column.chunks[0].shape[1:] if column.chunks else ()
-                    cells = cells.expand(added[name], *shape)
-                column.chunks.append(cells)
+                filled = cells if name in tokens else column.filled(cells, added[name])
+                column.chunks.append(filled)
                 column.tokens += added[name]
         self._columns = columns
 
@@ -236,7 +257,9 @@ class RowBuilder:
             Raises as `encode_rows`, of a value that was set.
         """
         said = {name: said for name, said in self._dtypes.items() if name in self._values}
-        return encode_rows([self.to_row()], dtypes=said or None, **options)
+        dims = {name: column.dim + 1 for name, column in self._columns.items() if column.dim}
+        row = self.to_row()
+        return encode_rows([row], dtypes=said or None, ragged_dims=dims or None, **options)
 
     @classmethod
     def from_message(
@@ -255,8 +278,8 @@ class RowBuilder:
             kept.
 
         Raises:
-            ArgumentError: It does not have one row, jagged columns of `same_length` differ in
-                their tokens, or one is ragged in another dim than its tokens.
+            ArgumentError: It does not have one row, or jagged columns of `same_length` differ in
+                their tokens.
             ArgumentTypeError: A column is a batch within the batch, or neither tensor nor payload.
             WireFormatError: As from `open_wire`.
         """
@@ -269,11 +292,10 @@ class RowBuilder:
         for name, leaf in batch.columns():
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
-                if leaf.ragged_dim != 1:
-                    detail = f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}"
-                    raise ArgumentError("bad_shape", path, detail)
-                (cells,) = gathered([leaf])
-                row._columns[name] = _Grown(leaf.dtype, True, 0, [cells]).keep(len(cells))
+                (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
+                shape = tuple(0 if d == dim else size for d, size in enumerate(cells.shape))
+                grown = _Grown(dim, shape, leaf.dtype, True, 0, [cells])
+                row._columns[name] = grown.keep(leaf.row_splits.total)
                 continue
             if schema[name].kind == "tensor":
                 leaf = contiguous_bits(leaf).clone()
@@ -295,28 +317,30 @@ class RowBuilder:
 def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
     """The column of a chunk, whose dtype it may decide; cells; tokens (None: one number)."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
-    if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
+    if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, torch.empty(0), 0
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:
-        made: Any = cells_of_rows([chunk], None if ints else column.dtype)
+        made: Any = cells_of_rows([chunk], None if ints else column.dtype, dim=column.dim)
         if ints and isinstance(made, RowCells) and made.dtype != torch.int64:
             if made.dtype.is_floating_point:  # the ints too, if they stay exact
                 whole: Any = cells_of_rows([column.whole()], torch.float32)
                 chunks = [torch.as_tensor(whole.values)] if column.tokens else []
                 column = replace(column, dtype=torch.float32, chunks=chunks)
-            made = cells_of_rows([chunk], column.dtype)
+            made = cells_of_rows([chunk], column.dtype, dim=column.dim)
     except JagcodecError as error:
         raise misfit(error, path, of_rows=False) from None
     if not isinstance(made, RowCells):
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
     cells = torch.as_tensor(made.values)
-    if column.chunks and made.lengths and cells.shape[1:] != column.chunks[0].shape[1:]:
-        detail = f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
-        raise ArgumentError("bad_shape", path, f"{detail}found {tuple(cells.shape[1:])}")
+    if column.chunks and made.lengths:
+        expected, found = column.cell_shape(column.chunks[0]), column.cell_shape(cells)
+        if expected != found:
+            detail = f"expected tokens of shape {expected} like those before, found {found}"
+            raise ArgumentError("bad_shape", path, detail)
     if column.dtype is None:
         column = replace(column, dtype=made.dtype, is_chosen=is_typed)
     return column, cells, made.lengths[0] if made.lengths else None

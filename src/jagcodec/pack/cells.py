@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from array import array
@@ -15,6 +16,7 @@ import torch
 
 from jagcodec import cells
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
+from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
     cat_bits,
@@ -23,15 +25,16 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
     plain_arrays,
 )
+from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import payloads_of_rows
 from jagcodec.wire.dtypes import TORCH_NAMES
 
 
 class RowCells(NamedTuple):
-    """The cells of N rows: end to end, or one number per row."""
+    """The cells of N rows: end to end along the dim of their tokens, or one number per row."""
 
     values: Any  # an array of `PLAIN_DTYPES`, or a tensor of another dtype; contiguous
-    lengths: tuple[int, ...] | None  # None if each row is one number
+    lengths: tuple[int, ...] | None  # tokens per row; None if each row is one number
 
     @property
     def dtype(self) -> torch.dtype:
@@ -49,7 +52,6 @@ def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> Jagcodec
 
 
 _OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
-_OTHER_DTYPE = "; for other cells pass dtypes={...: their dtype}"
 
 # How C writes numbers as cells of a dtype, for `cells.fill`: code, stored dtype, and bits
 # of precision. float16 and bfloat16 by way of float32, as torch rounds Python's floats.
@@ -91,9 +93,12 @@ _ARRAYS, _TENSORS, _SEQUENCES = {np.ndarray}, {torch.Tensor}, {list, tuple}
 
 
 def cells_of_rows(
-    rows: Sequence[Any], dtype: Any = None, *, own: bool = True
+    rows: Sequence[Any], dtype: Any = None, *, own: bool = True, dim: int = 0
 ) -> RowCells | list[Any]:
-    """The cells of N rows, one or more, or the rows as a list, of objects; `own`: not aliased."""
+    """The cells of N rows, one or more; a list of the rows, if they are objects.
+
+    With `own` the cells do not alias the rows. The tokens of a row are along its dim `dim`.
+    """
     if dtype is object:
         return payloads_of_rows(rows, "")
     types: set[Any] = set(map(type, rows))
@@ -104,7 +109,7 @@ def cells_of_rows(
             rows, types = arrays, _ARRAYS
     # Most columns are of one kind, which shows without reading every row.
     if types == _ARRAYS and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
-        return _joined(rows, own) if dtype is None else _of_arrays(rows, dtype, own)
+        return _joined(rows, own, dim) if dtype is None else _of_arrays(rows, dtype, own, dim)
     if types <= _SEQUENCES and type(next((row[0] for row in rows if row), None)) in _DEFAULTS:
         kinds = {_SEQUENCE}
     elif types <= _KINDS.keys():
@@ -118,13 +123,15 @@ def cells_of_rows(
             raise _odd_row(rows, dtype)
         return payloads_of_rows(rows, "")
     if kinds == {_ARRAY}:
-        return _of_arrays(list(map(_readable, rows)), dtype, own)
+        return _of_arrays(list(map(_readable, rows)), dtype, own, dim)
     kinds.discard(_NOTHING)
-    if not kinds and dtype is None and any(map(len, rows)):
+    if not kinds and dtype is None and any(map(len, rows)) and _first(chain(*rows)) is None:
         return list(rows)  # of None
     if kinds <= {_SEQUENCE}:
-        return _of_sequences(rows if types <= _SEQUENCES else list(map(list, rows)), dtype)
-    return _of_mixed(rows, dtype)
+        # By an iterator, because a subclass of list may lie about its length.
+        rows = rows if types <= _SEQUENCES else [list(iter(row)) for row in rows]
+        return _of_sequences(rows, dtype) if not dim else _of_turned(rows, dtype, dim)
+    return _of_mixed(rows, dtype, dim)
 
 
 def _kind(row: Any) -> str:
@@ -136,14 +143,14 @@ def _kind(row: Any) -> str:
         if first is None:
             return _NOTHING
         if isinstance(first, (list, tuple)):
-            return _OBJECT if _kind(first) is _OBJECT else _SEQUENCE
+            return _kind(first)
         return _OBJECT if plain_number(first) is None else _SEQUENCE
     if isinstance(row, (np.ndarray, np.generic)):
-        plain = not isinstance(row, np.ma.MaskedArray)  # whose mask would be lost
+        plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
         plain = plain and row.dtype.newbyteorder("=") in _IN_TORCH
     elif isinstance(row, torch.Tensor):
-        plain = row.layout is torch.strided and not row.is_nested and not row.is_meta
-        plain = plain and row.dtype in TORCH_NAMES
+        plain = type(row) in TENSOR_TYPES and row.layout is torch.strided and not row.is_nested
+        plain = plain and row.dtype in TORCH_NAMES and not remedy_for(row)
     else:
         return _NUMBER if isinstance(row, (int, float)) else _OBJECT
     return _ARRAY if plain else _OBJECT
@@ -185,12 +192,18 @@ def _odd_row(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
 def _other_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
     detail = f"expected {expected}, found {described(item)}"
     if item is None:
-        detail = "expected a number, found None; put a number in its place, such as float('nan')"
+        other = "a bool" if expected == "bools" else "a number"
+        detail = f"expected {other}, found None; put {other} in its place, such as "
+        detail += "False" if expected == "bools" else "float('nan')"
     return ArgumentTypeError("bad_type", place, detail + _OBJECTS)
 
 
 def described(item: Any) -> str:
     """What a row or an item is, in a few words."""
+    if isinstance(item, (np.ndarray, torch.Tensor)) and not is_jagged(item):
+        remedy = remedy_for(item)
+        if remedy:
+            return f"{brief(item)}; {remedy}"
     if isinstance(item, np.ndarray):
         return f"an array of dtype {item.dtype}"
     return describe(item) if isinstance(item, torch.Tensor) else brief(item)
@@ -210,24 +223,83 @@ def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
         return RowCells(torch.empty(0, dtype=dtype), lengths)
     shape: tuple[int, ...] = ()
     while isinstance(first, (list, tuple)):
-        _check_equal(rows, size := len(first))
-        rows = [list(chain.from_iterable(row)) for row in rows]
-        shape, first = (*shape, size), _first(first)
+        shape = (*shape, len(first))
+        _check_equal(rows, shape)
+        rows, first = [list(chain.from_iterable(row)) for row in rows], _first(first)
     cell = math.prod(shape)
     sizes = tuple(length * cell for length in lengths) if shape else lengths
     values = _filled(rows, sizes, dtype, first, cell)
     return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths)
 
 
-def _check_equal(rows: Sequence[Any], size: int) -> None:
-    """Refuse rows of lists that are not all of one length."""
+def _check_equal(rows: Sequence[Any], shape: tuple[int, ...]) -> None:
+    """Refuse rows with an item that is not a list as long as the last dim of `shape`."""
+    size = shape[-1]
     for i, row in enumerate(rows):
         for j, item in enumerate(row):
             if item is None:
                 raise _other_kind("a number", None, f", row {i}, cell {j}")
             if not isinstance(item, (list, tuple)) or len(item) != size or not size:
                 detail = f"expected inner lists of length {size}, found {brief(item)}"
+                if i and j == 0 and _size_of_items(row):
+                    detail += _tokens_along(len(shape))
                 raise ArgumentError("bad_shape", f", row {i}", detail + _OBJECTS)
+
+
+def _size_of_items(row: Sequence[Any]) -> int | None:
+    """The length that all items of a list have, each of them a list; None if they differ."""
+    sizes = {len(item) if isinstance(item, (list, tuple)) else None for item in row}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _tokens_along(dim: int) -> str:
+    return f"; if dim {dim} of a row is its tokens, pass ragged_dims={{...: {dim + 1}}}"
+
+
+def _of_turned(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
+    """As `_of_sequences`, of lists whose tokens are along their dim `dim`, which is not 0."""
+    made = _of_sequences([_turned(row, dim, i) for i, row in enumerate(rows)], dtype)
+    outer: tuple[int, ...] = ()
+    for i, row in enumerate(rows):
+        found = _sizes_before(row, dim)
+        if outer and found and found != outer:
+            detail = f"expected shape {_with_tokens(outer)} like rows before, found {brief(row)}"
+            raise ArgumentError("bad_shape", f", row {i}", detail)
+        outer = found or outer
+    values: Any = made.values
+    if not len(values):
+        values = values.reshape(*outer, 0)
+    elif isinstance(values, torch.Tensor):
+        values = contiguous_bits(values.movedim(0, dim))
+    else:
+        values = np.ascontiguousarray(np.moveaxis(values, 0, dim))
+    return RowCells(values, made.lengths)
+
+
+def _turned(row: Any, dim: int, i: int) -> Sequence[Any]:
+    """Row `i`, which is lists in lists, with its dim `dim` as the first."""
+    if isinstance(row, (list, tuple)):
+        items = [_turned(item, dim - 1, i) for item in row] if dim else row
+        if not dim or len(set(map(len, items))) < 2:
+            return list(map(list, zip(*items, strict=True))) if dim else row
+    if row is None:
+        raise _other_kind("a number", None, f", row {i}")
+    detail = f"expected lists of one length, in which the tokens are, found {brief(row)}"
+    raise ArgumentError("bad_shape", f", row {i}", detail)
+
+
+def _sizes_before(row: Any, dim: int) -> tuple[int, ...]:
+    """How many items nested lists have in each dim before `dim`; () for an empty list."""
+    sizes = []
+    for _ in range(dim if len(row) else 0):
+        sizes.append(len(row))
+        row = row[0] if len(row) else row
+    return tuple(sizes)
+
+
+def _with_tokens(outer: Sequence[int], inner: Sequence[int] = ()) -> str:
+    """The shape that rows have, whatever their tokens."""
+    return f"({', '.join(map(str, (*outer, 'tokens', *inner)))})"
 
 
 def _filled(
@@ -291,14 +363,30 @@ def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
     if dtype == torch.bool or isinstance(number, bool) or number is None:
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
         return _other_kind(expected, item, place)
-    found = f"found {brief(number)}"
+    remedy = _remedy(number, dtype)
+    found = f"found {brief(number)}{remedy}"
     if isinstance(number, float) and not dtype.is_floating_point:
-        detail = f"expected integers (the column is {wanted}), {found}; "
-        detail += "for floats pass dtypes={...: torch.float32}"
+        detail = f"expected integers (the column is {wanted}), {found}"
         return ArgumentTypeError("bad_type", place, detail)
     exactly = "" if isinstance(number, float) else " exactly"
-    detail = f"expected a number that {wanted} holds{exactly}, {found}{_OTHER_DTYPE}"
+    detail = f"expected a number that {wanted} holds{exactly}, {found}"
     return ArgumentError("bad_dtype", place, detail)
+
+
+def _remedy(number: float, dtype: torch.dtype) -> str:
+    """What to pass for a column whose dtype does not hold this number."""
+    floats = dtype.is_floating_point or isinstance(number, float)
+    for wider in (torch.float32, torch.float64) if floats else (torch.int64, torch.uint64):
+        code, stored, precision = _CODES[wider]
+        cell, one = np.empty(1, dtype=stored), np.ones(1, dtype=np.int64)
+        if cells.fill([[number]], one, cell, code, precision, plain_number) is None:
+            to_floats = isinstance(number, float) and not dtype.is_floating_point
+            return _other_cells(wider, "floats" if to_floats else "other cells")
+    return _OBJECTS
+
+
+def _other_cells(dtype: torch.dtype, what: str = "other cells") -> str:
+    return f"; for {what} pass dtypes={{...: {dtype}}}{_OBJECTS}"
 
 
 # --- arrays and tensors ------------------------------------------------------------------------
@@ -314,86 +402,118 @@ def _readable(row: Any) -> Any:
     return array if array.dtype in PLAIN_DTYPES else torch.from_numpy(np.array(array))
 
 
-def _of_arrays(parts: Sequence[Any], dtype: torch.dtype | None, own: bool) -> RowCells:
+def _of_arrays(parts: Sequence[Any], dtype: torch.dtype | None, own: bool, dim: int) -> RowCells:
     """`_readable` rows, which are joined first and then cast in whole."""
     if len(set(map(type, parts))) > 1:
         parts = [p if isinstance(p, torch.Tensor) else torch.from_numpy(np.array(p)) for p in parts]
     if dtype is not None and any(part.dtype != parts[0].dtype for part in parts):
-        return _of_mixed(parts, dtype)
-    made = _joined(parts, own)
-    return made if dtype in (None, made.dtype) else _cast(made, dtype)
+        return _of_mixed(parts, dtype, dim)
+    made = _joined(parts, own, dim)
+    return made if dtype in (None, made.dtype) else _cast(made, dtype, dim)
 
 
-def _of_mixed(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
+def _of_mixed(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
     """Rows of several kinds or dtypes, each cast alone; the first with a number decides."""
     kinds = list(map(_kind, rows))
     first = next(i for i, kind in enumerate(kinds) if kind is not _NOTHING)
-    made = _alone(rows[first], first, dtype)
-    parts, nothing = [], made.values[:0]
+    made = _alone(rows[first], first, dtype, dim)
+    # Without tokens, which fits rows of every shape.
+    nothing = made.values[(slice(None),) * (dim if made.lengths else 0) + (slice(0),)]
+    parts = []
     for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
-        if kind is _NOTHING and not len(row):
-            parts.append(nothing)  # which fits cells of every shape
-            continue
-        cells = _alone(row, i, made.dtype)
-        parts.append(cells.values.reshape(()) if cells.lengths is None else cells.values)
-    return _of_arrays(parts, None, own=False)
+        values = nothing
+        if kind is not _NOTHING or len(row):
+            cells = _alone(row, i, made.dtype, dim)
+            values = cells.values.reshape(()) if cells.lengths is None else cells.values
+        # Lists without numbers do not show the dims after their tokens.
+        is_nothing = kind is _NOTHING and values.shape == nothing.shape[: dim + 1]
+        parts.append(nothing if is_nothing else values)
+    return _of_arrays(parts, None, False, dim)
 
 
-def _alone(row: Any, i: int, dtype: torch.dtype | None) -> RowCells:
+def _alone(row: Any, i: int, dtype: torch.dtype | None, dim: int) -> RowCells:
     try:
-        made: Any = cells_of_rows([row], dtype)
+        made: Any = cells_of_rows([row], dtype, dim=dim)
     except JagcodecError as error:
-        raise misfit(error, f", row {i}", of_rows=False) from None
+        place = f", row {i}{error.path.removeprefix(', row 0')}"
+        raise type(error)(error.reason, place, error.detail) from None
     return made  # type: ignore[no-any-return]
 
 
-def _joined(parts: Sequence[Any], own: bool) -> RowCells:
-    """Arrays, or tensors, of one dtype and one shape of cells, end to end."""
+def _joined(parts: Sequence[Any], own: bool, dim: int) -> RowCells:
+    """Arrays, or tensors, of one dtype and one shape of cells, end to end along `dim`."""
     first = parts[0]
-    if len(parts) > 1:
-        _check_same_cells(parts)
     is_array = type(first) is np.ndarray
     if not first.ndim:
+        _check_same_cells(parts, dim)
         ones = None if is_array else [part.unsqueeze(0) for part in parts]
         return RowCells(np.array(parts) if ones is None else cat_bits(ones, 0), None)
-    lengths = tuple(map(len, parts))
+    if first.ndim <= dim:
+        detail = f"expected {dim + 1} dims or more, of which dim {dim} is the tokens, found shape "
+        raise ArgumentError("bad_shape", ", row 0", f"{detail}{tuple(first.shape)}")
     values: Any = first
     if len(parts) > 1:
-        values = np.concatenate(parts) if is_array else cat_bits(parts, 0)
+        values = _end_to_end(parts, dim)
     elif own:
         values = first.copy() if is_array else cat_bits([first], 0)
     if is_array and not values.flags.c_contiguous:
         values = np.ascontiguousarray(values)
-    return RowCells(values, lengths)
+    return RowCells(values, tuple([part.shape[dim] for part in parts]))
 
 
-def _check_same_cells(parts: Sequence[Any]) -> None:
-    """Refuse rows that differ in dtype, in the shape of their cells, or in device."""
+def _end_to_end(parts: Sequence[Any], dim: int) -> Any:
+    is_array = type(parts[0]) is np.ndarray
+    if is_array and len({part.dtype for part in parts}) == 1:
+        # Numpy compares the shapes faster.
+        with contextlib.suppress(ValueError):
+            return np.concatenate(parts, dim)
+    _check_same_cells(parts, dim)
+    return np.concatenate(parts, dim) if is_array else cat_bits(parts, dim)
+
+
+def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
+    """Refuse rows that differ in dtype, in device, or in the shape of their cells."""
     first = parts[0]
-    dtype, ndim, shape = first.dtype, first.ndim, first.shape[1:]
+    dtype, ndim, shape, outer = first.dtype, first.ndim, first.shape[dim + 1 :], first.shape[:dim]
     is_array = isinstance(first, np.ndarray)
     for i, part in enumerate(parts):
         if part.dtype != dtype:
-            detail = f"expected {dtype} like row 0, found {part.dtype}{_OTHER_DTYPE}"
+            both = [PLAIN_DTYPES.get(x.dtype, x.dtype) for x in (first, part)]
+            detail = f"expected {both[0]} like row 0, found {both[1]}{_one_dtype(*both)}"
             raise ArgumentTypeError("bad_dtype", f", row {i}", detail)
-        if part.ndim != ndim or part.shape[1:] != shape:
-            expected = ", ".join(map(str, ("tokens", *shape) if ndim else ()))
-            detail = f"expected shape ({expected}) like row 0, found {tuple(part.shape)}"
-            raise ArgumentError("bad_shape", f", row {i}", detail)
+        found = part.shape
+        if part.ndim != ndim or found[dim + 1 :] != shape or (dim and found[:dim] != outer):
+            expected = _with_tokens(outer, shape) if ndim else "()"
+            detail = f"expected shape {expected} like row 0, found {tuple(found)}"
+            differs = [d for d in range(ndim) if part.ndim == ndim and found[d] != first.shape[d]]
+            hint = _tokens_along(differs[0]) if len(differs) == 1 else ""
+            raise ArgumentError("bad_shape", f", row {i}", detail + hint)
         if not is_array and part.device != first.device:
             detail = f"expected device {first.device} like row 0, found {part.device}"
             raise ArgumentError("bad_dtype", f", row {i}", f"{detail}; move it with .to()")
 
 
-def _cast(made: RowCells, dtype: torch.dtype) -> RowCells:
+def _one_dtype(*both: torch.dtype) -> str:
+    """What to pass for a column with rows of two dtypes."""
+    if torch.bool in both or not _NUMERIC.issuperset(both):
+        return f"; convert the rows{_OBJECTS}"
+    if any(dtype.is_floating_point for dtype in both):
+        return _other_cells(torch.float64)
+    signed = [dtype for dtype in both if not str(dtype).startswith("torch.uint")]
+    return _other_cells(torch.int64 if signed or torch.uint64 not in both else torch.uint64)
+
+
+def _cast(made: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
     """The same numbers as cells of another dtype, or an error; floats are rounded."""
     values, lengths = made
     if dtype not in _CODES or made.dtype not in _NUMERIC or torch.bool in (dtype, made.dtype):
-        detail = f"expected {dtype}, found {made.dtype}{_OTHER_DTYPE}"
+        detail = f"expected {dtype}, found {made.dtype}; convert the rows{_OBJECTS}"
         raise ArgumentTypeError("bad_dtype", ", row 0", detail)
     numbers = values if isinstance(values, np.ndarray) else number_array(values)
     cells = _cast_at_once(numbers, dtype)
     if cells is None:  # the rule for lists finds the first misfit
+        if lengths is not None:
+            numbers = np.moveaxis(numbers, dim, 0)
         flat, cell = numbers.reshape(-1).tolist(), math.prod(numbers.shape[1:])
         sizes = (len(flat),) if lengths is None else tuple(n * cell for n in lengths)
         ends = np.cumsum(sizes).tolist()

@@ -22,7 +22,7 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.plain_types import check_rectangle
+from jagcodec.memory.plain_types import ARRAY_TYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, plain_arrays
 from jagcodec.pack.cells import described
@@ -32,6 +32,7 @@ from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, payloads_of_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
@@ -260,7 +261,7 @@ _OBJECTS = frozenset((str, bytes, dict, type(None)))
 
 def _checked_rows(column: Any, rows: int | None, path: str) -> int:
     """The number of rows of a column, if it can be one, and has as many as the others."""
-    objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
+    objects = type(column) in ARRAY_TYPES and column.dtype == object and column.ndim == 1
     if objects or (type(column) is list and all(type(row) in _OBJECTS for row in column)):
         found = len(column)
     elif is_non_tensor(column) and column.batch_dims:
@@ -272,6 +273,7 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
             raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
         found = int(column.shape[0])
     else:
+        refuse_packed(column, path, "a padded or jagged column")
         detail = "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and "
         detail += f"None, or payloads of a TensorDict, found {described(column)}"
         detail += " without batch dims" if is_non_tensor(column) else ""
@@ -362,6 +364,8 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
             raise unknown_name(mask, fields, path)
         mask, path = fields[mask], f"{where}({mask!r})"
     expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
+    if isinstance(mask, (torch.Tensor, np.ndarray)) and not is_jagged(mask):
+        check_plain(mask, path)
     if isinstance(mask, torch.Tensor) and mask.layout is torch.strided and not mask.is_nested:
         try:
             mask = mask.detach().cpu().numpy()

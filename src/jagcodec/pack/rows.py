@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import check_known, check_options, known_names, name_set, named_columns
+from jagcodec._arguments import (
+    check_known,
+    check_options,
+    items_of,
+    known_names,
+    mapping_of,
+    name_set,
+    named_columns,
+    whole_number,
+)
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -19,12 +29,14 @@ from jagcodec.errors import (
     brief,
     describe,
 )
+from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import plain_arrays
 from jagcodec.pack.cells import RowCells, cells_of_rows, misfit
 from jagcodec.pack.fields import tensordict_of
-from jagcodec.ragged.nested import is_jagged
+from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
@@ -34,7 +46,8 @@ from jagcodec.wire.header import NO_VALUES, start_of
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.place import frames_of_items
-from jagcodec.wire.spec import PLAIN, Code
+from jagcodec.wire.registry import registered_name
+from jagcodec.wire.spec import MAX_NDIM, PLAIN, Code
 
 
 def pack_rows(
@@ -43,6 +56,7 @@ def pack_rows(
     dtypes: Mapping[str, Any] | None = None,
     same_length: Iterable[str] = (),
     rectangular: Iterable[str] = (),
+    ragged_dims: Mapping[str, int] | None = None,
 ) -> TensorDict:
     """Rows to a batch: one column per name, jagged where a row is a sequence.
 
@@ -66,6 +80,9 @@ def pack_rows(
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.
+        ragged_dims: Name to the dim of the column that is ragged, if that is not 1: for MRoPE
+            position ids, rows (3, n), ``{"position_ids": 2}`` makes a column (N, 3, j). Not needed
+            for a jagged column, nor where a `FieldSchema` in `dtypes` says it.
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in the order of the first sample. One
@@ -78,13 +95,14 @@ def pack_rows(
             stay finite); rows differ in the shape of their cells, in length (`same_length`,
             `rectangular`), or columns in their number of rows; or all rows of a column are empty,
             or the batch is, and `dtypes` does not name it. Column and row are named.
-        ArgumentKeyError: A name in `dtypes`, `same_length` or `rectangular` is not that of a
-            column, or a sample does not have the names of the first.
+        ArgumentKeyError: A name in `dtypes`, `same_length`, `rectangular` or `ragged_dims` is not
+            that of a column, or a sample does not have the names of the first.
         ArgumentTypeError: A row is of another type than the first (a string, a bool or None among
             numbers), or a `NonTensorStack`; or `rows` or an argument is of another type.
     """
     where = "pack_rows"
-    return tensordict_of(_columns(rows, dtypes, same_length, rectangular, where, own=True), where)
+    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, own=True)
+    return tensordict_of(columns, where)
 
 
 def encode_rows(
@@ -93,6 +111,7 @@ def encode_rows(
     dtypes: Mapping[str, Any] | None = None,
     same_length: Iterable[str] = (),
     rectangular: Iterable[str] = (),
+    ragged_dims: Mapping[str, int] | None = None,
     **options: Unpack[EncodeOptions],
 ) -> list[Frame]:
     """Rows straight to a message: no tensor and no TensorDict in between.
@@ -105,88 +124,189 @@ def encode_rows(
         ([5, 6, 7, 8, 9], {'step': 3})
 
     The message is, byte for byte, that of ``encode(pack_rows(...), ...)``: `rows`, `dtypes`,
-    `same_length` and `rectangular` are as for `pack_rows`, `options` as for `encode`.
+    `same_length`, `rectangular` and `ragged_dims` are as for `pack_rows`, `options` as for
+    `encode`.
 
     Returns:
         Frames, as `encode` returns them. If there is one row, a frame aliases an array or a tensor
         of 16 KiB or more. Raises as `pack_rows` and `encode` do.
     """
     where = "encode_rows"
-    plain = dtypes is None and same_length == rectangular == ()
+    plain = dtypes is None and ragged_dims is None and same_length is rectangular is _NO_NAMES
     if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
         frames = _frames_of_row(rows[0], where, options)
         if frames is not None:
             return frames
     check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
-    columns = _columns(rows, dtypes, same_length, rectangular, where, own=False)
+    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, own=False)
     return frames_of(pending(columns, **options))
 
+
+_NO_NAMES: tuple[str, ...] = ()
 
 # --- columns -----------------------------------------------------------------------------------
 
 
 def _columns(
-    rows: Any, dtypes: Any, same_length: Any, rectangular: Any, where: str, *, own: bool
+    rows: Any,
+    dtypes: Any,
+    same_length: Any,
+    rectangular: Any,
+    ragged_dims: Any,
+    where: str,
+    *,
+    own: bool,
 ) -> Columns:
     """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
     count, given = _by_name(rows, dtypes, where)
     schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
     check_known(schema, given, f"{where}(dtypes)")
-    named = name_set(rectangular, f"{where}(rectangular)")
-    check_known(named, given, f"{where}(rectangular)")
+    rectangles: Set[Any] = name_set(rectangular, f"{where}(rectangular)")
+    check_known(rectangles, given, f"{where}(rectangular)")
+    named: Set[Any] = frozenset()
+    dims: dict[str, int] = {}
+    if schema:
+        rectangles |= {name for name, field in schema.items() if _is_rectangle(field)}
+    if ragged_dims is not None:
+        dims = _named_dims(ragged_dims, given, schema, rectangles, f"{where}(ragged_dims)")
+        named = dims.keys()
+    if schema or isinstance(rows, Mapping):
+        dims = _ragged_dims(dims, rows, schema, rectangles, where)
     lengths: dict[str, tuple[int, ...]] = {}
     splits: dict[tuple[int, ...], RowSplits] = {}
     columns: dict[str, Any] = {}
     for name, column in given.items():
-        field = schema.get(name, _ANY)
+        field, dim = schema.get(name, _ANY), dims.get(name, 1)
         path = f"{where}({name!r})"
         dtype = object if field.kind == "object" else field.dtype
         try:
-            made = cells_of_rows(column, dtype, own=own) if count else _without_rows(field)
+            made: Any = (
+                cells_of_rows(column, dtype, own=own, dim=dim - 1)
+                if count
+                else _without_rows(field, dim)
+            )
+            if type(made) is RowCells and made.lengths is not None:
+                lengths[name] = made.lengths
+                columns[name] = _of_sequences(made, field, dim, name in rectangles, splits)
+                continue
         except JagcodecError as error:
             raise misfit(error, path) from None
-        if type(made) is RowCells and made.lengths is not None:
-            lengths[name] = made.lengths
-            columns[name] = _of_sequences(made, made.lengths, field, name in named, splits, path)
-        else:
-            columns[name] = made.values if type(made) is RowCells else made
-    if same_length != ():
+        if name in named:
+            detail = "expected rows of cells, as ragged_dims= names the column, found "
+            detail += "one number per row" if type(made) is RowCells else "Python objects"
+            raise ArgumentTypeError("bad_type", path, detail)
+        columns[name] = made.values if type(made) is RowCells else made
+        if own and type(made) is not RowCells and field.kind != "object":
+            _check_objects(made, path)
+    if same_length is not _NO_NAMES:
         _check_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
-def _without_rows(field: FieldSchema) -> RowCells | list[Any]:
+def _check_objects(rows: Sequence[Any], path: str) -> None:
+    """Refuse tensors that are objects only because their values cannot be read."""
+    odd = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
+    for i, row in enumerate(rows if odd else ()):
+        if type(row) in odd and not is_jagged(row) and registered_name(type(row)) is None:
+            check_plain(row, f"{path}, row {i}")
+
+
+def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
+    """What a schema tells of a column that has no rows."""
     if field.kind == "object":
         return []
-    if field.shape is None:
+    if field.shape is None or field.dtype is None:
         detail = "expected rows, found none; pass dtypes={...: a FieldSchema, or object}"
         raise ArgumentError("bad_shape", "", detail)
-    ragged = field.kind == "jagged"
-    shape: Any = (0, *field.shape[2 if ragged else 1 :])
-    return RowCells(torch.empty(shape, dtype=field.dtype), () if ragged else None)
+    if field.kind == "jagged":
+        return RowCells(torch.empty(shape_without_cells(field, dim), dtype=field.dtype), ())
+    return RowCells(torch.empty(shape_without_cells(field, 0), dtype=field.dtype), None)
+
+
+def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
+    """The shape of the cells of a column that has none along `dim`: its ragged dim, or 0, rows."""
+    sizes = [0 if d == dim else size for d, size in enumerate(field.shape or ())]
+    if None in sizes:
+        detail = "expected the size of each dim but the ragged one, as no row shows it, found "
+        raise ArgumentError("bad_shape", "", f"{detail}{list(field.shape or ())} in dtypes=")
+    return tuple(sizes[min(dim, 1) :])  # type: ignore[arg-type]
 
 
 def _of_sequences(
     made: RowCells,
-    lengths: tuple[int, ...],
     field: FieldSchema,
+    dim: int,
     rectangular: bool,
     splits: dict[tuple[int, ...], RowSplits],
-    path: str,
 ) -> Any:
     """The column of rows of cells; columns of equal row lengths share one `RowSplits`."""
-    values = made.values
-    if field.shape is not None and not sum(lengths):
-        values = values.reshape(0, *field.shape[2:])
-    if rectangular or (field.kind == "tensor" and field.shape and len(field.shape) > 1):
+    values, lengths = made.values, made.lengths or ()
+    if not sum(lengths) and values.ndim < max(dim, len(field.shape or ()) - 1):
+        if field.shape is None:
+            detail = f"expected a row that shows the dims before dim {dim}, found empty lists; "
+            raise ArgumentError("bad_shape", "", detail + "pass dtypes={...: a FieldSchema}")
+        # Empty lists do not show the shape of their cells.
+        values = values.reshape(shape_without_cells(field, dim))
+    if rectangular:
+        width = lengths[0] if lengths else 0
         for i, length in enumerate(lengths):
-            if length != lengths[0]:
-                expected = f"expected {lengths[0]} items like row 0, since rectangular= names it"
-                raise ArgumentError("bad_length", f"{path}, row {i}", f"{expected}, found {length}")
-        return values.reshape(len(lengths), lengths[0], *values.shape[1:])
+            if length != width:
+                expected = f"expected {width} items like row 0, as the column is rectangular"
+                raise ArgumentError("bad_length", f", row {i}", f"{expected}, found {length}")
+        return values.reshape(len(lengths), width, *values.shape[1:])
     if lengths not in splits:
         splits[lengths] = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
-    return RaggedView(values, made.dtype, tuple(values.shape), 1, None, splits[lengths])
+    return RaggedView(values, made.dtype, tuple(values.shape), dim, None, splits[lengths])
+
+
+def _is_rectangle(field: FieldSchema) -> bool:
+    return field.kind == "tensor" and len(field.shape or ()) > 1
+
+
+def _named_dims(
+    ragged_dims: Any,
+    columns: Mapping[str, Any],
+    schema: Mapping[str, FieldSchema],
+    rectangles: Set[str],
+    path: str,
+) -> dict[str, int]:
+    """The argument `ragged_dims`, checked."""
+    given = mapping_of(ragged_dims, path, "a dict of names to dims")
+    check_known(given, columns, path)
+    named = {}
+    for name, dim in given.items():
+        place, expected = f"{path}[{brief(name)}]", f"a dim of the column, 1 to {MAX_NDIM}"
+        named[name] = whole_number(dim, 1, place, expected)
+        if named[name] > MAX_NDIM:
+            raise ArgumentError("bad_option", place, f"expected {expected}, found {brief(dim)}")
+        if name in rectangles or schema.get(name, _ANY).kind == "tensor":
+            detail = "expected a jagged column, found one that rectangular= or dtypes= says is not"
+            raise ArgumentError("conflict", place, detail)
+    return named
+
+
+def _ragged_dims(
+    named: Mapping[str, int],
+    rows: Any,
+    schema: Mapping[str, FieldSchema],
+    rectangles: Set[str],
+    where: str,
+) -> dict[str, int]:
+    """The ragged dims that the caller named, a schema has, or jagged columns in `rows` have."""
+    dims = dict(named)
+    found = [
+        (name, ragged_dim_of(field), "dtypes=")
+        for name, field in schema.items()
+        if field.kind == "jagged"
+    ]
+    if isinstance(rows, Mapping):
+        jagged = [(name, column) for name, column in rows.items() if is_jagged(column)]
+        found += [(name, parts_of(column).ragged_dim, "the rows") for name, column in jagged]
+    for name, dim, whose in found:
+        if name not in rectangles and dims.setdefault(name, dim) != dim:
+            detail = f"expected one ragged dim, found {dims[name]} and {dim} (by {whose})"
+            raise ArgumentError("conflict", f"{where}({name!r})", detail)
+    return dims
 
 
 # --- one row -----------------------------------------------------------------------------------
@@ -263,11 +383,14 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
                 detail = f"expected {count} rows like {first!r}, found {len(column)}"
                 raise ArgumentError("row_mismatch", f"{where}({name!r})", detail)
         return count, given
-    if not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
+    if isinstance(rows, np.ndarray):
+        check_plain(rows, f"{where}(rows)")
+    sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
+    if not sized or isinstance(rows, (str, bytes)):
         detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
-        if not dtypes or not isinstance(dtypes, Mapping):
+        if not isinstance(dtypes, Mapping) or not list(dtypes.keys()):
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())
@@ -288,8 +411,11 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
 
 def _listed(column: Any, path: str) -> Sequence[Any]:
     """The rows of a column."""
-    if isinstance(column, (list, tuple)):
+    if type(column) is list or type(column) is tuple:
         return column
+    refuse_packed(column, path, "a column of N rows")
+    if isinstance(column, (torch.Tensor, np.ndarray)) and not is_jagged(column):
+        check_plain(column, path)
     if isinstance(column, torch.Tensor):
         strided = is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
         if strided and column.dim():
@@ -300,7 +426,7 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
         if column.ndim:
             return list(column)
     elif isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
-        return list(column)
+        return items_of(column, path, "a list")
     detail = f"expected a list, tuple, array or tensor of N rows, found {describe(column)}"
     raise ArgumentTypeError("bad_type", path, detail + _IN_LIST)
 
@@ -310,29 +436,53 @@ _ANY = FieldSchema("", None, None)
 
 def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
     """What `dtypes` says about each column it names; of a bare dtype the kind is empty."""
-    if not isinstance(dtypes, Mapping):
-        detail = f"expected a dict of names to dtypes, found {describe(dtypes)}"
-        raise ArgumentTypeError("bad_type", path, detail)
     fields: dict[str, FieldSchema] = {}
-    for name, dtype in dtypes.items():
+    for name, dtype in mapping_of(dtypes, path, "a dict of names to dtypes").items():
         if not isinstance(name, str):
             detail = f"expected names that are strings, found {brief(name)}"
             raise ArgumentTypeError("bad_type", path, detail)
         field = dtype
         if dtype is object:
             field = FieldSchema("object", None, None)
-        elif isinstance(dtype, torch.dtype) and dtype in TORCH_NAMES:
+        elif _is_dtype(dtype):
             field = FieldSchema("", dtype, None)
         elif not isinstance(dtype, FieldSchema):
-            detail = f"expected a torch dtype, object or a FieldSchema, found {dtype!r:.80}"
+            found = str(dtype) if isinstance(dtype, torch.dtype) else brief(dtype)
+            detail = f"expected a torch dtype, object or a FieldSchema, found {found}"
             raise ArgumentTypeError("bad_type", f"{path}[{brief(name)}]", detail)
         elif dtype.kind != "object":
-            kind, shape = dtype.kind, dtype.shape
-            if not shape or not (kind == "tensor" or (kind == "jagged" and shape[1] is None)):
-                detail = f"expected the schema of a column that rows can make, found {kind!r}"
-                raise ArgumentError("bad_type", f"{path}[{brief(name)}]", detail)
+            _check_makable(dtype, f"{path}[{brief(name)}]")
         fields[name] = field
     return fields
+
+
+def _is_dtype(value: Any) -> bool:
+    return isinstance(value, torch.dtype) and value in TORCH_NAMES
+
+
+_MOST_CELLS = 1 << 52  # more than any memory has, were the empty dims of a schema 1
+
+
+def _check_makable(field: FieldSchema, path: str) -> None:
+    """Refuse a schema that no column of rows can have."""
+    shape: Any = field.shape
+    sizes = shape[1:] if isinstance(shape, tuple) and shape else (-1,)
+    if (
+        not all(size is None or (type(size) is int and size >= 0) for size in sizes)
+        or not (field.kind == "tensor" or (field.kind == "jagged" and None in sizes))
+        or not (field.dtype is None or _is_dtype(field.dtype))
+        or math.prod(size or 1 for size in sizes) > _MOST_CELLS
+    ):
+        dtype = str(field.dtype) if isinstance(field.dtype, torch.dtype) else brief(field.dtype)
+        detail = "expected the schema of a column that rows can make (tensor or jagged, a torch "
+        detail += f"dtype, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
+        raise ArgumentError("bad_type", path, detail)
+
+
+def ragged_dim_of(field: FieldSchema) -> int:
+    """The ragged dim of a jagged column: the first after its rows that has no size."""
+    shape = field.shape or ()
+    return shape.index(None, 1)
 
 
 def _check_lengths(

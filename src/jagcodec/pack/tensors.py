@@ -19,12 +19,21 @@ from jagcodec._arguments import flag_of, items_of, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecWarning, Reason, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_rectangle
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
+from jagcodec.memory.tensor_bytes import (
+    NUMPY_DTYPES,
+    cat_bits,
+    contiguous_bits,
+    number_array,
+    plain_array,
+)
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import rows_of_rectangle
+from jagcodec.ragged.varlen import PackedColumn, refuse_packed, view_of_varlen
+from jagcodec.ragged.views import NestedParts, RaggedView, rows_of_rectangle
+
+_PADDED = "a padded (strided) tensor"
 
 # --- padded -> jagged --------------------------------------------------------------------------
 
@@ -55,6 +64,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         ArgumentTypeError: `padded` is not a strided tensor, or lengths are not integers.
     """
     where = "to_nested_by_length"
+    refuse_packed(padded, f"{where}(padded)", _PADDED)
     check_rectangle(padded, f"{where}(padded)")
     if padded.dim() < 2:
         detail = f"expects (N, S, ...), found shape {tuple(padded.shape)}"
@@ -120,6 +130,7 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     if is_jagged(val):
         detached: torch.Tensor = val.detach()
         return detached
+    refuse_packed(val, path, _PADDED)
     check_rectangle(val, path)
     widest = row_splits.max if exact_width else sys.maxsize
     fits = val.dim() > 1 and len(val) == row_splits.rows
@@ -172,10 +183,12 @@ def stack_or_nest(
     always_nest = flag_of(always_nest, f"{where}(always_nest)")
     if ragged_dim is not None:
         ragged_dim = whole_number(ragged_dim, 0, f"{where}(ragged_dim)")
+    refuse_packed(tensors, f"{where}(tensors)", "a list of tensors")
     tensors = items_of(tensors, f"{where}(tensors)", "a list of tensors")
     if not tensors:
         return torch.empty(0)
     for i, tensor in enumerate(tensors):
+        refuse_packed(tensor, f"{where}(tensors[{i}])", _PADDED)
         if type(tensor) not in TENSOR_TYPES or tensor.device == tensors[0].device:
             check_rectangle(tensor, f"{where}(tensors[{i}])")
         for what in ("dtype", "device", "ndim"):
@@ -191,7 +204,8 @@ def stack_or_nest(
         raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
     dim = differing[0] if differing else None
     if dim is None and not always_nest:
-        return torch.stack(tensors)
+        plain = tensors[0].dtype in NUMPY_DTYPES
+        return torch.stack(tensors) if plain else cat_bits([row[None] for row in tensors], 0)
     if ragged_dim is not None:
         if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
             detail = f"expected rows that differ in dim {ragged_dim - 1}, found {shapes!r:.80}"
@@ -202,14 +216,16 @@ def stack_or_nest(
         detail = "expected rows of at least one dim to nest, found 0-d tensors; stack them"
         raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
     lengths = np.array([shape[dim] for shape in shapes], dtype=np.int64)
-    return nested_tensor(torch.cat(tensors, dim=dim), RowSplits.from_lengths(lengths), dim + 1)
+    return nested_tensor(cat_bits(tensors, dim), RowSplits.from_lengths(lengths), dim + 1)
 
 
 # --- jagged -> jagged --------------------------------------------------------------------------
 
 
-def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Each row's response slice, shifted left by one token.
+def response_from_nested(
+    full: torch.Tensor | PackedColumn, response_mask: torch.Tensor | PackedColumn
+) -> torch.Tensor:
+    """Each row's response, shifted left by one token.
 
     The model's output at position i (a logprob, a value) predicts token i + 1, so what belongs
     to a response of r tokens at the end of a row of n is ``row[n - r - 1 : n - 1]``. The name
@@ -222,34 +238,30 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         >>> mask = stack_or_nest([torch.ones(3), torch.ones(1)])
         >>> [row.tolist() for row in response_from_nested(full, mask).unbind()]
         [[0.0, 1.0, 2.0], [11.0]]
+        >>> turns = stack_or_nest([torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1])])
+        >>> [row.tolist() for row in response_from_nested(full, turns).unbind()]
+        [[0.0, 2.0], [11.0]]
 
     Args:
-        full: Jagged (N, j, ...): one value per token of prompt + response.
-        response_mask: Jagged (N, k), whose row lengths are the response lengths.
+        full: Jagged (N, j, ...) or a `PackedColumn`: one value per token of prompt + response.
+        response_mask: Jagged (N, k), whose row lengths are the response lengths, whatever its
+            cells. Or, if all its rows are as long as those of `full`, such as those of a
+            `RowBuilder`, a mask of whole rows: the responses are the tokens where it is True, or 1.
 
     Returns:
         Jagged (N, k, ...), dtype and device of `full`, with the offsets object of
-        `response_mask` (if that has no holes), so that the two multiply. Its values own their
-        memory. Gradients flow through it.
+        `response_mask` (if that has no holes), so that the two multiply; for a mask of whole rows
+        (N, number of True, ...). Its values own their memory. Gradients flow through it.
 
     Raises:
-        ArgumentError: Numbers of rows differ, a response is longer than its row, or a row with a
-            response has an empty prompt: then no position predicted its first token. The row is
-            named.
-        ArgumentTypeError: An argument is not jagged.
+        ArgumentError: Numbers of rows differ, a response is longer than its row, or begins with
+            its first token: then no position predicted that. The row is named. Or a mask of whole
+            rows is not (N, j) of 0 and 1.
+        ArgumentTypeError: An argument is neither jagged nor packed.
     """
     where = "response_from_nested"
-    for name, value in (("full", full), ("response_mask", response_mask)):
-        if not is_jagged(value):
-            detail = f"expected a jagged tensor, found {describe(value)}; use to_nested_by_length"
-            raise ArgumentTypeError("bad_type", f"{where}({name})", detail)
-    parts, mask_parts = parts_of(full, detach=False), parts_of(response_mask)
     copies = HostCopies()  # so that a device is waited for once
-    numbers = (parts.offsets, parts.lengths, mask_parts.offsets, mask_parts.lengths)
-    copies.fetch(tensor for tensor in numbers if tensor is not None)
-    pool = RowSplitsPool()
-    view = view_of_parts(parts, f"{where}(full)", pool, copies)
-    mask = view_of_parts(mask_parts, f"{where}(response_mask)", pool, copies)
+    view, mask = _views_of(full, response_mask, where, copies)
     if view.ragged_dim != 1 or mask.ragged_dim != 1:
         detail = f"expected ragged dim 1, found {view.ragged_dim} and {mask.ragged_dim}"
         raise ArgumentError("bad_shape", f"{where}(full, response_mask)", detail)
@@ -258,18 +270,81 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         detail = f"expected {len(lengths)} rows like full, found {len(responses)}"
         raise ArgumentError("row_mismatch", f"{where}(response_mask)", detail)
     prompts = lengths - responses
+    if not prompts.any() and responses.any():
+        return _chosen(view, mask, f"{where}(response_mask)", copies)
     # An empty response asks for nothing, so its row may be empty.
     for row in np.flatnonzero((prompts <= 0) & (responses > 0)).tolist():
         n, r = lengths[row], responses[row]
         if r > n:
             detail = f"expected a response within its row of {n} tokens, found {r}"
             raise ArgumentError("bad_length", f"{where}(response_mask), row {row}", detail)
-        detail = f"expected a prompt before the {r} response tokens in a row of {n}, found none; "
-        detail += "no position predicts the first: keep at least a begin-of-sequence token"
-        raise ArgumentError("empty_prompt", f"{where}(full), row {row}", detail)
+        what = f"the {r} response tokens in a row of {n}"
+        raise _without_prompt(what, f"{where}(full), row {row}")
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
     responses_in_place = replace(view, starts=starts, row_splits=mask.row_splits)
     return nested_tensor(values_of(responses_in_place), mask.row_splits)
+
+
+def _views_of(
+    full: Any, response_mask: Any, where: str, copies: HostCopies
+) -> tuple[RaggedView, RaggedView]:
+    """The rows of both; a mask that may be of whole rows is copied to the host, too."""
+    given = {f"{where}(full)": full, f"{where}(response_mask)": response_mask}
+    for path, value in given.items():
+        if not is_jagged(value) and not isinstance(value, PackedColumn):
+            detail = f"expected a jagged tensor, found {describe(value)}; use to_nested_by_length"
+            raise ArgumentTypeError("bad_type", path, detail)
+    both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]
+    numbers = [part.cu_seqlens for part in both if isinstance(part, PackedColumn)]
+    jagged = [part for part in both if isinstance(part, NestedParts)]
+    numbers += [n for part in jagged for n in (part.offsets, part.lengths) if n is not None]
+    cells, masks = (part.values.detach() for part in both)
+    copies.fetch([*numbers, masks] if masks.shape == cells.shape[:1] else numbers)
+    pool = RowSplitsPool()
+    view, mask = (
+        (view_of_parts if isinstance(part, NestedParts) else view_of_varlen)(
+            part, path, pool, copies
+        )
+        for part, path in zip(both, given, strict=True)
+    )
+    return view, mask
+
+
+def _without_prompt(what: str, path: str) -> ArgumentError:
+    detail = f"expected a prompt before {what}, found none; no position predicts the first: keep "
+    detail += "at least a begin-of-sequence token, which a mask of whole rows leaves out"
+    return ArgumentError("empty_prompt", path, detail)
+
+
+def _chosen(view: RaggedView, mask: RaggedView, path: str, copies: HostCopies) -> torch.Tensor:
+    """For each cell where a mask of the same rows is True, the cell before it."""
+    splits, on_device = mask.row_splits, values_of(mask).detach()
+    copies.fetch([on_device])
+    cells = number_array(copies.of(on_device))
+    if cells.ndim != 1:
+        detail = "expected a mask (N, j), as its rows are as long as those of full, found "
+        raise ArgumentError("bad_shape", path, f"{detail}{cells.ndim + 1} dims")
+    is_chosen = cells == 1
+    wrong = np.flatnonzero(~is_chosen & (cells != 0))
+    firsts = np.flatnonzero(splits.lengths)
+    firsts = firsts[is_chosen[splits.starts[firsts]]]
+    if len(wrong):
+        row = int(np.searchsorted(splits.host, wrong[0], side="right")) - 1
+        place = f"{path}, row {row}, cell {wrong[0] - splits.host[row]}"
+        detail = (
+            f"expected 0 or 1, as the rows are as long as those of full, found {cells[wrong[0]]}"
+        )
+        raise ArgumentError("bad_option", place, detail)
+    if len(firsts):
+        raise _without_prompt("the first token, which is True", f"{path}, row {firsts[0]}")
+    edges = np.flatnonzero(np.diff(is_chosen, prepend=False, append=False))
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]  # of runs, none in two rows
+    rows = np.searchsorted(splits.host, starts, side="right") - 1
+    before = view.row_starts()[rows] + starts - splits.starts[rows] - 1
+    runs = replace(view, starts=before, row_splits=RowSplits.from_lengths(lengths))
+    counts = np.zeros(splits.rows, dtype=np.int64)
+    np.add.at(counts, rows, lengths)
+    return nested_tensor(values_of(runs), RowSplits.from_lengths(counts))
 
 
 # --- warnings ----------------------------------------------------------------------------------

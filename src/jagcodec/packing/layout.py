@@ -230,26 +230,12 @@ def plan_layout(
 ) -> Layout:
     """The layout of rows of (N,) lengths, none of them negative; see `plan_packing`."""
     multiple = whole_number(row_multiple, 1, f"{where}(row_multiple)")
-    total_multiple = whole_number(total_multiple, 1, f"{where}(total_multiple)")
-    min_total = whole_number(min_total, 0, f"{where}(min_total)")
     cp_size = whole_number(cp_size, 1, f"{where}(cp_size)")
     check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
-    asked = {"total_multiple": total_multiple != 1, "min_total": min_total != 0}
-    if total is not None:
-        exact = whole_number(total, 0, f"{where}(total)")
-        for name in (name for name, given in asked.items() if given):
-            detail = f"expected total or {name}, found both; leave one out"
-            raise ArgumentError("bad_option", f"{where}(total)", detail)
-    if tail is not None or total is not None or any(asked.values()):
-        _check_tail(tail, where)
     padded = _padded(lengths, multiple, where)
     held = int(padded.sum())
-    wanted = exact if total is not None else _up(max(held, min_total), total_multiple)
-    if wanted < held:
-        detail = f"expected {held} cells or more, which the padded rows have, found {wanted}; "
-        detail += f"raise it by {held - wanted}"
-        raise ArgumentError("bad_option", f"{where}(total)", detail)
-    _check_size(wanted, f"{where}(total)")
+    totals = _Totals(total, total_multiple, min_total, tail, where)
+    wanted = totals.of(held)
     before = padded.copy()
     if wanted > held and tail == "last_row":
         if not len(lengths):
@@ -262,36 +248,63 @@ def plan_layout(
     if cp_layout == "zigzag":
         _check_rows(padded[: len(lengths)], before, unit, multiple, where)
     if wanted % unit:
-        remedy = f"total_multiple={math.lcm(total_multiple, unit)}"
-        remedy = f"total={_up(wanted, unit)}" if total is not None else remedy
+        option, remedy = totals.divided_by(unit, wanted)
         detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
         detail += f"cp_layout={cp_layout!r}, found {wanted} cells; pass {remedy}"
-        remedied = "total_multiple" if total is None else "total"
-        raise ArgumentError("bad_option", f"{where}({remedied})", detail)
+        raise ArgumentError("bad_option", f"{where}({option})", detail)
     return Layout(lengths, padded, cp_size, cp_layout)
+
+
+class _Totals:
+    """The arguments that decide how many cells there are."""
+
+    def __init__(self, total: Any, multiple: Any, least: Any, tail: Any, where: str) -> None:
+        self.multiple = whole_number(multiple, 1, f"{where}(total_multiple)")
+        self.least = whole_number(least, 0, f"{where}(min_total)")
+        self.exact = None if total is None else whole_number(total, 0, f"{where}(total)")
+        self.tail, self.path = tail, f"{where}(total)"
+        asked = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}
+        for name in (name for name, given in asked.items() if given and total is not None):
+            detail = f"expected total or {name}, found both; leave one out"
+            raise ArgumentError("bad_option", self.path, detail)
+        if tail is not None:
+            check_option(tail, get_args(Tail), f"{where}(tail)")
+        elif total is not None or any(asked.values()):
+            detail = "expected 'last_row' or 'own_row', which decides where the cells go that the "
+            detail += "total needs beyond the rows, found None"
+            raise ArgumentError("bad_option", f"{where}(tail)", detail)
+
+    def of(self, held: int) -> int:
+        """The total, if padded rows have `held` cells."""
+        wanted = _up(max(held, self.least), self.multiple) if self.exact is None else self.exact
+        if wanted < held:
+            detail = f"expected {held} cells or more, which the padded rows have, found {wanted}; "
+            detail += f"raise it by {held - wanted}"
+            raise ArgumentError("bad_option", self.path, detail)
+        check_size(wanted, self.path)
+        return wanted
+
+    def divided_by(self, unit: int, wanted: int) -> tuple[str, str]:
+        """Which argument to pass for a total that is a multiple of `unit`."""
+        if self.exact is not None:
+            return "total", f"total={_up(wanted, unit)}"
+        and_tail = "" if self.tail else " and a tail"
+        return "total_multiple", f"total_multiple={math.lcm(self.multiple, unit)}{and_tail}"
 
 
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _check_tail(tail: Any, where: str) -> None:
-    if tail is None:
-        detail = "expected 'last_row' or 'own_row', which decides where the cells go that the "
-        detail += "total needs beyond the rows, found None"
-        raise ArgumentError("bad_option", f"{where}(tail)", detail)
-    check_option(tail, get_args(Tail), f"{where}(tail)")
-
-
 def _padded(lengths: IntArray, multiple: int, where: str) -> IntArray:
     """Lengths rounded up."""
     longest = int(lengths.max(initial=0))
     if longest:  # otherwise any multiple will do
-        _check_size(max(int(lengths.sum()), multiple), f"{where}(lengths)")
+        check_size(max(int(lengths.sum()), multiple), f"{where}(lengths)")
     return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)
 
 
-def _check_size(cells: int, path: str) -> None:
+def check_size(cells: int, path: str) -> None:
     """Refuse more cells than int32 offsets count."""
     if cells >= 1 << 31:
         detail = f"expected fewer than 2**31 cells, found {cells}; split the batch"

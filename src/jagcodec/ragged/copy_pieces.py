@@ -58,9 +58,15 @@ def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tens
     _check_outs(buffers)
     here = [buffer for buffer in buffers if is_on_host(buffer.view)]
     sizes = [0 if b.out is not None else math.prod(b.shape) * b.view.dtype.itemsize for b in here]
+    try:
+        blocks = allocate_together(sizes)
+    except (MemoryError, OverflowError, ValueError) as error:
+        largest = here[sizes.index(max(sizes))]
+        detail = f"expected buffers that fit in memory, found one of shape {largest.shape}"
+        raise ArgumentError("too_large", largest.path, detail) from error
     made: dict[Buffer, torch.Tensor] = {}
     targets: list[ByteArray] = []
-    for buffer, data in zip(here, allocate_together(sizes), strict=True):
+    for buffer, data in zip(here, blocks, strict=True):
         out = buffer.out
         made[buffer] = from_bytes(data, buffer.view.dtype, buffer.shape) if out is None else out
         targets.append(data if out is None else as_bytes(out))

@@ -11,6 +11,7 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
@@ -57,9 +58,11 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
     values, copies = [], []
     for view, here, data in zip(views, on_host, allocate_together(sizes), strict=True):
         if here:
-            values.append(from_bytes(data, view.dtype, view.values_shape))
             if len(data):
                 copies.append(copy_task(view, data))
+            else:
+                check_extent(view.values_shape, view.dtype.itemsize, "rows")
+            values.append(from_bytes(data, view.dtype, view.values_shape))
         else:
             rows = gather_by_torch(*_cells_and_runs(view, by_row=False))
             values.append(rows.view(view.values_shape))

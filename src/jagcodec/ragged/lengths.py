@@ -14,7 +14,8 @@ from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.packing.lengths import length_array
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.varlen import PackedColumn
 
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 """What callers may hand in where lengths are asked for."""
@@ -51,13 +52,14 @@ def _host_numbers(lengths: torch.Tensor, path: str) -> npt.NDArray[Any]:
     return array
 
 
-def read_rows(
-    lengths: Any, path: str, *, rows: int | None = None, pool: RowSplitsPool | None = None
-) -> RowSplits:
+def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """As `read_lengths`; a jagged tensor has its row lengths read, and its offsets object kept."""
     if not is_jagged(lengths):
+        if isinstance(lengths, PackedColumn):
+            detail = "expected (N,) lengths, found PackedColumn; pass its .cu_seqlens.diff()"
+            raise ArgumentTypeError("bad_type", path, detail)
         return read_lengths(lengths, path, rows=rows)
-    view = view_of(lengths, path, pool)
+    view = view_of(lengths, path)
     if view.ragged_dim != 1:
         raise ArgumentError("bad_shape", path, f"expected ragged dim 1, found {view.ragged_dim}")
     if rows is not None and view.row_splits.rows != rows:

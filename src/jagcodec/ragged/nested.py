@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import UnbatchedTensor
 from torch.nested._internal.nested_tensor import (
     NestedTensor,
     _store_val_in_tensor,
@@ -19,6 +20,8 @@ from torch.nested._internal.nested_tensor import (
 )
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.extents import check_extent, total_of
+from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import (
     IntArray,
@@ -26,12 +29,23 @@ from jagcodec.memory.tensor_bytes import (
     cat_bits,
     from_words,
     plain_array,
+    refill,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 """The type of `torch.jagged` nested tensors, for dispatch by type."""
+
+
+COLUMN_TYPES = TENSOR_TYPES | ARRAY_TYPES | {NESTED_TENSOR, UnbatchedTensor}
+"""The types of tensors and arrays that a column may be."""
+
+
+def check_column(column: Any, path: str) -> None:
+    """Refuse a tensor or an array of any other type as a column."""
+    if type(column) not in COLUMN_TYPES and isinstance(column, (torch.Tensor, np.ndarray)):
+        check_plain(column, path)
 
 
 def is_jagged(value: object) -> bool:
@@ -77,11 +91,15 @@ def view_of_parts(
 ) -> RaggedView:
     """As `view_of`. Columns that share offsets read them once, from `copies` if on a device."""
     values, dim = parts.values, parts.ragged_dim
+    if type(values) not in TENSOR_TYPES:
+        check_plain(values, path)
     shape = tuple(values.shape)
     cells = shape[dim - 1]
     row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
+    if parts.offsets.is_meta:
+        check_plain(parts.offsets, path)
     host = host_numbers(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
@@ -192,7 +210,11 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
     """A strided nested tensor over `values`, which holds components of these (N, rank) shapes."""
     if not len(shapes):
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
-        return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
+        try:
+            return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
+        except NotImplementedError:  # torch fills a tensor first, which it cannot do for all dtypes
+            none = torch.empty((0, 0), dtype=torch.int64)
+            return torch._nested_view_from_buffer(values[:0], none, none, none.view(-1))
     if values.storage_offset():  # which torch passes over
         grad = values.requires_grad
         values = values.clone() if grad else from_words(as_words(values).clone(), values.dtype)
@@ -216,14 +238,31 @@ def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
     return nested.values()[: int(shapes.prod(axis=1).sum())], shapes
 
 
-def view_of_strided(nested: torch.Tensor, path: str) -> RaggedView:
-    """The rows of a strided nested tensor end to end, which may differ in one dim."""
+def view_of_strided(nested: torch.Tensor, path: str, pad_bits: bytes | None = None) -> RaggedView:
+    """The rows of a strided nested tensor end to end along the first dim in which they differ.
+
+    With `pad_bits`, they are padded to the longest in all later dims in which they differ.
+    """
     rows = list(nested.unbind())
     shapes = np.array([row.shape for row in rows], dtype=np.int64)
     dims = np.flatnonzero((shapes != shapes[:1]).any(axis=0)).tolist()
-    if len(dims) > 1:
-        detail = f"expected rows that differ in one dim, found {len(dims)}; name it in keep_jagged"
+    if len(dims) > 1 and pad_bits is None:
+        expected = f"expected rows that differ in one dim, found {len(dims)}"
+        detail = f"{expected}; pad them (layout='padded') or name the column in keep_jagged"
         raise ArgumentError("bad_shape", path, detail)
     dim = dims[0] if dims else 0
-    row_splits = RowSplits.from_lengths(shapes[:, dim].copy())
-    return end_to_end(cat_bits(rows, dim), row_splits, dim + 1)
+    lengths = shapes[:, dim].copy()
+    shape = shapes.max(axis=0).tolist()
+    shape[dim] = total_of(lengths)
+    check_extent(shape, nested.itemsize, path)
+    row_splits = RowSplits.from_lengths(lengths)
+    if len(dims) < 2 or pad_bits is None:
+        return end_to_end(cat_bits(rows, dim), row_splits, dim + 1)
+    values = refill(rows[0].detach().new_empty(shape), pad_bits)
+    for row, start in zip(rows, row_splits.starts.tolist(), strict=True):
+        place = values if row.requires_grad else as_words(values)
+        cells = row if row.requires_grad else as_words(row)
+        for axis, size in enumerate(row.shape):
+            place = place.narrow(axis, start if axis == dim else 0, size)
+        place.copy_(cells)
+    return end_to_end(values, row_splits, dim + 1)

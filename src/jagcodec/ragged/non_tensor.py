@@ -31,6 +31,7 @@ from tensordict.tensorclass import NonTensorDataBase
 from tensordict.utils import LinkedList
 
 from jagcodec.errors import ArgumentTypeError
+from jagcodec.memory.tensor_bytes import array_tensor
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
@@ -91,32 +92,41 @@ def fits_into(leaf: Any, td: TensorDictBase) -> bool:
 
 
 def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:
-    """The objects of a non-tensor leaf, one per row; one of the whole batch fills all rows."""
+    """The Python objects of a non-tensor leaf, one per row; one of the whole batch fills them."""
     if isinstance(leaf, NonTensorStack):
         payloads = payloads_of_stack(leaf)
         if payloads is not None:
             return payloads
         return [unwrap_wire_stripped_payload(item) for item in leaf.tolist()]
-    payload = unwrap_wire_stripped_payload(leaf)
-    return list(payload) if _is_object_array_of(payload, rows) else [payload] * rows
+    array = array_of_leaf(leaf)
+    return [unwrap_wire_stripped_payload(leaf)] * rows if array is None else list(array)
 
 
-def holds_rows(leaf: Any) -> bool:
-    """Whether a leaf is an object array of one item per row, as tensordict stores it."""
-    return (
-        isinstance(leaf, NonTensorData)
-        and leaf.batch_dims == 1
-        and _is_object_array_of(leaf.data, leaf.batch_size[0])
-    )
+def array_of_leaf(leaf: Any) -> npt.NDArray[Any] | None:
+    """The array (N, ...) of which each item is a row of a leaf; None if the leaf has none.
+
+    An array that is not one of numbers is stored so, if it is put into a TensorDict. One of numbers
+    would be a tensor there: in a payload it belongs to the whole batch.
+    """
+    array = leaf.data if isinstance(leaf, NonTensorData) else None
+    if not isinstance(array, np.ndarray) or is_numeric(array):
+        return None
+    sizes = leaf.batch_size
+    return array if len(sizes) and array.shape[: len(sizes)] == sizes else None
 
 
-def _is_object_array_of(payload: Any, rows: int) -> bool:
-    return (
-        isinstance(payload, np.ndarray)
-        and payload.dtype == object
-        and payload.ndim > 0
-        and len(payload) == rows
-    )
+def is_numeric(array: npt.NDArray[Any]) -> bool:
+    """Whether an array is one of numbers or bools."""
+    return array.dtype.kind in "biufc"
+
+
+def leaf_of_array(array: npt.NDArray[Any]) -> Any:
+    """An array (N, ...) as a leaf; TypeError for numbers of a dtype that torch lacks."""
+    if is_numeric(array):
+        return array_tensor(array)
+    if array.dtype == object and array.ndim == 1:
+        return leaf_of_rows(list(array))
+    return NonTensorData(array, batch_size=[len(array)])
 
 
 def object_array(items: Sequence[Any]) -> ObjectArray:

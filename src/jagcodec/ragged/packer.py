@@ -17,8 +17,14 @@ from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain
 from jagcodec.packing.layout import Layout
 from jagcodec.ragged.copy_pieces import Buffer, Indices, fill_buffers
 from jagcodec.ragged.copy_rows import owned_values
-from jagcodec.ragged.lengths import read_lengths
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of, view_of_strided
+from jagcodec.ragged.lengths import read_rows
+from jagcodec.ragged.nested import (
+    check_column,
+    is_jagged,
+    nested_tensor,
+    view_of,
+    view_of_strided,
+)
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
@@ -38,9 +44,10 @@ def sent(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.Tensor
 
 def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits:
     """The row lengths in a tensor; of a jagged one, whose offsets the pool then knows."""
-    if is_jagged(lengths):
-        return view_of(lengths, path, pool).row_splits
-    return read_lengths(lengths, path)
+    if not is_jagged(lengths):
+        return read_rows(lengths, path)
+    check_column(lengths, path)
+    return view_of(lengths, path, pool).row_splits
 
 
 class Packer:
@@ -74,13 +81,13 @@ class Packer:
         """The rows of a column: a tensor that is jagged, a rectangle, or values end to end."""
         if isinstance(column, RaggedView):
             return self._checked(column, path, remedy)
-        if is_jagged(column):
-            view = view_of(column, path, self.pool, detach=False)
-            return self._checked(view, path, remedy)
         if isinstance(column, PackedColumn):
             return self._checked(view_of_varlen(column, path, self.pool), path, remedy)
-        if isinstance(column, torch.Tensor) and column.is_nested:
-            return self._checked(view_of_strided(column, path), path, remedy)
+        if column.is_nested:
+            check_column(column, path)
+            jagged = is_jagged(column)
+            view = view_of(column, path, self.pool, detach=False) if jagged else None
+            return self._checked(view or view_of_strided(column, path), path, remedy)
         check_rectangle(column, path)
         layout, shape = self.layout, column.shape
         are_values = shape[:1] == (layout.tokens,)
@@ -116,8 +123,9 @@ class Packer:
             row = int(np.argmax(expected != found))
             detail = f"expected the plan's length of {expected[row]}, found {found[row]}"
             raise ArgumentError("bad_length", f"{path}, row {row}", detail + remedy)
-        if isinstance(view.memory, torch.Tensor):
-            return replace(view, memory=_followed(view.memory))
+        memory = view.memory
+        if isinstance(memory, torch.Tensor) and _followed(memory) is not memory:
+            return replace(view, memory=_followed(memory))
         return view
 
     def buffer(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 
 # The one dtype that has no zero: its bits 0 are 2**-127.
 _WITHOUT_ZERO: torch.dtype | None = getattr(torch, "float8_e8m0fnu", None)
@@ -26,7 +26,8 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
         raise ArgumentTypeError("bad_pad", path, f"{expected}, found {describe(value)}")
     remedy = "; it has no zero: its smallest value is 2.0**-127" if dtype is _WITHOUT_ZERO else ""
     expected = f"expected a pad that {dtype} holds"
-    raise ArgumentError("bad_pad", path, f"{expected}, found {value!r:.80}{remedy}")
+    found = describe(value) if isinstance(value, torch.Tensor) else brief(value)
+    raise ArgumentError("bad_pad", path, f"{expected}, found {found}{remedy}")
 
 
 def bits_of(value: Any, dtype: torch.dtype) -> bytes | None:

@@ -17,17 +17,20 @@ from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
-    TensorDict,
     TensorDictBase,
     UnbatchedTensor,
     is_tensorclass,
 )
 
+from jagcodec._arguments import mapping_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
+from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.tensor_bytes import cat_bits
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import take_rows, values_of
+from jagcodec.ragged.forms import like, like_column
 from jagcodec.ragged.nested import (
+    check_column,
     is_jagged,
     nested_tensor,
     strided_nested,
@@ -36,7 +39,7 @@ from jagcodec.ragged.nested import (
 )
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
+from jagcodec.ragged.varlen import PackedColumn, check_varlen, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
 
 LAZY_STACK = (
@@ -46,19 +49,23 @@ LAZY_STACK = (
 
 
 def row_count(column: Any, path: str) -> int | None:
-    """N, for any column; None for a dict without columns, which has any number of rows."""
+    """N, for any column; None if it has any number of rows, as a dict without columns has."""
     if isinstance(column, dict):
         return row_counts(column, path)
     if isinstance(column, list):
         return len(column)
+    if isinstance(column, UnbatchedTensor):
+        return None
     sizes: Sequence[int] = ()
+    check_column(column, path)
     if isinstance(column, torch.Tensor):
         sizes = (column.size(0),) if column.is_nested else column.shape
     elif isinstance(column, PackedColumn):
+        check_varlen(column, path)
         sizes = (len(column.cu_seqlens) - 1,)
     elif isinstance(column, np.ndarray):
         sizes = column.shape
-    elif isinstance(column, TensorDictBase) or non_tensor.is_non_tensor(column):
+    elif isinstance(column, TensorDictBase) or is_tensorclass(column):  # objects are some, too
         sizes = column.batch_size
     if not sizes:
         raise not_a_column(column, path)
@@ -66,8 +73,10 @@ def row_count(column: Any, path: str) -> int | None:
 
 
 def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
-    """N of a dict of columns, which must all have as many rows; None if it is empty."""
+    """N of a dict of columns, which must all have as many rows; None if no column has rows."""
     rows: int | None = None
+    if type(columns).items is not dict.items:  # a subclass of dict may lie about its items
+        columns = mapping_of(columns, path, "a dict of columns")
     for name, column in columns.items():
         found = row_count(column, f"{path}[{name!r}]")
         rows = found if rows is None else rows
@@ -79,7 +88,7 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """These rows of a column or an open batch: a range of a tensor is a slice, the rest copies."""
-    return _Choice(chosen, pool, operator.is_).of([leaf], path)
+    return _Choice(chosen, pool, operator.is_, 0).of([leaf], path)
 
 
 def join_leaves(
@@ -88,9 +97,13 @@ def join_leaves(
     pool: RowSplitsPool,
     path: str,
     same: Callable[[Any, Any], bool],
+    model: int = 0,
 ) -> Any:
-    """The chosen of all rows of several columns; `same` compares what belongs to whole batches."""
-    return _Choice(chosen, pool, same).of(leaves, path)
+    """The chosen of all rows of several columns, in the form of the one at `model`.
+
+    `same` compares what belongs to whole batches.
+    """
+    return _Choice(chosen, pool, same, model).of(leaves, path)
 
 
 class _Choice(NamedTuple):
@@ -99,22 +112,41 @@ class _Choice(NamedTuple):
     chosen: Chosen | None  # None: all
     pool: RowSplitsPool
     same: Callable[[Any, Any], bool]
+    model: int  # the column, or batch, that others are made like
 
     def of(self, leaves: Sequence[Any], path: str) -> Any:
         kinds = list(map(_kind, leaves))
-        kind = kinds[0]
-        odd = next((i for i, other in enumerate(kinds) if other is not kind), 0)
-        if odd:
-            found = f"{type(leaves[0]).__name__} and {type(leaves[odd]).__name__}"
-            detail = f"expected one kind of column in all batches, found {found}"
-            raise ArgumentTypeError("bad_type", f"{path} of batch {odd}", detail)
+        kind = kinds[self.model]
+        if any(other is not kind for other in kinds):
+            leaves = [self._like_model(leaf, leaves, i, path) for i, leaf in enumerate(leaves)]
         if kind is None:
             raise not_a_column(leaves[0], path)
         return _WAYS[kind](self, leaves, path)
 
+    def _like_model(self, leaf: Any, leaves: Sequence[Any], i: int, path: str) -> Any:
+        """A column in the form of another that may hold the same."""
+        model = leaves[self.model]
+        kind, wanted = _kind(leaf), _kind(model)
+        if kind is wanted:
+            return leaf
+        if kind is None or wanted is None:
+            raise not_a_column(leaf if kind is None else model, f"{path} of batch {i}")
+        found: Any = like_column(leaf, model, path)
+        if found is not None:
+            return found
+        other = leaves[0] if i else model
+        found = f"{type(other).__name__} and {type(leaf).__name__}; convert one of them"
+        detail = f"expected one kind of column in all batches, found {found}"
+        raise ArgumentTypeError("bad_type", f"{path} of batch {i}", detail)
+
     def _one(self, leaves: Sequence[Any]) -> bool:
         """Whether rows are chosen of one column, which need not be copied first."""
         return len(leaves) == 1 and self.chosen is not None
+
+    def _check_extent(self, rows: int, cell: Sequence[int], itemsize: int, path: str) -> None:
+        """Refuse rows of such cells that are too many to be joined, or to be chosen again."""
+        most = max(rows, 0 if self.chosen is None else len(self.chosen))
+        check_extent((most, *cell), itemsize, path)
 
     def _listed(self, items: Iterable[Any]) -> list[Any]:
         listed = list(items)
@@ -124,9 +156,19 @@ class _Choice(NamedTuple):
         return self._listed(itertools.chain.from_iterable(leaves))
 
     def _arrays(self, leaves: Sequence[Any], path: str) -> Any:
-        _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
-        _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
-        whole = leaves[0] if self._one(leaves) else np.concatenate(leaves)
+        _check_each(leaves, path)
+        whole = leaves[0]
+        if not self._one(leaves):
+            # Texts of any length may be together, in arrays of the longest.
+            kinds = [
+                x.dtype.kind if x.dtype.kind in "US" else x.dtype.newbyteorder("=") for x in leaves
+            ]
+            _check_equal(kinds, "dtype", path, _CONVERT)
+            _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
+            whole = max((leaves[self.model], *leaves), key=operator.attrgetter("dtype.itemsize"))
+        self._check_extent(sum(map(len, leaves)), whole.shape[1:], whole.itemsize, path)
+        if not self._one(leaves):
+            whole = np.concatenate(leaves, dtype=whole.dtype)
         return whole if self.chosen is None else whole[_index(self.chosen)]
 
     def _unbatched(self, leaves: Sequence[Any], path: str) -> Any:
@@ -144,17 +186,20 @@ class _Choice(NamedTuple):
         """The rows of several views, end to end."""
         view = views[0]
         if not self._one(views):
-            _check_equal([each.ragged_dim for each in views], "ragged dim", path)
+            _check_equal([each.ragged_dim for each in views], "ragged dim", path, _RAGGED)
             dim = view.ragged_dim
             inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]
-            _check_equal(inner, "row shape", path)
+            _check_equal(inner, "row shape", path, _RAGGED)
+            total = sum(each.row_splits.total for each in views)
+            check_extent((total, *inner[0]), view.dtype.itemsize, path)
             values = cat_bits([values_of(each) for each in views], dim - 1)
             row_splits = self.pool.joined([each.row_splits for each in views])
             view = end_to_end(values, row_splits, dim)
-        return view if self.chosen is None else _select_view(view, self.chosen, self.pool)
+        return view if self.chosen is None else _select_view(view, self.chosen, self.pool, path)
 
     def _tensors(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
         first, chosen = leaves[0], self.chosen
+        _check_each(leaves, path)
         if len(leaves) > 1:
             _check_equal([_layout(leaf) for leaf in leaves], "layout", path, _PACK)
             _check_equal([leaf.dtype for leaf in leaves], "dtype", path, _CONVERT)
@@ -168,6 +213,7 @@ class _Choice(NamedTuple):
         if len(leaves) > 1:
             _check_equal([tuple(leaf.shape[1:]) for leaf in leaves], "row shape", path, _PACK)
         if first.layout is torch.strided:
+            self._check_extent(sum(map(len, leaves)), first.shape[1:], first.itemsize, path)
             whole = first if self._one(leaves) else cat_bits(leaves, 0)
             if isinstance(chosen, range):
                 return whole[chosen.start : chosen.stop]
@@ -194,10 +240,14 @@ class _Choice(NamedTuple):
         first = leaves[0]
         rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
         _check_equal(rest, "batch dims after the first", path)
+        arrays = [non_tensor.array_of_leaf(leaf) for leaf in leaves]
+        if all(array is not None for array in arrays):
+            joined = self._arrays(arrays, path)
+            return NonTensorData(joined, batch_size=[len(joined), *rest[0]])
         stacks = [isinstance(leaf, NonTensorStack) for leaf in leaves]
-        whole = not any(stacks) and not any(map(non_tensor.holds_rows, leaves))
+        whole = not any(stacks) and all(array is None for array in arrays)
         if whole and (len(leaves) == 1 or all(self.same(first.data, x.data) for x in leaves)):
-            return type(first)(first.data, batch_size=[self._count(leaves), *rest[0]])
+            return type(first)(first.data, batch_size=[self._count(leaves, path), *rest[0]])
         if rest[0]:
             detail = (
                 "expected objects of one batch dim, found a stack of several; flatten the batch"
@@ -205,8 +255,6 @@ class _Choice(NamedTuple):
             raise ArgumentError("bad_option", path, detail)
         payloads = (non_tensor.rows_of_leaf(leaf, leaf.batch_size[0]) for leaf in leaves)
         items = self._listed(itertools.chain.from_iterable(payloads))
-        if all(map(non_tensor.holds_rows, leaves)):
-            return NonTensorData(non_tensor.object_array(items), batch_size=[len(items)])
         return non_tensor.leaf_of_rows(items)
 
     def _tensorclasses(self, leaves: Sequence[Any], path: str) -> Any:
@@ -221,21 +269,23 @@ class _Choice(NamedTuple):
         if any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
             raise ArgumentError("bad_option", path, LAZY_STACK)
         batches = [dict(leaf.items()) for leaf in leaves]
-        rows = 0
-        if not isinstance(leaves[0], dict):
-            sizes = [tuple(leaf.batch_size[1:]) for leaf in leaves]
+        model, rows = leaves[self.model], 0
+        if not isinstance(model, dict):
+            sizes = [() if isinstance(x, dict) else tuple(x.batch_size[1:]) for x in leaves]
             _check_equal(sizes, "batch dims after the first", path)
-            rows = self._count(leaves)
+            rows = self._count(leaves, path)
         names = same_fields(enumerate(map(list, batches)), path)
         columns = {
             name: self.of([batch[name] for batch in batches], f"{path}[{name!r}]") for name in names
         }
-        return like(leaves[0], columns, rows)
+        return like(model, columns, rows)
 
-    def _count(self, leaves: Sequence[Any]) -> int:
+    def _count(self, leaves: Sequence[Any], path: str) -> int:
         if self.chosen is not None:
             return len(self.chosen)
-        return sum(leaf.batch_size[0] for leaf in leaves)
+        rows = sum(row_count(leaf, "") or 0 for leaf in leaves)
+        check_extent([rows], 1, path)
+        return rows
 
     def _the_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
         """What belongs to the whole batch, of batches that have the same."""
@@ -280,7 +330,13 @@ def _layout(leaf: torch.Tensor) -> str:
 
 
 _PACK = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
+_RAGGED = "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} to encode_rows"
 _CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
+
+
+def _check_each(leaves: Sequence[Any], path: str) -> None:
+    for i, leaf in enumerate(leaves):
+        check_column(leaf, f"{path} of batch {i}" if i else path)
 
 
 def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
@@ -311,10 +367,13 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
     return first or ()
 
 
-def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> RaggedView:
+def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: str) -> RaggedView:
     """These rows of a jagged column, end to end: aliased or copied as by `select_leaf`."""
-    rows = _index(chosen)
-    row_splits = pool.unique(RowSplits.from_lengths(view.row_splits.lengths[rows]))
+    rows, dim = _index(chosen), view.ragged_dim
+    lengths = view.row_splits.lengths[rows]
+    shape = (*view.shape[: dim - 1], total_of(lengths), *view.shape[dim:])
+    check_extent(shape, view.dtype.itemsize, path)
+    row_splits = pool.unique(RowSplits.from_lengths(lengths))
     memory = view.memory
     in_order = view.starts is None and view.ragged_dim == 1
     if in_order and isinstance(chosen, range) and isinstance(memory, torch.Tensor):
@@ -323,19 +382,3 @@ def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> Ragge
             return end_to_end(memory[first : first + row_splits.total], row_splits)
     values = values_of(view.choose(rows, row_splits))
     return end_to_end(values, row_splits, view.ragged_dim)
-
-
-def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
-    """A batch of other columns, like a TensorDict (dim names, device) or a dict (`meta_info`)."""
-    if isinstance(batch, dict):
-        make: Callable[[dict[str, Any]], dict[str, Any]] = getattr(batch, "with_columns", dict)
-        return make(columns)
-    # tensordict 0.10 cannot be given names, not even None, where there is a NonTensorStack.
-    names = batch.names if any(name is not None for name in batch.names) else None
-    flat = not any(
-        isinstance(leaf, TensorDictBase) or is_tensorclass(leaf) for leaf in columns.values()
-    )
-    if flat and names is None and batch.device is None and batch.batch_dims == 1:
-        return non_tensor.batch_of(columns, rows)
-    sizes = [rows, *batch.batch_size[1:]]
-    return TensorDict(columns, batch_size=sizes, names=names, device=batch.device)

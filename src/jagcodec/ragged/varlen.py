@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
+from jagcodec.packing.layout import Layout, check_size
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import host_numbers
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -34,15 +35,37 @@ class PackedColumn(NamedTuple):
     position_ids: torch.Tensor
 
 
+def refuse_packed(value: object, path: str, expected: str) -> None:
+    """Refuse a varlen column where something else is expected, with what to make of it."""
+    if isinstance(value, PackedColumn):
+        dim = "" if value.values.shape[:1] == value.position_ids.shape else ", jagged_dim=2"
+        detail = f"expected {expected}, found PackedColumn x; a jagged tensor of it is "
+        detail += f"torch.nested.nested_tensor_from_jagged(x.values, x.cu_seqlens.long(){dim})"
+        raise ArgumentTypeError("bad_type", path, detail)
+
+
 def varlen_column(view: RaggedView, path: str) -> PackedColumn:
     """The rows of a view as a varlen column; those of one `RowSplits` share all but the values."""
     row_splits = view.row_splits
-    if row_splits.total > np.iinfo(np.int32).max:
-        detail = f"expected fewer than 2**31 tokens, found {row_splits.total}; split the batch"
-        raise ArgumentError("bad_length", path, detail)
+    check_size(row_splits.total, path)
     values = values_of(view)
     cu_seqlens, position_ids = _places(row_splits, values.device)
     return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)
+
+
+def check_varlen(column: PackedColumn, path: str) -> None:
+    """Refuse a varlen column that a caller made of something else than tensors."""
+    for name, part in (("values", column.values), ("cu_seqlens", column.cu_seqlens)):
+        if not isinstance(part, torch.Tensor):
+            detail = f"expected a tensor, found {describe(part)}"
+            raise ArgumentTypeError("bad_type", f"{path}.{name}", detail)
+        if type(part) not in TENSOR_TYPES:
+            check_plain(part, f"{path}.{name}")
+    places, dtype = column.cu_seqlens, column.cu_seqlens.dtype
+    integers = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    if places.dim() != 1 or not len(places) or not integers or places.is_quantized:
+        detail = f"expected (N + 1,) integers that never fall, found {describe(places)}"
+        raise ArgumentError("bad_shape", f"{path}.cu_seqlens", detail)
 
 
 def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,9 +73,9 @@ def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, 
     key = "varlen", device
     found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.made.get(key)
     if found is None:
-        positions = np.arange(row_splits.total) - np.repeat(row_splits.starts, row_splits.lengths)
-        made = torch.from_numpy(row_splits.host.astype(np.int32)), torch.from_numpy(positions)
-        both = to_device(made[0], device), to_device(made[1], device)
+        layout = Layout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads
+        positions = torch.from_numpy(layout.position_ids(None, through_pads=False))
+        both = to_device(torch.from_numpy(layout.cu_seqlens), device), to_device(positions, device)
         found = row_splits.made.setdefault(key, both)
     return found
 
@@ -66,15 +89,20 @@ def view_of_varlen(
     """The rows of a varlen column. Columns that share `cu_seqlens` read them once."""
     row_splits = None if pool is None else pool.of_source(column.cu_seqlens)
     if row_splits is None:
+        check_varlen(column, path)
+        if column.cu_seqlens.is_meta:
+            check_plain(column.cu_seqlens, f"{path}.cu_seqlens")
         offsets = host_numbers(column.cu_seqlens, copies)
-        row_splits = RowSplits.from_offsets(offsets) if column.cu_seqlens.dim() == 1 else None
+        row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
             detail = f"expected (N + 1,) cu_seqlens that never fall, found {offsets.tolist()!r:.80}"
             raise ArgumentError("bad_shape", path, detail)
         if pool is not None:
             pool.remember(column.cu_seqlens, row_splits)
-    fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (row_splits.total,)]
+    shape = tuple(column.values.shape)
+    fits = [dim for dim in (0, 1) if shape[dim : dim + 1] == (row_splits.total,)]
     if len(fits) != 1:
         detail = f"expected values with one dim of {row_splits.total} tokens by cu_seqlens, found "
-        raise ArgumentError("bad_shape", path, f"{detail}shape {tuple(column.values.shape)}")
+        detail += f"shape {shape}" + ("; keep such a column jagged" if fits else "")
+        raise ArgumentError("bad_shape", path, detail)
     return end_to_end(column.values, row_splits, 1 + fits[0])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from jagcodec.errors import Reason, WireFormatError, brief, child_path
-from jagcodec.wire.spec import FEW_KEYS, MAX_EQUAL_HASHES, MAX_NDIM, MOST_PROBES
-
-INT64_MAX = (1 << 63) - 1
+from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.wire.spec import FEW_KEYS, MAX_BYTES, MAX_EQUAL_HASHES, MOST_PROBES
 
 
 def bad(expected: str, found: Any) -> WireFormatError:
@@ -47,22 +45,18 @@ def expect(ok: bool, reason: Reason, expected: str, found: Any, path: str = "$")
         raise fail(reason, f"expected {expected}, found {brief(found)}", path=path)
 
 
-def rows_of_batch_size(batch_size: Sequence[int]) -> int:
-    """Rows that a batch size asks for: a dim of 0 does not make a large one next to it smaller."""
-    return math.prod(dim or 1 for dim in batch_size)
-
-
-def cells_of(shape: Any) -> int:
-    """Check a shape, and return its number of cells."""
-    flat = type(shape) is list and len(shape) <= MAX_NDIM
-    expect(flat, "bad_record", f"a shape of at most {MAX_NDIM} dims", shape)
+def cells_of(shape: Sequence[int], itemsize: int) -> int:
+    """Check a shape, and return its number of cells; `itemsize` is 0 if they are not stored."""
     for dim in shape:
-        fits = type(dim) is int and 0 <= dim <= INT64_MAX
-        expect(fits, "bad_record", "a dim (0 to 2**63 - 1)", dim)
-    # Strides are products of the other dims even where one dim is 0, so bound those too.
-    nonzero = math.prod(dim for dim in shape if dim)
-    expect(nonzero <= INT64_MAX, "bad_record", "fewer than 2**63 cells", shape)
-    return 0 if 0 in shape else nonzero
+        expect(dim >= 0, "bad_record", "a dim of 0 or more", dim)
+    extent = extent_of(shape)
+    expect(extent <= INT64_MAX, "bad_record", "fewer than 2**63 cells", shape)
+    if 0 not in shape:
+        return extent  # which the payload bounds
+    # Strides are products of the other dims, and joins add them up.
+    fits = extent * itemsize < MAX_BYTES
+    expect(fits, "bad_record", f"dims next to 0 of fewer than {MAX_BYTES} bytes", shape)
+    return 0
 
 
 def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:

@@ -34,7 +34,7 @@ from jagcodec.wire.message import Budget, ChosenRows, Message, writable
 from jagcodec.wire.opening import open_message, open_row, reading
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import Node, child_step, numpy_itemsize
-from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
+from jagcodec.wire.spec import MAX_BYTES, ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -212,20 +212,21 @@ def _integers(message: Message, node: Node) -> IntArray:
 def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     cells, sizes = node.children
     (rank,) = node.fields
-    shapes = _checked_shapes(_integers(message, sizes), rank, message.numbers[cells.dims])
+    found = _integers(message, sizes)
+    shapes = _checked_shapes(found, rank, message.numbers[cells.dims], cells.itemsize)
     return strided_nested(message.tensor(cells), shapes)
 
 
-def _checked_shapes(shapes: IntArray, rank: int, cells: int) -> IntArray:
+def _checked_shapes(shapes: IntArray, rank: int, cells: int, itemsize: int) -> IntArray:
     """(components, rank) shapes, of so many cells in all; of rank 0 from a 1 for each."""
     if not rank:
         if (shapes != 1).any():
             raise bad("a 1 for each component without dims", "another number")
         shapes = shapes[:, :0]
-    # Strides are products of the other dims even where one dim is 0. A float does not wrap around.
-    large = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) >= 1 << 62
-    for shape in shapes[large | (shapes < 0).any(axis=1)].tolist():
-        cells_of(shape)
+    # A float does not wrap around, but may be a little less than the product.
+    extents = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * itemsize
+    for shape in shapes[(extents >= MAX_BYTES / 2) | (shapes < 0).any(axis=1)].tolist():
+        cells_of(shape, itemsize)
     sizes = shapes.prod(axis=1)
     total = sizes.sum(dtype=np.float64)
     found = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
@@ -252,7 +253,7 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
             own, values, shape, device=values.device, check_invariants=True
         )
         if not node.fields[1]:
-            return tensor
+            return tensor._coalesced_(False)  # of no more than one cell torch says otherwise
         # torch believes this flag, so see that the indices rise.
         if not _rising(own):
             raise ValueError("coalesced indices that do not rise")

@@ -21,11 +21,11 @@ from msgpack import ExtType, UnpackException, unpackb
 
 from jagcodec.errors import UnsupportedTypeError, WireFormatError, brief
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, fail
+from jagcodec.wire.checks import fail
 from jagcodec.wire.documents import not_msgpack
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
 from jagcodec.wire.schema import Group, Schema, check_numbers, keep, read_schema
-from jagcodec.wire.spec import EXPANSION, MAGIC, VERSION, Kind
+from jagcodec.wire.spec import EXPANSION, MAGIC, MAX_BYTES, VERSION, Kind
 
 
 class Header(NamedTuple):
@@ -188,8 +188,8 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         check_crc(_header_checksum(schema.packed, covered, packed_values), checksums[0], "header")
 
     payload = sum(sizes)
-    if payload > INT64_MAX:
-        raise _bad("sizes below 2**63", brief(sizes))
+    if payload >= MAX_BYTES:
+        raise _bad("sizes below 2**56 in all", brief(sizes))
     total = size + payload
     if total > limits.bytes:
         raise exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")

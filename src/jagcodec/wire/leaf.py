@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from jagcodec.wire.dtypes import torch_dtype
+from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN
 from jagcodec.wire.schema import DOCUMENT_ROWS, INTEGER_ROWS, Group, Node, runs_of
 from jagcodec.wire.spec import BLOBS, PLAIN, TORCH_DTYPES, Kind
 
@@ -50,12 +51,43 @@ def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
 
 
 def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) -> int | None:
-    """The number of rows that a column claims; None if it has no rows."""
+    """The number of rows that a column claims; None if it has no rows, or the header does not say.
+
+    A list says it if it has buffers, and a dict if one of its columns does.
+    """
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
         return groups[numbers[node.number + 3]].rows
     if node.kind in INTEGER_ROWS:
         return numbers[node.children[1].dims]
+    if node.kind is Kind.LIST:
+        return len(node.children)
+    inner = columns_of_dict(node)
+    if inner is not None:
+        each = (rows_of_node(child, numbers, groups) for child in inner.children)
+        return next((rows for rows in each if rows is not None), None)
+    offsets = offsets_of_packed(node)
+    if offsets is not None:
+        return numbers[offsets.dims] - 1 if numbers[offsets.dims] else None
     return numbers[node.dims] if node.end > node.dims else None
+
+
+def columns_of_dict(node: Node) -> Node | None:
+    """The MAP of the columns of a dict, or of a `BatchedDataDict`, that is a column."""
+    if node.kind is Kind.USER and node.fields[0] == BATCHED_DATA_DICT:
+        state = node.children[0].children
+        node = state[0] if len(state) == 2 else node
+    return node if node.kind is Kind.MAP else None
+
+
+def offsets_of_packed(node: Node) -> Node | None:
+    """The `cu_seqlens` of a `PackedColumn`."""
+    if node.kind is not Kind.USER or node.fields[0] != PACKED_COLUMN:
+        return None
+    state = node.children[0]
+    parts = dict(zip(state.fields[0], state.children, strict=True)) if state.kind is Kind.MAP else {}
+    offsets = parts.get("cu_seqlens")
+    fits = offsets is not None and offsets.kind is Kind.TENSOR and offsets.fields[1] == 1
+    return offsets if fits else None
 
 
 class CellPlace(NamedTuple):

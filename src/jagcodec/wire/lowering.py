@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
     TensorDictBase,
@@ -19,7 +18,16 @@ from tensordict import (
 
 from jagcodec import cells
 from jagcodec._arguments import result_of
-from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
+from jagcodec.errors import (
+    JagcodecError,
+    Reason,
+    UnsupportedTypeError,
+    WireFormatError,
+    brief,
+    child_path,
+)
+from jagcodec.memory import extent_of
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
@@ -28,7 +36,7 @@ from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
-from jagcodec.wire.checks import check_distinct, rows_of_batch_size
+from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
 from jagcodec.wire.header import NO_VALUES
@@ -140,6 +148,9 @@ class Lowering:
         cls = type(value)
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            remedy = remedy_for(value)
+            why = why or (f"; {remedy}, or register its type with register_type" if remedy else "")
         why = why or (_REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY)
         return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
 
@@ -272,6 +283,7 @@ class Lowering:
 
     def _array(self, array: np.ndarray[Any, Any]) -> Tree:
         dtype, shape = array.dtype, array.shape
+        self._check_dims(shape, dtype.itemsize)
         if dtype.kind == "O":
             self._rows(array.flat)
             self.items += shape
@@ -309,7 +321,7 @@ class Lowering:
             self._cells(parts, name)
             return (Code.JAGGED, name, parts.values.dim(), parts.ragged_dim)
         if type(tensor) not in TENSOR_TYPES:
-            raise self._refusal(tensor)
+            return self._foreign(tensor)
         if tensor.layout is torch.strided:
             return self._strided_nested(tensor) if tensor.is_nested else self._dense(tensor)
         tensor = tensor.detach()
@@ -327,12 +339,21 @@ class Lowering:
         name = TORCH_NAMES.get(tensor.dtype)
         if name is None:
             raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
-        if tensor.is_meta:
-            raise self._refusal(tensor, " from the meta device: it has no values")
-        if not has_memory(tensor):
-            why = " whose storage was made smaller than its cells, as FSDP frees parameters"
-            raise self._refusal(tensor, f"{why}; gather it, or encode what is left as a slice")
+        try:
+            readable = type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
+        except (RuntimeError, NotImplementedError):  # of a storage that is not there
+            readable = False
+        if not readable:
+            raise self._refusal(tensor, f": {remedy_for(tensor)}")
+        if not tensor.is_nested:
+            self._check_dims(tensor.shape, tensor.itemsize)
         return name
+
+    def _check_dims(self, dims: Sequence[int], itemsize: int) -> None:
+        """Refuse dims next to one of 0 that no reader accepts."""
+        if 0 in dims and extent_of(dims) * itemsize >= spec.MAX_BYTES:
+            detail = f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, found "
+            raise self._refused("too_large", f"{detail}{brief(list(dims))} of {itemsize} each")
 
     def _cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
         narrow = self._column[1] and dtype in spec.INTEGER_DTYPES
@@ -372,6 +393,8 @@ class Lowering:
             self.on_devices += components
         rank = components[0].dim() if components else 0
         shapes = [component.shape for component in components]
+        for shape in shapes:
+            self._check_dims(shape, tensor.itemsize)
         # Without dims a component has a 1 for its one cell: every component has bytes.
         sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
         cells = sum(component.numel() for component in components)
@@ -412,12 +435,18 @@ class Lowering:
                 values = values_of(view)  # only rows leave the device
                 view = end_to_end(values, view.row_splits)
                 self.on_devices.append(values)
+        self._check_dims(view.values_shape, view.dtype.itemsize)
         self._cells(view, name)
         return (Code.JAGGED, name, len(view.shape), view.ragged_dim)
 
     def _rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
-        """The array over the memory of a tensor."""
-        name = NUMPY_NAMES[array.dtype]
+        """An array as the tensor over its memory, or as TensorDicts hold it."""
+        name = NUMPY_NAMES.get(array.dtype)
+        if name is None:
+            if non_tensor.is_numeric(array) and numpy_name(array.dtype) is None:
+                return self._without_dtype(array)
+            return self.lower(non_tensor.leaf_of_array(array))
+        self._check_dims(array.shape, array.itemsize)
         self._cells(array, name, array.shape)
         return (Code.TENSOR, name, array.ndim)
 
@@ -505,7 +534,7 @@ class Lowering:
         if any(dim < 0 for dim in batch_size):
             detail = f"expected a batch size from 0 on, found {list(batch_size)}"
             raise self._refused("bad_shape", detail)
-        rows = rows_of_batch_size(batch_size)
+        rows = extent_of(batch_size)
         if rows > spec.MAX_UNBACKED_ROWS:
             self.unbacked.append((self._where(), rows))
         self.items += batch_size
@@ -519,8 +548,6 @@ _REMEDY = (
 _REMEDY_OF_BATCHES = (
     "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
 )
-
-TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 
 _Handler = Callable[[Lowering, Any], Tree]
 
@@ -584,6 +611,8 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
         return None
     # A storage may have been made smaller since; then the tensor that needs more is refused.
     if int((places + lengths * inner).max()) * dtype.itemsize > held:
+        return None
+    if inner * dtype.itemsize >= spec.MAX_BYTES:  # no view has a cell of so many
         return None
     starts = (places - start) // inner
     ends = starts + lengths

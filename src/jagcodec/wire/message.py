@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from jagcodec.errors import brief
+from jagcodec.memory import INT64_MAX
 from jagcodec.memory.blocks import new_block
+from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, borrowed, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
@@ -18,7 +20,7 @@ from jagcodec.ragged.row_index import Chosen, joined_ranges, joined_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, spec
-from jagcodec.wire.checks import INT64_MAX, bad, expect, fail
+from jagcodec.wire.checks import bad, expect, fail
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
@@ -104,9 +106,8 @@ class ChosenRows:
             else:
                 lengths = np.ascontiguousarray(rows.lengths[self.at])
                 # Rows may repeat, and cells of no bytes may be many.
-                if len(self) * rows.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
-                    detail = f"expected fewer than 2**63 cells, found {len(self)} rows"
-                    raise fail("bad_offsets", detail)
+                if len(self) * rows.max > INT64_MAX:
+                    check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
                 found = RowSplits.from_lengths(lengths), rows.starts[self.at]
             # Columns of one batch have the same splits, whichever thread reads them.
             known = self._found.setdefault(key, (*found, rows))
@@ -395,6 +396,8 @@ class Message:
             if view.starts is not None:
                 return values_of(view)
             data, dtype, shape = view.memory, view.dtype, view.shape
+        if not len(data):  # rows without bytes may be many, and be chosen again
+            check_extent(shape, dtype.itemsize, "WireBatch.rows(index)")
         return from_bytes(writable(data, self.reading.copy, dtype.itemsize), dtype, shape)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
-from jagcodec.memory import ALIGNMENT
+from jagcodec.memory import ALIGNMENT, extent_of
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
@@ -335,6 +335,11 @@ def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) ->
 _PLAIN = frozenset((RaggedView, np.ndarray))
 
 
+def _is_wide(dims: Sequence[int], itemsize: int) -> bool:
+    """Whether `Lowering` refuses these dims of a column without cells."""
+    return extent_of(dims) * itemsize >= spec.MAX_BYTES
+
+
 def frames_of_columns(columns: Columns) -> list[Frame] | None:
     """The message of rows of columns without options; None if a column is not plain."""
     rows = columns.rows
@@ -349,6 +354,8 @@ def frames_of_columns(columns: Columns) -> list[Frame] | None:
             dtype = TORCH_NAMES.get(data.dtype)
             if dtype is None or type(memory) is not np.ndarray or data.ragged_dim > 1:
                 return None
+            if not memory.size and _is_wide(data.shape, data.dtype.itemsize):
+                return None
             shape = (splits.total, *data.shape[1:])
             if starts is None:
                 data = memory
@@ -357,7 +364,7 @@ def frames_of_columns(columns: Columns) -> list[Frame] | None:
                 data = memory if memory.size == size else memory.reshape(-1)[:size]
             items.append((data, PLAIN, splits, shape))
             nodes.append((Code.JAGGED, dtype, len(shape), 1))
-        elif data.flags.c_contiguous:
+        elif data.flags.c_contiguous and (data.size or not _is_wide(data.shape, data.itemsize)):
             items.append((data, PLAIN, None, data.shape))
             nodes.append((Code.TENSOR, NUMPY_NAMES[data.dtype], data.ndim))
         else:

@@ -7,14 +7,16 @@ schema depends on its bytes alone, and is kept for the next message that has the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
+from jagcodec.memory import INT64_MAX, extent_of
 from jagcodec.wire import spec
-from jagcodec.wire.checks import INT64_MAX, cells_of, expect, fail, inside, rows_of_batch_size
+from jagcodec.wire.checks import cells_of, expect, fail, inside
 from jagcodec.wire.documents import unpack
 from jagcodec.wire.spec import INDIRECT, MAX_NDIM, MAX_UNBACKED_ROWS, PLAIN, TORCH_DTYPES, Kind
 
@@ -390,9 +392,16 @@ def _claim_table(
     if kind is Kind.JAGGED:
         expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
     places.claim(own[0], own[1], 8 * len(spec.RUN_NUMBERS) * runs)
-    size = own[4] if kind in DOCUMENT_ROWS else cells_of(shape) * node.itemsize
+    size = own[4] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
     # Also rows without cells: each costs a step.
     places.expanded += size + spec.ROW_COST * rows * runs
+
+
+def _cell_bytes(node: Node) -> int:
+    """Bytes of memory per cell; 0 of a node whose dims are not those of cells."""
+    if node.kind is Kind.ARRAY:
+        return numpy_itemsize(node.fields[0])
+    return 8 if node.kind is Kind.OBJECT_ARRAY else node.itemsize
 
 
 def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places) -> None:
@@ -400,7 +409,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     kind, i = node.kind, node.number
     own = list(numbers[i : node.end])
     shape = own[node.dims - i :]
-    cells = cells_of(shape)
+    cells = cells_of(shape, _cell_bytes(node))
     held = own[4] if kind in DOCUMENT_ROWS else cells  # `stored` is ignored where there is nothing
     if kind is Kind.JAGGED or kind in DOCUMENT_ROWS:
         most = len(groups)
@@ -413,7 +422,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
         places.expanded += 0 if own[2] == PLAIN else cells * node.itemsize
     elif kind is Kind.ARRAY:
-        size = cells * numpy_itemsize(node.fields[0])
+        size = cells * _cell_bytes(node)
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
         places.claim(own[0], own[1], size)
     elif kind is Kind.BYTES:
@@ -425,7 +434,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     elif kind in INTEGER_ROWS:
         _count_integer_rows(node, numbers, places)
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        few = rows_of_batch_size(shape) <= max(MAX_UNBACKED_ROWS, places.payload)
+        few = extent_of(shape) <= max(MAX_UNBACKED_ROWS, places.payload)
         expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
         expect(few, "bad_rows", expected, shape)
 

@@ -26,6 +26,10 @@ MAX_LEVELS = MAX_DEPTH + 4
 MAX_STACKS = 8  # lazy stacks in lazy stacks: tensordict's work doubles with every level
 MAX_NDIM = 64  # numpy's limit since 2.0, above what torch's kernels accept
 
+# The frames of a message have fewer bytes than these; so would a value without cells if its dims of
+# 0 were 1. No machine has as many, so a column that merely has no cells yet is never refused.
+MAX_BYTES = 1 << 56
+
 # Batch sizes may count this many rows without a byte of payload to show for them (a `NonTensorData`
 # of N rows holds one value). More rows need a payload of as many bytes.
 MAX_UNBACKED_ROWS = 1 << 24

@@ -21,7 +21,7 @@ from jagcodec.wire.frames import frame_arrays, frames_of_blob, header_of_blob, i
 from jagcodec.wire.header import NO_VALUES, behind_numbers, header_parts
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.schema import Node, Schema, read_schema
-from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
+from jagcodec.wire.spec import MAX_BYTES, MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
 class InMemory(NamedTuple):
@@ -178,6 +178,9 @@ def _sound(
     if not simple or schema.depth > limits.depth or (numbers < 0).any():
         return np.zeros(count, dtype=bool)
     sound &= (numbers[:, first + 5 * groups :] == sizes).all(axis=1)
+    # Compared as floats first: integers of a stranger may wrap around when they are added up. What
+    # is below is exact as a float, too, in which no product wraps around.
+    sound &= sizes.sum(axis=1, dtype=np.float64) < MAX_BYTES / 16
     payload = sizes.sum(axis=1)
     sound &= payload + header_bytes <= limits.bytes
     objects = np.full(count, schema.size + groups + held)
@@ -187,7 +190,6 @@ def _sound(
     short = rows < 2  # as in `check_groups`
     right = np.where(short, (low == high) & ((rows == 1) | (high == 0)), low <= high)
     sound &= right.all(axis=1)
-    # Sizes are in float64, in which no product wraps around.
     places = [(buffer, offset, np.where(short, 0.0, 8.0 * (rows + 1.0)))]
     # Columns with as many numbers are checked together.
     alike: dict[tuple[Kind, int], list[Node]] = {}
@@ -200,13 +202,13 @@ def _sound(
             sound &= (found <= MAX_UNBACKED_ROWS).all(axis=(1, 2))
             continue
         dims = found[:, :, 3:] if kind is Kind.TENSOR else found[:, :, 4:]
-        # As in `cells_of`. Of no cells, too: torch multiplies dims before it looks at one of 0.
-        strides = np.maximum(dims, 1).prod(axis=2, dtype=np.float64)
-        known = (strides < 1 << 62) & (found[:, :, 2] == PLAIN)
+        itemsizes = [node.itemsize or 1 for node in nodes]  # of documents, bytes
+        # As in `cells_of`. A float may be a little less than the product.
+        extents = np.maximum(dims, 1).prod(axis=2, dtype=np.float64) * itemsizes
+        known = (extents < MAX_BYTES / 2) & (found[:, :, 2] == PLAIN)
         if kind is not Kind.TENSOR:
             known &= found[:, :, 3] < groups
         sound &= known.all(axis=1)
-        itemsizes = [node.itemsize or 1 for node in nodes]  # of documents, bytes
         size = dims.prod(axis=2, dtype=np.float64) * itemsizes
         places.append((found[:, :, 0], found[:, :, 1], size))
         if kind is Kind.NON_TENSOR_ROWS and groups:

@@ -16,21 +16,41 @@ import torch
 from tensordict import TensorDict, UnbatchedTensor
 
 from jagcodec._arguments import check_name, known_names, unknown_name
-from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    JagcodecError,
+    WireFormatError,
+    describe,
+)
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
 from jagcodec.ragged import non_tensor
-from jagcodec.ragged.non_tensor import batch_of, is_leaf, leaf_of_rows, stack_of_payloads
+from jagcodec.ragged.forms import as_leaf
+from jagcodec.ragged.non_tensor import (
+    batch_of,
+    is_leaf,
+    leaf_of_rows,
+    object_array,
+    stack_of_payloads,
+)
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import select_leaf
+from jagcodec.ragged.select import row_count, row_counts, select_leaf
+from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
-from jagcodec.wire.decoder import build, message_meta, objects, raw_documents, rows_differ
+from jagcodec.wire.decoder import build, message_meta, objects, raw_documents, revived, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, note_file, noted_file, read_file
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.leaf import FieldSchema, field_of, rows_of_node
+from jagcodec.wire.leaf import (
+    FieldSchema,
+    columns_of_dict,
+    field_of,
+    offsets_of_packed,
+    rows_of_node,
+)
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message
@@ -109,8 +129,9 @@ class ColumnSource:
 class WireBatch(OpenBatch):
     """A batch of columns over one message or several; made by `open_wire`.
 
-    `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column: a tensor, a
-    non-tensor leaf, or for a nested batch a `WireBatch` (of several messages, a TensorDict). It is
+    `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column, as a
+    TensorDict would hold it: a tensor, a non-tensor leaf, or for a nested batch a `WireBatch` (of
+    several messages, a TensorDict). It is
     iterated like a dict, but ``len(batch)`` is N. It keeps its messages alive. A contiguous range
     of rows of one writable message aliases it; anything else is copied. `encode` accepts it.
 
@@ -389,7 +410,7 @@ class MessageColumns(ColumnSource):
         return field_of(key, self.message.numbers, rows)
 
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
-        if key.kind is not _JAGGED:
+        if key.kind is not _JAGGED and offsets_of_packed(key) is None:
             return None
         lengths: IntArray = self._each({name: key}, self._lengths, chosen)[name]
         return lengths
@@ -416,15 +437,19 @@ class MessageColumns(ColumnSource):
                 if self.message.reading.file is not None:
                     note_file(named, self.message.reading.file)
                 raise named from error
-            except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
+            except ArgumentError as error:  # of the caller's choice of rows
+                path = f"{error.path}, column {name!r}"
+                raise type(error)(error.reason, path, error.detail) from error
+            except (JagcodecError, OSError, MemoryError):  # of the source, the machine
                 raise
             except Exception as error:  # torch, numpy and tensordict raise all kinds
                 raise inside(bad(f"rows of {node.kind.name}", error), name) from error
         return found
 
     def narrow_names(self, name: str, key: Node) -> list[Name]:
-        if key.kind is Kind.TENSORDICT:
-            inner = zip(key.fields[-1], key.children, strict=True)
+        batch = self._inner(key)
+        if batch is not None:
+            inner = zip(batch.fields[-1], batch.children, strict=True)
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
         has_cells = key.kind is _TENSOR or key.kind is _JAGGED
         return [(name,)] if has_cells and self.message.is_narrow(key) else []
@@ -451,7 +476,17 @@ class MessageColumns(ColumnSource):
 
     # Of a node
 
+    def _inner(self, node: Node) -> Node | None:
+        """The node of the columns of a batch in the batch; only in a dict may that be a dict."""
+        if node.kind is Kind.TENSORDICT:
+            return node
+        return columns_of_dict(node) if self.node.kind is Kind.MAP else None
+
     def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
+        if node.kind is not _JAGGED:
+            view = self._value(node, chosen, As.VIEW, Budget(self.message))
+            lengths: IntArray = view.row_splits.lengths
+            return lengths
         self._check_rows(node)
         splits = self.message.row_splits(self.message.numbers[node.number + 3])
         return (splits if chosen is None else chosen.among(splits)[0]).lengths
@@ -484,14 +519,15 @@ class MessageColumns(ColumnSource):
             if form is As.VIEW:
                 return non_tensor.object_array(items)
             return (stack_of_payloads if chosen is None else leaf_of_rows)(items)
-        if kind is Kind.TENSORDICT:
-            inner = MessageColumns(message, node, _sizes_of(message, node, self.sizes))
-            batch = WireBatch(inner, None, chosen)
-            if form is As.LEAF or form is As.VIEW:
-                return batch
-            nodes = dict(zip(batch.fields, node.children, strict=True))
-            return batch.tensordict_of(inner._each(nodes, inner._column, chosen, As.LEAVES, budget))
-        return self._value(node, chosen, budget)
+        columns = self._inner(node)
+        if columns is None:
+            return self._value(node, chosen, form, budget)
+        inner = MessageColumns(message, columns, _sizes_of(message, columns, self.sizes))
+        batch = WireBatch(inner, None, chosen)
+        if form is As.LEAF or form is As.VIEW:
+            return batch
+        nodes = dict(zip(batch.fields, columns.children, strict=True))
+        return batch.tensordict_of(inner._each(nodes, inner._column, chosen, As.LEAVES, budget))
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
@@ -503,24 +539,91 @@ class MessageColumns(ColumnSource):
                 return np.ndarray(view.shape, dtype, view.memory)
         return self.message.tensor(node, chosen)
 
-    def _value(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
-        """A column of any other kind, as a leaf."""
-        leaf = build(self.message, node, budget)
-        if isinstance(leaf, UnbatchedTensor):
-            return leaf
-        if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
-            leaf = leaf_of_rows(list(leaf))  # a column of a dict
-        if not is_leaf(leaf):
-            found = f"found {type(leaf).__name__}; decode reads such a column"
+    def _value(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+        """A column of any other kind."""
+        column = build(self.message, node, budget)
+        if self.node.kind is Kind.MAP and isinstance(column, _OF_DICTS):
+            return _in_form(column, chosen, form, self)
+        if isinstance(column, UnbatchedTensor):
+            return column
+        if not is_leaf(column):
+            found = f"found {type(column).__name__}; decode reads such a column"
             raise fail("bad_value", f"expected a leaf of a TensorDict, {found}")
-        nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
+        nested = isinstance(column, torch.Tensor) and column.is_nested
         # Of a strided nested tensor, no other dim has one size.
-        sizes, shape = (self.sizes[:1], [leaf.size(0)]) if nested else (self.sizes, [*leaf.shape])
-        if shape[: len(sizes)] != sizes:
-            raise rows_differ(self.sizes, shape)
+        sizes, shape = (self.sizes[:1], [column.size(0)]) if nested else (self.sizes, column.shape)
+        if [*shape[: len(sizes)]] != sizes:
+            raise rows_differ(self.sizes, [*shape])
         if chosen is None:
-            return leaf
-        return select_leaf(leaf, chosen.index, RowSplitsPool(), "WireBatch.rows(index)")
+            return column
+        return select_leaf(column, chosen.index, RowSplitsPool(), _CHOSEN)
+
+
+_CHOSEN = "WireBatch.rows(index)"
+
+
+# --- the columns of a dict that have no place in a message -------------------------------------
+
+
+class BuiltColumns(ColumnSource):
+    """The columns of a dict that is one document: lists, and dicts of them. Each is its own key."""
+
+    def __init__(self, columns: Mapping[str, Any], rows: int, around: Any, meta: Any) -> None:
+        """Of a message, or of the source `around` this batch."""
+        names, values = tuple(columns), tuple(columns.values())
+        super().__init__(names, values, [rows], around.device, around.allow_pickle)
+        self._meta = meta
+
+    def meta(self) -> dict[str, Any]:
+        return dict(self._meta)
+
+    def schema(self, key: Any, rows: int) -> FieldSchema:
+        return FieldSchema("map" if isinstance(key, dict) else "list", None, None)
+
+    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
+        return None
+
+    def narrow_names(self, name: str, key: Any) -> list[Name]:
+        return []
+
+    def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, column in keys.items():
+            try:
+                found[name] = _in_form(column, chosen, form, self)
+            except WireFormatError as error:
+                raise inside(error, name) from error
+        return found
+
+
+_OF_DICTS = (list, np.ndarray, dict, PackedColumn)
+"""Columns that a dict may have, and a TensorDict not."""
+
+
+def _in_form(column: Any, chosen: ChosenRows | None, form: As, source: ColumnSource) -> Any:
+    """A column of a dict that was built, in a form."""
+    found = row_count(column, "$")
+    if found is not None and [found] != source.sizes:
+        raise rows_differ(source.sizes, [found])
+    pool = RowSplitsPool() if chosen is None else chosen.pool
+    if chosen is not None:
+        column = select_leaf(column, chosen.index, pool, _CHOSEN)
+    rows = source.sizes[0] if chosen is None else len(chosen)
+    as_leaves = form is As.LEAF or form is As.LEAVES
+    if isinstance(column, dict):
+        batch = WireBatch(BuiltColumns(column, rows, source, {}))
+        return batch if form is As.LEAF or form is As.VIEW else batch.to_tensordict()
+    if isinstance(column, PackedColumn):
+        try:
+            view = view_of_varlen(column, "$", pool)
+        except ArgumentError as error:  # of offsets that do not fit the values
+            raise fail(error.reason, error.detail) from error
+        return as_leaf(view, rows, "$") if as_leaves else view
+    if as_leaves:
+        leaf = as_leaf(column, rows, "$")
+        away = isinstance(leaf, torch.Tensor) and source.device is not None
+        return leaf.to(source.device) if away else leaf
+    return object_array(column) if form is As.VIEW and isinstance(column, list) else column
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -593,15 +696,39 @@ def open_whole(source: Any, path: str) -> WireBatch:
 
 def batch_of_message(message: Message) -> WireBatch:
     """The one batch of an open message, and what is next to it."""
-    found = batch_in(message.header.schema.root)
-    if found is None:
+    root = message.header.schema.root
+    found = batch_in(root)
+    if found is not None:
+        node, beside = found
+        sizes = _sizes_of(message, node, [])
+        return WireBatch(MessageColumns(message, node, sizes, beside, whole=True))
+    state = _state_in_documents(message, root)
+    if state is None:
         expected = "a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
-        root = message.header.schema.root.kind.name
-        text = f"expected the message of {expected}, found one of a {root}; use decode"
+        text = f"expected the message of {expected}, found one of a {root.kind.name}; use decode"
         raise fail("bad_value", text)
-    node, beside = found
-    sizes = _sizes_of(message, node, [])
-    return WireBatch(MessageColumns(message, node, sizes, beside, whole=True))
+    columns, meta = state
+    try:
+        rows = row_counts(columns, "$") or 0
+    except ArgumentError as error:
+        raise fail("bad_rows", error.detail, path=error.path) from error
+    return WireBatch(BuiltColumns(columns, rows, message, {**meta, **message_meta(message)}))
+
+
+def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
+    """The columns of a `BatchedDataDict` that need no buffers, and its `meta_info`."""
+    state: Any = None
+    if root.kind is Kind.VALUE:
+        document = message.document(root.value)
+        if type(document) is list and document[:2] == [Kind.USER, BATCHED_DATA_DICT]:
+            state = revived(document[2:], 1, message.limits.depth, message.allow_pickle)[0]
+    elif root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
+        state = build(message, root.children[0])
+    if state is None:
+        return None
+    if type(state) is not list or [*map(type, state)] != [dict, dict]:
+        raise bad("columns and values next to them", type(state).__name__)
+    return state[0], state[1]
 
 
 def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
@@ -628,11 +755,24 @@ def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
             raise rows_differ(around or ["N"], sizes)
         return sizes
     # Of a dict as many as its first column claims; each is checked again when it is read.
-    for column in node.children:
-        rows = rows_of_node(column, message.numbers, message.header.groups)
-        if rows is not None:
-            # As for a TensorDict, which says how many rows it has.
-            if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
-                raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
-            return [rows]
-    raise bad("a column that has rows", f"{len(node.children)} without")
+    claims = (rows_of_node(each, message.numbers, message.header.groups) for each in node.children)
+    rows = next((rows for rows in claims if rows is not None), None)
+    if rows is None:  # which no header says of columns that are documents
+        counts = (_built_rows(message, column) for column in node.children)
+        rows = next((count for count in counts if count is not None), None)
+    if rows is None:
+        return [*around[:1]] or [0]
+    # As for a TensorDict, which says how many rows it has.
+    if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
+        raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
+    if around and [rows] != [*around[:1]]:
+        raise rows_differ(around, [rows])
+    return [rows]
+
+
+def _built_rows(message: Message, column: Node) -> int | None:
+    """N of a column that is built, whose header does not say it."""
+    try:
+        return row_count(build(message, column), "$")
+    except ArgumentError as error:
+        raise fail("bad_value", error.detail) from error

@@ -1,0 +1,24 @@
+"""How large dims may be, those next to one of 0 included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.memory import INT64_MAX, extent_of
+
+
+def total_of(lengths: Any) -> int:
+    """The sum of an array of (N,) lengths, none below 0; numpy's own may wrap around."""
+    if len(lengths) * int(lengths.max(initial=0)) <= INT64_MAX:
+        return int(lengths.sum())
+    return sum(lengths.tolist())
+
+
+def check_extent(shape: Sequence[int], itemsize: int, path: str) -> None:
+    """Refuse a tensor whose sizes and strides int64 cannot hold, though it may have no cells."""
+    if extent_of(shape) * itemsize > INT64_MAX:
+        found = f"found {brief(list(shape))} with {itemsize} bytes per cell"
+        detail = f"expected dims other than 0 of fewer than 2**63 bytes, {found}; take fewer rows"
+        raise ArgumentError("too_large", path, detail)

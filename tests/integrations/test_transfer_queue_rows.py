@@ -1,0 +1,289 @@
+"""Rows through the storage backend for TransferQueue, without Ray: what is got is what was put.
+
+The client and the storage units are the backend's own. Only the sockets between them and the
+controller are left out: a request is serialized, read back and handled in this process.
+"""
+
+import asyncio
+import itertools
+import pickle
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import stack_or_nest
+from jagcodec.ragged.non_tensor import object_array
+from jagcodec.testing import tensors
+from tests.oracle import assert_same
+
+pytest.importorskip(
+    "transfer_queue", reason="TransferQueue is not installed: pip install '.[transfer-queue]'"
+)
+
+from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+from transfer_queue.storage.simple_storage import StorageUnitData
+from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
+
+from jagcodec.integrations import transfer_queue as backend
+
+WITH_STRIDED = [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64]
+
+
+def unit_of(rows):
+    """A storage unit of this backend, or one of TransferQueue's own if the rows are."""
+    ours = isinstance(rows, backend._RowStorage)
+    unit = object.__new__(backend._JagcodecStorageUnit if ours else backend._Stock)
+    unit.storage_unit_id, unit.storage_unit_size, unit.storage_data = "unit", None, rows
+    return unit
+
+
+def answer_of(unit, request, body):
+    """The answer of a storage unit; both messages are serialized, and read again."""
+    sent = ZMQMessage.create(ZMQRequestType.PUT_DATA, "client", body).serialize()
+    received = ZMQMessage.deserialize([bytes(frame) for frame in sent])
+    answer = getattr(unit, f"_handle_{request}")(received)
+    return ZMQMessage.deserialize([bytes(frame) for frame in answer.serialize()])
+
+
+def saved(unit, path):
+    return answer_of(unit, "save_checkpoint", {"path": str(path)}).body
+
+
+def loaded(unit, path):
+    return answer_of(unit, "load_checkpoint", {"path": str(path)}).body
+
+
+class Queue(backend._JagcodecStorageManager):
+    """A client and its storage units in one process; rows are known by their global indexes."""
+
+    def __init__(self, units=("one", "two"), **options):
+        self._options = backend.StorageOptions(**options)
+        info = backend._StorageUnitInfo
+        self.storage_unit_infos = {name: info("unit", name, "here", {}) for name in units}
+        self.units = {name: unit_of(backend._RowStorage(None, self._options)) for name in units}
+
+    async def notify_data_update(self, *arguments):
+        pass
+
+    async def _put_to_single_storage_unit(self, rows, data, target_storage_unit):
+        body = {"global_indexes": rows, "data": data}
+        answer = answer_of(self.units[target_storage_unit], "put", body)
+        assert answer.request_type == ZMQRequestType.PUT_DATA_RESPONSE, answer.body
+
+    async def _get_from_single_storage_unit(self, rows, fields, target_storage_unit):
+        body = {"global_indexes": rows, "fields": fields}
+        answer = answer_of(self.units[target_storage_unit], "get", body)
+        assert answer.request_type == ZMQRequestType.GET_DATA_RESPONSE, answer.body
+        return fields, answer.body["data"]
+
+    def put(self, rows, **columns):
+        meta = SimpleNamespace(size=len(rows), global_indexes=[*rows], partition_ids=["p"])
+        asyncio.run(self.put_data(TensorDict(columns, [len(rows)]), meta))
+
+    def get(self, rows, *names):
+        meta = SimpleNamespace(size=len(rows), global_indexes=[*rows], field_names=[*names])
+        return asyncio.run(self.get_data(meta))
+
+    def reload(self, folder):
+        """Save the rows of each unit, and load them into a new one."""
+        for name, unit in self.units.items():
+            assert saved(unit, folder / name) == {"success": True}
+            self.units[name] = unit_of(backend._RowStorage(None, self._options))
+            assert loaded(self.units[name], folder / name) == {"success": True}
+
+    def close(self):
+        pass
+
+
+# --- any rows put in any way -------------------------------------------------------------------
+
+OBJECTS = [None, "text", 300, 0.5, True, b"bytes", {"a": [1, None]}, (1, "b"), {"x": torch.ones(2)}]
+NOT_READ_BY_TORCH = {torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2}  # pickles
+DTYPES = st.sampled_from(  # all are nested by torch
+    [
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int64, torch.float16),
+        *(torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+        *sorted(NOT_READ_BY_TORCH, key=str),
+    ]
+)
+TENSORS = st.tuples(DTYPES, st.lists(st.integers(0, 3), max_size=3)).flatmap(
+    lambda kind: tensors(tuple(kind[1]), kind[0])
+)
+
+
+@st.composite
+def columns(draw, rows):
+    """A column of some rows in any form, the rows, and its ragged dim (1 if none was given)."""
+    form = draw(st.sampled_from(["stacked", "jagged", "strided", "objects", "array"]))
+    if form in ("objects", "array"):
+        items = draw(st.lists(st.sampled_from(OBJECTS) | TENSORS, min_size=rows, max_size=rows))
+        payload = NonTensorData(object_array(items), batch_size=[rows])
+        return NonTensorStack(*items) if form == "objects" else payload, items, 1
+    dtype = draw(DTYPES if form != "strided" else st.sampled_from(WITH_STRIDED))
+    shape = draw(st.lists(st.integers(0, 3), min_size=form != "stacked", max_size=3))
+    shapes, ragged_dim = [shape] * rows, 1
+    if form == "jagged":
+        ragged_dim = draw(st.integers(1, len(shape)))
+        lengths = draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
+        shapes = [[*shape[: ragged_dim - 1], n, *shape[ragged_dim:]] for n in lengths]
+    elif form == "strided":
+        dims = st.lists(st.integers(0, 3), min_size=len(shape), max_size=len(shape))
+        shapes = draw(st.lists(dims, min_size=rows, max_size=rows))
+    items = [draw(tensors(tuple(each), dtype)) for each in shapes]
+    if form == "stacked":
+        return torch.stack(items), items, 1
+    if form == "jagged":
+        return stack_or_nest(items, always_nest=True, ragged_dim=ragged_dim), items, ragged_dim
+    return torch.nested.as_nested_tensor(items, layout=torch.strided), items, 1
+
+
+def expected_type(rows, ragged_dims):
+    """What stands for the type of a column: TransferQueue's own, but with the dim that is known."""
+    if not all(isinstance(row, torch.Tensor) for row in rows):
+        return NonTensorStack
+    if len({(row.dtype, row.dim()) for row in rows}) > 1:
+        return NonTensorStack
+    column = AsyncSimpleStorageManager._pack_field_values(rows)
+    if not isinstance(column, torch.Tensor):
+        return NonTensorStack
+    known = {dim for dim in ragged_dims if dim > 1}
+    equal = len({row.shape for row in rows}) == 1
+    dim = getattr(column, "_ragged_idx", None)
+    return column.layout, known.pop() if dim and equal and len(known) == 1 else dim
+
+
+def type_of(column):
+    if not isinstance(column, torch.Tensor):
+        return type(column)
+    return column.layout, getattr(column, "_ragged_idx", None)
+
+
+@given(st.data())
+def test_each_row_comes_back_as_it_was_put(tmp_path_factory, data):
+    """Bit for bit and with its dtype, in whatever columns the rows were put, and kept since."""
+    queue, known, folder = Queue(), {}, tmp_path_factory.mktemp("rows")
+    numbers = st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True)
+    for _ in range(data.draw(st.integers(1, 5))):
+        rows = data.draw(numbers)
+        column, items, ragged_dim = data.draw(columns(len(rows)))
+        queue.put(rows, x=column, number=torch.tensor(rows))
+        known |= {row: (item, ragged_dim) for row, item in zip(rows, items, strict=True)}
+        for _ in range(data.draw(st.integers(0, 2))):
+            if data.draw(st.booleans()):
+                queue.reload(folder)
+                for row, (item, _) in known.items():
+                    if isinstance(item, torch.Tensor) and item.dtype in NOT_READ_BY_TORCH:
+                        known[row] = item, 1
+            wanted = data.draw(st.lists(st.sampled_from([*known]), min_size=1, unique=True))
+            batch = queue.get(wanted, "number", "x")
+            assert batch["number"].tolist() == wanted
+            found = batch.get("x")
+            items, ragged_dims = zip(*(known[row] for row in wanted), strict=True)
+            got = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
+            assert_same([*got], [*items])
+            assert type_of(found) == expected_type([*items], ragged_dims)
+
+
+# --- checkpoints -------------------------------------------------------------------------------
+
+POSITIONS = [torch.arange(6).view(3, 2) + i for i in range(3)]
+COLUMNS = {
+    "ids": stack_or_nest([torch.arange(n) for n in (3, 1, 2)]),
+    "positions": stack_or_nest(POSITIONS, always_nest=True, ragged_dim=2),
+    "mixed": NonTensorStack(torch.ones(1), torch.ones(2, dtype=torch.int32), "text"),
+    "objects": NonTensorStack({"a": 1}, None, "b"),
+    "grid": torch.arange(18).view(3, 2, 3),
+    "small": torch.ones(3, 2).to(torch.bfloat16),
+}
+
+
+UNITS = [*itertools.product([True, False], repeat=3)]  # of this backend, or not, one after another
+
+
+def unit_with(ours, **columns):
+    """A unit that was sent these rows."""
+    size = len(next(iter(columns.values()), ()))
+    if not ours:
+        stacks = (NonTensorStack, NonTensorData)
+        of = {n: c.tolist() if isinstance(c, stacks) else c.unbind() for n, c in columns.items()}
+        unit = unit_of(StorageUnitData(None))
+        unit.storage_data.put_data(of, [*range(size)])
+        return unit
+    queue = Queue(units=["one"])
+    if columns:
+        queue.put(range(size), **columns)
+    return queue.units["one"]
+
+
+def rows_in(unit):
+    """Every value of a unit as TransferQueue holds it, by column and row."""
+    data = unit.storage_data
+    if isinstance(data, backend._RowStorage):
+        data = data.as_stock()
+    return {name: dict(rows) for name, rows in data.field_data.items()}
+
+
+def test_checkpoints_of_columns_with_and_without_rows(tmp_path):
+    """Through units of this backend and of TransferQueue's own, which held other rows before."""
+    some = {name: COLUMNS[name] for name in ("objects", "ids")}
+    cases = (COLUMNS, []), (COLUMNS, [0, 1, 2]), (some, [1]), (some, [0, 2]), ({}, [])
+    for (columns, cleared), kinds in itertools.product(cases, UNITS):
+        unit = unit_with(kinds[0], **columns)
+        unit.storage_data.clear(cleared)
+        expected = rows_in(unit)
+        for cycle, ours in enumerate(kinds[1:]):
+            path = tmp_path / f"{cycle}"
+            assert saved(unit, path) == {"success": True}
+            unit = unit_with(ours, ids=torch.zeros(4), other=torch.zeros(4))
+            assert loaded(unit, path) == {"success": True}
+            assert_same(rows_in(unit), expected)
+            count = len({0, 1, 2}.difference(cleared)) if columns else 0
+            assert unit.storage_data.active_key_count == count
+
+
+def test_a_load_that_fails_is_reported_and_the_rows_stay(tmp_path, monkeypatch):
+    def fails(*_):
+        raise KeyError("any exception")
+
+    def state(**given):
+        known = {"storage_unit_size": None, "field_data": {}, "active_keys": set()}
+        return pickle.dumps(known | given)
+
+    paths = {"path": {0: "a", 1: PurePosixPath("b")}}
+    for content, text in (
+        (None, "No such file"),
+        (b"\0", "invalid load key"),
+        (pickle.dumps([1]), "'list' object"),
+        (state(field_data=None), "NoneType"),
+        (state(field_data={"x": [1]}), "'items'"),
+        (state(field_data=paths), "$.path[1]: pathlib."),
+        (state(field_data=paths), "or set backend.SimpleStorage.jagcodec.allow_pickle to true"),
+    ):
+        unit, path = unit_with(True, **COLUMNS), tmp_path / "checkpoint"
+        before = rows_in(unit)
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        found = loaded(unit, path)
+        assert (found["success"], text in found["message"]) == (False, True), found
+        assert_same(rows_in(unit), before)
+        for name, handler in (("of_stock", loaded), ("as_stock", saved)):
+            with monkeypatch.context() as patch:
+                patch.setattr(backend._RowStorage, name, fails)
+                assert saved(unit_with(False, ids=torch.ones(1)), path) == {"success": True}
+                failed = handler(unit, path)
+            assert failed == {"success": False, "message": "KeyError('any exception')"}
+        assert_same(rows_in(unit), before)
+
+
+def test_a_ragged_dim_survives_a_checkpoint(tmp_path):
+    queue = Queue()
+    queue.put(range(3), positions=COLUMNS["positions"])
+    for _ in range(2):
+        queue.reload(tmp_path)
+    assert type_of(queue.get([1], "positions")["positions"]) == (torch.jagged, 2)
