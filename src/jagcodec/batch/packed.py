@@ -20,7 +20,7 @@ from jagcodec.errors import (
     column_name,
     describe,
 )
-from jagcodec.packing.layout import CpLayout, Layout, Tail, plan_layout
+from jagcodec.packing.layout import CpLayout, PackLayout, Tail, plan_layout
 from jagcodec.packing.lengths import IntArray, length_array
 
 if TYPE_CHECKING:
@@ -140,10 +140,10 @@ class PackPlan:
     """
 
     def __init__(
-        self, layout: Layout, packer: Packer | None = None, device: torch.device | None = None
+        self, layout: PackLayout, packer: Packer | None = None, device: torch.device | None = None
     ) -> None:
         """Use `plan_packing`."""
-        self.layout: Layout = layout
+        self.layout: PackLayout = layout
         self.rows: int = layout.rows
         self.total: int = layout.total
         self.local_total: int = layout.local_total

@@ -7,8 +7,8 @@ tokens. For context parallelism, each padded row or the whole buffer is cut into
 Each *rank* holds some of the chunks, end to end in a buffer of its own. What a rank holds is
 written as *pieces*, which are runs of one row's tokens or of pads, in the order of its buffer.
 
-Only `Layout.pieces` knows tails, chunks and ranks: indices, masks and positions follow from pieces,
-and so does the way back, for which the ranks' buffers are the rows.
+Only `PackLayout.pieces` knows tails, chunks and ranks. Indices, masks and positions follow from
+pieces, and so does the way back, for which the ranks' buffers are the rows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Pieces:
         return np.repeat(~self.is_pad, self.length)
 
 
-class Layout:
+class PackLayout:
     """Rows of tokens in one buffer of padded rows, and in the buffers of ranks. Immutable.
 
     The attributes are those of `PackPlan`, with arrays in the place of tensors.
@@ -227,7 +227,7 @@ def plan_layout(
     tail: Tail | None = None,
     cp_size: int = 1,
     cp_layout: CpLayout = "zigzag",
-) -> Layout:
+) -> PackLayout:
     """The layout of rows of (N,) lengths, none of them negative; see `plan_packing`."""
     multiple = whole_number(row_multiple, 1, f"{where}(row_multiple)")
     cp_size = whole_number(cp_size, 1, f"{where}(cp_size)")
@@ -252,7 +252,7 @@ def plan_layout(
         detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
         detail += f"cp_layout={cp_layout!r}, found {wanted} cells; pass {remedy}"
         raise ArgumentError("bad_option", f"{where}({option})", detail)
-    return Layout(lengths, padded, cp_size, cp_layout)
+    return PackLayout(lengths, padded, cp_size, cp_layout)
 
 
 class _Totals:

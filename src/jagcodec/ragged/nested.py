@@ -100,6 +100,9 @@ def view_of_parts(
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
     if parts.offsets.is_meta:
         check_plain(parts.offsets, path)
+    if copies is None and parts.lengths is not None:
+        copies = HostCopies()
+        copies.fetch((parts.offsets, parts.lengths))  # with one wait
     host = host_numbers(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:

@@ -14,7 +14,7 @@ from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
-from jagcodec.packing.layout import Layout
+from jagcodec.packing.layout import PackLayout
 from jagcodec.ragged.copy_pieces import Buffer, Indices, fill_buffers
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import read_rows
@@ -55,11 +55,11 @@ class Packer:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: PackLayout,
         row_splits: RowSplits | None = None,
         pool: RowSplitsPool | None = None,
     ) -> None:
-        self.layout: Layout = layout
+        self.layout: PackLayout = layout
         self.row_splits: RowSplits = row_splits or RowSplits.from_lengths(layout.lengths)
         self.pool: RowSplitsPool = pool or RowSplitsPool()  # what is known of offsets tensors
         self._indices: Indices = {}

@@ -9,7 +9,7 @@ import torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
-from jagcodec.packing.layout import Layout, check_size
+from jagcodec.packing.layout import PackLayout, check_size
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import host_numbers
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -73,7 +73,7 @@ def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, 
     key = "varlen", device
     found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.made.get(key)
     if found is None:
-        layout = Layout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads
+        layout = PackLayout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads
         positions = torch.from_numpy(layout.position_ids(None, through_pads=False))
         both = to_device(torch.from_numpy(layout.cu_seqlens), device), to_device(positions, device)
         found = row_splits.made.setdefault(key, both)

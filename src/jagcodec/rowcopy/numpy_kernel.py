@@ -7,6 +7,7 @@ row, and an index of cells costs eight bytes of memory traffic for each cell.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -21,12 +22,17 @@ def copy(tasks: Sequence[Copy], threads: int) -> None:
         begins = _numbers(src_starts, lengths)
         sizes = lengths * cell_bytes
         if isinstance(src, tuple):  # where starts count bytes
-            source = (np.concatenate(src) if src else np.empty(0, np.uint8)).data
+            buffers = [buffer.data for buffer in src] or [memoryview(b"")]
+            ends = np.cumsum([*map(len, buffers)])
+            held = np.minimum(np.searchsorted(ends, begins, side="right"), len(buffers) - 1)
+            begins = begins - np.append(0, ends)[held]
+            sources = map(buffers.__getitem__, held.tolist())
         else:
-            source = array_bytes(src).data
+            sources = repeat(array_bytes(src).data, len(lengths))
             begins = begins * cell_bytes
         target = np.frombuffer(dst, np.uint8).data
-        for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+        rows = zip(sources, to.tolist(), begins.tolist(), sizes.tolist(), strict=True)
+        for source, at, begin, size in rows:
             target[at : at + size] = source[begin : begin + size]
 
 

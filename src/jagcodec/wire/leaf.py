@@ -84,7 +84,9 @@ def offsets_of_packed(node: Node) -> Node | None:
     if node.kind is not Kind.USER or node.fields[0] != PACKED_COLUMN:
         return None
     state = node.children[0]
-    parts = dict(zip(state.fields[0], state.children, strict=True)) if state.kind is Kind.MAP else {}
+    parts = (
+        dict(zip(state.fields[0], state.children, strict=True)) if state.kind is Kind.MAP else {}
+    )
     offsets = parts.get("cu_seqlens")
     fits = offsets is not None and offsets.kind is Kind.TENSOR and offsets.fields[1] == 1
     return offsets if fits else None
