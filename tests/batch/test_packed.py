@@ -1,6 +1,7 @@
 """Packing plans on columns and batches: every form, dtype and device, gradients, and refusals."""
 
 import itertools
+import pickle
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from jagcodec import (
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecError
 from jagcodec.ragged import copy_pieces
 from jagcodec.testing import jagged_tensors, tensors
+from jagcodec.wire.registry import restore
 from tests.device import DEVICE, install, on_device, watch
 from tests.helpers import MESSAGES, make_batch, nested, run_python
 from tests.oracle import assert_same, bits, rows_of
@@ -151,6 +153,7 @@ def test_pads_are_a_number_or_a_value_of_the_trailing_shape_and_fit_the_dtype():
     plan = planned([1, 0], row_multiple=2, total=3, tail="own_row")
     experts = torch.tensor([[[5, 6, 7]]]).to(torch.int16)
     jagged = torch.nested.nested_tensor([experts[0], experts[0][:0]], layout=torch.jagged)
+    pad: Any
     for pad in (torch.arange(3), np.arange(3), [0, 1, 2], (0, 1, 2)):
         assert plan.pack(jagged, pad=pad).tolist() == [[5, 6, 7], [0, 1, 2], [0, 1, 2]]
     for pad in (4, torch.tensor(4), np.int64(4), torch.tensor([4]), 4.0):
@@ -520,6 +523,7 @@ def test_batches_without_rows_or_tokens_are_packed():
 def test_values_that_are_unpacked_must_be_of_the_plan():
     plan = planned([3, 5], row_multiple=4, cp_size=2)
     half = torch.zeros(6, 2)
+    values: Any
     for values, text in (
         (
             torch.zeros(11),
@@ -585,6 +589,7 @@ def test_columns_that_are_not_of_the_plan_are_errors_that_name_the_row_and_both_
 def test_options_of_a_column_are_not_those_of_a_batch():
     plan = planned([1, 2])
     batch, column = {"x": nested([[1], [2, 3]])}, torch.zeros(3)
+    value: Any
     for name, value in (("pad", 1), ("shift", 1), ("pad", torch.zeros(1)), ("pad", False)):
         with pytest.raises(ArgumentError, match=f"expected a column with {name}, found dict"):
             plan.pack(batch, **{name: value})
@@ -657,3 +662,47 @@ def test_a_list_is_planned_without_torch_and_tensordict():
         assert plan.cu_seqlens.tolist() == [0, 3, 8]
         """
     )
+
+
+def test_a_plan_in_a_pickle_is_the_same_plan():
+    plan = planned([3, 5], row_multiple=4, cp_size=2, total=16, tail="own_row")
+    column = torch.arange(8.0)
+    plan.pack(column, cp_rank=1)
+    again = pickle.loads(pickle.dumps(plan))
+    assert torch.equal(again.pack(column, cp_rank=1), plan.pack(column, cp_rank=1))
+    assert again.cu_seqlens_padded.tolist() == plan.cu_seqlens_padded.tolist() == [0, 4, 12, 16]
+    even = pickle.loads(pickle.dumps(plan_packing([3, 5])))
+    assert even.cu_seqlens is even.cu_seqlens_padded
+    plan.lengths[:] = plan.padded_lengths[:] = plan.cu_seqlens[:] = 0
+    assert plan.pack(column, cp_rank=1).tolist() == again.pack(column, cp_rank=1).tolist()
+
+
+def test_a_buffer_that_does_not_fit_in_memory_is_an_error_that_names_its_shape():
+    plan = planned([1, 0], total=(1 << 31) - 1, tail="own_row")
+    wide = torch.zeros(1, 1).expand(1, 1 << 20)
+    with pytest.raises(ArgumentError, match=r"found one of shape \(2147483647, 1048576\)"):
+        plan.pack(wide)
+
+
+# --- on the wire -------------------------------------------------------------------------------
+
+
+def test_a_packed_column_travels_by_names_and_is_read_where_nothing_was_imported():
+    column = materialize(pack_rows({"ids": [[5, 6], [7]]}), layout="packed")["ids"]
+    batch = materialize(pack_rows({"ids": [[5, 6], [7]]}))
+    for value in (column, batch):
+        frames = [bytes(frame) for frame in encode(value)]
+        code = f"import jagcodec; print(type(jagcodec.decode({frames!r})).__name__)"
+        assert run_python(code).stdout.strip() == type(value).__name__
+    state = column._asdict()
+    for wrong in (
+        tuple(column),
+        {name: state[name] for name in [*state][1:]},
+        {**state, "scale": 2},
+        {**state, "max_seqlen": 2.0},
+        {**state, "cu_seqlens": state["cu_seqlens"].float()},
+    ):
+        with pytest.raises(ValueError, match=r"PackedColumn|expected"):
+            restore("jagcodec.PackedColumn", wrong)
+    backwards = {name: state[name] for name in reversed(state)}
+    assert_same(restore("jagcodec.PackedColumn", backwards), column)

@@ -69,7 +69,7 @@ def drawn(rng):
         bucket = theirs["pad_to_length_bucket"] = int(rng.choice([64, 512]))
         total = math.lcm(total, bucket, cp)
     theirs |= {"use_fp8_padding": fp8, "cp_layout": layout}
-    ours = {"row_multiple": row, "total_multiple": total, "min_total": cp * least}
+    ours: dict[str, Any] = {"row_multiple": row, "total_multiple": total, "min_total": cp * least}
     ours |= {"tail": "last_row", "cp_size": cp, "cp_layout": layout}
     return lengths, (tp, cp), theirs, ours
 

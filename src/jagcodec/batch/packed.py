@@ -6,7 +6,7 @@ Torch is imported when a tensor is asked for, so a controller without it can pla
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -450,7 +450,7 @@ class _Packing:
         return self.buffer(view, key, self.pads.get(key, 0))
 
     def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
-        path, out = f"{_PACK}({column_name(key)})", dict[Any, Any](self.out)
+        path, out = f"{_PACK}({column_name(key)})", cast(Any, self.out)
         for name in (key,) if isinstance(key, str) else key:
             out = out.get(name) if isinstance(out, Mapping) else None
         made = self.packer.buffer(view, path, rank=self.rank, shift=shift, pad=pad, out=out)

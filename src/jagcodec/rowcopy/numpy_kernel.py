@@ -7,7 +7,6 @@ row, and an index of cells costs eight bytes of memory traffic for each cell.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 
 import numpy as np
 
@@ -26,9 +25,9 @@ def copy(tasks: Sequence[Copy], threads: int) -> None:
             ends = np.cumsum([*map(len, buffers)])
             held = np.minimum(np.searchsorted(ends, begins, side="right"), len(buffers) - 1)
             begins = begins - np.append(0, ends)[held]
-            sources = map(buffers.__getitem__, held.tolist())
+            sources = [buffers[i] for i in held.tolist()]
         else:
-            sources = repeat(array_bytes(src).data, len(lengths))
+            sources = [array_bytes(src).data] * len(lengths)
             begins = begins * cell_bytes
         target = np.frombuffer(dst, np.uint8).data
         rows = zip(sources, to.tolist(), begins.tolist(), sizes.tolist(), strict=True)
