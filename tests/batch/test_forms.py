@@ -1,10 +1,12 @@
-"""The forms of one batch: with columns of every kind they join, and come back from a message."""
+"""The forms of one batch: they join, and come back from messages and pickles."""
 
+import copy
 import itertools
 import pickle
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 
 from jagcodec import (
     BatchedDataDict,
+    RowBuilder,
     WireBatch,
     concat_rows,
     decode,
@@ -23,8 +26,11 @@ from jagcodec import (
     to_blob,
     to_rows,
 )
+from jagcodec.memory.tensor_bytes import from_bytes
+from jagcodec.ragged.nested import is_jagged
 from jagcodec.types import Layout, PackedColumn
-from tests.helpers import MESSAGES, Store
+from jagcodec.wire.spec import TORCH_DTYPES
+from tests.helpers import MESSAGES, Store, run_python
 from tests.oracle import assert_same, table
 from tests.wire.values import Turn
 
@@ -117,6 +123,8 @@ IN_MEMORY: dict[str, Any] = {
     "materialized": lambda columns, rows: materialize(columns, "jagged"),
     "decoded": lambda columns, rows: decode(encode(BatchedDataDict(columns))),
 }
+# Older tensordicts make tensors of numbers, and torch has one byte order.
+NOT_IN_TENSORDICTS = {"packed", "numbers of another byte order"}
 ENCODED = [*itertools.product(MESSAGES, ("TensorDict", "BatchedDataDict"))]
 
 
@@ -144,7 +152,8 @@ def held(draw, kind, name="x", numbers=None, tags="ab"):
     numbers = numbers or draw(numbers_of_rows())
     columns = {name: KINDS[kind](numbers, draw(st.sampled_from(tags)))}
     columns[f"rows of {name}"] = torch.tensor(numbers)  # because not every column says how many
-    fit = [x for x in [*IN_MEMORY, *ENCODED] if kind != "packed" or "TensorDict" not in x]
+    forms = [*IN_MEMORY, *ENCODED]
+    fit = [x for x in forms if kind not in NOT_IN_TENSORDICTS or "TensorDict" not in x]
     form = draw(st.sampled_from(fit))
     batch, rows = held_as(form, columns, len(numbers)), table(columns, len(numbers))
     chosen = draw(st.sampled_from([None, None, [0], []]))
@@ -219,3 +228,126 @@ def test_rows_are_the_same_from_every_form(pair):
     for form in ("tensor", "list"):
         first, second = (to_rows(each.batch, as_=form) for each in pair)
         assert_same(second, first)
+
+
+# --- pickles -----------------------------------------------------------------------------------
+
+
+def pickled(value, protocol=5):
+    """A value from its pickle, whose buffers are out of band where that is possible."""
+    buffers: list[Any] = []
+    with_buffers: Any = {"buffer_callback": buffers.append} if protocol == 5 else {}
+    data = pickle.dumps(value, protocol, **with_buffers)
+    return pickle.loads(data, buffers=[bytearray(buffer.raw()) for buffer in buffers])
+
+
+class Plain:
+    """What cannot be encoded, and can be pickled."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Kept(BatchedDataDict):
+    """A batch with an attribute of its own."""
+
+    note: str
+
+
+# Below protocol 5, numpy pickles numbers in the byte order of the machine.
+NATIVE = KIND.filter(lambda kind: "byte order" not in kind)
+
+
+@given(st.lists(NATIVE, max_size=3, unique=True), numbers_of_rows(), st.integers(2, 5))
+def test_a_batch_is_the_same_from_its_pickle(kinds, numbers, protocol):
+    columns = {f"c{i}": KINDS[kind](numbers, "a") for i, kind in enumerate(kinds)}
+    meta = {"step": 7, "weights": torch.ones(2, dtype=torch.float8_e5m2)}
+    batch = BatchedDataDict({**columns, "inner": BatchedDataDict(columns, meta_info=meta)})
+    batch.meta_info["again"] = meta
+    found = pickled(batch, protocol)
+    assert_same(found, batch)
+    assert_same((found.meta_info, found["inner"].meta_info), (batch.meta_info, meta))
+    ragged: list[Any] = [x for x in found.values() if is_jagged(x)]
+    assert len({id(column.offsets()) for column in ragged}) <= 1
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_tensors_of_every_dtype_are_pickled_wherever_they_are(protocol):
+    for name in TORCH_DTYPES:
+        dtype = getattr(torch, name, None)
+        if dtype is None:  # which this torch lacks
+            continue
+        cells = from_bytes(np.full(4 * dtype.itemsize, 1, np.uint8), dtype, (4,))
+        column = torch.nested.nested_tensor_from_jagged(cells, torch.tensor([0, 1, 4]))
+        batch = BatchedDataDict(
+            {"jagged": column, "flat": cells[:2], "rows": [cells[:1], (cells[1:], {"x": cells})]},
+            packed=materialize({"x": column}, "packed")["x"],
+            td=TensorDict({"x": cells[2:], "jagged": column}, [2], device="cpu").lock_(),
+            inner={"flat": cells[2:], "objects": object_array([{"x": cells}, None])},
+            meta_info={"tensors": {"x": [cells]}},
+        )
+        found = pickled(batch, protocol)
+        assert_same(found, batch)
+        assert_same(found.meta_info, batch.meta_info)
+        row = RowBuilder({"x": dtype})
+        row.append(x=cells)
+        row.set(image=cells.view(2, 2), note="text")
+        again = pickled(row, protocol)
+        assert_same(again.to_row(), row.to_row())
+        again.append(x=cells)
+        assert (len(again), len(row)) == (8, 4)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage")  # which torch uses for quantized tensors
+def test_what_a_pickle_keeps_besides_values():
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    leaf = torch.ones(2, requires_grad=True)
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
+    packed = materialize({"a": jagged([1, 2]), "b": jagged([1, 2])}, "packed")
+    shared = [Plain(1), Plain(torch.ones(2))]
+    columns = {"weight": weight, "leaf": leaf, "again": leaf, "quantized": quantized, **packed}
+    batch = Kept(columns, objects=shared, more=shared, csr=torch.eye(2).to_sparse_csr())
+    batch.note = "kept"
+    found = pickled(batch)
+    assert (type(found), found.note) == (Kept, "kept")
+    assert isinstance(found["weight"], torch.nn.Parameter)
+    assert found["leaf"].requires_grad
+    assert found["again"] is found["leaf"]
+    assert found["more"] is found["objects"]
+    assert found["objects"][0].value == 1
+    assert found["a"].cu_seqlens is found["b"].cu_seqlens
+    assert found["quantized"].is_quantized
+    assert found["csr"].layout is torch.sparse_csr
+    (found["leaf"] * 2).sum().backward()
+
+
+def test_copies_alias_and_deep_copies_do_not():
+    batch = Kept(
+        {"ids": jagged([1, 2]), "x": torch.ones(2, dtype=torch.uint16)}, meta_info={"a": []}
+    )
+    one, other = copy.copy(batch), copy.deepcopy(batch)
+    assert one["ids"] is batch["ids"]
+    assert (type(one), one.meta_info["a"] is batch.meta_info["a"]) == (Kept, True)
+    assert_same(other, batch)
+    other["x"].zero_()
+    other.meta_info["a"].append(1)
+    assert (batch["x"].tolist(), batch.meta_info) == ([1, 1], {"a": []})
+    row = RowBuilder()
+    row.append(ids=[1, 2])
+    row.set(note=[])
+    for again in (copy.copy(row), copy.deepcopy(row)):
+        again.append(ids=[3])
+        assert (len(again), len(row)) == (3, 2)
+    assert copy.copy(row).to_row()["note"] is row.to_row()["note"]
+
+
+def test_large_columns_are_buffers_out_of_band_and_a_new_process_reads_them(tmp_path):
+    batch = BatchedDataDict(x=torch.ones(2, 100_000, dtype=torch.uint16), text=["a", "b"])
+    buffers: list[Any] = []
+    data = pickle.dumps(batch, 5, buffer_callback=buffers.append)
+    assert len(data) < 2000
+    assert 400_000 < sum(len(buffer.raw()) for buffer in buffers) < 402_000
+    (tmp_path / "batch").write_bytes(pickle.dumps(batch))
+    code = "import pickle, sys; b = pickle.load(open(sys.argv[1], 'rb')); print(b, b['x'].dtype)"
+    printed = run_python(code, tmp_path / "batch").stdout
+    assert printed == "BatchedDataDict(rows=2, columns=['x', 'text']) torch.uint16\n"

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import re
 from typing import Any
 
 import msgpack
@@ -88,6 +89,25 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
     assert found.select(["a"])["a"].tolist() == [0, 1, 0, 1]
     with pytest.raises(WireFormatError, match="uint16"):
         found["u"]
+
+
+def test_errors_of_a_small_message_name_the_column_whatever_the_options(monkeypatch):
+    """Its columns are read in another way, if there are no options."""
+    td = TensorDict({"ids": nested([[1], [2, 3]]), "w": torch.ones(2), "u": torch.arange(2)}, [2])
+    frames = encode(td.update({"x": nested([[1], [2, 3]], torch.uint16)}))
+    tried: list[tuple[str, dict[str, Any]]] = [("w", {}), ("ids", {"ids": 1}), ("x", {"x": 1})]
+    for name, pads in tried:
+        dtype = str(td[name].dtype).removeprefix("torch.")
+        with monkeypatch.context() as patched:
+            patched.setitem(DTYPES, dtype, None)
+            errors: list[str] = []
+            each: list[Any] = [{}, {"pad_to_multiple": 2}]
+            for options in each:
+                with pytest.raises(WireFormatError, match=dtype) as caught:
+                    materialize(frames, pad_value_dict=pads, **options)
+                errors.append(str(caught.value))
+        assert errors[0] == errors[1]
+        assert f"$.{'ids' if dtype == 'int64' else name}:" in errors[0]
 
 
 @pytest.mark.parametrize("form", [list, lambda frames: [MESSAGES["blob"](frames)]])
@@ -256,6 +276,13 @@ def test_batches_in_values_are_opened():
     for other in ({"a": WHOLE, "b": WHOLE}, [WHOLE], {"step": 3}, [1], {"a": [1]}):
         with pytest.raises(WireFormatError, match="use decode"):
             open_wire(encode(other))
+        for batches in ([FRAMES[0], encode(other)], [encode(other), FRAMES[0]]):
+            for read in (concat_rows, materialize, lambda batches: join_columns(batches)):
+                with pytest.raises(
+                    WireFormatError, match=r"encode_fields\(.*encode_rows\("
+                ) as caught:
+                    read(batches)
+                assert not re.search(r"decode|MAP|VALUE|LIST", str(caught.value))
     inner = {"p": WHOLE.select("reward"), "q": WHOLE.select("reward") + 100}
     outer = open_wire(encode(TensorDict(inner, [7])))
     found = concat_rows([outer["p"], outer["q"]]).to_tensordict()

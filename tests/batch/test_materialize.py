@@ -389,6 +389,27 @@ def test_pads_are_exact_or_rounded_as_torch_rounds_them_or_refused(dtype):
             padded_cell(dtype, pad)
 
 
+def test_the_error_of_a_column_without_prompts_says_which_padding_side_to_pass():
+    td = TensorDict(
+        {
+            "responses": nested([[3], [5]]),
+            "ids": nested([[1, 2, 3], [4, 5]]),
+            "logprobs": nested([[0, 0, 1], [0, 1]], torch.float32),
+        },
+        [2],
+    )
+    for batch in (td, dict(td.items()), open_wire(encode(td)), [encode(td)]):
+        options: dict[str, Any] = {"prompt_lengths": [2, 1], "padding_side": "left_right"}
+        remedy = "padding_side={'ids': 'left_right', 'logprobs': 'left_right'}"
+        with pytest.raises(ArgumentError, match=f"'responses'.*found 2 tokens.*{remedy}"):
+            materialize(batch, **options)
+        options["padding_side"] = dict.fromkeys(td.keys(), "left_right")
+        with pytest.raises(ArgumentError, match="leave 'responses' out of padding_side"):
+            materialize(batch, **options)
+        del options["padding_side"]["responses"]
+        assert materialize(batch, **options)["responses"].tolist() == [[3], [5]]
+
+
 def test_packed_is_what_varlen_attention_takes():
     """What its cells are is checked with those of every batch in `test_rows`."""
     td = rollout()

@@ -27,7 +27,7 @@ from jagcodec.types import PackedColumn
 from jagcodec.wire.blobs import to_blob
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.wire_batch import open_wire
-from tests.helpers import MESSAGES, Store, message, nested, rollout
+from tests.helpers import MESSAGES, Store, message, nested, rollout, run_python
 from tests.oracle import assert_same, bits, pad_rows, rows_of, table
 from tests.strategies import indices, tensordicts
 from tests.wire.readers import OPTIONS
@@ -681,6 +681,33 @@ def test_columns_that_do_not_fit_next_to_each_other():
         with pytest.raises(ArgumentError, match=text) as caught:
             join_columns(batches)
         assert caught.value.reason == reason
+
+
+ERRORS = """
+import torch
+from jagcodec import concat_rows, encode, encode_rows, join_columns
+from jagcodec.batch.compare import first_difference
+
+first = {name: torch.ones(2) for name in "hgfedcba"}
+others = [{name: torch.ones(2) for name in names} for names in ("hgab", "hgfedcbaxyz", "hx")]
+calls = [lambda other=other: concat_rows([first, other]) for other in others]
+calls += [lambda other=other: concat_rows(map(encode_rows, ([first], [other]))) for other in others]
+calls += [lambda other=other: join_columns([first, other]) for other in others]
+for call in calls:
+    try:
+        call()
+    except Exception as error:
+        print(error)
+print(first_difference({"a": set("hgfedcba")}, {"a": set("hgfedcbx")}))
+"""
+
+
+def test_texts_of_errors_do_not_depend_on_the_hash_seed():
+    texts = [run_python(ERRORS, PYTHONHASHSEED=str(seed)).stdout for seed in range(3)]
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0].count("\n") == 10
+    assert "of batch 1: expected the columns of batch 0, found 'f' missing" in texts[0]
+    assert "(batches[1])['h']" in texts[0]
 
 
 @pytest.mark.parametrize("form", MESSAGES)

@@ -159,7 +159,7 @@ def test_bad_arguments():
         (lambda: padding_tax(7), TypeError, "lengths"),
         (lambda: padding_tax([2**62] * 3), ValueError, "add up"),
         (lambda: padding_tax(b"nonsense"), WireFormatError, "jagcodec"),
-        (lambda: padding_tax(encode({"step": 3})), WireFormatError, "use decode"),
+        (lambda: padding_tax(encode({"step": 3})), WireFormatError, "send columns with encode_"),
     ):
         with pytest.raises(error, match=text):
             call()

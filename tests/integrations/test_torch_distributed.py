@@ -219,13 +219,14 @@ def test_without_a_process_group(call):
 
 ROWS, THREADS = {"x": [1]}, {"x": [threading.Thread]}
 ON_ALL, OF_A_PEER = [ArgumentError] * RANKS, [TransportError, ArgumentError, TransportError]
+OF_A_TYPE = [ArgumentTypeError] * RANKS
 OF_A_VALUE = [TransportError, jagcodec.UnsupportedTypeError, TransportError]
 SRC = r"'broadcast\(src\)'"
 REFUSED = [
     *((broadcast, {**alone(1, 0), "src": x}, ON_ALL, SRC) for x in (9, -1, True, 0.0, None)),
-    (broadcast, {**alone(1, 0), "group": "no group"}, ON_ALL, r"'broadcast\(group\)'"),
-    (broadcast, {**alone(1, 0), "limits": 0}, [ArgumentTypeError] * RANKS, r"broadcast\(limits\)'"),
-    (all_gather_rows, {"values": ["text", ROWS, ROWS]}, [ArgumentTypeError] * RANKS, ""),
+    (broadcast, {**alone(1, 0), "group": "no group"}, OF_A_TYPE, r"'broadcast\(group\)'"),
+    (broadcast, {**alone(1, 0), "limits": 0}, OF_A_TYPE, r"broadcast\(limits\)'"),
+    (all_gather_rows, {"values": ["text", ROWS, ROWS]}, OF_A_TYPE, ""),
     (all_gather_rows, {"values": [ROWS | {"y": [2]}, ROWS, ROWS]}, [ArgumentKeyError] * RANKS, ""),
     # Of one rank, whose error reaches all.
     (broadcast, {**alone(1, 0), "device": [None, "nowhere", None]}, OF_A_PEER, "device"),

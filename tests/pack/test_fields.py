@@ -1,5 +1,6 @@
 """Padded columns to a batch and to a message: by lengths, by a mask, and strictly."""
 
+import itertools
 import re
 import warnings
 from collections import Counter
@@ -263,7 +264,31 @@ def test_lengths_that_pack_no_column_are_a_warning(pack):
         pack({"x": PADDED, "reward": torch.ones(3)}, lengths=LENGTHS)
 
 
-INTEGERS = [torch.int64, torch.int32, torch.uint8]
+@pytest.mark.filterwarnings("error::jagcodec.errors.JagcodecWarning")
+@pytest.mark.parametrize("pack", [pack_jagged_fields, encode_fields])
+@pytest.mark.parametrize("options", [{"lengths": LENGTHS}, {"mask": PADDED[:, :4] != 0}])
+def test_a_column_without_its_first_token_is_a_warning(pack, options):
+    """Not one that is much narrower, nor one that is said not to be per-token."""
+    columns = {"ids": PADDED[:, :4], "reward": torch.ones(3)}
+    for width, inner in itertools.product(range(5), [(), (2,)]):
+        narrow: Any = columns | {"lp": torch.ones(3, width, *inner)}
+        text = r"\('lp'\): stays rectangular, because it is a few cells narrower"
+        with pytest.warns(JagcodecWarning, match=text) if width in (2, 3) else nullcontext():
+            pack(narrow, **options)
+        pack(narrow, **options, token_aligned_fields=["ids"])
+        named: Any = options | {"token_aligned_fields": ["ids", "lp"]}
+        if width < 4:
+            with pytest.warns(JagcodecWarning, match=r"\('lp'\): stays rectangular although"):
+                pack(narrow, **named)
+            with pytest.raises(ArgumentError, match=r"'lp'.*If it lacks the first token"):
+                pack(narrow, **named, strict=True)
+    # The remedy helps.
+    padded: Any = columns | {"lp": torch.nn.functional.pad(torch.ones(3, 3), (1, 0))}
+    for each in (options, options | {"token_aligned_fields": ["ids", "lp"]}):
+        assert pack_jagged_fields(padded, **each)["lp"].is_nested
+
+
+INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 
 
 @st.composite
@@ -296,7 +321,8 @@ def test_a_warning_compares_two_cells_of_each_row_and_strict_all_bits_of_all(dra
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loose = encode_fields({"x": column}, lengths=lengths, token_aligned_fields=["x"])
-    assert bool(caught) == (differ and is_integer)
+        pack_per_token_field(column, lengths)
+    assert len(caught) == 2 * (differ and is_integer)
     options: Any = {"lengths": lengths, "token_aligned_fields": ["x"], "strict": True}
     if is_integer and uneven and column.numel():
         with pytest.raises(ArgumentError, match=rf"'x'\), row {uneven[0]}: .*one constant"):

@@ -101,12 +101,24 @@ def error_of(rows, dtype):
     return None
 
 
-@given(st.lists(numbers, min_size=1, max_size=5), st.sampled_from(DTYPES), st.booleans())
-@example([65536, False], torch.float16, False)
-@example([3.4e38, 0.0, 257], torch.bfloat16, True)
-def test_the_named_cell_is_the_first_with_which_a_row_cannot_be_packed(row, dtype, in_pairs):
-    """Whatever is wrong with it: too large once it is rounded, inexact, or of another kind."""
-    row = [[n, n] for n in row] if in_pairs else row
+uneven = st.one_of(
+    numbers.map(lambda n: [n, n]), st.lists(numbers | st.none(), max_size=3), st.none() | numbers
+)
+
+
+@given(
+    st.lists(numbers, min_size=1, max_size=5) | st.lists(uneven, min_size=1, max_size=4),
+    st.sampled_from(DTYPES),
+    st.integers(0, 2),
+)
+@example([65536, False], torch.float16, 0)
+@example([3.4e38, 0.0, 257], torch.bfloat16, 1)
+@example([[65536.0, 1.0], [2.0]], torch.float16, 0)
+@example([[[1, 2]], [[3, None]], [[4]], [5]], torch.int8, 0)
+def test_the_named_cell_is_the_first_with_which_a_row_cannot_be_packed(row, dtype, depth):
+    """Whatever is wrong: too large once it is rounded, inexact, of another kind or shape."""
+    for _ in range(depth):
+        row = [[item, item] for item in row]
     found = [error_of([row[: n + 1]], dtype) for n in range(len(row))]
     bad = [n for n, error in enumerate(found) if error is not None]
     assert {error[2] for error in found if error} == {

@@ -263,7 +263,7 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
         ArgumentError,
         r"row 1: .*\(tokens, 5\).*\(3, 7\); if dim 1 .*ragged_dims=.*2",
     ),
-    ({"a": [row.tolist() for row in WIDE]}, {}, ArgumentError, r"row 1: .*length 5.*ragged_dims="),
+    ({"a": [row.tolist() for row in WIDE]}, {}, ArgumentError, r"cell 0: .*length 5.*ragged_dims="),
     (
         {"a": WIDE},
         {"ragged_dims": {"a": 3}},
@@ -282,7 +282,12 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
         ArgumentError,
         "row 0: .*lists of one leng",
     ),
-    ({"a": [[[1], [2]], [[1]]]}, {"ragged_dims": {"a": 2}}, ArgumentError, "row 1: .*length 2"),
+    (
+        {"a": [[[1], [2]], [[1]]]},
+        {"ragged_dims": {"a": 2}},
+        ArgumentError,
+        r"row 1: .*\(2, tokens\)",
+    ),
     (
         {"a": [[[1], [2]], [[]]]},
         {"ragged_dims": {"a": 2}},

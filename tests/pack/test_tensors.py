@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jagcodec import (
     encode_fields,
+    encode_rows,
     materialize,
     maybe_pack_jagged,
     pack_jagged_fields,
@@ -24,6 +25,7 @@ from jagcodec import (
 from jagcodec.errors import JagcodecError, JagcodecWarning
 from jagcodec.pack.tensors import stack_or_nest, to_nested_by_length
 from jagcodec.testing import jagged_tensors, tensors
+from jagcodec.types import PackedColumn
 from tests.oracle import assert_same, bits, pad_rows, rows_of
 from tests.strategies import lengths_in, torch_dtypes
 
@@ -169,7 +171,7 @@ def test_masks_of_whole_rows_choose_responses(data):
     """In several turns, as a `RowBuilder` makes them; a first token is never one of a response."""
     masks = data.draw(st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=4))
     masks = [[False, *mask[1:]] if mask else mask for mask in masks]
-    trailing = data.draw(st.sampled_from([(), (0,), (30,)]))  # not as many as there are tokens
+    trailing = data.draw(st.sampled_from([(), (30,)]))  # more than there are tokens
     rows = [data.draw(tensors((len(mask), *trailing), torch.float32)) for mask in masks]
     dtype = data.draw(st.sampled_from(MASKS))
     full, mask = nested(rows), nested([torch.tensor(mask, dtype=dtype) for mask in masks])
@@ -209,6 +211,10 @@ def test_what_the_error_of_a_packed_column_says_helps():
                 call(packed(jagged))
             remedy = caught.value.detail.rpartition(" is ")[2]
             assert_same(eval(remedy, {"torch": torch, "x": packed(jagged)}), jagged)
+    odd = PackedColumn("x", [1], 2, None)  # type: ignore[arg-type]
+    for call in (*calls, lambda x: response_from_nested(x, ids)):
+        with pytest.raises(JagcodecError, match=r"\.values: expected a tensor, found str"):
+            call(odd)
     for pack in PACKS:
         with pytest.raises(JagcodecError, match=r"pass its \.cu_seqlens\.diff\(\)"):
             pack(PADDED, packed(ids))
@@ -248,6 +254,72 @@ def test_gradients_flow_through_the_layout():
         make(padded).values().sum().backward()
         assert padded.grad is not None
         assert padded.grad.tolist() == gradient
+
+
+FULL = nested([torch.arange(4.0), torch.arange(3.0)])
+# A call, what its error says, and the call that does as it says.
+REMEDIES: list[tuple[Any, str, Any]] = [
+    (
+        lambda: response_from_nested(torch.arange(7.0), nest(1, 2)),
+        r"p\._replace\(values=x\)",
+        lambda: response_from_nested(packed(FULL)._replace(values=torch.arange(7.0)), nest(1, 2)),
+    ),
+    (
+        lambda: response_from_nested(torch.ones(2, 4), nest(1, 2)),
+        "use to_nested_by_length",
+        lambda: response_from_nested(to_nested_by_length(torch.ones(2, 4), [4, 3]), nest(1, 2)),
+    ),
+    (
+        lambda: response_from_nested(torch.nested.nested_tensor([*FULL.unbind()]), nest(1, 2)),
+        r"stack_or_nest\(x\.unbind\(\), always_nest=True\)",
+        lambda: response_from_nested(
+            stack_or_nest(torch.nested.nested_tensor([*FULL.unbind()]).unbind(), always_nest=True),
+            nest(1, 2),
+        ),
+    ),
+    (
+        lambda: to_nested_by_length(torch.ones(7), [4, 3]),
+        r"torch\.nested\.nested_tensor_from_jagged\(values, offsets\)",
+        lambda: torch.nested.nested_tensor_from_jagged(torch.ones(7), FULL.offsets()),
+    ),
+    (
+        lambda: nested([torch.tensor(1)]),
+        "stack them",
+        lambda: stack_or_nest([torch.tensor(1)]),
+    ),
+    *(
+        (
+            lambda mask=mask: pack_jagged_fields({"x": torch.ones(1, 2)}, mask=mask),
+            "; pass mask != 0",
+            lambda mask=mask: pack_jagged_fields({"x": torch.ones(1, 2)}, mask=mask != 0),
+        )
+        for mask in (torch.ones(1, 2), torch.ones(1, 2).bfloat16(), np.ones((1, 2)))
+    ),
+    (
+        lambda: pack_rows({"x": [[16]]}, dtypes={"x": torch.float8_e5m2}),
+        "; pass tensors",
+        lambda: pack_rows(
+            {"x": [torch.tensor([16.0]).to(torch.float8_e5m2)]}, dtypes={"x": torch.float8_e5m2}
+        ),
+    ),
+    (
+        lambda: pack_rows({"x": [np.array([True]), np.array([1])]}),
+        "; convert the rows",
+        lambda: pack_rows({"x": [np.array([True]).astype(int), np.array([1])]}),
+    ),
+    (
+        lambda: encode_rows({"x": 5}),  # type: ignore[dict-item]
+        "values of the whole batch into meta= of encode_rows",
+        lambda: encode_rows([{"y": 1}], meta={"x": 5}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "text", "remedied"), REMEDIES)
+def test_what_an_error_says_helps(call, text, remedied):
+    with pytest.raises(JagcodecError, match=text):
+        call()
+    remedied()
 
 
 PADDED = torch.zeros(3, 4)

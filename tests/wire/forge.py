@@ -217,17 +217,20 @@ def row_message(frames):
 # --- compressed frames -------------------------------------------------------------------------
 
 
-def zstd(*blocks, size=None, width=4, window=None, flags=0):
+def zstd(*blocks, size=None, width=4, window=None, flags=0, dictionary=b""):
     """A frame of zstd, by hand, of blocks: bytes as they are, or (a byte, how often).
 
     It says that its content has this `size`, in 1, 2, 4 or 8 bytes, or nothing. `window` is the
-    byte of its window; without one it is a single segment, if it says a size.
+    byte of its window; without one it is a single segment, if it says a size. `dictionary` is the
+    field that names one: 0, 1, 2 or 4 bytes.
     """
+    flags |= len(dictionary).bit_length()  # 0, 1, 2 and 3
     if size is None:
         out = struct.pack("<IBB", 0xFD2FB528, flags, window or 0)
     else:
         flags |= width.bit_length() - 1 << 6 | (0b100000 if window is None else 0)
         out = struct.pack("<IB", 0xFD2FB528, flags) + bytes([] if window is None else [window])
+        out += dictionary
         out += (size - (256 if width == 2 else 0)).to_bytes(width, "little")
     for i, part in enumerate(blocks):
         runs = isinstance(part, tuple)

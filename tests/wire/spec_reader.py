@@ -139,13 +139,16 @@ def zstd(data, size):
     """What is stored of a frame, as the frame itself."""
     if len(data) == size:
         return data
-    need(len(data) > 5 and data[:4] == b"\x28\xb5\x2f\xfd" and not data[4] & 0b1011, "zstd")
+    need(len(data) > 5 and data[:4] == b"\x28\xb5\x2f\xfd" and not data[4] & 0b1000, "zstd")
     segment = data[4] >> 5 & 1
     if not segment:
         exponent, mantissa = divmod(data[5], 8)
         need((8 + mantissa) << (7 + exponent) <= 1 << 23, "window")
     width = {0: segment, 1: 2, 2: 4, 3: 8}[data[4] >> 6]
     at = 6 - segment
+    dictionary = (0, 1, 2, 4)[data[4] & 3]
+    need(not any(data[at : at + dictionary]), "dictionary")
+    at += dictionary
     says = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
     need(width and len(data) >= at + width and says == size, "content size")
     import zstandard  # only compressed messages need it

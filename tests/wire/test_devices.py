@@ -218,6 +218,17 @@ def test_gradients_follow_what_comes_to_the_host(device):
         assert batch["grid"].grad.tolist() == [[3.0] * 3] * 2
 
 
+def test_a_pickle_is_written_after_one_wait_and_read_to_its_device(device):
+    td = TensorDict({"ids": nested([[1], [2, 3]]), "x": torch.ones(2, dtype=torch.uint16)}, [2])
+    batch = BatchedDataDict(on_device(dict(td.items()), device))
+    with watched(device) as traffic:
+        data = pickle.dumps(batch)
+    assert traffic.waits == 1
+    found = pickle.loads(data)
+    assert {column.device for column in found.values()} == {device}
+    assert_same(dict(found.to("cpu")), dict(td.items()))
+
+
 def test_each_column_that_came_to_the_host_has_memory_of_its_own(device):
     there = on_device({"small": torch.ones(2), "large": torch.ones(2, 50_000)}, device)
     found = materialize(there, device="cpu")

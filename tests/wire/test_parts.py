@@ -98,6 +98,21 @@ def test_values_alias_writable_frames(kind):
     assert 0 < decode(blob)[0].data_ptr() - address(blob) < len(blob)
 
 
+def test_columns_alias_each_other_only_without_a_copy_in_between():
+    """As docs/bytes.md says: large ones of what was encoded in this process, too."""
+    column = torch.zeros(BIG, dtype=torch.int64)
+    for elide in (False, True):
+        frames = encode(
+            TensorDict({"a": column, "b": column, "c": column.clone()}, [BIG]), elide=elide
+        )
+        for found in (decode(receive(frames)), decode(frames, copy=True)):
+            found["a"][0] = 7
+            assert [int(found[name][0]) for name in "abc"] == [7, 0, 0]
+            assert int(column[0]) == 0
+    decode(encode([column, torch.ones(1)]))[0][0] = 7
+    assert int(column[0]) == 7
+
+
 def test_a_write_never_reaches_a_file_or_read_only_frames(tmp_path):
     small = {str(i): torch.arange(4) for i in range(3)}
     value = {**small, "large": torch.arange(BIG)}

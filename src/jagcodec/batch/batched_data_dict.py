@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from copy import deepcopy
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from tensordict import TensorDict
 
-from jagcodec._arguments import ODD, check_name, known_names, mapping_of, named_columns
+from jagcodec._arguments import ODD, check_name, flag_of, known_names, mapping_of, named_columns
 from jagcodec.batch.compare import same_values
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import usable_device
-from jagcodec.memory.tensor_bytes import as_words, from_words
-from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.lengths import LENGTH_DTYPES
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.lowered import ColumnDict
+from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN, of_type, register_type
 
 Self = TypeVar("Self", bound="BatchedDataDict")
@@ -33,7 +32,8 @@ class BatchedDataDict(dict[str, Any]):
     `repeat_rows`, `split_rows`, `concat_rows` and the other functions of rows accept it. A column
     is a tensor (N, ...), a jagged tensor, a `PackedColumn`, a numpy array (N, ...), a list of N, or
     a `BatchedDataDict` of its own; anything else belongs in `meta_info`. ``len(batch)`` is N, and
-    not the number of columns.
+    not the number of columns. It can be pickled: its tensors are then in one message, from protocol
+    5 on in buffers out of band.
 
     Attributes:
         meta_info: What belongs to the whole batch, by name. It goes where the batch goes: on the
@@ -125,16 +125,19 @@ class BatchedDataDict(dict[str, Any]):
         """Another dict of the same columns."""
         return self.with_columns(self)
 
+    __copy__ = copy
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        columns, attributes = deepcopy((dict(self), vars(self)), memo)
+        return _of_parts(_Parts(type(self), columns, attributes))  # type: ignore[no-any-return]
+
     def __reduce__(self) -> Any:
-        # Without what its tensors are slices of; a column of two names stays one.
-        kept: dict[int, Any] = {}
-        for column in self.values():
-            if isinstance(column, PackedColumn):
-                kept[id(column)] = column._replace(values=_without_rest(column.values))
-            elif isinstance(column, torch.Tensor):
-                kept[id(column)] = _without_rest(column)
-        columns = {name: kept.get(id(column), column) for name, column in self.items()}
-        return partial(type(self), meta_info=self.meta_info), (columns,)
+        return pickled_parts(_of_parts, _parts_of(self), 4)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if type(self).__reduce__ is not BatchedDataDict.__reduce__:
+            return self.__reduce__()  # of a subclass
+        return pickled_parts(_of_parts, _parts_of(self), protocol)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={len(self)}, columns={list(self)})"
@@ -193,10 +196,14 @@ class BatchedDataDict(dict[str, Any]):
         """
         where = "BatchedDataDict.to"
         target = usable_device(device, f"{where}(device)")
+        non_blocking = flag_of(non_blocking, f"{where}(non_blocking)")
         if target is None:
             return self.copy()
-        place = lambda key: f"{where}({'.'.join(key)!r})"  # noqa: E731
-        columns = moved(self, target, RowSplitsPool(), place, non_blocking=non_blocking)
+
+        def path_of(key: tuple[str, ...]) -> str:
+            return f"{where}({'.'.join(key)!r})"
+
+        columns = moved(self, target, RowSplitsPool(), path_of, non_blocking=non_blocking)
         return self.with_columns(columns)
 
 
@@ -218,20 +225,39 @@ def _conflict(where: str, expected: str) -> ArgumentError:
 # --- pickled -----------------------------------------------------------------------------------
 
 
-def _without_rest(leaf: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage, which pickle writes whole, holds nothing else; copied if a slice."""
-    # Only leaves of autograd are pickled, and a slice is not one.
-    if leaf.requires_grad or (leaf.is_nested and not is_jagged(leaf)):
-        return leaf
-    if is_jagged(leaf):
-        view = view_of(leaf, "pickle")
-        values = _without_rest(values_of(view)) if view.starts is None else values_of(view)
-        if values is view.memory:
-            return leaf
-        return nested_tensor(values, view.row_splits, view.ragged_dim)
-    if leaf.layout is not torch.strided or leaf.untyped_storage().nbytes() <= leaf.nbytes:
-        return leaf
-    return from_words(as_words(leaf).clone(), leaf.dtype)
+class _Parts(NamedTuple):
+    """A batch taken apart for a pickle; batches that are its columns are taken apart, too."""
+
+    kind: Any
+    columns: dict[str, Any]
+    attributes: dict[str, Any]
+
+
+def _parts_of(batch: Any) -> Any:
+    """The parts of a batch, so that all its tensors are in one message; another column itself."""
+    if isinstance(batch, BatchedDataDict):
+        attributes = vars(batch)
+    elif type(batch) is TensorDict and not batch.is_memmap():
+        size, device, lock = batch.batch_size, batch.device, batch.is_locked
+        attributes = {"batch_size": size, "device": device, "lock": lock}
+        if any(name is not None for name in batch.names):
+            attributes["names"] = batch.names
+    else:
+        return batch
+    # By items, because a TensorDict iterates over its rows.
+    columns = {name: _parts_of(column) for name, column in batch.items()}
+    return _Parts(type(batch), columns, attributes)
+
+
+def _of_parts(parts: Any) -> Any:
+    if not isinstance(parts, _Parts):
+        return parts
+    columns = {name: _of_parts(column) for name, column in parts.columns.items()}
+    if parts.kind is TensorDict:
+        return TensorDict(columns, **parts.attributes)
+    batch = parts.kind(columns, meta_info=parts.attributes["meta_info"])
+    vars(batch).update(parts.attributes)
+    return batch
 
 
 # --- on the wire -------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def _bits(value: Any) -> str:
     return data.tobytes()[::-1].hex()
 
 
-_PRINTED = (complex, set, frozenset, np.generic, range, torch.dtype, torch.device)
+_PRINTED = (complex, np.generic, range, torch.dtype, torch.device)
 
 
 def _text(value: Any) -> str:
@@ -328,6 +328,8 @@ def _text(value: Any) -> str:
     if isinstance(value, (str, bytes)):
         return shown(repr(value[:1000]), 80)
     with suppress(ValueError):  # an int too long for Python
+        if isinstance(value, (set, frozenset)):  # in an order that the hash seed does not decide
+            return shown(f"{{{', '.join(sorted(map(_text, value)))}}}", 80)
         if isinstance(value, _PRINTED):
             return shown(repr(value)[:1000], 80)
     return brief(value)

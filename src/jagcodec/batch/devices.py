@@ -21,12 +21,12 @@ from tensordict import (
 )
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.plain_types import TENSOR_TYPES
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.forms import like
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
+from jagcodec.ragged.nested import check_column, is_jagged, nested_tensor, parts_of, view_of_parts
 from jagcodec.ragged.non_tensor import (
     fields_of,
     is_non_tensor,
@@ -85,7 +85,12 @@ class _Move:
         if isinstance(leaf, torch.Tensor):
             if self._is_there(leaf):
                 return leaf
-            return self._jagged(leaf, key) if is_jagged(leaf) else self._tensor(leaf)
+            if is_jagged(leaf):
+                return self._jagged(leaf, key)
+            check_column(leaf, self.path_of(key))
+            if leaf.is_meta:
+                check_plain(leaf, self.path_of(key))
+            return self._tensor(leaf)
         if isinstance(leaf, PackedColumn):
             return leaf if self._is_there(leaf.values) else self._packed(leaf)
         if isinstance(leaf, RaggedView):
@@ -165,7 +170,9 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
             numbers = column.offsets if column.lengths is None else None
         elif isinstance(leaf, PackedColumn):
             numbers = leaf.cu_seqlens
-        if numbers is not None and not numbers.is_cpu and pool.of_source(numbers) is None:
+        if numbers is None or numbers.is_cpu or numbers.is_meta:
+            continue
+        if pool.of_source(numbers) is None:
             away.append((numbers, column, read))
     if not away:
         return

@@ -83,6 +83,8 @@ class Messages:
         self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
         self._first_buffers = _starts_of(buffers)[:-1]
         self._starts = _starts_of(self._buffers)
+        # Of each stack, its columns by name: a list of many names takes long to search for each.
+        self._nodes = [_by_name(stack.node) for stack in stacks]
         self._columns: dict[str, InPlace | None] = {}
         self._rows: dict[bytes, _GroupRows | None] = {}
 
@@ -95,7 +97,7 @@ class Messages:
         return self._columns[name]
 
     def _column(self, name: str) -> InPlace | None:
-        nodes = [stack.node.children[stack.node.fields[-1].index(name)] for stack in self.stacks]
+        nodes = [known[name] for known in self._nodes]
         form, *others = {_form_of(node) for node in nodes}
         if form is None or others:
             return None
@@ -214,6 +216,10 @@ class Messages:
             return None
         lengths[np.repeat(rows > 1, rows)] = steps
         return lengths
+
+
+def _by_name(batch: Node) -> dict[str, Node]:
+    return dict(zip(batch.fields[-1], batch.children, strict=True))
 
 
 def _starts_of(parts: Sequence[Sized]) -> IntArray:

@@ -30,6 +30,8 @@ from jagcodec.batch.columns import (
     is_encoded,
     meta_of,
     opened,
+    row_count_of,
+    row_lengths_of,
     with_offsets,
 )
 from jagcodec.batch.devices import moved
@@ -54,6 +56,7 @@ from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
+    check_memory,
     is_jagged,
     nested_tensor,
     readable_view,
@@ -222,7 +225,7 @@ def materialize(
         source = _on_device(batch, device, pool)
         placement = Placement(width, multiple, sides, side, prompt_width)
         placement.prompts = _read_prompts(source, prompt_lengths, placement)
-        plan = _Plan(layout, pads, placement, aligned, kept, masks, pool)
+        plan = _Plan(layout, pads, placement, aligned, kept, masks, pool, batch)
         columns = each_column(source, plan.column, "materialize")
         plan.add_masks(columns)
         if strict:
@@ -256,6 +259,8 @@ def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> 
             return batch
         opened_columns = columns_of(batch, where)
         return opened_columns._replace(columns=moved(opened_columns.columns, device, pool, path_of))
+    if device is not None:
+        row_count_of(batch, where)  # which refuses a dict that does not hold columns
     columns = batch if device is None else moved(batch, device, pool, path_of)
     if isinstance(batch, dict) or device is None:
         return with_offsets(columns, where, pool)
@@ -355,6 +360,7 @@ class _Plan:
     kept: frozenset[Any]
     masks: Mapping[Any, str]
     pool: RowSplitsPool
+    batch: Any  # which is open
     rectangles: list[Rectangle] = field(default_factory=list)
     # What masks need of padded columns: their rows, where these go, the width and the device.
     _masked: dict[Key, tuple[RowSplits, IntArray | None, int, torch.device]] = field(
@@ -407,8 +413,27 @@ class _Plan:
         rows = view.row_splits, self.placement.sides.get(key, self.placement.side)
         place = self._known.get(rows)
         if place is None:
-            place = self._known[rows] = self.placement.of_rows(rows[0], key, self.placement.width)
+            place = self._known[rows] = self._placed(rows[0], key, self.placement.width)
         return self._padded(view, *place, key)
+
+    def _placed(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
+        """As `Placement.of_rows`; for a column without prompts, the error has the other sides."""
+        try:
+            return self.placement.of_rows(row_splits, key, width)
+        except ArgumentError as error:
+            if error.reason != "bad_length":
+                raise
+            remedy = self._other_side(key)
+            raise ArgumentError("bad_length", error.path, f"{error.detail}; {remedy}") from None
+
+    def _other_side(self, key: Key) -> str:
+        if key in self.placement.sides:
+            return f"leave {brief(key)} out of padding_side, or give it another padding_side there"
+        prompts: Any = self.placement.prompts
+        lengths = row_lengths_of(self.batch, "", self.pool)
+        fit = [name for name, tokens in lengths.items() if (tokens >= prompts).all()]
+        sides: dict[Key, str] = {**dict.fromkeys(fit[:8], "left_right")} or {key: "right"}
+        return f"if it holds no prompts, give it another padding_side by name: padding_side={sides}"
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle; if asked for, padded further, as a jagged column of equal rows is."""
@@ -424,7 +449,7 @@ class _Plan:
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
-        left_pad, width = self.placement.of_rows(row_splits, key, max(most, held))
+        left_pad, width = self._placed(row_splits, key, max(most, held))
         if width == held:
             self._masked[key] = row_splits, None, width, leaf.device
             return leaf
@@ -432,6 +457,7 @@ class _Plan:
             detail = f"expected a strided rectangle to make {width} cells wide, found "
             detail += f"{describe(leaf)}; leave it out of token_aligned_fields"
             raise ArgumentError("bad_shape", path_of(key), detail)
+        check_memory(leaf, path_of(key))
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
         return self._padded(full_rows(leaf, row_splits), left_pad, width, key)

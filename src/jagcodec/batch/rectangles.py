@@ -13,6 +13,7 @@ import torch
 from jagcodec.errors import ArgumentError, WireFormatError, column_name, describe
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
+from jagcodec.memory.plain_types import remedy_for
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
 from jagcodec.ragged.pad_values import bits_of
@@ -77,8 +78,8 @@ class Placement:
         wrong = np.flatnonzero(prompts > lengths)
         if len(wrong):
             row = int(wrong[0])
-            detail = f"expected a prompt within its row of {lengths[row]}, found {prompts[row]} "
-            detail += "tokens; give columns without prompts another padding_side by name"
+            expected = f"expected a prompt within its row of {lengths[row]}"
+            detail = f"{expected}, found {prompts[row]} tokens"
             raise ArgumentError("bad_length", f"{path_of(key)}, row {row}", detail)
         longest = int(prompts.max(initial=0))
         before = self.prompt_width or longest
@@ -149,6 +150,7 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
         found = found[name]
     fits = (
         isinstance(found, torch.Tensor)
+        and not (remedy_for(found) or found.is_nested)
         and (tuple(found.shape), found.dtype) == (rectangle.shape, rectangle.dtype)
         and found.device == rectangle.device
         and found.layout is torch.strided
@@ -247,22 +249,22 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
         if kind is not _JAGGED:
             return None
         buffer, at, stored, own, cells, *inner = numbers[node.number : node.end]
-        if own != group:
-            try:
+        spelled, _, ragged_dim = node.fields
+        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
+        bits: bytes | None = _ZEROS[size]
+        try:
+            if own != group:
                 group, splits = own, message.row_splits(own)
                 starts = splits.starts
                 total = splits.total if splits.rows == rows else -1
                 if chosen is not None:
                     splits, starts = chosen.among(splits)
-            except WireFormatError:
-                return None
-            lengths, place = splits.lengths, (splits.rows, splits.max)
-            padded_cells = splits.rows * splits.max
-        spelled, _, ragged_dim = node.fields
-        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
-        bits: bytes | None = _ZEROS[size]
-        if name in pads:
-            bits = bits_of(pads[name], torch_dtype(spelled))
+                lengths, place = splits.lengths, (splits.rows, splits.max)
+                padded_cells = splits.rows * splits.max
+            if name in pads:
+                bits = bits_of(pads[name], torch_dtype(spelled))
+        except WireFormatError:  # it is raised again, with the name of the column
+            return None
         for extent in inner:
             size *= extent
         held = padded_cells * size
@@ -279,7 +281,6 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
         columns[name] = torch.from_numpy(array)
         tasks.append((array, data, starts, lengths, None, shape[1], size, bits))
     pad_all(tasks)
-    for name, node in columns.items():
-        if type(node) is Node:
-            columns[name] = message.tensor(node, chosen)
+    others = {name: node for name, node in columns.items() if type(node) is Node}
+    columns |= source.each(others, message.tensor, chosen)
     return columns

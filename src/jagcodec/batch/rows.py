@@ -416,7 +416,7 @@ def _check_side_by_side(
         if found != rows:
             detail = f"expected {rows} rows, like the first batch, found {found}"
             raise ArgumentError("row_mismatch", path, detail)
-        for name in names.intersection(batch.keys()) if not replace else ():
+        for name in [name for name in batch.keys() if name in names and not replace]:  # noqa: SIM118
             detail = "expected a new name, found one of an earlier batch; pass replace=True"
             raise ArgumentError("conflict", f"{path}[{name!r}]", detail)
         names.update(batch.keys())

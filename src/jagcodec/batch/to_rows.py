@@ -15,8 +15,10 @@ from jagcodec._arguments import check_option, name_list
 from jagcodec.batch.columns import AnyBatch, columns_of
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.extents import check_extent
+from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import array_tensor, number_array
 from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import check_memory
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
@@ -87,7 +89,7 @@ class _Making:
         if isinstance(column, RaggedView):
             return self._ragged(column, path)
         if isinstance(column, list):
-            return list(column)
+            return list.copy(column)
         if isinstance(column, Columns):
             return self.samples(column, path)
         if isinstance(column, UnbatchedTensor):
@@ -123,6 +125,7 @@ class _Making:
             check_extent(column.shape, column.itemsize, path)
         if self._form == "tensor":
             if column.layout in (torch.strided, torch.sparse_coo):
+                check_memory(column, path)
                 try:
                     return list(column.unbind())
                 except NotImplementedError as error:  # of sparse tensors of most dtypes
@@ -155,8 +158,7 @@ class _Making:
 
     def _numbers(self, tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
         """The cells of a strided tensor, as arrays of Python's numbers have them."""
-        if tensor.is_meta:
-            raise ArgumentTypeError("bad_type", path, "expected cells, found a meta tensor")
+        check_plain(tensor, path)
         try:
             return number_array(tensor)
         except (TypeError, RuntimeError) as error:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
+from jagcodec._arguments import ODD
 from jagcodec.errors import ArgumentError, JagcodecError, brief
 
 Row = dict[str, Any]
@@ -19,7 +20,7 @@ def reading_output(path: str, expected: str) -> Iterator[None]:
         yield
     except JagcodecError:
         raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, *ODD) as error:
         found = f"expected {expected}, found {type(error).__name__}: {error}"
         raise ArgumentError("bad_type", path, f"{found}; leave out failed requests") from error
 

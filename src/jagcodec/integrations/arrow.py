@@ -11,6 +11,7 @@ import torch
 
 from jagcodec.batch.columns import columns_of
 from jagcodec.errors import ArgumentError, brief, describe
+from jagcodec.memory.plain_types import remedy_for
 from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.views import RaggedView
@@ -54,7 +55,13 @@ def to_arrow(batch: Any) -> pyarrow.Table:
         detail = "expected pyarrow, which is not installed; pip install 'pyarrow>=15'"
         raise ArgumentError("bad_option", "to_arrow", detail) from error
     columns = columns_of(batch, "to_arrow(batch)").columns
-    arrays = [_array(pa, column, f"column {brief(name)}") for name, column in columns.items()]
+    arrays = []
+    for name, column in columns.items():
+        path = f"column {brief(name)}"
+        try:
+            arrays.append(_array(pa, column, path))
+        except pa.ArrowException as error:
+            raise _refused(path, f"{describe(column)}: {error!s:.200}") from error
     return pa.Table.from_arrays(arrays, names=[*columns])
 
 
@@ -106,7 +113,7 @@ def _fixed(pa: Any, cells: npt.NDArray[Any], inner: tuple[int, ...], path: str) 
 
 def _numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
     """The cells as an array of a dtype that Arrow has."""
-    if tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
+    if remedy_for(tensor) or tensor.is_complex() or tensor.is_quantized:
         raise _refused(path, f"{tensor.dtype} on {tensor.device.type}")
     try:
         return number_array(tensor)

@@ -10,8 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec import encode_rows
-from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec import BatchedDataDict, encode_rows
 from jagcodec.integrations import Reducer, carry, needed, restore_reducers
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed

@@ -17,12 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from jagcodec._arguments import flag_of
 from jagcodec.batch.columns import Batch, concat_in_memory
 from jagcodec.errors import (
     ArgumentError,
+    ArgumentTypeError,
     TransportError,
     TransportTimeoutError,
     WireFormatError,
+    brief,
 )
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.plain_types import usable_device
@@ -140,6 +143,11 @@ class _Exchange:
         self.where, self.group, self.device = where, group, device
         self.allow_pickle = allow_pickle
         self.limits = DEFAULT_LIMITS if limits is None else limits
+        outside: Any = dist.GroupMember.NON_GROUP_MEMBER
+        # Torch asks anything for its rank, and may end the process by it.
+        if not (group is None or group is outside or isinstance(group, dist.ProcessGroup)):
+            detail = f"expected a process group of this job, or None, found {brief(group)}"
+            raise ArgumentTypeError("bad_type", f"{where}(group)", detail)
         try:
             self.place = dist.get_rank(group)  # in the group
             if self.place < 0:
@@ -161,7 +169,7 @@ class _Exchange:
         """Whether this rank is the one that sends."""
         own = self.ranks[self.place]
         if not self._is_rank(src):
-            found = f"expected a global rank of the group, one of {self.ranks}, found {src!r:.80}"
+            found = f"expected a global rank of the group, one of {self.ranks}, found {brief(src)}"
             raise ArgumentError("bad_option", f"{self.where}(src)", found)
         if src != own and batch is not None:
             found = f"{type(batch).__name__} on rank {own}"
@@ -197,6 +205,7 @@ class _Exchange:
         def checked() -> torch.Tensor | None:
             usable_device(self.device, f"{self.where}(device)")
             usable_limits(self.limits, f"{self.where}(limits)")
+            self.allow_pickle = flag_of(self.allow_pickle, f"{self.where}(allow_pickle)")
             return prepare()
 
         own, sizes = self._agree(src, checked)

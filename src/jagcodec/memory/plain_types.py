@@ -63,6 +63,9 @@ def check_plain(value: Any, path: str) -> None:
         found = describe(value) if type(value) in TENSOR_TYPES else f"a {type(value).__name__}"
         detail = f"expected {expected} whose values can be read, found {found}; {remedy}"
         raise ArgumentTypeError("bad_type", path, detail)
+    if isinstance(value, torch.Tensor) and value.is_quantized:  # torch may crash on its bits
+        detail = f"expected a plain dtype, found {value.dtype}; dequantise it first"
+        raise ArgumentTypeError("bad_dtype", path, detail)
 
 
 def check_rectangle(value: Any, path: str) -> None:
@@ -71,9 +74,6 @@ def check_rectangle(value: Any, path: str) -> None:
         detail = f"expected a padded (strided) tensor, found {describe(value)}"
         raise ArgumentTypeError("bad_type", path, detail)
     check_plain(value, path)
-    if value.is_quantized:
-        detail = f"expected a plain dtype, found {value.dtype}; dequantise it first"
-        raise ArgumentTypeError("bad_dtype", path, detail)
 
 
 def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -21,6 +22,7 @@ from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
+from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 
@@ -312,6 +314,32 @@ class RowBuilder:
         """What a copy or a pickle has: columns of its own, which later appends do not change."""
         columns = {name: column.keep(column.tokens) for name, column in self._columns.items()}
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
+
+    def __copy__(self) -> RowBuilder:
+        row = object.__new__(type(self))
+        vars(row).update(self.__getstate__())
+        return row
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowBuilder:
+        row = object.__new__(type(self))
+        vars(row).update(deepcopy(self.__getstate__(), memo))
+        return row
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        columns = {}
+        for name, column in self._columns.items():
+            column.whole()  # in place of its chunks
+            columns[name] = vars(column)
+        return pickled_parts(_of_state, (type(self), {**vars(self), "_columns": columns}), protocol)
+
+
+def _of_state(state: Any) -> RowBuilder:
+    """A row from its type and its attributes, with those of each column."""
+    kind, attributes = state
+    row: RowBuilder = object.__new__(kind)
+    columns = {name: _Grown(**fields) for name, fields in attributes["_columns"].items()}
+    vars(row).update(attributes, _columns=columns)
+    return row
 
 
 def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:

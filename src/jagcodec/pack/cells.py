@@ -222,28 +222,48 @@ def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
             raise ArgumentError("bad_dtype", "", detail)
         return RowCells(torch.empty(0, dtype=dtype), lengths)
     shape: tuple[int, ...] = ()
+    flat = rows
     while isinstance(first, (list, tuple)):
         shape = (*shape, len(first))
-        _check_equal(rows, shape)
-        rows, first = [list(chain.from_iterable(row)) for row in rows], _first(first)
+        bad = _first_unequal(flat, shape[-1])
+        if bad is not None:
+            raise _unequal(rows, flat, shape, *bad, dtype)
+        flat, first = [list(chain.from_iterable(row)) for row in flat], _first(first)
     cell = math.prod(shape)
     sizes = tuple(length * cell for length in lengths) if shape else lengths
-    values = _filled(rows, sizes, dtype, first, cell)
+    values = _filled(flat, sizes, dtype, first, cell)
     return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths)
 
 
-def _check_equal(rows: Sequence[Any], shape: tuple[int, ...]) -> None:
-    """Refuse rows with an item that is not a list as long as the last dim of `shape`."""
-    size = shape[-1]
+def _first_unequal(rows: Sequence[Any], size: int) -> tuple[int, int] | None:
+    """The row and the index of the first item that is not a list of this size, which is not 0."""
     for i, row in enumerate(rows):
         for j, item in enumerate(row):
-            if item is None:
-                raise _other_kind("a number", None, f", row {i}, cell {j}")
             if not isinstance(item, (list, tuple)) or len(item) != size or not size:
-                detail = f"expected inner lists of length {size}, found {brief(item)}"
-                if i and j == 0 and _size_of_items(row):
-                    detail += _tokens_along(len(shape))
-                raise ArgumentError("bad_shape", f", row {i}", detail + _OBJECTS)
+                return i, j
+    return None
+
+
+def _unequal(
+    rows: Sequence[Any],
+    flat: Sequence[Any],  # the same, without the lists that were found to be equal
+    shape: tuple[int, ...],
+    row: int,
+    index: int,
+    dtype: torch.dtype | None,
+) -> JagcodecError:
+    """The error of an item that is not a list like the others."""
+    item, cell = flat[row][index], index // math.prod(shape[:-1])
+    before = [*rows[:row], rows[row][:cell]]
+    if any(map(len, before)):
+        _of_sequences(before, dtype)  # an earlier cell may be the first that does not fit
+    place = f", row {row}, cell {cell}"
+    if item is None:
+        return _other_kind("a number", None, place)
+    detail = f"expected inner lists of length {shape[-1]}, found {brief(item)}"
+    if row and index == 0 and _size_of_items(flat[row]):
+        detail += _tokens_along(len(shape))
+    return ArgumentError("bad_shape", place, detail + _OBJECTS)
 
 
 def _size_of_items(row: Sequence[Any]) -> int | None:
@@ -258,7 +278,7 @@ def _tokens_along(dim: int) -> str:
 
 def _of_turned(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
     """As `_of_sequences`, of lists whose tokens are along their dim `dim`, which is not 0."""
-    made = _of_sequences([_turned(row, dim, i) for i, row in enumerate(rows)], dtype)
+    turned = [_turned(row, dim, i) for i, row in enumerate(rows)]
     outer: tuple[int, ...] = ()
     for i, row in enumerate(rows):
         found = _sizes_before(row, dim)
@@ -266,6 +286,7 @@ def _of_turned(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowC
             detail = f"expected shape {_with_tokens(outer)} like rows before, found {brief(row)}"
             raise ArgumentError("bad_shape", f", row {i}", detail)
         outer = found or outer
+    made = _of_sequences(turned, dtype)
     values: Any = made.values
     if not len(values):
         values = values.reshape(*outer, 0)
@@ -315,9 +336,9 @@ def _filled(
         detail = f"expected a dtype that Python's numbers can have, found {wanted}; pass tensors"
         raise ArgumentTypeError("bad_dtype", "", detail)
     code, stored, precision = _CODES[wanted]
-    values = np.empty(sum(sizes), dtype=stored)
     lengths = np.array(sizes, dtype=np.int64)
     try:
+        values = np.empty(sum(sizes), dtype=stored)
         bad = cells.fill(rows, lengths, values, code, precision, plain_number)
         if wanted in _LEAST_INFINITE:
             # A number before that was written, and may become infinite.

@@ -24,9 +24,23 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.plain_types import ARRAY_TYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, plain_arrays
+from jagcodec.memory.tensor_bytes import (
+    IntArray,
+    as_words,
+    contiguous_bits,
+    number_array,
+    plain_arrays,
+)
 from jagcodec.pack.cells import described
-from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle, warn_of_width
+from jagcodec.pack.tensors import (
+    FEW_CELLS,
+    MISSING_CELL,
+    any_padded,
+    warn_of_leftovers,
+    warn_of_narrow,
+    warn_of_rectangle,
+    warn_of_width,
+)
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
@@ -80,7 +94,8 @@ def pack_jagged_fields(
 
             If False, warn (`JagcodecWarning`, once per calling line) of the second; and, without
             a `mask`, if in each packed column of integers on the CPU the first and the last cell
-            after some row differ. Also warn if `lengths` without names pack nothing, although a
+            after some row differ. Also warn, without names, of a rectangle that is one or two cells
+            narrower than the longest row or the mask; and if `lengths` pack nothing, although a
             rectangle is wider than the longest row.
 
     Returns:
@@ -215,6 +230,8 @@ def _columns(
         ):
             columns[name] = column if array is None else array
             wider |= len(shape) > 1 and shape[1] > most > 0
+            if named is None and len(shape) > 1 and least - FEW_CELLS <= shape[1] < least:
+                warn_of_narrow(f"{where}({name!r})")
             if named is not None and name in named and len(shape) > 1:
                 if strict:
                     raise _not_packed(shape, row_splits, least, most, f"{where}({name!r})")
@@ -227,6 +244,8 @@ def _columns(
                 integers[name] = column
         elif array is not None and array.dtype.kind in "iu":
             integers[name] = array
+        elif array is None and column.is_cpu and column.dtype in LENGTH_DTYPES:  # unsigned
+            integers[name] = number_array(column)
         rectangle = column.detach() if array is None else column
         view = rows_of_rectangle(rectangle, row_splits, where, array)
         columns[name] = view if masked is None else masked.rows(view)
@@ -251,7 +270,8 @@ def _not_packed(
         return ArgumentError("bad_option", path, detail)
     width = f"{least}" if least == most else f"{least} or more"
     detail = f"expected a per-token column ({row_splits.rows}, {width}, ...), found shape {shape}"
-    detail += "; if it does not hold one value per token, leave it out of token_aligned_fields"
+    detail += f". {MISSING_CELL}. If it does not hold one value per token, leave it out of "
+    detail += "token_aligned_fields"
     return ArgumentError("bad_shape", path, detail)
 
 
@@ -278,7 +298,7 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
         detail += f"None, or payloads of a TensorDict, found {described(column)}"
         detail += " without batch dims" if is_non_tensor(column) else ""
         detail += "; use torch.tensor, torch.from_numpy, stack_or_nest, or numpy.empty(N, "
-        detail += "dtype=object), and meta= for what belongs to the whole batch"
+        detail += "dtype=object), and meta= of encode_fields for what belongs to the whole batch"
         raise ArgumentTypeError("bad_type", path, detail)
     if rows not in (None, found):
         expected = f"expected {rows} rows, as the lengths or the other columns have"
@@ -364,17 +384,19 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
             raise unknown_name(mask, fields, path)
         mask, path = fields[mask], f"{where}({mask!r})"
     expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
+    remedy = "; pass mask != 0"
     if isinstance(mask, (torch.Tensor, np.ndarray)) and not is_jagged(mask):
         check_plain(mask, path)
     if isinstance(mask, torch.Tensor) and mask.layout is torch.strided and not mask.is_nested:
         try:
             mask = mask.detach().cpu().numpy()
-        except TypeError:  # numpy does not have the dtype
-            raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}") from None
+        except (TypeError, RuntimeError):  # numpy does not have the dtype
+            detail = f"{expected} {mask.dtype}{remedy}"
+            raise ArgumentTypeError("bad_dtype", path, detail) from None
     if not isinstance(mask, np.ndarray):
         raise ArgumentTypeError("bad_type", path, f"{expected} {describe(mask)}")
     if mask.dtype.kind not in "biu":
-        raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}; pass mask.bool()")
+        raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}{remedy}")
     if mask.ndim != 2:
         raise ArgumentError("bad_shape", path, f"{expected} shape {mask.shape}")
     valid: npt.NDArray[np.bool_] = mask != 0

@@ -47,7 +47,7 @@ from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.place import frames_of_items
 from jagcodec.wire.registry import registered_name
-from jagcodec.wire.spec import MAX_NDIM, PLAIN, Code
+from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, PLAIN, Code
 
 
 def pack_rows(
@@ -369,7 +369,8 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
 
 # --- arguments ---------------------------------------------------------------------------------
 
-_IN_LIST = "; put items of an iterator into a list, and values of the whole batch into meta="
+_IN_LIST = "; put items of an iterator into a list, and values of the whole batch into meta= of "
+_IN_LIST += "encode_rows"
 
 
 def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
@@ -390,10 +391,11 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
         detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
-        if not isinstance(dtypes, Mapping) or not list(dtypes.keys()):
+        named = mapping_of({} if dtypes is None else dtypes, f"{where}(dtypes)", _DTYPES)
+        if not named:
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
-        return 0, dict.fromkeys(dtypes, ())
+        return 0, dict.fromkeys(named, ())
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             detail = f"expected a mapping of names to values, found {describe(row)}"
@@ -432,12 +434,13 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
 
 
 _ANY = FieldSchema("", None, None)
+_DTYPES = "a dict of names to dtypes"
 
 
 def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
     """What `dtypes` says about each column it names; of a bare dtype the kind is empty."""
     fields: dict[str, FieldSchema] = {}
-    for name, dtype in mapping_of(dtypes, path, "a dict of names to dtypes").items():
+    for name, dtype in mapping_of(dtypes, path, _DTYPES).items():
         if not isinstance(name, str):
             detail = f"expected names that are strings, found {brief(name)}"
             raise ArgumentTypeError("bad_type", path, detail)
@@ -460,9 +463,6 @@ def _is_dtype(value: Any) -> bool:
     return isinstance(value, torch.dtype) and value in TORCH_NAMES
 
 
-_MOST_CELLS = 1 << 52  # more than any memory has, were the empty dims of a schema 1
-
-
 def _check_makable(field: FieldSchema, path: str) -> None:
     """Refuse a schema that no column of rows can have."""
     shape: Any = field.shape
@@ -471,7 +471,7 @@ def _check_makable(field: FieldSchema, path: str) -> None:
         not all(size is None or (type(size) is int and size >= 0) for size in sizes)
         or not (field.kind == "tensor" or (field.kind == "jagged" and None in sizes))
         or not (field.dtype is None or _is_dtype(field.dtype))
-        or math.prod(size or 1 for size in sizes) > _MOST_CELLS
+        or 16 * math.prod(size or 1 for size in sizes) >= MAX_BYTES
     ):
         dtype = str(field.dtype) if isinstance(field.dtype, torch.dtype) else brief(field.dtype)
         detail = "expected the schema of a column that rows can make (tensor or jagged, a torch "

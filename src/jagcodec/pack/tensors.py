@@ -27,10 +27,16 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
 )
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.lengths import Lengths, read_rows
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
+from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
+from jagcodec.ragged.nested import (
+    check_jagged,
+    is_jagged,
+    nested_tensor,
+    parts_of,
+    view_of_parts,
+)
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, refuse_packed, view_of_varlen
+from jagcodec.ragged.varlen import PackedColumn, check_varlen, refuse_packed, view_of_varlen
 from jagcodec.ragged.views import NestedParts, RaggedView, rows_of_rectangle
 
 _PADDED = "a padded (strided) tensor"
@@ -67,7 +73,10 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     refuse_packed(padded, f"{where}(padded)", _PADDED)
     check_rectangle(padded, f"{where}(padded)")
     if padded.dim() < 2:
-        detail = f"expects (N, S, ...), found shape {tuple(padded.shape)}"
+        detail = (
+            f"expects (N, S, ...), found shape {tuple(padded.shape)}; values end to end are rows "
+        )
+        detail += "with torch.nested.nested_tensor_from_jagged(values, offsets)"
         raise ArgumentError("bad_shape", f"{where}(padded)", detail)
     row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
     return _pack(padded, row_splits, f"{where}(padded)")
@@ -135,8 +144,8 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     widest = row_splits.max if exact_width else sys.maxsize
     fits = val.dim() > 1 and len(val) == row_splits.rows
     if fits and row_splits.max <= val.shape[1] <= widest:
-        array = plain_array(val)
-        if array is not None and array.dtype.kind in "iu" and not any_padded([array], row_splits):
+        integers = val.is_cpu and val.dtype in LENGTH_DTYPES
+        if integers and not any_padded([number_array(val)], row_splits):
             warn_of_leftovers(path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
@@ -291,9 +300,13 @@ def _views_of(
     """The rows of both; a mask that may be of whole rows is copied to the host, too."""
     given = {f"{where}(full)": full, f"{where}(response_mask)": response_mask}
     for path, value in given.items():
-        if not is_jagged(value) and not isinstance(value, PackedColumn):
-            detail = f"expected a jagged tensor, found {describe(value)}; use to_nested_by_length"
-            raise ArgumentTypeError("bad_type", path, detail)
+        if isinstance(value, PackedColumn):
+            check_varlen(value, path)
+        elif is_jagged(value):
+            check_jagged(value, path)
+        else:
+            detail = f"expected a jagged tensor, found {describe(value)}"
+            raise ArgumentTypeError("bad_type", path, detail + _as_jagged(value))
     both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]
     numbers = [part.cu_seqlens for part in both if isinstance(part, PackedColumn)]
     jagged = [part for part in both if isinstance(part, NestedParts)]
@@ -308,6 +321,17 @@ def _views_of(
         for part, path in zip(both, given, strict=True)
     )
     return view, mask
+
+
+def _as_jagged(value: Any) -> str:
+    """How rows in another form become a jagged tensor."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.dim():
+        return ""
+    if value.is_nested:
+        return "; use stack_or_nest(x.unbind(), always_nest=True)"
+    if value.dim() == 1:
+        return "; values of a packed column p are p._replace(values=x)"
+    return "; use to_nested_by_length"
 
 
 def _without_prompt(what: str, path: str) -> ArgumentError:
@@ -362,14 +386,31 @@ def _warn(path: str, detail: str) -> None:
 def warn_of_rectangle(path: str) -> None:
     """Warn of a column that was named, and cannot be packed."""
     detail = "stays rectangular although you named it as per-token, because its rows or its width "
-    _warn(path, detail + "do not fit the lengths or the mask")
+    _warn(path, f"{detail}do not fit the lengths or the mask. {MISSING_CELL}")
+
+
+FEW_CELLS = 2
+"""A rectangle that lacks so many cells of the longest row, or fewer, is likely to be per-token."""
+
+MISSING_CELL = "If it lacks the first token, pad it: torch.nn.functional.pad(x, (1, 0)) for (N, S)"
+"""What to do with log-probabilities of all tokens but the first."""
+
+
+def warn_of_narrow(path: str) -> None:
+    """Warn of a column without a name that is almost as wide as those that are packed."""
+    detail = "stays rectangular, because it is a few cells narrower than the longest row or the "
+    detail += f"mask: a per-token column has a cell for each token. {MISSING_CELL}. If it is not "
+    _warn(path, detail + "per-token, name the columns that are in token_aligned_fields")
 
 
 def warn_of_leftovers(path: str) -> None:
     """Warn of integers that are packed, and do not look padded."""
     detail = "cells after rows are left out, and they do not look like padding: the first and the "
     detail += "last of a row differ. Did you pass prompt or response lengths for a column of both? "
-    detail += "Is it padded on the left (then pass mask=)? strict=True names the row"
+    detail += (
+        "Is it padded on the left? pack_jagged_fields and encode_fields accept mask= for that, "
+    )
+    detail += "and with strict=True they name the row"
     _warn(path, detail)
 
 

@@ -38,7 +38,7 @@ NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 """The type of `torch.jagged` nested tensors, for dispatch by type."""
 
 
-COLUMN_TYPES = TENSOR_TYPES | ARRAY_TYPES | {NESTED_TENSOR, UnbatchedTensor}
+COLUMN_TYPES: frozenset[type] = TENSOR_TYPES | ARRAY_TYPES | {NESTED_TENSOR, UnbatchedTensor}
 """The types of tensors and arrays that a column may be."""
 
 
@@ -46,6 +46,19 @@ def check_column(column: Any, path: str) -> None:
     """Refuse a tensor or an array of any other type as a column."""
     if type(column) not in COLUMN_TYPES and isinstance(column, (torch.Tensor, np.ndarray)):
         check_plain(column, path)
+
+
+def check_memory(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a tensor that has no memory to copy rows from; one on the meta device has shapes."""
+    if not (type(tensor) in TENSOR_TYPES and tensor.is_meta):
+        check_plain(tensor, path)
+
+
+def check_jagged(jagged: torch.Tensor, path: str) -> None:
+    """Refuse a jagged tensor whose rows or whose lengths cannot be read."""
+    parts = parts_of(jagged)
+    for part in (parts.values, parts.offsets):
+        check_plain(part, path)
 
 
 def is_jagged(value: object) -> bool:
@@ -91,8 +104,7 @@ def view_of_parts(
 ) -> RaggedView:
     """As `view_of`. Columns that share offsets read them once, from `copies` if on a device."""
     values, dim = parts.values, parts.ragged_dim
-    if type(values) not in TENSOR_TYPES:
-        check_plain(values, path)
+    check_memory(values, path)
     shape = tuple(values.shape)
     cells = shape[dim - 1]
     row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
@@ -246,6 +258,7 @@ def view_of_strided(nested: torch.Tensor, path: str, pad_bits: bytes | None = No
 
     With `pad_bits`, they are padded to the longest in all later dims in which they differ.
     """
+    check_memory(nested, path)
     rows = list(nested.unbind())
     shapes = np.array([row.shape for row in rows], dtype=np.int64)
     dims = np.flatnonzero((shapes != shapes[:1]).any(axis=0)).tolist()

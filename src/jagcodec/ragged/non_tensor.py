@@ -130,11 +130,8 @@ def leaf_of_array(array: npt.NDArray[Any]) -> Any:
 
 
 def object_array(items: Sequence[Any]) -> ObjectArray:
-    """(N,) object array of the items as they are; numpy would open nested sequences up."""
-    array: ObjectArray = np.empty(len(items), dtype=object)
-    for i, item in enumerate(items):
-        array[i] = item
-    return array
+    """(N,) object array of the items as they are; `numpy.array` would open nested sequences up."""
+    return np.fromiter(items, dtype=object, count=len(items))
 
 
 def leaf_of_rows(items: Sequence[Any]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jagcodec._arguments import ODD
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
 from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
@@ -21,7 +22,7 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     if isinstance(index, slice):
         try:
             chosen = range(rows)[index]
-        except (TypeError, ValueError) as error:
+        except ODD as error:
             detail = f"expected a slice of integers, its step not 0, found {_shown(index)}"
             raise ArgumentTypeError("bad_type", where, detail) from error
         if chosen.step == 1:

@@ -31,6 +31,7 @@ from jagcodec.ragged.copy_rows import take_rows, values_of
 from jagcodec.ragged.forms import like, like_column
 from jagcodec.ragged.nested import (
     check_column,
+    check_memory,
     is_jagged,
     nested_tensor,
     strided_nested,
@@ -53,7 +54,7 @@ def row_count(column: Any, path: str) -> int | None:
     if isinstance(column, dict):
         return row_counts(column, path)
     if isinstance(column, list):
-        return len(column)
+        return list.__len__(column)  # about which a subclass may lie
     if isinstance(column, UnbatchedTensor):
         return None
     sizes: Sequence[int] = ()
@@ -153,7 +154,7 @@ class _Choice(NamedTuple):
         return listed if self.chosen is None else [listed[i] for i in self.chosen]
 
     def _lists(self, leaves: Sequence[list[Any]], path: str) -> list[Any]:
-        return self._listed(itertools.chain.from_iterable(leaves))
+        return self._listed(itertools.chain.from_iterable(map(list.copy, leaves)))
 
     def _arrays(self, leaves: Sequence[Any], path: str) -> Any:
         _check_each(leaves, path)
@@ -214,14 +215,20 @@ class _Choice(NamedTuple):
             _check_equal([tuple(leaf.shape[1:]) for leaf in leaves], "row shape", path, _PACK)
         if first.layout is torch.strided:
             self._check_extent(sum(map(len, leaves)), first.shape[1:], first.itemsize, path)
+            if isinstance(chosen, range) and len(leaves) == 1:
+                return _slice_of(first, chosen, path)
+            for i, leaf in enumerate(leaves):
+                check_memory(leaf, f"{path} of batch {i}" if i else path)
             whole = first if self._one(leaves) else cat_bits(leaves, 0)
             if isinstance(chosen, range):
-                return whole[chosen.start : chosen.stop]
+                return _slice_of(whole, chosen, path)
             return whole if chosen is None else take_rows(whole, chosen)
         detail = f"expected a column whose rows can be chosen and joined, found a {first.layout}; "
         raise ArgumentError("bad_option", path, detail + "call .to_dense() or select the others")
 
     def _strided_nested(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+        for leaf in leaves:
+            check_memory(leaf, path)
         parts = [strided_parts(leaf) for leaf in leaves if leaf.size(0)]
         if not parts:
             return leaves[0]
@@ -334,6 +341,14 @@ _RAGGED = "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} 
 _CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
 
 
+def _slice_of(tensor: torch.Tensor, chosen: range, path: str) -> torch.Tensor:
+    try:
+        return tensor[chosen.start : chosen.stop]
+    except RuntimeError:  # of a tensor without memory, which is seldom enough to ask later
+        check_memory(tensor, path)
+        raise
+
+
 def _check_each(leaves: Sequence[Any], path: str) -> None:
     for i, leaf in enumerate(leaves):
         check_column(leaf, f"{path} of batch {i}" if i else path)
@@ -360,9 +375,13 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
         if first is None or names == first:
             first = names
             continue
-        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
-            how = "missing" if name in first else "in addition"
-            detail = f"expected the columns of batch 0, found {name!r} {how}; select the others"
+        # In the order of the columns, and not in that of a set, which the hash seed decides.
+        known, held = dict.fromkeys(first), dict.fromkeys(names)
+        odd = [(name, "missing") for name in known if name not in held]
+        odd += [(name, "in addition") for name in held if name not in known]
+        for name, how in odd:
+            found = f"found {brief(name)} {how}; select the others"
+            detail = f"expected the columns of batch 0, {found}"
             raise ArgumentKeyError("no_such_field", f"{where} of batch {i}", detail)
     return first or ()
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
+from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.packing.layout import PackLayout, check_size
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import host_numbers
+from jagcodec.ragged.nested import check_memory, host_numbers
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 
@@ -38,6 +38,7 @@ class PackedColumn(NamedTuple):
 def refuse_packed(value: object, path: str, expected: str) -> None:
     """Refuse a varlen column where something else is expected, with what to make of it."""
     if isinstance(value, PackedColumn):
+        check_varlen(value, path)
         dim = "" if value.values.shape[:1] == value.position_ids.shape else ", jagged_dim=2"
         detail = f"expected {expected}, found PackedColumn x; a jagged tensor of it is "
         detail += f"torch.nested.nested_tensor_from_jagged(x.values, x.cu_seqlens.long(){dim})"
@@ -55,12 +56,12 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
 
 def check_varlen(column: PackedColumn, path: str) -> None:
     """Refuse a varlen column that a caller made of something else than tensors."""
-    for name, part in (("values", column.values), ("cu_seqlens", column.cu_seqlens)):
+    for name in ("values", "cu_seqlens", "position_ids"):
+        part = getattr(column, name)
         if not isinstance(part, torch.Tensor):
             detail = f"expected a tensor, found {describe(part)}"
             raise ArgumentTypeError("bad_type", f"{path}.{name}", detail)
-        if type(part) not in TENSOR_TYPES:
-            check_plain(part, f"{path}.{name}")
+        check_memory(part, f"{path}.{name}")
     places, dtype = column.cu_seqlens, column.cu_seqlens.dtype
     integers = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
     if places.dim() != 1 or not len(places) or not integers or places.is_quantized:

@@ -15,6 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import cells
+from jagcodec._arguments import check_options
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
@@ -113,6 +114,7 @@ class MsgpackDecoder:
 
     def __init__(self, **options: Unpack[DecodeOptions]) -> None:
         """Take the options of `decode`."""
+        check_options(options, DecodeOptions.__annotations__, "MsgpackDecoder")
         self._options = options
 
     def decode(self, frames: MessageLike) -> Any:

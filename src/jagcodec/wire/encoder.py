@@ -16,7 +16,14 @@ from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
-from jagcodec._arguments import check_function, check_known, flag_of, items_of, mapping_of
+from jagcodec._arguments import (
+    check_function,
+    check_known,
+    check_options,
+    flag_of,
+    items_of,
+    mapping_of,
+)
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
@@ -255,6 +262,7 @@ class MsgpackEncoder:
 
     def __init__(self, **options: Unpack[EncodeOptions]) -> None:
         """Take the options of `encode`."""
+        check_options(options, EncodeOptions.__annotations__, "MsgpackEncoder")
         self._options = options
 
     def encode(self, obj: Any) -> list[Frame]:

@@ -73,7 +73,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
     header = message.header
     if rows > MAX_UNBACKED_ROWS or header.schema.values:
         return None
-    groups: list[int] = []
+    groups: dict[int, int] = {}  # those of the columns, by which of them is which here
     columns: list[_Cuttable] = []
     for node in nodes.values():
         column = _cuttable(message, node, rows, groups)
@@ -86,8 +86,8 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
     return Slicer(columns, offsets, start, header.packed_values)
 
 
-def _cuttable(message: Message, node: Node, rows: int, groups: list[int]) -> _Cuttable | None:
-    """A column from which rows can be cut out; None of any other. Its group is one of `groups`."""
+def _cuttable(message: Message, node: Node, rows: int, groups: dict[int, int]) -> _Cuttable | None:
+    """A column from which rows can be cut out; None of any other. `groups` gets its group."""
     leaf = leaf_of(node, message.numbers)
     if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.stored != PLAIN:
         return None
@@ -95,9 +95,8 @@ def _cuttable(message: Message, node: Node, rows: int, groups: list[int]) -> _Cu
         return None
     which, found = None, leaf.shape[0]
     if leaf.group is not None:
-        if leaf.group not in groups:
-            groups.append(leaf.group)
-        which, found = groups.index(leaf.group), message.splits(leaf.group, found).rows
+        which = groups.setdefault(leaf.group, len(groups))
+        found = message.splits(leaf.group, found).rows
     if found != rows:
         return None
     data = message.read(*leaf.place[:2], leaf.shape[0] * leaf.cell_bytes)

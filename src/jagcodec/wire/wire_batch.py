@@ -412,7 +412,7 @@ class MessageColumns(ColumnSource):
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
         if key.kind is not _JAGGED and offsets_of_packed(key) is None:
             return None
-        lengths: IntArray = self._each({name: key}, self._lengths, chosen)[name]
+        lengths: IntArray = self.each({name: key}, self._lengths, chosen)[name]
         return lengths
 
     def read(self, keys: Mapping[str, Node], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
@@ -422,9 +422,9 @@ class MessageColumns(ColumnSource):
             places = {message.numbers[node.number] for node in stored}
             held = range(len(message.buffers))  # an empty column needs no buffer
             prepare(message.buffers[i] for i in places if i in held)
-        return self._each(keys, self._column, chosen, form, Budget(message))
+        return self.each(keys, self._column, chosen, form, Budget(message))
 
-    def _each(
+    def each(
         self, keys: Mapping[str, Node], read: Callable[..., Any], *options: Any
     ) -> dict[str, Any]:
         """What is read of each column; errors name it."""
@@ -527,7 +527,7 @@ class MessageColumns(ColumnSource):
         if form is As.LEAF or form is As.VIEW:
             return batch
         nodes = dict(zip(batch.fields, columns.children, strict=True))
-        return batch.tensordict_of(inner._each(nodes, inner._column, chosen, As.LEAVES, budget))
+        return batch.tensordict_of(inner.each(nodes, inner._column, chosen, As.LEAVES, budget))
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
@@ -691,11 +691,12 @@ _MEMORY = (list, bytes, bytearray)
 def open_whole(source: Any, path: str) -> WireBatch:
     """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
     how = reading(path, None, None, None, False, by_range=True)
-    return batch_of_message(open_message(source, path, how))
+    remedy = "send columns with encode_fields(columns, lengths=...), rows with encode_rows(rows)"
+    return batch_of_message(open_message(source, path, how), remedy)
 
 
-def batch_of_message(message: Message) -> WireBatch:
-    """The one batch of an open message, and what is next to it."""
+def batch_of_message(message: Message, remedy: str = "use decode") -> WireBatch:
+    """The one batch of an open message, and what is next to it; `remedy` is for other messages."""
     root = message.header.schema.root
     found = batch_in(root)
     if found is not None:
@@ -705,7 +706,9 @@ def batch_of_message(message: Message) -> WireBatch:
     state = _state_in_documents(message, root)
     if state is None:
         expected = "a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
-        text = f"expected the message of {expected}, found one of a {root.kind.name}; use decode"
+        batches = sum(child.kind is Kind.TENSORDICT for child in root.children)
+        other = f"a dict with {batches} of them" if root.kind is Kind.MAP else "another value"
+        text = f"expected the message of {expected}, found one of {other}; {remedy}"
         raise fail("bad_value", text)
     columns, meta = state
     try:

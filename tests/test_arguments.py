@@ -1,0 +1,401 @@
+"""Every option of every public function over odd values: a result, or an error of this library.
+
+`CALLS` has a valid call of each public function. A test changes one option of it at a time.
+"""
+
+import functools
+import importlib
+import inspect
+import os
+import re
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import jagcodec
+from jagcodec import BatchedDataDict, RowBuilder, dump, encode_fields, open_wire
+from jagcodec.errors import JagcodecError, WireFormatError, brief
+from jagcodec.record import RecordReader, RecordWriter
+from jagcodec.wire import registry
+from tests import odd
+from tests.helpers import nested
+
+SOURCE = Path(jagcodec.__file__).parent
+
+# --- calls -------------------------------------------------------------------------------------
+
+IDS = torch.tensor([[5, 6, 0], [7, 8, 9]])
+JAGGED = nested([[1, 2], [3, 4]])
+FRAMES = encode_fields({"ids": IDS, "reward": torch.ones(2)}, lengths=[2, 3])
+
+Options = dict[str, Any]
+ENCODE: Options = {
+    **{"narrow": False, "elide": False, "checksum": False, "compress": None, "meta": None},
+    **{"allow_pickle": False, "default": None},
+}
+LOAD: Options = {"device": None, "allow_pickle": False, "limits": None}
+DECODE: Options = {"copy": None, **LOAD}
+FIELDS: Options = {
+    **{"fields": {"ids": IDS, "reward": torch.ones(2)}, "lengths": [2, 3], "strict": False},
+    **{"token_aligned_fields": ["ids"], "mask": None},
+}
+OF_ROWS: Options = {
+    "rows": [{"ids": [5, 6], "reward": 0.5}, {"ids": [7], "reward": 1.0}],
+    **{"dtypes": None, "same_length": (), "rectangular": (), "ragged_dims": None},
+}
+BATCH: Options = {"batch": odd.batch()}
+
+
+def data():
+    return BatchedDataDict({"ids": nested([[5, 6], [7]]), "reward": torch.ones(2)})
+
+
+def opened():
+    return open_wire(FRAMES)
+
+
+def row():
+    made = RowBuilder()
+    made.append(ids=[1, 2])
+    return made
+
+
+def writer():
+    made = RecordWriter("record")
+    made.rewind(0)
+    return made
+
+
+# By name below `jagcodec`; that of a method follows its class, whose object `self` makes.
+CALLS: dict[str, Options] = {
+    "concat_rows": {"batches": [FRAMES, odd.batch()]},
+    "decode": {"frames": FRAMES, **DECODE},
+    "dump": {"obj": 1, "path": "dumped.jag", **ENCODE},
+    "encode": {"obj": odd.batch(), "out": None, **ENCODE},
+    "encode_fields": {**FIELDS, "out": None, **ENCODE},
+    "encode_rows": {**OF_ROWS, **ENCODE},
+    "join_columns": {"batches": [{"x": torch.ones(2)}, odd.batch()], "replace": False},
+    "load": {"path": "loaded.jag", "mmap": False, **LOAD},
+    "materialize": {
+        **{"td": odd.batch(), "layout": "padded", "pad_value_dict": None, "pad_to_seqlen": 0},
+        **{"pad_to_multiple": 1, "padding_side": "right", "prompt_lengths": None, "device": None},
+        **{"prompt_width": 0, "token_aligned_fields": None, "keep_jagged": (), "strict": False},
+        **{"attention_mask_of": None, "pin_memory": False, "out": None},
+        "container": BatchedDataDict,
+    },
+    "maybe_pack_jagged": {"val": IDS, "lengths": [2, 3]},
+    "open_wire": {"source": FRAMES, **DECODE},
+    "pack_jagged_fields": FIELDS,
+    "pack_per_token_field": {"val": IDS, "lengths": [2, 3]},
+    "pack_rows": OF_ROWS,
+    "padding_tax": {
+        **{"source": odd.batch(), "lengths": None, "token_aligned_fields": None},
+        **{"padded_width": None, "options": False},
+    },
+    "register_type": {"cls": odd.Number, "name": None, "to_state": int, "from_state": int},
+    "repeat_rows": {**BATCH, "times": 2, "interleave": True},
+    "response_from_nested": {"full": JAGGED, "response_mask": nested([[1], [1]])},
+    "select_rows": {**BATCH, "index": [0]},
+    "split_rows": {**BATCH, "parts": None, "sizes": [1, 1], "max_tokens": None, "lengths": None},
+    "stack_or_nest": {
+        **{"tensors": [torch.ones(2), torch.ones(3)], "always_nest": False, "ragged_dim": None}
+    },
+    "to_blob": {"frames": FRAMES},
+    "to_nested_by_length": {"padded": IDS, "lengths": [2, 3]},
+    "to_rows": {**BATCH, "columns": None, "as_": "tensor"},
+    "unwrap_wire_stripped_payload": {"item": None},
+    # classes, and what they add to `dict`
+    "BatchedDataDict": {"columns": {"ids": IDS}, "meta_info": None, "named": {"x": [1, 2]}},
+    "BatchedDataDict.__ior__": {"self": data, "other": {"x": [1, 2]}},
+    "BatchedDataDict.__or__": {"self": data, "other": {"x": [1, 2]}},
+    "BatchedDataDict.__setitem__": {"self": data, "name": "x", "column": [1, 2]},
+    "BatchedDataDict.copy": {"self": data},
+    "BatchedDataDict.rows": {"self": data, "index": [0]},
+    "BatchedDataDict.select": {"self": data, "names": ["ids"]},
+    "BatchedDataDict.setdefault": {"self": data, "name": "x", "default": [1, 2]},
+    "BatchedDataDict.to": {"self": data, "device": "cpu", "non_blocking": False},
+    "BatchedDataDict.union": {"self": data, "other": {"x": [1, 2]}},
+    "BatchedDataDict.update": {"self": data, "args": [{"x": [1, 2]}], "named": {"y": [1, 2]}},
+    "BatchedDataDict.with_columns": {"self": data, "columns": {"x": [1, 2]}},
+    "Limits": {"bytes": 1, "header": 1, "objects": 1, "expanded": 1, "depth": 1},
+    "MsgpackDecoder": DECODE,
+    "MsgpackDecoder.decode": {"self": jagcodec.MsgpackDecoder, "frames": FRAMES},
+    "MsgpackEncoder": ENCODE,
+    "MsgpackEncoder.encode": {"self": jagcodec.MsgpackEncoder, "obj": 1},
+    "RowBuilder": {"dtypes": None, "same_length": None},
+    "RowBuilder.append": {"self": row, "columns": {"ids": [1, 2]}},
+    "RowBuilder.from_message": {
+        **{"self": lambda: RowBuilder, "message": opened().rows([0]), "same_length": None}
+    },
+    "RowBuilder.set": {"self": row, "values": {"reward": 1.0}},
+    "RowBuilder.to_frames": {"self": row, **ENCODE},
+    "RowBuilder.to_row": {"self": row},
+    "RowBuilder.truncate": {"self": row, "tokens": 1},
+    "WireBatch.__getitem__": {"self": opened, "name": "ids"},
+    "WireBatch.columns": {"self": opened},
+    "WireBatch.keys": {"self": opened},
+    "WireBatch.narrow_names": {"self": opened},
+    "WireBatch.row_lengths": {"self": opened, "name": "ids"},
+    "WireBatch.rows": {"self": opened, "index": [0]},
+    "WireBatch.select": {"self": opened, "names": ["ids"]},
+    "WireBatch.to_frames": {"self": opened},
+    "WireBatch.to_tensordict": {"self": opened},
+    # other modules
+    "record.RecordReader": {"directory": "record"},
+    "record.RecordReader.file": {"self": lambda: RecordReader("record"), "step": 1},
+    "record.RecordWriter": {"directory": "record", "keep": None},
+    "record.RecordWriter.close": {"self": writer},
+    "record.RecordWriter.rewind": {"self": writer, "step": 1},
+    "record.RecordWriter.write": {**{"self": writer, "step": 1, "batch": odd.batch(), **ENCODE}},
+    "schema.check_schema": {"batch": FRAMES, "schema": opened().schema, "optional": ()},
+    "stdlib.register_stdlib_types": {},
+    "testing.assert_same": {"actual": 1, "expected": 1},
+    "testing.is_same": {"actual": 1, "expected": 1},
+    "integrations.arrow.to_arrow": BATCH,
+    "integrations.pillow.register_images": {},
+    "integrations.sglang.rows_of": {"responses": []},
+    "integrations.torch_distributed.all_gather_rows": {
+        **{"batch": odd.batch(), "group": None, "default": None, **LOAD}
+    },
+    "integrations.torch_distributed.broadcast": {
+        **{"batch": odd.batch(), "src": 0, "group": None, "default": None, **LOAD}
+    },
+    "integrations.vllm.rows_of": {"outputs": []},
+}
+
+# Other calls, for options that are only read together: what differs, all of which is changed.
+ALSO: list[tuple[str, Options]] = [
+    ("split_rows", {"parts": 2, "sizes": None}),
+    ("split_rows", {"max_tokens": 8, "lengths": [5, 1], "sizes": None}),
+    ("split_rows", {"parts": 1, "max_tokens": 8, "sizes": None}),
+    ("materialize", {"padding_side": "left_right", "prompt_lengths": [1, 1], "prompt_width": 2}),
+    ("materialize", {"layout": "packed", "pad_to_seqlen": 9, "keep_jagged": ["x"]}),
+    ("materialize", {"td": FRAMES, "pad_value_dict": {"ids": -1}, "device": "cpu"}),
+    ("pack_jagged_fields", {"mask": IDS > 0, "lengths": None}),
+    ("encode_fields", {"mask": IDS > 0, "lengths": None, "strict": True}),
+    ("pack_rows", {"rows": [], "dtypes": {"ids": object}}),
+    ("encode_rows", {"rows": {"ids": [[5], [7]]}, "dtypes": {"ids": torch.int32}}),
+    ("padding_tax", {"source": [5, 1], "padded_width": 9}),
+    ("padding_tax", {"source": {"ids": IDS}, "lengths": [2, 3], "token_aligned_fields": ["ids"]}),
+    ("stack_or_nest", {"tensors": [torch.ones(2, 3)] * 2, "always_nest": True, "ragged_dim": 2}),
+    ("to_rows", {"as_": "list", "columns": ["ids"]}),
+    ("repeat_rows", {"times": [2, 0]}),
+]
+
+LEFT_OUT = {
+    **dict.fromkeys(("balance_rows",), "the next plan replaces it"),
+    **dict.fromkeys(("WireBatch", "testing.JaggedBatch"), "made by functions"),
+    **dict.fromkeys(
+        (
+            *("BatchedDataDict.of_equal_rows", "WireBatch.at", "WireBatch.nodes"),
+            *("WireBatch.tensordict_of", "WireBatch.to_encode"),
+        ),
+        "for callers inside the library: nothing is checked",
+    ),
+    **dict.fromkeys(
+        [f"testing.{name}" for name in ("cells", "jagged_batches", "jagged_tensors", "tensors")],
+        "draws from hypothesis",
+    ),
+    **dict.fromkeys(
+        [f"integrations.{name}" for name in ("ray", "setup", "transfer_queue", "verl", "zmq")],
+        "has tests of its own, with what it needs",
+    ),
+}
+
+MODULES = ("record", "schema", "stdlib", "testing")
+INTEGRATIONS = tuple(
+    f"integrations.{path.stem}" for path in (SOURCE / "integrations").glob("[!_]*.py")
+)
+OPERATORS = {"__getitem__", "__setitem__", "__or__", "__ior__"}
+
+
+@functools.cache
+def named(name):
+    """A function, a class or a module by its name below `jagcodec`."""
+    *above, last = name.split(".")
+    if name in (*MODULES, *INTEGRATIONS, "integrations"):
+        return importlib.import_module(f"jagcodec.{name}")
+    return getattr(named(".".join(above)) if above else jagcodec, last)
+
+
+def public_names():
+    """The names of all public functions and classes, and of the methods that these define."""
+    names = {*vars(jagcodec)["__all__"]} - {"__version__"} | {"integrations.setup"}
+    for module in (*MODULES, *INTEGRATIONS):
+        if module in LEFT_OUT:
+            names.add(module)
+            continue
+        for name, value in vars(named(module)).items():
+            own = getattr(value, "__module__", "") == f"jagcodec.{module}" and callable(value)
+            names |= {f"{module}.{name}"} if own and not name.startswith("_") else set()
+    for name in [name for name in names - {*INTEGRATIONS} if inspect.isclass(named(name))]:
+        if issubclass(named(name), Exception):
+            names.remove(name)
+        elif name != "testing.JaggedBatch":
+            methods = (each for each, value in vars(named(name)).items() if not is_data(value))
+            public = {each for each in methods if each in OPERATORS or not each.startswith("_")}
+            names |= {f"{name}.{each}" for each in public}
+    return names
+
+
+def is_data(value):
+    return not callable(getattr(value, "__func__", value))
+
+
+def options_of(name):
+    """The options of a function by name, with their annotations."""
+    function = named(name).__init__ if inspect.isclass(named(name)) else named(name)
+    found = {}
+    for option, parameter in inspect.signature(function).parameters.items():
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
+        if unpacked:
+            of_dict = inspect.unwrap(function).__globals__[unpacked[1]].__annotations__
+            found |= {key: hint.__forward_arg__ for key, hint in of_dict.items()}
+        elif option not in ("self", "cls") or name == "register_type":
+            found[option] = parameter.annotation
+    return found
+
+
+def test_every_option_of_every_public_function_is_here():
+    assert public_names() == {*CALLS, *LEFT_OUT}
+    for name, options in CALLS.items():
+        assert {*options_of(name)} == options.keys() - {"self"}, name
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def inside(option):
+    """Ways to put a value inside an option of this name."""
+    by_name = lambda value: {"ids": value}  # noqa: E731
+    in_list = lambda value: [value]  # noqa: E731
+    called = lambda value: lambda *_: value  # noqa: E731
+    samples = lambda value: [{"ids": value}]  # noqa: E731
+    ways = [
+        (by_name, ("td", "batch", "fields", "pad_value_dict", "out", "meta", "rows", "schema")),
+        (by_name, ("padding_side", "attention_mask_of", "dtypes", "ragged_dims")),
+        (in_list, ("lengths", "sizes", "times", "index", "prompt_lengths", "narrow", "obj")),
+        (in_list, ("same_length", "token_aligned_fields", "batches", "frames", "tensors")),
+        (in_list, ("outputs", "responses")),
+        (called, ("source", "container", "out", "default")),
+        (lambda value: ("zstd", value), ("compress",)),
+        (samples, ("rows",)),
+        (lambda value: samples([value]), ("rows",)),
+        (lambda value: slice(value, None), ("index",)),
+    ]
+    return [put for put, options in ways if option in options]
+
+
+def variants(option, value):
+    yield value
+    for put in inside(option):
+        yield put(value)
+
+
+def call(name, options):
+    """Call a function with options by name; a coroutine is run."""
+    options = dict(options)
+    make = options.pop("self", None)
+    made = None if make is None else make()
+    function = named(name) if made is None else getattr(made, name.rpartition(".")[2])
+    positional: list[Any] = []
+    for option, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(options.pop(option))
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            positional += options.pop(option)
+        elif parameter.kind is parameter.VAR_KEYWORD and option in options:
+            options |= options.pop(option)
+    try:
+        found = function(*positional, **options)
+        made = found if isinstance(found, RecordWriter) else made
+        return found
+    finally:
+        if isinstance(made, RecordWriter):
+            made.close()
+
+
+def changed(name, valid, option, value):
+    """A call with another value of an option; of `args` and `**named` in it."""
+    parameter = inspect.signature(named(name)).parameters.get(option)
+    if parameter is not None and parameter.kind is parameter.VAR_POSITIONAL:
+        return {**valid, option: [value]}
+    if parameter is not None and parameter.kind is parameter.VAR_KEYWORD:
+        return {**valid, option: dict.fromkeys(valid[option], value)}
+    return {**valid, option: value}
+
+
+def fault_of(name, valid, option, value, kind):
+    """What is wrong with the answer of a call; None if it is a result or the right error."""
+    try:
+        found = call(name, changed(name, valid, option, value))
+    except odd.OwnError:
+        return None
+    except WireFormatError as error:
+        return None if option in MESSAGES else f"blames a message: {error}"
+    except JagcodecError as error:
+        return None if error.path else f"names nothing: {error}"
+    except OSError as error:
+        return None if option in ("path", "directory", "source", "message") else f"{error!r}"
+    except AssertionError as error:
+        return None if name == "testing.assert_same" else f"{error!r}"
+    except Exception as error:
+        inner = traceback.extract_tb(error.__traceback__)[-1]
+        return None if inner.filename == odd.__file__ else f"{type(error).__name__}: {error!s:.80}"
+    holds_options = name in ("MsgpackDecoder", "MsgpackEncoder")
+    if kind == "bool" and not holds_options and not isinstance(value, (bool, np.bool_)):
+        return f"takes it for True or False: {brief(found)}"
+    return None
+
+
+MESSAGES = {"frames", "source", "message", "td", "batch", "batches"}
+
+
+@pytest.fixture(scope="module")
+def values():
+    with warnings.catch_warnings(action="ignore"):
+        fixed = [
+            *(*odd.python_values(), *odd.array_values()),
+            *(*odd.tensor_values(), *odd.batch_values()),
+        ]
+    return [*(lambda value=value: value for value in fixed), *odd.FRESH]
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """Paths that calls name, and a registry and a process group of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # which takes most of the time of `dump`
+    dump(odd.batch(), "loaded.jag")
+    RecordWriter("record").close()
+    monkeypatch.setattr(registry, "_by_name", dict(registry._by_name))
+    monkeypatch.setattr(registry, "_name_of", dict(registry._name_of))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*((name, {}) for name in CALLS), *ALSO],
+    ids=lambda value: value if isinstance(value, str) else "_".join(value),
+)
+def test_odd_values(name, changes, values, places):
+    valid, kinds, faults = {**CALLS[name], **changes}, options_of(name), []
+    call(name, valid)
+    for option in changes or kinds:
+        for make in values:
+            value = make()
+            for given in variants(option, value):
+                fault = fault_of(name, valid, option, given, kinds[option])
+                if fault is not None and value is not odd.HUGE:  # there is no memory for it
+                    faults.append(f"{option}={brief(given)}: {fault}")
+    assert faults == []
