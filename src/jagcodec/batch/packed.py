@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_option, mapping_of, name_set
+from jagcodec._arguments import check_names, check_option, mapping_of, name_set
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -464,6 +464,7 @@ class _Packing:
         if isinstance(labels_of, (str, tuple)):
             wanted = {"labels": labels_of}
         wanted = mapping_of(wanted, where, "the name of a column, or a dict of names to names")
+        check_names([*wanted, *wanted.values()], where)
         packed = dict(self.buffers)
         for name, key in wanted.items():
             if key not in packed:

@@ -231,6 +231,9 @@ def plan_layout(
     """The layout of rows of (N,) lengths, none of them negative; see `plan_packing`."""
     multiple = whole_number(row_multiple, 1, f"{where}(row_multiple)")
     cp_size = whole_number(cp_size, 1, f"{where}(cp_size)")
+    if cp_size >= 1 << 31:
+        detail = f"expected fewer than 2**31 ranks, found {cp_size}"
+        raise ArgumentError("bad_option", f"{where}(cp_size)", detail)
     check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
     padded = _padded(lengths, multiple, where)
     held = int(padded.sum())

@@ -16,6 +16,7 @@ import torch
 
 from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
@@ -205,7 +206,8 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
     for buffer in outs:
         view, out = buffer.view, buffer.out
         fits = (
-            isinstance(out, torch.Tensor)
+            type(out) in TENSOR_TYPES
+            and not remedy_for(out)
             and out.layout is torch.strided
             and not out.is_nested
             and (tuple(out.shape), out.dtype) == (buffer.shape, view.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from jagcodec._arguments import items_of
 from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
@@ -152,7 +153,8 @@ class Packer:
         """The rows of values of every cell, or of a list of each rank's."""
         layout = self.layout
         split = isinstance(values, (list, tuple))
-        parts = list(values) if split else [values]
+        expected = f"a tensor, or a list of {layout.cp_size}"
+        parts = items_of(values, path, expected) if split else [values]
         if split and len(parts) != layout.cp_size:
             detail = f"expected {layout.cp_size} parts, one per rank in order, found {len(parts)}"
             raise ArgumentError("bad_shape", path, detail)
