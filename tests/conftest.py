@@ -78,6 +78,10 @@ def pytest_collect_file():
     return [each for each in collectors if type(each) is pytest.Module]
 
 
+# torch 2.11 warns at the first sparse tensor that a test makes, if nobody said so before.
+torch.sparse.check_sparse_tensor_invariants.disable()
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     """Tests draw the same numbers, whichever tests ran before."""

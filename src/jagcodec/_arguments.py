@@ -1,4 +1,4 @@
-"""Checks of arguments: columns, names, counts and options."""
+"""Checks of arguments without tensors: names, mappings, numbers, flags, words and functions."""
 
 from __future__ import annotations
 
@@ -6,30 +6,67 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 
 _STRING = frozenset((str,))
 _NO_NAMES: frozenset[Any] = frozenset()
 _MOST_NAMED = 8
+_LARGEST = (1 << 63) - 1
+
+ODD = (TypeError, ValueError, RuntimeError, MemoryError, OverflowError)
+"""What Python, numpy and torch raise of an object that is not what it seems to be."""
 
 
-def check_fields(fields: Any, path: str) -> None:
-    """Refuse anything but a dict of names to columns."""
-    if type(fields) is dict and _STRING.issuperset(map(type, fields)):
-        return
-    # By items, because a TensorDict iterates over its rows.
-    pairs = fields.items() if isinstance(fields, Mapping) else [(None, None)]
-    if not all(isinstance(name, str) for name, _ in pairs):
-        detail = f"expected a dict of names to columns, found {describe(fields)}"
-        keys = " with keys that are not strings" if isinstance(fields, Mapping) else ""
-        raise ArgumentTypeError("bad_type", path, detail + keys)
+# --- mappings and lists ------------------------------------------------------------------------
+
+
+def mapping_of(value: Any, path: str, expected: str) -> dict[Any, Any]:
+    """A caller's mapping as a plain dict; a dict itself."""
+    if type(value) is dict:
+        return value
+    found = describe(value)
+    if isinstance(value, Mapping):
+        try:
+            # By items, because a TensorDict iterates over its rows.
+            return {name: item for name, item in value.items()}  # noqa: C416 - see above
+        except (TypeError, ValueError) as error:
+            found += " whose items are not pairs"
+            raise ArgumentTypeError("bad_type", path, f"expected {expected}, {found}") from error
+    raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {found}")
+
+
+def named_columns(fields: Any, path: str) -> dict[str, Any]:
+    """A caller's columns by name as a plain dict; a dict itself."""
+    columns = mapping_of(fields, path, "a dict of names to columns")
+    if not _STRING.issuperset(map(type, columns)):
+        for name in columns:
+            if not isinstance(name, str):
+                found = f"found {describe(fields)} with keys that are not strings"
+                detail = f"expected a dict of names to columns, {found}"
+                raise ArgumentTypeError("bad_type", path, detail)
+    return columns
+
+
+def items_of(values: Any, path: str, expected: str) -> list[Any]:
+    """The items of a caller's list, or of another iterable that is not text."""
+    try:
+        if not isinstance(values, (str, bytes)):
+            # By an iterator, because a subclass of list may lie about its length.
+            return list(iter(values))
+    except ODD as error:
+        detail = f"expected {expected}, found {describe(values)}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
+    raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(values)}")
+
+
+# --- names -------------------------------------------------------------------------------------
 
 
 def name_set(names: Any, path: str) -> frozenset[Any]:
     """The names that an argument holds, in no order."""
-    return _NO_NAMES if names == () else _names_in(names, path, frozenset)
+    return _NO_NAMES if type(names) is tuple and not names else _names_in(names, path, frozenset)
 
 
 def name_list(names: Any, path: str) -> list[Any]:
@@ -38,13 +75,32 @@ def name_list(names: Any, path: str) -> list[Any]:
 
 
 def _names_in(names: Any, path: str, collect: Callable[[Any], Any]) -> Any:
-    if isinstance(names, str):
-        detail = f"expected names, found the string {names!r}; put it in a list"
+    if isinstance(names, (str, bytes)):
+        detail = f"expected names, found the string {brief(names)}; put it in a list"
         raise ArgumentTypeError("bad_type", path, detail)
     try:
-        return collect(names)
-    except TypeError as error:
-        raise ArgumentTypeError("bad_type", path, f"expected names, found {error}") from error
+        found = collect(names)
+    except ODD as error:
+        detail = f"expected names, found {describe(names)}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
+    check_names(found, path)
+    return found
+
+
+def check_names(names: Iterable[Any], path: str) -> None:
+    """Refuse what is not a name of a column: a string, or in a nested batch a tuple of them."""
+    if not _STRING.issuperset(map(type, names)):
+        for name in names:
+            parts = name if type(name) is tuple and name else (name,)
+            if not all(isinstance(part, str) for part in parts):
+                raise ArgumentTypeError("bad_type", path, f"expected names, found {brief(name)}")
+
+
+def check_name(name: Any, path: str) -> None:
+    """Refuse what is not the name of one column."""
+    if not isinstance(name, str):
+        detail = f"expected the name of a column, found {describe(name)}"
+        raise ArgumentTypeError("bad_type", path, detail)
 
 
 def known_names(names: Any, columns: Iterable[str], path: str) -> list[str]:
@@ -60,7 +116,7 @@ def check_known(names: Iterable[Any], columns: Iterable[Any], path: str) -> None
     known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise unknown_name(min(unknown, key=str), known, path)
+        raise unknown_name(min(unknown, key=brief), known, path)
 
 
 def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyError:
@@ -80,43 +136,63 @@ def check_options(given: Iterable[str], known: Iterable[str], where: str) -> Non
             raise ArgumentKeyError("bad_option", where, expected)
 
 
-def check_rectangle(value: Any, path: str) -> None:
-    """Refuse anything but a strided tensor that is not nested."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-        detail = f"expected a padded (strided) tensor, found {describe(value)}"
-        raise ArgumentTypeError("bad_type", path, detail)
-    if value.is_quantized:
-        detail = f"expected a plain dtype, found {value.dtype}; dequantise it first"
-        raise ArgumentTypeError("bad_dtype", path, detail)
+# --- numbers, flags and words ------------------------------------------------------------------
+
+
+def integer_of(number: Any) -> int | None:
+    """An integer of any type as an int; None of anything else, bools among it."""
+    if type(number) is int:
+        return number
+    if isinstance(number, bool) or "bool" in str(getattr(number, "dtype", "")):
+        return None
+    try:
+        return operator.index(number)
+    except ODD:  # a tensor may have several cells, or no values
+        return None
 
 
 def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
     """An integer of `least` or more, of any type that counts as one."""
-    try:
-        whole = operator.index(number)
-    except TypeError:
-        whole = least - 1
-    if whole < least:
-        detail = f"expected {expected or f'{least} or more'}, found {brief(number)}"
+    whole = integer_of(number)
+    if whole is None or not least <= whole <= _LARGEST:
+        large = whole is not None and whole > _LARGEST
+        expected = "less than 2**63" if large else expected or f"{least} or more"
+        detail = f"expected {expected}, found {brief(number)}"
         raise ArgumentError("bad_option", path, detail)
     return whole
 
 
+def flag_of(value: Any, path: str) -> bool:
+    """A caller's True or False, also as numpy has them; nothing else counts as one."""
+    if not isinstance(value, (bool, np.bool_)):
+        detail = f"expected True or False, found {brief(value)}"
+        raise ArgumentTypeError("bad_type", path, detail)
+    return bool(value)
+
+
 def check_option(value: Any, options: tuple[str, ...], path: str) -> None:
     """Refuse anything but one of a few words."""
-    if value not in options:
-        detail = f"expected one of {', '.join(map(repr, options))}, found {value!r}"
+    if not isinstance(value, str) or value not in options:
+        detail = f"expected one of {', '.join(map(repr, options))}, found {brief(value)}"
         raise ArgumentError("bad_option", path, detail)
 
 
-def usable_device(device: torch.device | str | None, path: str) -> torch.device | None:
-    """The device, if tensors can be put there; None stays None."""
-    if device is None:
-        return None
+# --- functions ---------------------------------------------------------------------------------
+
+
+def check_function(value: Any, path: str, expected: str) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(value)}")
+
+
+def result_of(function: Callable[..., Any], arguments: Iterable[Any], path: str) -> Any:
+    """What a caller's function returns; an error if it cannot be called with these arguments."""
     try:
-        if str(device) == "meta":
-            return torch.device("meta")
-        return torch.empty(0, device=device).device
-    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
-        detail = f"expected a device of this machine, found {device!r}: {error}"
-        raise ArgumentError("bad_option", path, detail) from error
+        return function(*arguments)
+    except TypeError as error:
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is not None:  # raised inside of it
+            raise
+        detail = f"expected a function that takes these arguments, found {describe(function)}: "
+        raise ArgumentTypeError("bad_type", path, f"{detail}{error!s:.200}") from error

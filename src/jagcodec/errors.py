@@ -112,11 +112,23 @@ def child_path(path: str, key: object) -> str:
     return f"{path}[{brief(key)}]"
 
 
+def column_name(key: str | tuple[str, ...]) -> str:
+    """What an error calls a column; inside a nested batch its key has all the names on the way."""
+    return repr(key if isinstance(key, str) else ".".join(key))
+
+
 def brief(value: object) -> str:
-    """A value in a few words; its whole `repr` could be as long as a stranger likes, or raise."""
+    """A value in a few words. This never fails, unlike its `repr`, nor is it as long."""
+    try:
+        return _in_words(value)
+    except Exception:  # of a subclass whose `repr` or `len` raises
+        return _type_name(value)
+
+
+def _in_words(value: object) -> str:
     if isinstance(value, (str, bytes)):
         return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
-    if type(value) is int and value.bit_length() > 64:
+    if isinstance(value, int) and value.bit_length() > 64:
         return f"an int of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
@@ -128,16 +140,23 @@ def brief(value: object) -> str:
         return f"a {type(value).__name__} of {len(items)}"
     if type(value) is dict:
         return f"a dict of {len(value)}"
-    return type(value).__name__
+    return _type_name(value)
+
+
+def _type_name(value: object) -> str:
+    try:
+        return f"{type(value).__name__}"
+    except Exception:  # of a metaclass
+        return "an object"
 
 
 def describe(value: Any) -> str:
     """What a value is, in a few words; of a tensor its dtype, shape, layout and device."""
-    if hasattr(value, "layout") and hasattr(value, "is_nested"):
+    try:
         kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
-        kind += f" tensor of {value.dtype} and layout {value.layout}"
-        return f"a {kind} on {value.device}"
-    return type(value).__name__
+        return f"a {kind} tensor of {value.dtype} and layout {value.layout} on {value.device}"
+    except Exception:  # not a tensor, or one that does not have all of these yet
+        return _type_name(value)
 
 
 class JagcodecWarning(UserWarning):

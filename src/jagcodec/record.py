@@ -19,7 +19,6 @@ from typing import Any, Unpack
 from jagcodec._arguments import whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
 from jagcodec.wire.blobs import refuse_frames
-from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, write_file
 from jagcodec.wire.limits import NO_LIMITS
@@ -109,7 +108,7 @@ class RecordWriter:
             OSError: The file system failed; no step was deleted.
         """
         where = "RecordWriter.write"
-        number = _step(step, f"{where}(step)")
+        number = whole_number(step, 0, f"{where}(step)")
         with self._writing:
             steps = self._steps(where)
             if steps and number <= steps[-1]:
@@ -128,7 +127,7 @@ class RecordWriter:
         `ArgumentError` if the writer is closed, or of another process, or `step` is negative.
         """
         where = "RecordWriter.rewind"
-        first = _step(step, f"{where}(step)")
+        first = whole_number(step, 0, f"{where}(step)")
         with self._writing:
             self._delete([n for n in reversed(self._steps(where)) if n >= first])
 
@@ -194,15 +193,7 @@ class RecordReader:
 
     def file(self, step: int) -> str:
         """The path of a step's file, whether or not it is there."""
-        return _file_of(self._directory, _step(step, "RecordReader.file(step)"))
-
-
-def _step(step: Any, where: str) -> int:
-    number = whole_number(step, 0, where)
-    if number > INT64_MAX:  # which may be too long for the name of a file
-        detail = f"expected less than 2**63, found {brief(number)}"
-        raise ArgumentError("bad_option", where, detail)
-    return number
+        return _file_of(self._directory, whole_number(step, 0, "RecordReader.file(step)"))
 
 
 def _directory_of(directory: Any, where: str) -> str:

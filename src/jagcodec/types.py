@@ -11,6 +11,7 @@ _HOME_OF = {
     "FieldSchema": "wire.leaf",
     "Layout": "batch.rectangles",
     "MicroBatches": "batch.micro_batches",
+    "PackPlan": "batch.packed",
     "PackedColumn": "ragged.varlen",
     "PaddingSide": "batch.rectangles",
 }

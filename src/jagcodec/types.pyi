@@ -1,4 +1,5 @@
 from jagcodec.batch.micro_batches import MicroBatches as MicroBatches
+from jagcodec.batch.packed import PackPlan as PackPlan
 from jagcodec.batch.rectangles import Layout as Layout
 from jagcodec.batch.rectangles import PaddingSide as PaddingSide
 from jagcodec.ragged.varlen import PackedColumn as PackedColumn

@@ -328,6 +328,20 @@ def test_the_files_hold_the_values_of_their_messages():
         assert read_neutral(good) == load("good.json")[name]["value"], name
 
 
+READ = """
+import warnings
+from tests.wire.test_golden import GOOD, NAMES, decode, encode, kept, message_of
+warnings.simplefilter("error")
+for message in [*GOOD.values(), *map(message_of, map(kept, NAMES))]:
+    encode(decode(message, allow_pickle=True), allow_pickle=True)
+"""
+
+
+def test_no_library_warns_when_values_are_read_and_sent_again():
+    """In a new process, because torch warns once in each."""
+    run_python(READ, path=ROOT)
+
+
 def test_every_kind_has_a_golden_message():
     assert {kind.name.lower() for kind in Kind} - {"value", "schema"} <= {*VALUES}
 

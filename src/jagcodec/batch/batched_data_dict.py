@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from jagcodec._arguments import known_names, usable_device
+from jagcodec._arguments import known_names
 from jagcodec.batch.compare import same_values
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of

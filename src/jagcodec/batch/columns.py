@@ -9,20 +9,28 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec._arguments import known_names
+from jagcodec._arguments import items_of, known_names
 from jagcodec.batch.compare import agreed, same_values
 from jagcodec.batch.devices import read_offsets
-from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    WireFormatError,
+    brief,
+    column_name,
+    describe,
+)
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
+from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, join_leaves, like, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import buffer_bytes, is_blob
-from jagcodec.wire.lowered import Columns
+from jagcodec.wire.lowered import Columns, Key
 from jagcodec.wire.spec import MAGIC
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
@@ -56,7 +64,7 @@ def opened(source: Any, where: str) -> Any:
 def several(batches: Iterable[Any], where: str) -> list[Any]:
     """The batches of a list, in any forms."""
     one = isinstance(batches, _BATCHES) or bytes_of(batches) is not None
-    listed = [] if one else list(batches)
+    listed = [] if one else items_of(batches, where, "a list of batches")
     if one or (listed and not are_several(listed)):
         raise ArgumentTypeError("bad_type", where, "expected a list of batches, found one batch")
     if not listed:
@@ -198,6 +206,14 @@ def columns_of(
     return _columns(batch, rows, listed, where, pool, kept)
 
 
+def with_offsets(batch: Any, where: str, pool: RowSplitsPool) -> Any:
+    """An open batch whose offsets the pool then knows; a dict becomes `Columns`."""
+    if isinstance(batch, dict):
+        return columns_of(batch, where, pool=pool)
+    read_offsets([batch], pool)
+    return batch
+
+
 def _columns(
     batch: Any, rows: int, names: list[str] | None, where: str, pool: RowSplitsPool, kept: bool
 ) -> Columns:
@@ -222,6 +238,40 @@ def _columns(
         else:
             columns[name] = leaf
     return Columns(rows, columns)
+
+
+def each_column(
+    batch: Any,
+    of_tensor: Callable[[torch.Tensor | RaggedView, Key], Any],
+    where: str,
+    above: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The columns of an open batch that is inside the batches `above`, by name.
+
+    `of_tensor` decides what becomes of a tensor, or of the rows of one. Objects become arrays of
+    one object per row, and batches become dicts.
+    """
+    items = batch.columns if isinstance(batch, Columns) else batch
+    pairs = items.columns() if isinstance(items, WireBatch) else items.items()
+    columns: dict[str, Any] = {}
+    for name, leaf in pairs:
+        key = (*above, name) if above else name
+        if isinstance(leaf, (RaggedView, torch.Tensor)):
+            columns[name] = of_tensor(leaf, key)
+        elif isinstance(leaf, np.ndarray):
+            columns[name] = leaf
+        elif is_non_tensor(leaf):
+            rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
+            columns[name] = object_array(rows_of_leaf(leaf, rows))
+        elif type(leaf) is list:
+            columns[name] = object_array(leaf)
+        elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
+            path = f"{where}({column_name(key)})"
+            inner = leaf if isinstance(leaf, Columns) else opened(leaf, path)
+            columns[name] = each_column(inner, of_tensor, where, (*above, name))
+        else:
+            columns[name] = leaf
+    return columns
 
 
 def _kept(batch: WireBatch) -> list[tuple[str, Any]]:

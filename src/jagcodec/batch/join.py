@@ -20,7 +20,7 @@ import torch
 from jagcodec.batch.compare import agreed, same_values, uncontradicted
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
-from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.copy_rows import gathered, owned_values, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows, object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -422,9 +422,7 @@ def _together(
 def _leaf(column: Any) -> Any:
     """A column, in the form that `WireBatch.columns` has, as a leaf of a TensorDict."""
     if isinstance(column, RaggedView):
-        kept = isinstance(column.memory, torch.Tensor)
-        values = values_of(column) if kept else gathered([column])[0]
-        return nested_tensor(values, column.row_splits, column.ragged_dim)
+        return nested_tensor(owned_values(column), column.row_splits, column.ragged_dim)
     return leaf_of_rows(list(column)) if isinstance(column, np.ndarray) else column
 
 

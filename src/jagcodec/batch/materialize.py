@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 
 from jagcodec._arguments import (
+    check_function,
     check_known,
+    check_names,
     check_option,
+    flag_of,
+    mapping_of,
     name_set,
-    usable_device,
+    result_of,
     whole_number,
 )
 from jagcodec.batch.batched_data_dict import BatchedDataDict
@@ -23,14 +26,15 @@ from jagcodec.batch.columns import (
     are_several,
     columns_of,
     concat_in_memory,
+    each_column,
     is_encoded,
     meta_of,
     opened,
+    with_offsets,
 )
-from jagcodec.batch.devices import moved, read_offsets
+from jagcodec.batch.devices import moved
 from jagcodec.batch.join import join_rows
 from jagcodec.batch.rectangles import (
-    Key,
     Layout,
     PaddingSide,
     Placement,
@@ -43,8 +47,9 @@ from jagcodec.batch.rectangles import (
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import WritableBuffer
+from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
     is_jagged,
@@ -53,12 +58,11 @@ from jagcodec.ragged.nested import (
     view_of,
     view_of_strided,
 )
-from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.wire.lowered import Columns
+from jagcodec.wire.lowered import Columns, Key
 from jagcodec.wire.wire_batch import WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
@@ -166,14 +170,18 @@ def materialize(
     ``nemo_rl.data_plane.codec.materialize``.
     """
     check_option(layout, _LAYOUTS, "materialize(layout)")
-    if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
-        detail = f"expected a dict of column names to pads, found {type(pad_value_dict).__name__}"
-        raise ArgumentTypeError("bad_type", "materialize(pad_value_dict)", detail)
+    pads: dict[Any, Any] = {}
+    if pad_value_dict is not None:
+        pads = _by_name(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
     by_name = type(padding_side) is not str and isinstance(padding_side, Mapping)
-    sides: Any = padding_side if by_name else {}
+    sides: Any = _by_name(padding_side, "padding_side", "sides by name") if by_name else {}
     side: Any = "right" if by_name else padding_side
     for each in (side, *sides.values()):
         check_option(each, _SIDES, "materialize(padding_side)")
+    if not (pin_memory is strict is False and container is BatchedDataDict):
+        pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
+        strict = flag_of(strict, "materialize(strict)")
+        check_function(container, "materialize(container)", "a function of a dict of columns")
     batch = td if type(td) is WireBatch else _opened(td, "materialize(td)")
     width = whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)")
     multiple = whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)")
@@ -184,7 +192,6 @@ def materialize(
     kept = name_set(keep_jagged, "materialize(keep_jagged)")
     masks = _masks_of(attention_mask_of)
     device = usable_device(device, "materialize(device)")
-    pads = pad_value_dict or {}
     placed = width or multiple != 1 or sides or side != "right" or prompt_width
     usual = device is None and out is None and prompt_lengths is None and not strict
     columns: dict[str, Any] | None = None
@@ -212,7 +219,7 @@ def materialize(
         placement = Placement(width, multiple, sides, side, prompt_width)
         placement.prompts = _read_prompts(source, prompt_lengths, placement)
         plan = _Plan(layout, pads, placement, aligned, kept, masks, pool)
-        columns = plan.columns(source, ())
+        columns = each_column(source, plan.column, "materialize")
         plan.add_masks(columns)
         if strict:
             keys = [*_keys(columns, ())]
@@ -246,11 +253,8 @@ def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> 
         opened_columns = columns_of(batch, where)
         return opened_columns._replace(columns=moved(opened_columns.columns, device, pool, path_of))
     columns = batch if device is None else moved(batch, device, pool, path_of)
-    if isinstance(batch, dict):
-        return columns_of(columns, where, pool=pool)
-    if device is None:
-        read_offsets([batch], pool)
-        return batch
+    if isinstance(batch, dict) or device is None:
+        return with_offsets(columns, where, pool)
     return Columns(batch.batch_size[0], columns)
 
 
@@ -267,7 +271,7 @@ def _filled(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any])
 def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
     if container is BatchedDataDict:
         return BatchedDataDict.of_equal_rows(columns)
-    return container(columns)
+    return result_of(container, (columns,), "materialize(container)")
 
 
 def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
@@ -281,6 +285,13 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
 # --- options -----------------------------------------------------------------------------------
 
 
+def _by_name(given: Any, option: str, expected: str) -> dict[Any, Any]:
+    """An option that has a value for each of some columns."""
+    found = mapping_of(given, f"materialize({option})", expected)
+    check_names(found, f"materialize({option})")
+    return found
+
+
 def _masks_of(given: Any) -> Mapping[Any, str]:
     """Columns to the names of their masks, of `attention_mask_of`."""
     where = "materialize(attention_mask_of)"
@@ -288,13 +299,16 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
         return {}
     if isinstance(given, str):
         return {given: "attention_mask"}
-    if not isinstance(given, Mapping) or not all(type(name) is str for name in given.values()):
-        expected = "expected the name of a column, or a mapping of names of columns to names of"
-        raise ArgumentTypeError("bad_type", where, f"{expected} masks, found {describe(given)}")
-    if len(set(given.values())) < len(given):
-        found = f"expected a name for each mask, found {brief(list(given.values()))}"
+    expected = "the name of a column, or a mapping of names of columns to names of masks"
+    masks = _by_name(given, "attention_mask_of", expected)
+    for name in masks.values():
+        if not isinstance(name, str):
+            detail = f"expected {expected}, found {brief(name)} for a mask"
+            raise ArgumentTypeError("bad_type", where, detail)
+    if len(set(masks.values())) < len(masks):
+        found = f"expected a name for each mask, found {brief(list(masks.values()))}"
         raise ArgumentError("conflict", where, found)
-    return given
+    return masks
 
 
 def _read_prompts(batch: Any, given: Any, placement: Placement) -> IntArray | None:
@@ -345,31 +359,12 @@ class _Plan:
     # Columns of the same rows are placed once.
     _known: dict[tuple[RowSplits, str], tuple[IntArray | None, int]] = field(default_factory=dict)
 
-    def columns(self, batch: Any, above: tuple[str, ...]) -> dict[str, Any]:
-        """The columns of a batch that is inside the batches `above`."""
-        items = batch.columns if isinstance(batch, Columns) else batch
-        pairs = items.columns() if isinstance(items, WireBatch) else items.items()
-        columns: dict[str, Any] = {}
-        for name, leaf in pairs:
-            key = (*above, name) if above else name
-            if type(leaf) is RaggedView:
-                columns[name] = self._ragged(leaf, key)
-            elif isinstance(leaf, torch.Tensor):
-                read = self._nested if leaf.is_nested else self._rectangular
-                columns[name] = read(leaf, key)
-            elif isinstance(leaf, np.ndarray):
-                columns[name] = leaf
-            elif is_non_tensor(leaf):
-                rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
-                columns[name] = object_array(rows_of_leaf(leaf, rows))
-            elif type(leaf) is list:
-                columns[name] = object_array(leaf)
-            elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
-                inner = leaf if isinstance(leaf, Columns) else opened(leaf, path_of(key))
-                columns[name] = self.columns(inner, (*above, name))
-            else:
-                columns[name] = leaf
-        return columns
+    def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
+        """What becomes of a column of tensors."""
+        if type(leaf) is RaggedView:
+            return self._ragged(leaf, key)
+        tensor: Any = leaf
+        return (self._nested if tensor.is_nested else self._rectangular)(tensor, key)
 
     def _nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
@@ -400,8 +395,7 @@ class _Plan:
             if not kept:
                 check_width(view.row_splits, self.placement.width, key)
             row_splits = self.pool.unique(view.row_splits)
-            # In memory of its own, which may be written to.
-            values = gathered([view])[0] if isinstance(view.memory, np.ndarray) else values_of(view)
+            values = owned_values(view)
             if kept or self.layout == "jagged":
                 return nested_tensor(values, row_splits, view.ragged_dim)
             return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))

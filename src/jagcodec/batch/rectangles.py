@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, WireFormatError, describe
+from jagcodec.errors import ArgumentError, WireFormatError, column_name, describe
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
@@ -20,6 +20,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
 from jagcodec.wire.frames import writable_bytes
+from jagcodec.wire.lowered import Key
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import PLAIN, Kind
 from jagcodec.wire.wire_batch import MessageColumns
@@ -29,9 +30,6 @@ Layout = Literal["padded", "jagged", "packed"]
 
 PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row are."""
-
-Key: TypeAlias = str | tuple[str, ...]
-"""What a column is called in arguments: its name, or inside a nested one all of them."""
 
 
 @dataclass(slots=True)
@@ -47,11 +45,7 @@ class Rectangle(Wanted):
 
 def path_of(key: Key) -> str:
     """Where an error about a column is: ``materialize('name')``."""
-    return f"materialize({_shown(key)})"
-
-
-def _shown(key: Key) -> str:
-    return repr(key if isinstance(key, str) else ".".join(key))
+    return f"materialize({column_name(key)})"
 
 
 # --- where rows go -----------------------------------------------------------------------------
@@ -135,7 +129,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
             raise
         largest = max(wanted, key=lambda rectangle: math.prod(rectangle.shape))
         detail = "expected rectangles that fit in memory, found one of "
-        detail += f"{largest.shape} for {_shown(largest.key)}: {error!s:.200}"
+        detail += f"{largest.shape} for {column_name(largest.key)}: {error!s:.200}"
         raise ArgumentError("too_large", "materialize", detail) from error
 
 
@@ -157,7 +151,7 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
     if not fits:
         detail = f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
         detail += f"{rectangle.device} without a gradient, found {describe(found)}"
-        raise ArgumentError("bad_shape", f"materialize(out)[{_shown(key)}]", detail)
+        raise ArgumentError("bad_shape", f"materialize(out)[{column_name(key)}]", detail)
     _check_reusable(rectangle)
     rectangle.tensor = found
     rectangle.data = as_bytes(found) if found.is_cpu else None
@@ -168,7 +162,7 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
 def _check_reusable(rectangle: Rectangle) -> None:
     """Refuse to write what autograd follows over memory that an earlier step may still need."""
     if _needs_gradient(rectangle.view):
-        where = f"materialize(out)[{_shown(rectangle.key)}]"
+        where = f"materialize(out)[{column_name(rectangle.key)}]"
         detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
         raise ArgumentError("conflict", where, detail)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import whole_number
+from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
     B,
     common_lengths,
@@ -27,18 +27,20 @@ from jagcodec.batch.columns import (
 from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import join_rows, side_by_side
-from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import MessageLike
+from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.lengths import Lengths
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of
+from jagcodec.ragged.lengths import Lengths, read_rows
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import like, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.wire_batch import WireBatch
 
 
@@ -120,19 +122,36 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     """
     where = "repeat_rows"
     source, rows = _opened(batch, where)
-    path = f"{where}(times)"
-    counts = np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
-    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not interleave):
-        expected = "an integer, or one per row" if interleave else "an integer"
-        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {times!r:.80}")
+    interleave = flag_of(interleave, f"{where}(interleave)")
+    counts = _counts_of_rows(times, rows, interleave, f"{where}(times)")
+    every = np.arange(rows)
+    try:
+        chosen = np.repeat(every, counts) if interleave else np.tile(every, int(counts))
+    except (MemoryError, ValueError) as error:
+        detail = f"expected rows whose numbers fit in memory, found {brief(times)} times {rows}"
+        raise ArgumentError("too_large", f"{where}(times)", detail) from error
+    return _chosen(source, chosen, where)
+
+
+def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
+    """How often rows are repeated, 0 or more: one number, or with `each` one for each row."""
+    expected = "an integer, or one per row" if each else "an integer"
+    counts = host_array(times, path, expected)
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not each):
+        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {_shown(times)}")
     if counts.ndim and len(counts) != rows:
         detail = f"expected {rows} numbers, one per row, found {len(counts)}"
         raise ArgumentError("row_mismatch", path, detail)
     if counts.size and counts.min() < 0:
         raise _bad(path, f"expected 0 or more, found {int(counts.min())}")
-    every = np.arange(rows)
-    chosen = np.repeat(every, counts) if interleave else np.tile(every, int(counts))
-    return _chosen(source, chosen, where)
+    if counts.size and counts.max() > INT64_MAX:
+        raise _bad(path, f"expected less than 2**63, found {int(counts.max())}")
+    return counts.astype(np.int64)
+
+
+def _shown(value: Any) -> str:
+    """A caller's numbers in a few words."""
+    return describe(value) if isinstance(value, torch.Tensor) else brief(value)
 
 
 class _SplitOptions(TypedDict, total=False):
@@ -209,10 +228,10 @@ def split_rows(
         index = _within(tokens, parts, max_tokens, where)
     else:
         if sizes is None:
-            count = whole_number(parts, 1, f"{where}(parts)")
-            fewer, longer = divmod(rows, count)
-            sizes = [fewer + 1] * longer + [fewer] * (count - longer)
-        ends = [0, *np.cumsum(_sizes(sizes, rows, where)).tolist()]
+            found = _equal_sizes(rows, whole_number(parts, 1, f"{where}(parts)"), where)
+        else:
+            found = _sizes(sizes, rows, where)
+        ends = [0, *np.cumsum(found).tolist()]
         index = [range(start, end) for start, end in itertools.pairwise(ends)]
     return [_chosen(source, part, where, pool) for part in index]
 
@@ -227,12 +246,26 @@ def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) ->
     return [found.order[start:end] for start, end in itertools.pairwise(found.bounds)]
 
 
+def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:
+    """The rows of each part, longer parts first."""
+    fewer, longer = divmod(rows, parts)
+    try:
+        sizes = np.full(parts, fewer, dtype=np.int64)
+    except (MemoryError, ValueError, OverflowError) as error:
+        detail = f"expected parts whose numbers fit in memory, found {brief(parts)}"
+        raise ArgumentError("too_large", f"{where}(parts)", detail) from error
+    sizes[:longer] += 1
+    return sizes
+
+
 def _sizes(sizes: Any, rows: int, where: str) -> IntArray:
-    array = np.asarray(sizes.cpu() if isinstance(sizes, torch.Tensor) else sizes)
+    path, expected = f"{where}(sizes)", f"row counts that add up to {rows}"
+    array = host_array(sizes, path, expected)
     array = array.astype(np.int64) if array.size == 0 else array
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any() or array.sum() != rows:
-        detail = f"expected row counts that add up to {rows}, found {sizes!r:.80}"
-        raise _bad(f"{where}(sizes)", detail)
+    plain = array.ndim == 1 and array.dtype.kind in "iu"
+    # None is above the number of rows, so that their sum does not wrap around.
+    if not plain or (array < 0).any() or (array > rows).any() or array.sum() != rows:
+        raise _bad(path, f"expected {expected}, found {_shown(sizes)}")
     return array.astype(np.int64)
 
 
@@ -330,6 +363,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         WireFormatError: A message is malformed; the error names it.
     """
     where = "join_columns"
+    replace = flag_of(replace, f"{where}(replace)")
     open_ones = opened_each(several(batches, f"{where}(batches)"), where)
     pool, columns = RowSplitsPool(), dict[str, Any]()
     in_memory_ones = [batch for batch in open_ones if not isinstance(batch, WireBatch)]

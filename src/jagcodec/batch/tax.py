@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec._arguments import whole_number
+from jagcodec._arguments import flag_of, integer_of, whole_number
 from jagcodec.batch.columns import bytes_of, columns_of, opened
 from jagcodec.batch.describe import describe_message, open_source
-from jagcodec.errors import ArgumentTypeError, describe
+from jagcodec.errors import ArgumentTypeError, brief, describe
 from jagcodec.pack.fields import pack_jagged_fields
 from jagcodec.packing.tax import (
     OVERHEAD,
@@ -69,10 +69,11 @@ def padding_tax(
         WireFormatError: A message is malformed.
     """
     if padded_width is not None:
-        if type(padded_width) is not int:
-            detail = f"expected a width, found {padded_width!r}"
+        if integer_of(padded_width) is None:
+            detail = f"expected a width, found {brief(padded_width)}"
             raise ArgumentTypeError("bad_type", "padding_tax(padded_width)", detail)
-        whole_number(padded_width, 0, "padding_tax(padded_width)")
+        padded_width = whole_number(padded_width, 0, "padding_tax(padded_width)")
+    options = flag_of(options, "padding_tax(options)")
     if isinstance(source, Mapping) and lengths is not None:
         names = token_aligned_fields
         td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=names)

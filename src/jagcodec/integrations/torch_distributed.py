@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jagcodec._arguments import usable_device
 from jagcodec.batch.columns import Batch, concat_in_memory
 from jagcodec.errors import (
     ArgumentError,
@@ -26,6 +25,7 @@ from jagcodec.errors import (
     WireFormatError,
 )
 from jagcodec.memory.blocks import new_block
+from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode

@@ -99,9 +99,13 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
     for tensor in tensors:
         plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES
         try:
-            arrays.append(tensor.numpy() if plain else None)
+            array = tensor.numpy() if plain else None
         except (RuntimeError, TypeError, ValueError):  # on a device; dims of 0 and of 2**62
-            arrays.append(None)
+            array = None
+        # For a tensor whose memory was freed numpy makes some of its own, with anything in it.
+        if array is not None and array.flags.owndata and array.size:
+            array = None
+        arrays.append(array)
     return arrays
 
 
@@ -150,8 +154,14 @@ def borrowed(start: int, size: int, owner: object, writable: bool = True) -> Byt
 
 def are_apart(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
     """Whether no target overlaps a source, or another target."""
-    spans = [(address(data), data.nbytes, True) for data in targets if data.nbytes]
-    spans += [(address(data), data.nbytes, False) for data in sources if data.nbytes]
+    written = [(address(data), data.nbytes) for data in targets]
+    return spans_are_apart(written, [(address(data), data.nbytes) for data in sources])
+
+
+def spans_are_apart(targets: Iterable[tuple[int, int]], sources: Iterable[tuple[int, int]]) -> bool:
+    """As `are_apart`, of memory by its addresses and sizes in bytes."""
+    spans = [(start, size, True) for start, size in targets if size]
+    spans += [(start, size, False) for start, size in sources if size]
     written = read = 0  # where the furthest of them ends
     for start, size, is_target in sorted(spans):
         if start < written or (is_target and start < read):

@@ -13,22 +13,23 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec._arguments import (
-    check_fields,
     check_known,
     check_options,
-    check_rectangle,
+    flag_of,
     name_set,
+    named_columns,
     unknown_name,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Target
+from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, plain_arrays
 from jagcodec.pack.cells import described
 from jagcodec.pack.tensors import any_padded, warn_of_leftovers, warn_of_rectangle, warn_of_width
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths
-from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
+from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, payloads_of_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
@@ -168,7 +169,8 @@ def _columns(
     strict: bool,
 ) -> Columns:
     """Checked columns; of packed ones nothing is read but cells after rows."""
-    check_fields(fields, f"{where}(fields)")
+    fields = named_columns(fields, f"{where}(fields)")
+    strict = strict if strict is False else flag_of(strict, f"{where}(strict)")
     row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
     masked = None
     if mask is not None:

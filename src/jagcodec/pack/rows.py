@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import check_fields, check_known, check_options, known_names, name_set
+from jagcodec._arguments import check_known, check_options, known_names, name_set, named_columns
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -191,8 +191,8 @@ def _of_sequences(
 
 # --- one row -----------------------------------------------------------------------------------
 
-# The options that leave the columns of a message unchanged.
-_OF_META = {"meta", "allow_pickle", "default"}
+# The option that leaves the columns of a message unchanged.
+_OF_META = {"meta"}
 
 # Python's numbers as cells, and the nodes of such columns.
 _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
@@ -206,7 +206,7 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
     """The message of one row, without a walk; None if a value needs `_columns`."""
     if type(row) is not dict:
         return None
-    check_fields(row, f"{where}(rows), row 0")
+    named_columns(row, f"{where}(rows), row 0")
     items: list[int | Item] = [1]
     nodes: list[tuple[Any, ...]] = []
     arrays = plain_arrays(row.values())
@@ -243,9 +243,7 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
     start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
     values, meta = NO_VALUES, options.get("meta")
     if meta is not None:
-        pickles = options.get("allow_pickle", False)
-        document = meta_document(meta, pickles, options.get("default"))
-        values = documents.packer().pack([document])
+        values = documents.packer().pack([meta_document(meta, False, None)])
     return frames_of_items(start, items, values)
 
 
@@ -257,8 +255,8 @@ _IN_LIST = "; put items of an iterator into a list, and values of the whole batc
 def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
     """N, and the N rows of each column."""
     if isinstance(rows, Mapping):
-        check_fields(rows, f"{where}(rows)")
-        given = {name: _listed(column, f"{where}({name!r})") for name, column in rows.items()}
+        columns = named_columns(rows, f"{where}(rows)")
+        given = {name: _listed(column, f"{where}({name!r})") for name, column in columns.items()}
         first, count = next(((name, len(column)) for name, column in given.items()), ("", 0))
         for name, column in given.items():
             if len(column) != count:
@@ -278,7 +276,7 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
             detail = f"expected a mapping of names to values, found {describe(row)}"
             raise ArgumentTypeError("bad_type", f"{where}(rows), row {i}", detail)
         if i == 0:
-            check_fields(row, f"{where}(rows), row 0")
+            named_columns(row, f"{where}(rows), row 0")
             names = row.keys()
         elif row.keys() != names:
             name = min(names ^ row.keys(), key=brief)

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec._arguments import check_rectangle
+from jagcodec._arguments import flag_of, items_of, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecWarning, Reason, describe
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_rectangle
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.lengths import Lengths
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of_parts
+from jagcodec.ragged.lengths import Lengths, read_rows
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import rows_of_rectangle
 
@@ -168,14 +169,15 @@ def stack_or_nest(
         ArgumentTypeError: An item is not a strided tensor.
     """
     where = "stack_or_nest"
-    if not isinstance(tensors, Iterable):
-        detail = f"expected a list of tensors, found {describe(tensors)}"
-        raise ArgumentTypeError("bad_type", f"{where}(tensors)", detail)
-    tensors = list(tensors)
+    always_nest = flag_of(always_nest, f"{where}(always_nest)")
+    if ragged_dim is not None:
+        ragged_dim = whole_number(ragged_dim, 0, f"{where}(ragged_dim)")
+    tensors = items_of(tensors, f"{where}(tensors)", "a list of tensors")
     if not tensors:
         return torch.empty(0)
     for i, tensor in enumerate(tensors):
-        check_rectangle(tensor, f"{where}(tensors[{i}])")
+        if type(tensor) not in TENSOR_TYPES or tensor.device == tensors[0].device:
+            check_rectangle(tensor, f"{where}(tensors[{i}])")
         for what in ("dtype", "device", "ndim"):
             expected, found = getattr(tensors[0], what), getattr(tensor, what)
             if expected != found:

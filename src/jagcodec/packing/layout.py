@@ -33,6 +33,10 @@ Tail = Literal["last_row", "own_row"]
 """Where the cells go that a total needs beyond the padded rows."""
 
 
+PAD_RUN = 256
+"""The most pads of one piece, so that a short run of pads is enough to copy all of them from."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Pieces:
     """K runs of cells that fill a buffer, end to end and in order; none of them is empty.
@@ -41,7 +45,7 @@ class Pieces:
         row: (K,) of which row each is; pads, too. A tail of its own is row N.
         source: (K,) which cell of its row a run of tokens begins with; of pads, which one would be
             there.
-        length: (K,) how many cells each has.
+        length: (K,) how many cells each has; pads at most `PAD_RUN`.
         is_pad: (K,) whether it is pads.
         destination: (K,) where each begins in the buffer.
         total: The cells of the buffer.
@@ -56,10 +60,16 @@ class Pieces:
 
     @classmethod
     def of(cls, row: IntArray, source: IntArray, length: IntArray, is_pad: BoolArray) -> Pieces:
-        """Pieces of which some may be empty."""
-        some = length > 0
-        row, source, length, is_pad = row[some], source[some], length[some], is_pad[some]
-        ends = np.cumsum(length)
+        """Pieces of which some may be empty; long runs of pads become several."""
+        times = np.where(is_pad, -(-length // PAD_RUN), length > 0)
+        row, source, length, is_pad = (
+            numbers.repeat(times) for numbers in (row, source, length, is_pad)
+        )
+        if len(times) and times.item(times.argmax()) > 1:
+            before = PAD_RUN * (np.arange(len(row)) - (times.cumsum() - times).repeat(times))
+            source = source + before
+            length = np.where(is_pad, np.minimum(length - before, PAD_RUN), length)
+        ends = length.cumsum()
         return cls(row, source, length, is_pad, ends - length, ends.item(-1) if len(ends) else 0)
 
     def cells(self, starts: IntArray) -> IntArray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from array import array
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from jagcodec._arguments import integer_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -51,7 +51,9 @@ def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
         found = np.asarray(lengths) if known else None
     except Exception:  # of a stranger's `__array__`
         found = None
-    if found is None or isinstance(lengths, np.ma.MaskedArray):
+    # What a subclass adds, such as a mask, would be lost without a word.
+    odd = isinstance(lengths, np.ndarray) and type(lengths) not in (np.ndarray, np.memmap)
+    if found is None or odd:
         detail = "expected (N,) lengths: a list, a tuple, an array or a strided tensor"
         raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
     if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` is of floats
@@ -64,16 +66,11 @@ def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
 
 def _length(item: Any, path: str) -> int:
     """One integer of any type, as an int."""
-    number = item
-    if type(item) is not int:
-        if isinstance(item, bool) or "bool" in str(getattr(item, "dtype", "")):
-            number = None
-        try:
-            number = operator.index(number)
-        except TypeError:
-            detail = f"expected integer lengths, found {brief(item)}"
-            raise ArgumentTypeError("bad_dtype", path, detail) from None
+    number = integer_of(item)
+    if number is None:
+        detail = f"expected integer lengths, found {brief(item)}"
+        raise ArgumentTypeError("bad_dtype", path, detail)
     if not -_LARGEST <= number <= _LARGEST:
         detail = f"expected a length of 0 or more, below 2**63, found {brief(number)}"
         raise ArgumentError("bad_length", path, detail)
-    return int(number)
+    return number

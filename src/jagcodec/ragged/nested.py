@@ -27,7 +27,6 @@ from jagcodec.memory.tensor_bytes import (
     from_words,
     plain_array,
 )
-from jagcodec.ragged.lengths import read_lengths
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 
@@ -37,7 +36,7 @@ NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 
 def is_jagged(value: object) -> bool:
     """Whether `value` is a `torch.jagged` nested tensor: ``value.layout is torch.jagged``."""
-    return isinstance(value, NestedTensor)
+    return type(value) is NestedTensor
 
 
 # --- apart -------------------------------------------------------------------------------------
@@ -98,19 +97,6 @@ def view_of_parts(
         raise ArgumentError("bad_length", path, f"{expected}, {found}")
     row_splits = RowSplits.from_lengths(lengths)
     return RaggedView(values, values.dtype, shape, dim, starts, row_splits)
-
-
-def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
-    """As `read_lengths`; a jagged tensor has its row lengths read, and its offsets object kept."""
-    if not is_jagged(lengths):
-        return read_lengths(lengths, path, rows=rows)
-    view = view_of(lengths, path)
-    if view.ragged_dim != 1:
-        raise ArgumentError("bad_shape", path, f"expected ragged dim 1, found {view.ragged_dim}")
-    if rows is not None and view.row_splits.rows != rows:
-        detail = f"expected {rows} rows, found {view.row_splits.rows}"
-        raise ArgumentError("row_mismatch", path, detail)
-    return view.row_splits
 
 
 def host_numbers(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
-from jagcodec.errors import ArgumentIndexError, ArgumentTypeError
+from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
+from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
 
 Chosen: TypeAlias = "range | IntArray"
@@ -19,17 +19,16 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     if isinstance(index, range) and index.step == 1 and 0 <= index.start <= index.stop <= rows:
         return index
     if isinstance(index, slice):
-        chosen = range(rows)[index]
+        try:
+            chosen = range(rows)[index]
+        except (TypeError, ValueError) as error:
+            detail = f"expected a slice of integers, its step not 0, found {_shown(index)}"
+            raise ArgumentTypeError("bad_type", where, detail) from error
         if chosen.step == 1:
             return range(chosen.start, max(chosen.start, chosen.stop))
         picked: IntArray = np.arange(rows)[index].copy()
         return picked
-    if isinstance(index, torch.Tensor):
-        index = index.detach().cpu().numpy()
-    try:
-        array = np.asarray(index)
-    except ValueError:  # of lists of several lengths
-        array = np.array([None])
+    array = host_array(index, where, f"a slice, integers, or {rows} booleans")
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)
     if array.dtype == bool and array.shape == (rows,):
@@ -46,6 +45,10 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
         detail = f"expected rows of 0 to {rows - 1}, found {wrong[0]}"
         raise ArgumentIndexError("no_such_row", where, detail)
     return np.where(array < 0, array + rows, array) if low < 0 else array
+
+
+def _shown(index: slice) -> str:
+    return ":".join(map(brief, (index.start, index.stop, index.step)))
 
 
 def joined_ranges(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
+from jagcodec._arguments import flag_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Buffer, StrPath
 from jagcodec.wire.decoder import decode
@@ -107,6 +108,7 @@ def load(
 
     Example: see `dump`.
     """
+    mmap = flag_of(mmap, "load(mmap)")
     how = reading("load", limits, None, device, allow_pickle)
     name = file_path(path, "load(path)", "decode accepts a message in memory")
     with noted_file(name):

@@ -14,7 +14,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
-from jagcodec._arguments import check_known
+import numpy as np
+
+from jagcodec._arguments import check_function, check_known, flag_of, items_of, mapping_of
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
@@ -170,13 +172,18 @@ def pending(
     """The message of a value, up to the copying: its rows are still to be written somewhere."""
     level = None if compress is None else usable_level(compress)
     narrow = _narrow_columns(narrow)
+    if not (elide is checksum is allow_pickle is False and default is None):
+        elide, checksum = flag_of(elide, "elide"), flag_of(checksum, "checksum")
+        allow_pickle = flag_of(allow_pickle, "allow_pickle")
+        if default is not None:
+            check_function(default, "default", "a function of one value, or None")
+    if meta is not None:
+        meta = mapping_of(meta, "meta", "a mapping of names to values")
     if isinstance(obj, OpenBatch):
         if narrow is not True:
             named = narrow if isinstance(narrow, frozenset) else frozenset()
             narrow = named.union(obj.narrow_names()) or False
-        # What is not a mapping is refused below.
-        if meta is None or isinstance(meta, Mapping):
-            meta = {**obj.meta, **(meta or {})} or None
+        meta = {**obj.meta, **(meta or {})} or None
         obj = obj.to_encode()
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
@@ -205,16 +212,18 @@ def pending(
 
 def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
     """The option `narrow`, with each name as a tuple."""
-    if isinstance(narrow, bool):
-        return narrow
-    expected = "expected True, False, or a list of names (in a nested batch: tuples of names)"
+    if isinstance(narrow, (bool, np.bool_)):
+        return bool(narrow)
+    expected = "True, False, or a list of names (in a nested batch: tuples of names)"
     if not isinstance(narrow, Collection) or isinstance(narrow, (str, bytes, Mapping)):
-        raise ArgumentTypeError("bad_type", "narrow", f"{expected}, found {describe(narrow)}")
+        detail = f"expected {expected}, found {describe(narrow)}"
+        raise ArgumentTypeError("bad_type", "narrow", detail)
     names: set[Name] = set()
-    for name in narrow:
+    for name in items_of(narrow, "narrow", expected):
         path = name if type(name) is tuple else (name,)
         if not path or not all(isinstance(part, str) for part in path):
-            raise ArgumentTypeError("bad_type", "narrow", f"{expected}, found {brief(name)}")
+            detail = f"expected {expected}, found {brief(name)}"
+            raise ArgumentTypeError("bad_type", "narrow", detail)
         names.add(path)
     return frozenset(names)
 
@@ -226,10 +235,8 @@ def _plain_names(names: Iterable[Name]) -> list[Any]:
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
     """The document with values of the whole message."""
-    if not isinstance(meta, Mapping):
-        detail = f"expected a mapping of names to values, found {describe(meta)}"
-        raise ArgumentTypeError("bad_type", "meta", detail)
-    document = Lowering(allow_pickle, default).lower(dict(meta))
+    named = mapping_of(meta, "meta", "a mapping of names to values")
+    document = Lowering(allow_pickle, default).lower(named)
     if type(document) is tuple:
         expected = "expected values without tensors, arrays and long bytes, found one"
         remedy = "make it a column, or encode({'batch': batch, 'more': value})"

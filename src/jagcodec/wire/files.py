@@ -22,15 +22,21 @@ from jagcodec.wire.limits import Limits, exceeded
 
 def file_path(path: Any, where: str, remedy: str) -> str:
     """The name of a file, which need not exist; not a descriptor, which opening would close."""
-    name: Any = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(name, (str, bytes)):
-        found = f"found {type(path).__name__}; {remedy}"
-        raise ArgumentTypeError("bad_type", where, f"expected a str or os.PathLike, {found}")
-    name = os.fsdecode(name)
+    expected = f"expected a str or os.PathLike, found {type(path).__name__}; {remedy}"
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError("bad_type", where, expected)
+    try:
+        name = os.fsdecode(path)
+        os.fsencode(name)
+    except TypeError as error:  # of a path that is neither text nor bytes
+        raise ArgumentTypeError("bad_type", where, expected) from error
+    except UnicodeError as error:
+        detail = f"expected a path that the file system can encode, found {brief(path)}"
+        raise ArgumentError("bad_option", where, detail) from error
     if "\0" in name:
         found = f"found {brief(name)}"
         raise ArgumentError("bad_option", where, f"expected a path without NUL, {found}")
-    return str(name)
+    return name
 
 
 def _regular(status: os.stat_result, where: str) -> os.stat_result:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from jagcodec._arguments import result_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
 from jagcodec.memory import aligned
 from jagcodec.memory.blocks import allocate_together
@@ -209,7 +210,7 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
 def write_to(message: PendingMessage, out: Target, path: str) -> int:
     """Write a message as a blob to memory, or to what a function returns; the bytes written."""
     *starts, size = starts_of(len(message.header), _sizes(message.buffers))
-    target = writable_bytes(out(size) if callable(out) else out, path)
+    target = writable_bytes(result_of(out, (size,), path) if callable(out) else out, path)
     if len(target) < size:
         expected = f"expected a buffer of at least {size} bytes, found {len(target)}"
         remedy = "" if callable(out) else "; pass a function, which is called with the size"

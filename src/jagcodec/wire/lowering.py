@@ -18,6 +18,7 @@ from tensordict import (
 )
 
 from jagcodec import cells
+from jagcodec._arguments import result_of
 from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
 from jagcodec.ragged import non_tensor
@@ -160,7 +161,7 @@ class Lowering:
             if len(self._path) + self._defaults >= spec.MAX_DEPTH:
                 expected = "expected values of default that can be encoded"
                 raise self._refused("too_deep", f"{expected}, found none in {spec.MAX_DEPTH} calls")
-            new = self._default(value)
+            new = result_of(self._default, (value,), "default")
             if new is not value:
                 self._defaults += 1
                 tree = self.lower(new)
@@ -365,7 +366,8 @@ class Lowering:
 
     def _strided_nested(self, tensor: torch.Tensor) -> Tree:
         name = self._torch_dtype(tensor)
-        components = tensor.detach().unbind() if tensor.size(0) else ()
+        with torch.no_grad():  # a `detach` of the whole would warn that it is a prototype
+            components = tensor.unbind() if tensor.size(0) else ()
         if components and not components[0].is_cpu:
             self.on_devices += components
         rank = components[0].dim() if components else 0
@@ -435,7 +437,8 @@ class Lowering:
         for key in self._entered(leaves):
             leaf = leaves[key]
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
-                leaf = self._default(leaf)  # here, so that its rows are checked
+                # Here, so that its rows are checked.
+                leaf = result_of(self._default, (leaf,), "default")
             if not non_tensor.fits_into(leaf, td):
                 wanted, found = list(td.batch_size), list(leaf.batch_size)
                 detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"

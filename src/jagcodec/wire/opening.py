@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jagcodec._arguments import usable_device
+from jagcodec._arguments import flag_of, result_of
 from jagcodec.memory import aligned
+from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire import frames
 from jagcodec.wire.checks import bad, expect
@@ -28,9 +29,11 @@ def reading(
     verify: bool = True,
 ) -> Reading:
     """The options of a caller, checked."""
-    if limits is not None or device is not None:
+    if not (limits is device is copy is None and allow_pickle is False):
         limits = usable_limits(limits, f"{where}(limits)")
         device = usable_device(device, f"{where}(device)")
+        copy = None if copy is None else flag_of(copy, f"{where}(copy)")
+        allow_pickle = flag_of(allow_pickle, f"{where}(allow_pickle)")
     return Reading(limits or DEFAULT_LIMITS, copy, device, allow_pickle, by_range, verify)
 
 
@@ -68,7 +71,7 @@ def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
 
     def get(offset: int, size: int) -> ByteArray:
         path = f"bytes {offset} to {offset + size}"
-        data = buffer_bytes(source(offset, size), path)
+        data = buffer_bytes(result_of(source, (offset, size), "open_wire(source)"), path)
         whole = len(data) == size
         expect(whole, "frame_size", f"{size} bytes from the source", len(data), path)
         return data

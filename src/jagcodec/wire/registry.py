@@ -18,6 +18,7 @@ import torch
 from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDictBase, UnbatchedTensor
 from tensordict.tensorclass import NonTensorDataBase
 
+from jagcodec._arguments import check_function
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.ragged import non_tensor
 from jagcodec.wire.checks import fail
@@ -83,6 +84,11 @@ def register_type(
         detail = "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, "
         detail += "or both to_state and from_state, found none of these"
         raise ArgumentTypeError("bad_type", f"register_type({cls.__qualname__})", detail)
+    if name is not None and not isinstance(name, str):
+        detail = f"expected a name, or None, found {brief(name)}"
+        raise ArgumentTypeError("bad_type", "register_type(name)", detail)
+    for way, function in (("to_state", to_state), ("from_state", from_state)):
+        check_function(function, f"register_type({way})", "a function of one value")
     name = _qualified(cls) if name is None else name
     taken = _by_name[name][0] if name in _by_name else cls
     if taken is not cls and _qualified(taken) != _qualified(cls):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, UnbatchedTensor
 
-from jagcodec._arguments import known_names, unknown_name
+from jagcodec._arguments import check_name, known_names, unknown_name
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
@@ -299,6 +299,7 @@ class WireBatch(OpenBatch):
 
     def _column(self, name: str, where: str) -> Column:
         columns = self.by_name
+        check_name(name, f"WireBatch.{where}(name)")
         if name not in columns:
             raise unknown_name(name, columns, f"WireBatch.{where}")
         return columns[name]

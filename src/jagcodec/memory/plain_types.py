@@ -1,0 +1,107 @@
+"""Checks of arguments with tensors: which types are plain, and the remedy for each other one.
+
+A subclass of a tensor or an array means something by what it adds: a mask, a placement, fields. It
+would be lost without a word, or fail inside torch, so every function refuses it by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import MemoryMappedTensor
+
+from jagcodec._arguments import ODD, integer_of
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.memory.tensor_bytes import has_memory, resolved
+
+TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
+"""The types of plain tensors; that of jagged ones is known to `ragged.nested` alone."""
+
+ARRAY_TYPES = frozenset((np.ndarray, np.memmap))
+"""The types of arrays that are plain."""
+
+_REMEDIES = {
+    "DTensor": "call .full_tensor() first",
+    "AsyncCollectiveTensor": "call .wait() first",
+    "MaskedTensor": "call .to_tensor(fill) first",
+    "FakeTensor": "it has no values; leave FakeTensorMode first",
+    "UninitializedTensorMixin": "it has no values yet; run its module once first",
+    "MaskedArray": "call .filled(fill) first",
+    "recarray": "make a dict of its fields",
+    "ndarray": "call numpy.asarray(x) first, which keeps the values alone",
+    "Tensor": "call .as_subclass(torch.Tensor) first, which keeps the values alone",
+}
+"""What to do with a subclass, by the name of the class, or of the next base that is here."""
+
+
+def remedy_for(value: Any) -> str:
+    """What to do with a tensor or an array whose values cannot be read; empty if they can."""
+    kind = type(value)
+    if kind not in TENSOR_TYPES and kind not in ARRAY_TYPES:
+        return next(_REMEDIES[base.__name__] for base in kind.__mro__ if base.__name__ in _REMEDIES)
+    if kind in ARRAY_TYPES:
+        return ""
+    if value.is_meta:
+        return "a meta tensor has no values; make it on another device"
+    try:
+        if value.layout is not torch.strided or value.is_nested or has_memory(value):
+            return ""
+    except (RuntimeError, NotImplementedError):  # of a storage that is not there
+        return "it has no memory of its own, as inside torch.vmap and torch.func; leave that first"
+    found = "its storage was made smaller than its cells, as FSDP frees parameters"
+    return f"{found}; gather it, or pass what is left as a slice"
+
+
+def check_plain(value: Any, path: str) -> None:
+    """Refuse a tensor, other than a jagged one, or an array whose values cannot be read."""
+    remedy = remedy_for(value)
+    if remedy:
+        kind = "array" if isinstance(value, np.ndarray) else "tensor"
+        detail = f"expected a plain {kind}, found a {type(value).__name__}; {remedy}"
+        raise ArgumentTypeError("bad_type", path, detail)
+
+
+def check_rectangle(value: Any, path: str) -> None:
+    """Refuse anything but a plain strided tensor that is not nested."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        detail = f"expected a padded (strided) tensor, found {describe(value)}"
+        raise ArgumentTypeError("bad_type", path, detail)
+    check_plain(value, path)
+    if value.is_quantized:
+        detail = f"expected a plain dtype, found {value.dtype}; dequantise it first"
+        raise ArgumentTypeError("bad_dtype", path, detail)
+
+
+def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
+    """A caller's tensor, array or list as an array on the host, aliased if possible."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
+        check_rectangle(value, path)
+        value = resolved(value.detach().cpu())
+    elif isinstance(value, np.ndarray):
+        check_plain(value, path)
+    try:
+        return value.numpy() if type(value) is torch.Tensor else np.asarray(value)
+    except ODD as error:  # lists of several lengths; a dtype or a layout that numpy lacks
+        detail = f"expected {expected}, found {describe(value)}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
+
+
+def usable_device(device: Any, path: str) -> torch.device | None:
+    """The device, if tensors can be put there; None stays None."""
+    if device is None:
+        return None
+    # Torch reads other types, too, and ends the process if one lies about its length.
+    known = isinstance(device, (str, torch.device))
+    known_as = device if known else integer_of(device)
+    expected = f"expected a device of this machine, found {brief(device)}"
+    if known_as is None:
+        raise ArgumentError("bad_option", path, expected)
+    try:
+        if str(known_as) == "meta":
+            return torch.device("meta")
+        return torch.empty(0, device=known_as).device
+    except (*ODD, AssertionError) as error:
+        raise ArgumentError("bad_option", path, f"{expected}: {error}") from error
