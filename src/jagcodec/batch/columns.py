@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
     WireFormatError,
+    brief,
     column_name,
     describe,
 )
@@ -174,6 +175,19 @@ def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntA
         elif is_jagged(column):
             found[name] = view_of(column, f"{path}[{name!r}]", pool).row_splits.lengths
     return found
+
+
+def common_lengths(known: Mapping[str, IntArray], path: str, remedy: str) -> IntArray:
+    """The row lengths that all columns of `row_lengths_of` have."""
+    if not known:
+        detail = f"expected a jagged column, which has row lengths, found none; {remedy}"
+        raise ArgumentError("bad_option", path, detail)
+    (first, lengths), *others = known.items()
+    for name, found in others:
+        if not np.array_equal(found, lengths):
+            detail = f"expected columns of equal row lengths, but those of {brief(first)} and "
+            raise ArgumentError("bad_option", path, f"{detail}{brief(name)} differ; {remedy}")
+    return lengths
 
 
 def columns_of(

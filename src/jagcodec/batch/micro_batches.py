@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from jagcodec._arguments import items_of
 from jagcodec.errors import ArgumentError, ArgumentIndexError, brief
 from jagcodec.packing.lengths import IntArray, length_array
 from jagcodec.packing.micro_batches import Assignment, Cost, Fill, Rules, assign_rows
@@ -183,7 +184,7 @@ class MicroBatches(Sequence[list[IntArray]]):
             self._check_rank(rank, where)
         first, last = (0, len(self)) if rank is None else (rank, rank + 1)
         sizes = [places.stop - places.start for places in self._places(first, last)]
-        listed = [*results]
+        listed = items_of(results, f"{where}(results)", "a list of batches or columns")
         if len(listed) != len(sizes) or not sizes:
             detail = f"expected {len(sizes)} results, one for each micro-batch, found {len(listed)}"
             raise ArgumentError("row_mismatch", f"{where}(results)", detail)

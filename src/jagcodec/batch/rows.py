@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
     B,
+    common_lengths,
     concat_in_memory,
     in_memory,
     is_encoded,
@@ -218,7 +219,8 @@ def split_rows(
     if max_tokens is not None:
         path = f"{where}(lengths)"
         if lengths is None:
-            tokens = _common_lengths(row_lengths_of(source, f"{where}(batch)", pool), path)
+            known = row_lengths_of(source, f"{where}(batch)", pool)
+            tokens = common_lengths(known, path, "pass lengths")
         else:
             tokens = read_rows(lengths, path, rows=rows).lengths
         index = _within(tokens, parts, max_tokens, where)
@@ -240,17 +242,6 @@ def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) ->
         raise _bad(f"{where}(parts)", detail)
     found = assign_rows(tokens, Rules(max_tokens=max_tokens, least=least, where=where))
     return [found.order[start:end] for start, end in itertools.pairwise(found.bounds)]
-
-
-def _common_lengths(known: Mapping[str, IntArray], path: str) -> IntArray:
-    """The row lengths that all ragged columns of a batch have."""
-    if not known:
-        raise _bad(path, "expected lengths or a jagged column, found neither")
-    (first, lengths), *others = known.items()
-    for name, found in others:
-        if not np.array_equal(found, lengths):
-            raise _bad(path, f"expected lengths, because rows of {first!r} and {name!r} differ")
-    return lengths
 
 
 def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:

@@ -26,7 +26,7 @@ from jagcodec.errors import JagcodecError, WireFormatError, brief, shown
 
 if TYPE_CHECKING:
     from jagcodec.batch.describe import ColumnDescription, Entry, MessageDescription, RowLengths
-    from jagcodec.batch.tax import PaddingTax
+    from jagcodec.packing.tax import PaddingTax
     from jagcodec.wire.message import Message
 
 
@@ -91,7 +91,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _list_steps(options: argparse.Namespace) -> int:
     """List the steps of a record, also those that cannot be read."""
-    from jagcodec.batch.tax import table
+    from jagcodec.packing.tax import table
     from jagcodec.record import RecordReader
     from jagcodec.wire.wire_batch import open_wire
 
@@ -234,7 +234,7 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
 
 
 def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
-    from jagcodec.batch.tax import table
+    from jagcodec.packing.tax import table
 
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_option, whole_number
+from jagcodec._arguments import ODD, check_option, items_of, result_of, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.packing.balance import Bins, Items, Room, first_fit, spread
 from jagcodec.packing.lengths import IntArray
@@ -176,16 +177,17 @@ def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArr
     """The ids of groups, in the order of their first rows, and (N,) the group of each row."""
     if groups is None:
         return None, np.arange(rows)
+    expected = "(N,) hashable ids, one for each row"
+    with suppress(AttributeError, *ODD):
+        groups = groups.tolist()  # of an array or a tensor
+    listed = items_of(groups, path, expected)
+    numbers: dict[Any, int] = {}
     try:
-        if isinstance(groups, str):
-            raise TypeError("pass the ids, one for each row")
-        listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)
         # Tensors of one number each would be as many groups.
         listed = [each.item() if hasattr(each, "item") else each for each in listed]
-        numbers: dict[Any, int] = {}
         item_of = [numbers.setdefault(each, len(numbers)) for each in listed]
-    except (TypeError, ValueError, RuntimeError) as error:
-        detail = f"expected (N,) hashable ids, found {describe(groups)}: {error}"
+    except ODD as error:
+        detail = f"expected {expected}, found {describe(groups)}: {error!s:.200}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     if len(listed) != rows:
         detail = f"expected one id for each of {rows} rows, found {len(listed)}"
@@ -196,7 +198,7 @@ def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArr
 def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
     """(N,) what each row costs."""
     if callable(cost):
-        returned = cost(lengths.copy())
+        returned = result_of(cost, [lengths.copy()], path)
         found = _numbers(returned, lengths.shape)
         if found is None:
             detail = f"expected a function that returns ({len(lengths)},) numbers, found "
@@ -222,7 +224,7 @@ def _numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
     """Real numbers of this shape; None of anything else."""
     try:
         found = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # of a device, or of lists of several lengths
+    except ODD:  # of a device, or of lists of several lengths
         return None
     if found.dtype.kind not in "iuf" or found.shape != shape:
         return None
