@@ -401,7 +401,7 @@ def fault_of(name, valid, option, value, kind):
     return None
 
 
-MESSAGES = {"frames", "source", "message", "td", "batch", "batches"}
+MESSAGES = {"frames", "source", "message", "td", "batch", "batches", "results"}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import items_of
+from jagcodec._arguments import ODD, integer_of, items_of
 from jagcodec.errors import ArgumentError, ArgumentIndexError, brief
 from jagcodec.packing.lengths import IntArray, length_array
 from jagcodec.packing.micro_batches import Assignment, Cost, Fill, Rules, assign_rows
@@ -135,9 +135,10 @@ class MicroBatches(Sequence[list[IntArray]]):
     def __getitem__(self, rank: slice) -> list[list[IntArray]]: ...
 
     def __getitem__(self, rank: Any) -> Any:
+        index = rank if isinstance(rank, slice) else integer_of(rank)
         try:
-            return self._steps[rank]
-        except IndexError:
+            return self._steps[index]  # type: ignore[index]
+        except (IndexError, *ODD):
             raise _outside("MicroBatches", "rank", rank, len(self)) from None
 
     def __repr__(self) -> str:
@@ -147,10 +148,11 @@ class MicroBatches(Sequence[list[IntArray]]):
     def is_repeat(self, rank: int, step: int) -> npt.NDArray[np.bool_]:
         """(rows,) bool: which rows of a micro-batch are copies, so that their loss is masked."""
         where = "MicroBatches.is_repeat"
-        self._check_rank(rank, where)
-        if step not in range(self._count):
+        rank = self._checked_rank(rank, where)
+        known = integer_of(step)
+        if known is None or not 0 <= known < self._count:
             raise _outside(where, "step", step, self._count)
-        return self._assignment.is_copy[self._places(rank, rank + 1)[step]]
+        return self._assignment.is_copy[self._places(rank, rank + 1)[known]]
 
     def restore(self, results: Iterable[Any], rank: int | None = None) -> Any:
         """The results of all micro-batches in the order of the rows; copies are dropped.
@@ -181,7 +183,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         """
         where = "MicroBatches.restore"
         if rank is not None:
-            self._check_rank(rank, where)
+            rank = self._checked_rank(rank, where)
         first, last = (0, len(self)) if rank is None else (rank, rank + 1)
         sizes = [places.stop - places.start for places in self._places(first, last)]
         listed = items_of(results, f"{where}(results)", "a list of batches or columns")
@@ -231,9 +233,11 @@ class MicroBatches(Sequence[list[IntArray]]):
         rows = np.flatnonzero(~self._assignment.is_copy[own])
         return rows[np.argsort(self.order[own][rows])]
 
-    def _check_rank(self, rank: int, where: str) -> None:
-        if rank not in range(len(self)):
+    def _checked_rank(self, rank: Any, where: str) -> int:
+        known = integer_of(rank)
+        if known is None or not 0 <= known < len(self):
             raise _outside(where, "rank", rank, len(self))
+        return known
 
 
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:

@@ -193,7 +193,7 @@ def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
 
 
 def _packing(
-    lengths: Any, max_tokens: int | None, options: dict[str, int]
+    lengths: Any, max_tokens: int | None, options: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The report of the micro-batches of packed rows; None if it was not asked for."""
     if max_tokens is None:

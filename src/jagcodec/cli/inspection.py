@@ -133,7 +133,9 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
 
     batch = batch_of_message(message).rows([row])
     for entry in entries:
-        *above, name = entry.keys or (entry.name,)
+        if not entry.keys:
+            continue  # a value next to the columns, such as `meta_info`, which has no rows
+        *above, name = entry.keys
         try:
             inner = batch
             for key in above:

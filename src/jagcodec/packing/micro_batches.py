@@ -202,7 +202,9 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
         found = _numbers(returned, lengths.shape)
         if found is None:
             detail = f"expected a function that returns ({len(lengths)},) numbers, found "
-            detail += f"{getattr(returned, 'shape', '')} {describe(returned)}".strip()
+            with suppress(AttributeError, *ODD):
+                detail += f"{returned.shape} "
+            detail += describe(returned)
             raise ArgumentError("bad_shape", path, detail)
     else:
         pair = _numbers((1, 0) if cost is None else cost, (2,))

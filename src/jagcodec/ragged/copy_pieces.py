@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -204,7 +204,7 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
     """Refuse memory that does not fit, that autograd needs, or that is read, too."""
     outs = [buffer for buffer in buffers if buffer.out is not None]
     for buffer in outs:
-        view, out = buffer.view, buffer.out
+        view, out = buffer.view, cast(Any, buffer.out)
         fits = (
             type(out) in TENSOR_TYPES
             and not remedy_for(out)
