@@ -304,7 +304,7 @@ def budget(rows: int) -> Part:
         batch = jagcodec.open_wire(frames)
         return [jagcodec.materialize(part) for part in jagcodec.split_rows(batch, max_tokens=most)]
 
-    groups = jagcodec.balance_rows(torch.tensor(lengths), max_tokens=most)
+    groups = jagcodec.plan_micro_batches(lengths, max_tokens=most)[0]
     for found, group in zip(micro_batches(), groups, strict=True):
         same_columns(found, padded(samples[i] for i in group.tolist()), "a micro-batch")
     return with_last(

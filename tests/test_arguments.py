@@ -19,7 +19,15 @@ import torch
 import torch.distributed as dist
 
 import jagcodec
-from jagcodec import BatchedDataDict, RowBuilder, dump, encode_fields, open_wire
+from jagcodec import (
+    BatchedDataDict,
+    RowBuilder,
+    dump,
+    encode_fields,
+    open_wire,
+    plan_micro_batches,
+    plan_packing,
+)
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.record import RecordReader, RecordWriter
 from jagcodec.wire import registry
@@ -66,6 +74,14 @@ def row():
     return made
 
 
+def packed():
+    return plan_packing([2, 3], row_multiple=4, cp_size=2)
+
+
+def micro_batches():
+    return plan_micro_batches([2, 3], max_tokens=8)
+
+
 def writer():
     made = RecordWriter("record")
     made.rewind(0)
@@ -98,6 +114,15 @@ CALLS: dict[str, Options] = {
         **{"source": odd.batch(), "lengths": None, "token_aligned_fields": None},
         **{"padded_width": None, "options": False},
     },
+    "plan_micro_batches": {
+        **{"lengths": [2, 3], "ranks": 1, "max_tokens": 8, "row_multiple": 1, "total_multiple": 1},
+        **{"rows_per_batch": None, "count": None, "count_multiple": 1, "groups": None},
+        **{"cost": None, "fill": "error"},
+    },
+    "plan_packing": {
+        **{"lengths": [2, 3], "row_multiple": 4, "total_multiple": 1, "total": None},
+        **{"min_total": 0, "tail": "own_row", "cp_size": 2, "cp_layout": "zigzag"},
+    },
     "register_type": {"cls": odd.Number, "name": None, "to_state": int, "from_state": int},
     "repeat_rows": {**BATCH, "times": 2, "interleave": True},
     "response_from_nested": {"full": JAGGED, "response_mask": nested([[1], [1]])},
@@ -110,6 +135,19 @@ CALLS: dict[str, Options] = {
     "to_nested_by_length": {"padded": IDS, "lengths": [2, 3]},
     "to_rows": {**BATCH, "columns": None, "as_": "tensor"},
     "unwrap_wire_stripped_payload": {"item": None},
+    "types.MicroBatches.__getitem__": {"self": micro_batches, "rank": 0},
+    "types.MicroBatches.is_repeat": {"self": micro_batches, "rank": 0, "step": 0},
+    "types.MicroBatches.report": {"self": micro_batches},
+    "types.MicroBatches.restore": {"self": micro_batches, "results": [[1, 2]], "rank": None},
+    "types.PackPlan.mask": {"self": packed, "cp_rank": None},
+    "types.PackPlan.pack": {
+        **{"self": packed, "source": {"ids": nested([[5, 6], [7, 8, 9]])}, "pad": 0, "shift": 0},
+        **{"pad_value_dict": None, "labels_of": None, "token_aligned_fields": ()},
+        **{"keep_jagged": (), "cp_rank": None, "out": None},
+    },
+    "types.PackPlan.position_ids": {"self": packed, "cp_rank": None, "pads": "zero"},
+    "types.PackPlan.to": {"self": packed, "device": "cpu"},
+    "types.PackPlan.unpack": {"self": packed, "values": torch.zeros(8), "shift": 0, "pad": 0},
     # classes, and what they add to `dict`
     "BatchedDataDict": {"columns": {"ids": IDS}, "meta_info": None, "named": {"x": [1, 2]}},
     "BatchedDataDict.__ior__": {"self": data, "other": {"x": [1, 2]}},
@@ -186,11 +224,17 @@ ALSO: list[tuple[str, Options]] = [
     ("stack_or_nest", {"tensors": [torch.ones(2, 3)] * 2, "always_nest": True, "ragged_dim": 2}),
     ("to_rows", {"as_": "list", "columns": ["ids"]}),
     ("repeat_rows", {"times": [2, 0]}),
+    ("types.PackPlan.pack", {"source": torch.zeros(5), "pad": 1, "shift": -1}),
+    ("types.PackPlan.pack", {"source": torch.zeros(5), "out": torch.zeros(8)}),
+    ("types.PackPlan.pack", {"labels_of": "ids", "token_aligned_fields": ["x"]}),
+    ("types.PackPlan.unpack", {"values": [torch.zeros(4)] * 2, "pad": 1}),
+    ("plan_packing", {"total": 16}),
+    ("plan_packing", {"total_multiple": 8, "min_total": 9}),
 ]
 
 LEFT_OUT = {
-    **dict.fromkeys(("balance_rows",), "the next plan replaces it"),
     **dict.fromkeys(("WireBatch", "testing.JaggedBatch"), "made by functions"),
+    **dict.fromkeys(("types.MicroBatches", "types.PackPlan"), "made by functions"),
     **dict.fromkeys(
         (
             *("BatchedDataDict.of_equal_rows", "WireBatch.at", "WireBatch.nodes"),
@@ -227,6 +271,7 @@ def named(name):
 def public_names():
     """The names of all public functions and classes, and of the methods that these define."""
     names = {*vars(jagcodec)["__all__"]} - {"__version__"} | {"integrations.setup"}
+    names |= {"types.MicroBatches", "types.PackPlan"}
     for module in (*MODULES, *INTEGRATIONS):
         if module in LEFT_OUT:
             names.add(module)
@@ -279,11 +324,13 @@ def inside(option):
     samples = lambda value: [{"ids": value}]  # noqa: E731
     ways = [
         (by_name, ("td", "batch", "fields", "pad_value_dict", "out", "meta", "rows", "schema")),
-        (by_name, ("padding_side", "attention_mask_of", "dtypes", "ragged_dims")),
+        (by_name, ("padding_side", "attention_mask_of", "dtypes", "ragged_dims", "labels_of")),
+        (by_name, ("source",)),
+        (in_list, ("values", "pad", "groups", "results", "keep_jagged")),
         (in_list, ("lengths", "sizes", "times", "index", "prompt_lengths", "narrow", "obj")),
         (in_list, ("same_length", "token_aligned_fields", "batches", "frames", "tensors")),
         (in_list, ("outputs", "responses")),
-        (called, ("source", "container", "out", "default")),
+        (called, ("source", "container", "out", "default", "cost")),
         (lambda value: ("zstd", value), ("compress",)),
         (samples, ("rows",)),
         (lambda value: samples([value]), ("rows",)),
@@ -354,7 +401,7 @@ def fault_of(name, valid, option, value, kind):
     return None
 
 
-MESSAGES = {"frames", "source", "message", "td", "batch", "batches"}
+MESSAGES = {"frames", "source", "message", "td", "batch", "batches", "results"}
 
 
 @pytest.fixture(scope="module")

@@ -112,6 +112,11 @@ def child_path(path: str, key: object) -> str:
     return f"{path}[{brief(key)}]"
 
 
+def column_name(key: str | tuple[str, ...]) -> str:
+    """What an error calls a column; inside a nested batch its key has all the names on the way."""
+    return repr(key if isinstance(key, str) else ".".join(key))
+
+
 def brief(value: object) -> str:
     """A value in a few words. This never fails, unlike its `repr`, nor is it as long."""
     try:

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
-from jagcodec.batch.rectangles import Layout, PaddingSide
-from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.wire.leaf import FieldSchema
+import importlib
+from typing import Any
 
-__all__ = ["FieldSchema", "Layout", "PackedColumn", "PaddingSide"]
+# As in `jagcodec` itself: what needs no tensor does not wait for torch. Type checkers read
+# `types.pyi`.
+_HOME_OF = {
+    "FieldSchema": "wire.leaf",
+    "Layout": "batch.rectangles",
+    "MicroBatches": "batch.micro_batches",
+    "PackPlan": "batch.packed",
+    "PackedColumn": "ragged.varlen",
+    "PaddingSide": "batch.rectangles",
+}
+
+__all__ = [*_HOME_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'jagcodec.types' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"jagcodec.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 from jagcodec import BatchedDataDict, WireBatch, WireFormatError, encode, select_rows, split_rows
 from jagcodec.batch.compare import first_difference
 from jagcodec.batch.materialize import materialize
-from jagcodec.batch.rows import balance_rows, concat_rows, join_columns, repeat_rows
+from jagcodec.batch.micro_batches import plan_micro_batches
+from jagcodec.batch.rows import concat_rows, join_columns, repeat_rows
 from jagcodec.batch.tax import padding_tax
 from jagcodec.batch.to_rows import to_rows
 from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError, ArgumentTypeError
@@ -479,32 +480,14 @@ def test_small_batches():
     assert materialize(select_rows({"y": NonTensorStack("a")}, []))["y"].shape == (0,)
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(50, 120), st.data())
-def test_parts_are_balanced_and_lose_no_row(lengths, budget, data):
-    count = data.draw(st.integers(1, len(lengths)))
-    for options in ({"max_tokens": budget}, {"parts": count}):
-        parts = balance_rows(lengths, **options)
-        assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
-        assert all(len(part) and part.tolist() == sorted(part.tolist()) for part in parts)
-        sums = [sum(lengths[i] for i in part) for part in parts]
-        if "parts" in options:
-            assert len(parts) == count
-            assert max(sums) - min(sums) <= max(lengths)
-        else:
-            assert max(sums) <= budget
-            # LPT fills every part but one to half of the budget.
-            assert len(parts) <= 2 * (sum(lengths) // budget) + 2
-        same = balance_rows(torch.tensor(lengths), **options)
-        assert [part.tolist() for part in same] == [part.tolist() for part in parts]
-
-
 def test_split_by_tokens_and_back():
     td = batch_of([1] * 5, [2], [3] * 4, [4] * 2, [5] * 3, step=NonTensorData(1, batch_size=[5]))
     parts = split_rows(td, max_tokens=8)
     first = [[row[0].item() for row in part["ids"].unbind()] for part in parts]
     assert first == [[1, 2, 4], [3, 5]]
-    order = np.concatenate(balance_rows([5, 1, 4, 2, 3], max_tokens=8))
-    assert_same(select_rows(concat_rows(parts), np.argsort(order)), td)
+    batches = plan_micro_batches([5, 1, 4, 2, 3], max_tokens=8)
+    assert_same(batches.restore(parts), td)
+    assert_same(select_rows(concat_rows(parts), batches.inverse), td)
     assert len(split_rows(td, 4, max_tokens=8)) == 4
     assert [len(part) for part in split_rows(materialize(td, "packed"), max_tokens=8)] == [3, 2]
     assert [len(part) for part in split_rows(encode(td), max_tokens=8)] == [3, 2]
@@ -641,10 +624,6 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((TWO,), ArgumentError, "'ids' and 'other' differ"),
         (({"x": [1]},), ArgumentError, "found neither"),
     ],
-    balance_rows: [
-        (([1, 2],), ArgumentError, "found neither"),
-        (([-1], 1), ArgumentError, "row 0.*0 or more.*found -1"),
-    ],
     concat_rows: [
         (([],), ArgumentError, "found none"),
         ((TD,), ArgumentTypeError, "expected a list of batches, found one"),
@@ -757,9 +736,6 @@ def test_split_refuses():
     ):
         with pytest.raises(ArgumentError, match=rf"split_rows.*{text}"):
             split_rows(TD, **options)
-        if options.keys() & {"max_tokens"} and not options.keys() & {"sizes", "lengths"}:
-            with pytest.raises(ArgumentError, match=rf"balance_rows.*{text}"):
-                balance_rows([1, 4, 1], **options)
 
 
 CALLS: dict[str, Any] = {

@@ -15,12 +15,21 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import BatchedDataDict, __version__, cli, dump, encode, padding_tax, to_rows
+from jagcodec import (
+    BatchedDataDict,
+    __version__,
+    cli,
+    dump,
+    encode,
+    padding_tax,
+    plan_micro_batches,
+    to_rows,
+)
 from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.inspection import cells_text, size_text
 from jagcodec.errors import WireFormatError
 from jagcodec.record import RecordWriter
-from tests.helpers import MESSAGES, nested
+from tests.helpers import MESSAGES, nested, run_python
 from tests.wire.test_golden import BAD, GOOD, NAMES, Point, kept, load, message_of
 
 
@@ -129,10 +138,58 @@ def test_tax_of_lengths(run, tmp_path):
         assert printed(run, "tax", name, stdin=b"[1, 2, 9]") == f"{padding_tax([1, 2, 9])}\n"
     found = json.loads(run("tax", path, "--width", 12, "--json")[1])
     assert found["total"]["padded_bytes"] == 3 * 12 * 8
+    assert "packing" not in found
+
+
+def test_tax_shows_what_packing_would_cost(run, file):
+    lengths, options = [3, 5, 1, 5], ("--max-tokens", 8, "--ranks", 2, "--row-multiple", 2)
+    plan = plan_micro_batches(lengths, 2, max_tokens=8, row_multiple=2).report()
+    text = printed(run, "tax", "-", *options, stdin=json.dumps(lengths).encode())
+    *tax, empty, title, head, line = text.splitlines()
+    assert "\n".join(tax) == str(padding_tax(lengths))
+    assert (empty, title.split(";")[0]) == ("", "packed, at most 8 tokens in a micro-batch")
+    fill = f"{14 / plan['cells']:.1%}"
+    heaviest = [f"+{plan[name] - 1:.1%}" for name in ("heaviest_rank", "heaviest_micro_batch")]
+    assert line.split() == ["2", str(plan["micro_batches_per_rank"]), fill, *heaviest]
+    assert head.endswith("heaviest micro-batch")
+    # Of a message, whose columns may share one set of row lengths.
+    found = json.loads(printed(run, "tax", file, *options, "--json"))
+    assert found.pop("packing") == plan
+    assert found == json.loads(printed(run, "tax", "-", "--json", stdin=b"[3, 5, 1, 5]"))
+    assert json.loads(printed(run, "tax", "-", "--json", stdin=file.read_bytes()))["rows"] == 4
+
+
+def test_tax_of_a_message_with_several_row_lengths(run, tmp_path):
+    columns = {"prompt": nested([[1], [1, 2]]), "answer": nested([[1] * 3, [1]])}
+    path = saved(tmp_path, "two", TensorDict(columns, [2]))
+    status, _, err = run("tax", path)
+    text = "those of 'prompt' and 'answer' differ; choose one with --column NAME"
+    assert (status, text in err) == (2, True)
+    found = printed(run, "tax", path, "--column", "answer")
+    assert found == f"{padding_tax([3, 1])}\n"
+    flat = saved(tmp_path, "flat", {"x": TensorDict({"y": torch.ones(2)}, [2])})
+    for arguments, text in (
+        ([path, "--column", "question"], "expected one of 'prompt', 'answer', found 'question'"),
+        ([flat], "expected a jagged column, which has row lengths, found none"),
+    ):
+        status, _, err = run("tax", *arguments)
+        assert (status, text in err) == (2, True), err
+
+
+def test_tax_of_a_list_imports_no_torch(tmp_path):
+    path = tmp_path / "lengths"
+    path.write_bytes(b"[1, 2, 9]")
+    code = """
+    import sys
+    from jagcodec.cli import main
+    main(["tax", sys.argv[1], "--max-tokens", "9", "--ranks", "2"])
+    print([name for name in ("torch", "tensordict") if name in sys.modules])
+    """
+    assert run_python(code, path).stdout.splitlines()[-1] == "[]"
 
 
 def test_interrupted(run, monkeypatch):
-    monkeypatch.setattr("jagcodec.batch.tax.padding_tax", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("jagcodec.packing.tax.tax_of_lengths", Mock(side_effect=KeyboardInterrupt))
     assert run("tax", "-", stdin=b"[1]") == (130, "", "jagcodec: interrupted\n")
 
 
@@ -140,6 +197,8 @@ NOT_PARSED = [
     (["wash"], "invalid choice"),
     (["tax"], "required"),
     (["tax", "x", "--width", "x"], ": error: "),
+    (["tax", "FILE", "--ranks", "2"], "expected --max-tokens N with --ranks"),
+    (["tax", "TEXT", "--column", "ids"], "expected a message with --column, found other bytes"),
     (["inspect", "FILE", "--columns", ","], "expected names with commas between them"),
     (["inspect", "FILE", "--row", "x"], "expected a whole number from 0 on"),
     (["inspect", "FILE", "--all"], "expected --row N with --all"),
@@ -165,11 +224,12 @@ REFUSED: list[tuple[list[Any], str]] = [
     (["export", "FILE", "x.jsonl", "--columns", "nothing"], "found 'nothing'"),
     (["inspect", "/dev/zero"], "this is not a jagcodec blob"),
     (["tax", "NOWHERE"], "No such file"),
-    (["tax", "FILE"], "; for a message, use inspect"),
+    (["tax", b"[3, 9]", "--max-tokens", "8"], "bytes, row 1: expected at most max_tokens=8 tokens"),
+    (["tax", b"[3]", "--max-tokens", "8", "--ranks", "2"], "expected 2 rows or more"),
     (["tax", b"[3, 9]", "--width", "4"], "expected rows of at most 4 tokens, found 9"),
     (["tax", b"[" * 100_000], "expected a JSON list of whole numbers"),
     (["tax", b"\xff\xfe\x00"], "expected a JSON list of whole numbers"),
-    (["tax", b'{"a": 1}'], "expected a JSON list of whole numbers; found a dict of 1"),
+    (["tax", b'{"a": 1}'], "whole numbers, or a message; found a dict of 1"),
     (["tax", b'[1, "\\u001b[31m"]'], "bytes, row 1: expected integer lengths"),
     (["tax", b"[3, -1]"], "row 1: expected a length of 0 or more"),
     (["tax", b"[100000000000000000000]"], "expected"),

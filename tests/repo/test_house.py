@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 
 import jagcodec
+from jagcodec import types
 from tests.helpers import ROOT, run_python
 
 SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up: each may import those before it.
 LAYERS = (
-    *("errors", "_version", "data", "_arguments", "memory", "rowcopy", "cells", "ragged"),
+    *("errors", "_version", "data", "_arguments", "packing"),
+    *("memory", "rowcopy", "cells", "ragged"),
     *("wire", "pack"),
     *("stdlib", "batch", "types", "schema", "record"),
     *("testing", "doctor", "integrations", "cli", "__main__"),
@@ -210,6 +212,12 @@ def test_type_checkers_and_processes_find_the_same_names_in_the_same_modules():
     modules = {("jagcodec", name) for name in vars(jagcodec)["_MODULES"]}
     found = {(node.module, alias.name) for node in imports for alias in node.names}
     assert found == homes | modules | version
+    tree = ast.parse(Path(types.__file__).with_suffix(".pyi").read_text())
+    homes = {(f"jagcodec.{home}", name) for name, home in vars(types)["_HOME_OF"].items()}
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert {(node.module, alias.name) for node in imports for alias in node.names} == homes
+    assert {*dir(types)} > {*vars(types)["__all__"]} == {name for _, name in homes}
+    assert all(getattr(types, name) is getattr(types, name) for _, name in homes)
 
 
 COMMAND = """

@@ -708,6 +708,12 @@ def user(name, state):
         and (parts[1] is None or 0 <= parts[1] < 128),
         "numpy.str_": type(state) is str,
         "numpy.bytes_": type(state) is bytes,
+        "jagcodec.BatchedDataDict": type(state) is list and [*map(type, state)] == [dict, dict],
+        "jagcodec.PackedColumn": type(state) is dict
+        and {*state} == {"values", "cu_seqlens", "max_seqlen", "position_ids"}
+        and tensors(state["values"], state["cu_seqlens"], state["position_ids"])
+        and len(state["cu_seqlens"][2]) == 1
+        and type(state["max_seqlen"]) is int,
     }
     need(type(name) is str and name in known, f"no such type: {name!r:.80}")
     need(known[name], f"state of {name}")

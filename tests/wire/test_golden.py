@@ -27,7 +27,15 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, pack_jagged_fields, register_type, to_blob
+from jagcodec import (
+    BatchedDataDict,
+    decode,
+    encode,
+    materialize,
+    pack_jagged_fields,
+    register_type,
+    to_blob,
+)
 from jagcodec.wire.spec import Kind
 from tests.helpers import ROOT, message, nested, receive, run_python
 from tests.oracle import assert_same
@@ -228,6 +236,11 @@ VALUES: dict[str, Callable[[], Any]] = {
     "non_tensor_stack": lambda: NonTensorStack(
         NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[2]), stack_dim=1
     ),
+    "batched_data_dict": lambda: BatchedDataDict(
+        {"ids": nested([[5, 6], [7]]), "reward": torch.tensor([1.0, 0.5]), "uid": ["a", "b"]},
+        meta_info={"step": 7},
+    ),
+    "packed_column": lambda: materialize({"ids": nested([[5, 6], [7]])}, layout="packed")["ids"],
     "user": lambda: [Point(1, -2), Point(i64(1), 2)],
     "pickle": lambda: [...],
     "large": lambda: torch.zeros(2048, dtype=torch.int64),

@@ -273,7 +273,8 @@ def _of_state(state: Any) -> BatchedDataDict:
 
 
 def _packed_of_state(state: Any) -> PackedColumn:
-    column = PackedColumn._make(of_type(state, tuple))
+    # By names, so that a field that a later version adds has a default for earlier messages.
+    column = PackedColumn(**of_type(state, dict))
     of_type(column.max_seqlen, int)
     values, cu_seqlens, _, position_ids = column
     tensors = values, cu_seqlens, position_ids
@@ -288,4 +289,5 @@ def _packed_of_state(state: Any) -> PackedColumn:
 
 # So that what `materialize` returns can itself be sent on.
 register_type(BatchedDataDict, BATCHED_DATA_DICT, to_state=_state, from_state=_of_state)
-register_type(PackedColumn, PACKED_COLUMN, to_state=tuple, from_state=_packed_of_state)
+to_state = PackedColumn._asdict
+register_type(PackedColumn, PACKED_COLUMN, to_state=to_state, from_state=_packed_of_state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,18 +12,27 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from jagcodec._arguments import items_of, known_names
 from jagcodec.batch.compare import agreed, same_values
 from jagcodec.batch.devices import read_offsets
-from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    WireFormatError,
+    brief,
+    column_name,
+    describe,
+)
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import check_column, is_jagged, view_of
-from jagcodec.ragged.non_tensor import array_of_leaf, is_non_tensor, rows_of_leaf
+from jagcodec.ragged.non_tensor import array_of_leaf, is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, join_leaves, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import buffer_bytes, is_blob
-from jagcodec.wire.lowered import Columns
+from jagcodec.wire.lowered import Columns, Key
+from jagcodec.wire.spec import MAGIC
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
@@ -85,6 +94,15 @@ def bytes_of(value: Any) -> ByteArray | None:
         return buffer_bytes(value, "")
     except WireFormatError:
         return None
+
+
+def is_batch(value: Any) -> bool:
+    """Whether a value is a batch in any form, rather than a column."""
+    if isinstance(value, (*_BATCHES, PackedColumn)):
+        return not isinstance(value, PackedColumn)
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    data = bytes_of(first)  # which any column of numbers has, too
+    return data is not None and MAGIC.encode() in data[:10].tobytes()
 
 
 def is_encoded(batch: Any) -> bool:
@@ -159,6 +177,19 @@ def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntA
     return found
 
 
+def common_lengths(known: Mapping[str, IntArray], path: str, remedy: str) -> IntArray:
+    """The row lengths that all columns of `row_lengths_of` have."""
+    if not known:
+        detail = f"expected a jagged column, which has row lengths, found none; {remedy}"
+        raise ArgumentError("bad_option", path, detail)
+    (first, lengths), *others = known.items()
+    for name, found in others:
+        if not np.array_equal(found, lengths):
+            detail = f"expected columns of equal row lengths, but those of {brief(first)} and "
+            raise ArgumentError("bad_option", path, f"{detail}{brief(name)} differ; {remedy}")
+    return lengths
+
+
 def columns_of(
     source: Any,
     where: str,
@@ -174,6 +205,14 @@ def columns_of(
     pool = pool or RowSplitsPool()
     read_offsets([batch], pool)
     return _columns(batch, rows, listed, where, pool, kept)
+
+
+def with_offsets(batch: Any, where: str, pool: RowSplitsPool) -> Any:
+    """An open batch whose offsets the pool then knows; a dict becomes `Columns`."""
+    if isinstance(batch, dict):
+        return columns_of(batch, where, pool=pool)
+    read_offsets([batch], pool)
+    return batch
 
 
 def _columns(
@@ -199,6 +238,45 @@ def _columns(
         else:
             columns[name] = leaf
     return Columns(rows, columns)
+
+
+def each_column(
+    batch: Any,
+    of_tensor: Callable[[torch.Tensor | RaggedView, Key], Any],
+    where: str,
+    above: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The columns of an open batch that is inside the batches `above`, by name.
+
+    `of_tensor` decides what becomes of a tensor, or of the rows of one. Objects become arrays of
+    one object per row, and batches become dicts.
+    """
+    items = batch.columns if isinstance(batch, Columns) else batch
+    pairs = items.columns() if isinstance(items, WireBatch) else items.items()
+    columns: dict[str, Any] = {}
+    for name, leaf in pairs:
+        key = (*above, name) if above else name
+        path = f"{where}({column_name(key)})"
+        if type(leaf) is RaggedView:
+            columns[name] = of_tensor(leaf, key)
+        elif isinstance(leaf, torch.Tensor):
+            check_column(leaf, path)
+            columns[name] = of_tensor(leaf, key)
+        elif isinstance(leaf, np.ndarray):
+            check_column(leaf, path)
+            columns[name] = leaf
+        elif is_non_tensor(leaf):
+            rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
+            array = array_of_leaf(leaf)
+            columns[name] = object_array(rows_of_leaf(leaf, rows)) if array is None else array
+        elif type(leaf) is list:
+            columns[name] = object_array(leaf)
+        elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
+            inner = leaf if isinstance(leaf, Columns) else opened(leaf, path)
+            columns[name] = each_column(inner, of_tensor, where, (*above, name))
+        else:
+            columns[name] = leaf
+    return columns
 
 
 def _objects(leaf: Any, rows: int) -> Any:

@@ -26,7 +26,14 @@ from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.forms import like
-from jagcodec.ragged.nested import check_column, is_jagged, nested_tensor, parts_of, view_of_parts
+from jagcodec.ragged.nested import (
+    check_column,
+    is_jagged,
+    nested_tensor,
+    offsets_of,
+    parts_of,
+    view_of_parts,
+)
 from jagcodec.ragged.non_tensor import (
     fields_of,
     is_non_tensor,
@@ -160,27 +167,27 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
 
     Columns with holes between their rows are left out: their readers wait for them.
     """
-    away: list[tuple[torch.Tensor, Any, Callable[..., Any]]] = []
+    away: list[tuple[torch.Tensor, Any]] = []
     for leaf in _flat(leaves):
         numbers: torch.Tensor | None = None
-        column: Any = leaf
-        read: Callable[..., Any] = view_of_varlen
         if is_jagged(leaf):
-            column, read = parts_of(leaf), view_of_parts
-            numbers = column.offsets if column.lengths is None else None
+            numbers = offsets_of(leaf)
         elif isinstance(leaf, PackedColumn):
             numbers = leaf.cu_seqlens
         if numbers is None or numbers.is_cpu or numbers.is_meta:
             continue
         if pool.of_source(numbers) is None:
-            away.append((numbers, column, read))
+            away.append((numbers, leaf))
     if not away:
         return
     copies = HostCopies()
-    copies.fetch(numbers for numbers, _, _ in away)
-    for _, column, read in away:
+    copies.fetch(numbers for numbers, _ in away)
+    for _, leaf in away:
         with suppress(ArgumentError):  # which the reader of the column raises, with its name
-            read(column, "", pool, copies)
+            if is_jagged(leaf):
+                view_of_parts(parts_of(leaf), "", pool, copies)
+            else:
+                view_of_varlen(leaf, "", pool, copies)
 
 
 def _flat(leaves: Iterable[Any]) -> Iterator[Any]:

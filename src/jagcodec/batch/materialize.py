@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 
 from jagcodec._arguments import (
     check_function,
@@ -27,16 +26,17 @@ from jagcodec.batch.columns import (
     are_several,
     columns_of,
     concat_in_memory,
+    each_column,
     is_encoded,
     meta_of,
     opened,
     row_count_of,
     row_lengths_of,
+    with_offsets,
 )
-from jagcodec.batch.devices import moved, read_offsets
+from jagcodec.batch.devices import moved
 from jagcodec.batch.join import join_rows
 from jagcodec.batch.rectangles import (
-    Key,
     Layout,
     PaddingSide,
     Placement,
@@ -54,10 +54,9 @@ from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.pack.tensors import warn_of_swapped_dims
-from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
-    check_column,
     check_memory,
     is_jagged,
     nested_tensor,
@@ -65,17 +64,11 @@ from jagcodec.ragged.nested import (
     view_of,
     view_of_strided,
 )
-from jagcodec.ragged.non_tensor import (
-    array_of_leaf,
-    is_non_tensor,
-    object_array,
-    rows_of_leaf,
-)
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.wire.lowered import Columns
+from jagcodec.wire.lowered import Columns, Key
 from jagcodec.wire.wire_batch import WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
@@ -235,7 +228,7 @@ def materialize(
         placement = Placement(width, multiple, sides, side, prompt_width)
         placement.prompts = _read_prompts(source, prompt_lengths, placement)
         plan = _Plan(layout, pads, placement, aligned, kept, masks, pool, batch)
-        columns = plan.columns(source, ())
+        columns = each_column(source, plan.column, "materialize")
         plan.add_masks(columns)
         plan.warn_of_swapped_dims()
         if strict:
@@ -272,11 +265,8 @@ def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> 
     if device is not None:
         row_count_of(batch, where)  # which refuses a dict that does not hold columns
     columns = batch if device is None else moved(batch, device, pool, path_of)
-    if isinstance(batch, dict):
-        return columns_of(columns, where, pool=pool)
-    if device is None:
-        read_offsets([batch], pool)
-        return batch
+    if isinstance(batch, dict) or device is None:
+        return with_offsets(columns, where, pool)
     return Columns(batch.batch_size[0], columns)
 
 
@@ -382,34 +372,12 @@ class _Plan:
     # Columns of the same rows are placed once.
     _known: dict[tuple[RowSplits, str], tuple[IntArray | None, int]] = field(default_factory=dict)
 
-    def columns(self, batch: Any, above: tuple[str, ...]) -> dict[str, Any]:
-        """The columns of a batch that is inside the batches `above`."""
-        items = batch.columns if isinstance(batch, Columns) else batch
-        pairs = items.columns() if isinstance(items, WireBatch) else items.items()
-        columns: dict[str, Any] = {}
-        for name, leaf in pairs:
-            key = (*above, name) if above else name
-            if type(leaf) is RaggedView:
-                columns[name] = self._ragged(leaf, key)
-            elif isinstance(leaf, torch.Tensor):
-                check_column(leaf, path_of(key))
-                read = self._nested if leaf.is_nested else self._rectangular
-                columns[name] = read(leaf, key)
-            elif isinstance(leaf, np.ndarray):
-                check_column(leaf, path_of(key))
-                columns[name] = leaf
-            elif is_non_tensor(leaf):
-                rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
-                array = array_of_leaf(leaf)
-                columns[name] = object_array(rows_of_leaf(leaf, rows)) if array is None else array
-            elif type(leaf) is list:
-                columns[name] = object_array(leaf)
-            elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
-                inner = leaf if isinstance(leaf, Columns) else opened(leaf, path_of(key))
-                columns[name] = self.columns(inner, (*above, name))
-            else:
-                columns[name] = leaf
-        return columns
+    def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
+        """What becomes of a column of tensors."""
+        if type(leaf) is RaggedView:
+            return self._ragged(leaf, key)
+        tensor: Any = leaf
+        return (self._nested if tensor.is_nested else self._rectangular)(tensor, key)
 
     def _nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
@@ -441,8 +409,7 @@ class _Plan:
             if not kept:
                 check_width(view.row_splits, self.placement.width, key)
             row_splits = self.pool.unique(view.row_splits)
-            # In memory of its own, which may be written to.
-            values = gathered([view])[0] if isinstance(view.memory, np.ndarray) else values_of(view)
+            values = owned_values(view)
             if kept or self.layout == "jagged":
                 return nested_tensor(values, row_splits, view.ragged_dim)
             return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, WireFormatError, describe
+from jagcodec.errors import ArgumentError, WireFormatError, column_name, describe
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import remedy_for
@@ -22,6 +22,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
 from jagcodec.wire.frames import writable_bytes
+from jagcodec.wire.lowered import Key
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import PLAIN, Kind
 from jagcodec.wire.wire_batch import MessageColumns
@@ -31,9 +32,6 @@ Layout = Literal["padded", "jagged", "packed"]
 
 PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row are."""
-
-Key: TypeAlias = str | tuple[str, ...]
-"""What a column is called in arguments: its name, or inside a nested one all of them."""
 
 
 @dataclass(slots=True)
@@ -49,11 +47,7 @@ class Rectangle(Wanted):
 
 def path_of(key: Key) -> str:
     """Where an error about a column is: ``materialize('name')``."""
-    return f"materialize({_shown(key)})"
-
-
-def _shown(key: Key) -> str:
-    return repr(key if isinstance(key, str) else ".".join(key))
+    return f"materialize({column_name(key)})"
 
 
 # --- where rows go -----------------------------------------------------------------------------
@@ -131,7 +125,8 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
         for rectangle in wanted:
             _check_reusable(rectangle)
     for rectangle in wanted:
-        check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
+        if 0 in rectangle.shape:  # for any other one there is no memory, if it is too large
+            check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
     try:
         allocate(wanted, out, pin_memory)
     except (MemoryError, ValueError, RuntimeError) as error:
@@ -143,7 +138,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
 
 def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentError:
     """The error of a column that is too large for this machine, or for torch."""
-    detail = f"expected rectangles that fit in memory, found one of {shape} for {_shown(key)}"
+    detail = f"expected rectangles that fit in memory, found one of {shape} for {column_name(key)}"
     return ArgumentError("too_large", "materialize", f"{detail}: {error!s:.200}")
 
 
@@ -166,7 +161,7 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
     if not fits:
         detail = f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
         detail += f"{rectangle.device} without a gradient, found {describe(found)}"
-        raise ArgumentError("bad_shape", f"materialize(out)[{_shown(key)}]", detail)
+        raise ArgumentError("bad_shape", f"materialize(out)[{column_name(key)}]", detail)
     _check_reusable(rectangle)
     rectangle.tensor = found
     rectangle.data = as_bytes(found) if found.is_cpu else None
@@ -177,7 +172,7 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
 def _check_reusable(rectangle: Rectangle) -> None:
     """Refuse to write what autograd follows over memory that an earlier step may still need."""
     if _needs_gradient(rectangle.view):
-        where = f"materialize(out)[{_shown(rectangle.key)}]"
+        where = f"materialize(out)[{column_name(rectangle.key)}]"
         detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
         raise ArgumentError("conflict", where, detail)
 

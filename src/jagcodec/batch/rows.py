@@ -1,10 +1,9 @@
-"""Row algebra: choose, repeat, split, balance and join batches, whatever form they have."""
+"""Row algebra: choose, repeat, split and join batches, whatever form they have."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
     B,
+    common_lengths,
     concat_in_memory,
     in_memory,
     is_encoded,
@@ -31,6 +31,7 @@ from jagcodec.memory import INT64_MAX
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import as_leaf, like
 from jagcodec.ragged.lengths import Lengths, read_rows
@@ -184,8 +185,8 @@ def split_rows(
         parts: How many contiguous parts, as equal as can be, longer ones first.
             With `max_tokens`: how many at least, for ranks that must all take as many steps.
         sizes: Rows of each part, contiguous and in order; they must add up to N.
-        max_tokens: The most tokens of a part. `balance_rows` decides which rows go where; each
-            part keeps them in the order of the batch.
+        max_tokens: The most tokens of a part. `plan_micro_batches` decides which rows go where;
+            each part keeps them in the order of the batch.
         lengths: (N,) tokens per row for `max_tokens`, or a jagged tensor, whose row lengths count;
             None means the row lengths that all jagged (or packed) columns have.
 
@@ -218,10 +219,11 @@ def split_rows(
     if max_tokens is not None:
         path = f"{where}(lengths)"
         if lengths is None:
-            tokens = _common_lengths(row_lengths_of(source, f"{where}(batch)", pool), path)
+            known = row_lengths_of(source, f"{where}(batch)", pool)
+            tokens = common_lengths(known, path, "pass lengths")
         else:
             tokens = read_rows(lengths, path, rows=rows).lengths
-        index = _balanced(tokens, parts, max_tokens, where)
+        index = _within(tokens, parts, max_tokens, where)
     else:
         if sizes is None:
             found = _equal_sizes(rows, whole_number(parts, 1, f"{where}(parts)"), where)
@@ -232,97 +234,14 @@ def split_rows(
     return [_chosen(source, part, where, pool) for part in index]
 
 
-def balance_rows(
-    lengths: Lengths,
-    parts: int | None = None,
-    *,
-    max_tokens: int | None = None,
-) -> list[IntArray]:
-    """Which rows go into which part, so that parts have about as many tokens each.
-
-    Args:
-        lengths: (N,) tokens per row.
-        parts: How many parts; with `max_tokens`, how many at least. None: as few as the budget
-            allows.
-        max_tokens: The most tokens of one part.
-
-    Returns:
-        Per part its rows, (rows,) int64 and rising; no part is empty. Longest rows first, each
-        to the part that has the fewest tokens (Graham's LPT rule: at worst a third above the
-        best). With `max_tokens` the number of parts is within a few percent of the fewest that
-        the rule finds. Equal lengths give equal parts on every rank.
-
-    Raises:
-        ArgumentError: Neither `parts` nor `max_tokens` is given, a row is longer than
-            `max_tokens` (it is named), there are more parts than rows, or a length is negative.
-        ArgumentTypeError: Lengths are not integers.
-
-    To put results back in order: ``select_rows(concat_rows(results),
-    numpy.argsort(numpy.concatenate(parts)))``. verl calls this ``rearrange_micro_batches``.
-
-    Example:
-        >>> from jagcodec import balance_rows
-        >>> [part.tolist() for part in balance_rows([5, 1, 4, 2, 3], max_tokens=8)]
-        [[0, 1, 3], [2, 4]]
-    """
-    if not isinstance(lengths, torch.Tensor):
-        lengths = torch.from_numpy(np.array(lengths, dtype=None if len(lengths) else np.int64))
-    where = "balance_rows"
-    return _balanced(read_rows(lengths, f"{where}(lengths)").lengths, parts, max_tokens, where)
-
-
-def _balanced(
-    tokens: IntArray, parts: int | None, max_tokens: int | None, where: str
-) -> list[IntArray]:
-    """`balance_rows` of lengths that were read."""
-    if parts is None and max_tokens is None:
-        raise _bad(where, "expected parts, max_tokens, or both, found neither")
-    count = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
-    if max_tokens is not None:
-        budget = whole_number(max_tokens, 1, f"{where}(max_tokens)")
-        if len(tokens) and tokens.max() > budget:
-            row = int(np.argmax(tokens > budget))
-            detail = f"expected rows of at most max_tokens={budget} tokens, found {tokens[row]}"
-            raise ArgumentError("row_too_long", f"{where}(lengths), row {row}", detail)
-        count = max(count, -(-int(tokens.sum()) // budget), 1)
-    if count > len(tokens):
-        if not len(tokens) and parts is None:
-            return []
-        detail = f"expected at most {len(tokens)} parts, one per row, found {brief(count)}"
+def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) -> list[IntArray]:
+    """The rows of each part, if no part exceeds `max_tokens`."""
+    least = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
+    if parts is not None and least > len(tokens):
+        detail = f"expected at most {len(tokens)} parts, one per row, found {least}"
         raise _bad(f"{where}(parts)", detail)
-    while True:
-        rows, heaviest = _longest_first(tokens, count)
-        if max_tokens is None or heaviest <= budget:
-            return rows
-        # Ever larger steps: to try each number costs too much where parts hold few rows.
-        count = min(count + 1 + count // 64, len(tokens))
-
-
-def _common_lengths(known: Mapping[str, IntArray], path: str) -> IntArray:
-    """The row lengths that all ragged columns of a batch have."""
-    if not known:
-        raise _bad(path, "expected lengths or a jagged column, found neither")
-    (first, lengths), *others = known.items()
-    for name, found in others:
-        if not np.array_equal(found, lengths):
-            raise _bad(path, f"expected lengths, because rows of {first!r} and {name!r} differ")
-    return lengths
-
-
-def _longest_first(tokens: IntArray, count: int) -> tuple[list[IntArray], int]:
-    """Rows by part, and the tokens of the heaviest part."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    # Lightest first; among equally light ones that of fewest rows, so that none stays empty: as one
-    # number each, tokens above rows above the part.
-    heap = list(range(count))
-    one_row = 1 << len(tokens).bit_length()
-    one_token = one_row * one_row
-    sizes = tokens.tolist()
-    for row in np.argsort(-tokens, kind="stable").tolist():
-        light = heap[0]
-        parts[light % one_row].append(row)
-        heapq.heapreplace(heap, light + sizes[row] * one_token + one_row)
-    return [np.sort(np.array(part, dtype=np.int64)) for part in parts], max(heap) // one_token
+    found = assign_rows(tokens, Rules(max_tokens=max_tokens, least=least, where=where))
+    return [found.order[start:end] for start, end in itertools.pairwise(found.bounds)]
 
 
 def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:

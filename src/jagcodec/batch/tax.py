@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,95 +13,21 @@ from tensordict import TensorDictBase
 from jagcodec._arguments import flag_of, integer_of, whole_number
 from jagcodec.batch.columns import bytes_of, columns_of, opened
 from jagcodec.batch.describe import describe_message, open_source
-from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe, shown
+from jagcodec.errors import ArgumentTypeError, brief, describe
 from jagcodec.pack.fields import pack_jagged_fields
+from jagcodec.packing.tax import (
+    OVERHEAD,
+    ColumnTax,
+    PaddingTax,
+    rectangle_width,
+    tax_of_lengths,
+)
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
 from jagcodec.wire.spec import TORCH_DTYPES
 from jagcodec.wire.wire_batch import WireBatch
-
-WORTH = 0.05
-"""The share of a message that an option must save to be worth it."""
-
-_FORMS = ("padded", "wire", "narrow", "elide", "both")
-
-
-@dataclass(frozen=True)
-class ColumnTax:
-    """One column, in bytes; None if they were not measured.
-
-    Cells that columns share count for the first.
-    """
-
-    name: str  # names of nested columns are joined with dots
-    layout: str  # "jagged", "rectangular", "object" or "other": how it is sent
-    padded_bytes: int  # as a rectangle
-    wire_bytes: int  # in a message without options
-    narrow_bytes: int | None = None  # with narrow
-    elide_bytes: int | None = None  # with elide
-    both_bytes: int | None = None
-
-    @property
-    def saved_percent(self) -> float:
-        """How much smaller it is in a message than as a rectangle."""
-        saved = self.padded_bytes - self.wire_bytes
-        return 100 * saved / self.padded_bytes if self.padded_bytes else 0.0
-
-
-@dataclass(frozen=True)
-class PaddingTax:
-    """A batch, in bytes. `str()` of it is a table."""
-
-    rows: int
-    fill: float  # share of the padded cells that are tokens, 0 to 1; 1 if nothing is jagged
-    columns: tuple[ColumnTax, ...]
-    overhead: ColumnTax  # what a message adds to its columns: header, offsets, gaps, `meta`
-
-    @property
-    def total(self) -> ColumnTax:
-        """The sums over all columns and the overhead."""
-        parts = (*self.columns, self.overhead)
-        sizes = [[getattr(part, f"{form}_bytes") for part in parts] for form in _FORMS]
-        sums: list[Any] = [None if None in column else sum(column) for column in sizes]
-        return ColumnTax("total", "", *sums)
-
-    @property
-    def advice(self) -> str:
-        """One sentence: the fewest options of `encode` that save most; empty if not measured."""
-        total = self.total
-        sizes = {
-            "narrow=True": total.narrow_bytes,
-            "elide=True": total.elide_bytes,
-            "narrow=True, elide=True": total.both_bytes,
-        }
-        known = {name: size for name, size in sizes.items() if size is not None}
-        if not known or not total.wire_bytes:
-            return ""
-        near = min(known.values()) + WORTH * total.wire_bytes
-        good = [name for name, size in known.items() if size <= near]
-        name = min(good, key=lambda name: (len(name), known[name]))
-        saved = 1 - known[name] / total.wire_bytes
-        if saved < WORTH:
-            return f"No option of encode saves {WORTH:.0%} of the bytes."
-        return f"encode(..., {name}) saves {saved:.0%} of the bytes."
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        return {**asdict(self), "total": asdict(self.total), "advice": self.advice}
-
-    def __str__(self) -> str:
-        forms = [form for form in _FORMS if getattr(self.overhead, f"{form}_bytes") is not None]
-        rows = []
-        for part in (*self.columns, self.overhead, self.total):
-            cells = [f"{getattr(part, f'{form}_bytes'):,}" for form in forms]
-            saved = "" if part is self.overhead else f"{part.saved_percent:.1f}%"
-            rows.append((shown(part.name, 32), part.layout, *cells, saved))
-        head = ("column", "layout", *(f"{form} B" for form in forms), "saved")
-        lines = [f"{self.rows} rows, {self.fill:.1%} of the padded cells are tokens"]
-        lines += table(head, rows, right=range(2, len(head)))
-        return "\n".join([*lines, self.advice] if self.advice else lines)
 
 
 def padding_tax(
@@ -174,7 +99,6 @@ def padding_tax(
 
 _BATCHES = (dict, TensorDictBase, WireBatch)
 _SOURCE = "padding_tax(source)"
-_OVERHEAD = "header and offsets"
 _LAYOUT_OF_KIND = {
     "jagged": "jagged",
     **dict.fromkeys(("tensor", "array"), "rectangular"),
@@ -193,24 +117,11 @@ def _is_message(source: Any) -> bool:
     return data is not None and is_blob(data)
 
 
-def _width(longest: int, padded_width: int | None, path: str) -> int:
-    """The width of a rectangle of rows, of which this is the longest."""
-    if padded_width is not None and longest > padded_width:
-        detail = f"expected rows of at most {padded_width} tokens, found {longest}"
-        raise ArgumentError("row_too_long", path, detail)
-    return longest if padded_width is None else padded_width
-
-
 def _of_lengths(source: Any, padded_width: int | None) -> PaddingTax:
     if not isinstance(source, (list, tuple, np.ndarray, torch.Tensor)):
         detail = f"expected a batch, columns or lengths, found {describe(source)}"
         raise ArgumentTypeError("bad_type", _SOURCE, detail)
-    row_splits = read_lengths(source, _SOURCE)
-    cells = row_splits.rows * _width(row_splits.max, padded_width, _SOURCE)
-    column = ColumnTax("tokens", "jagged", 8 * cells, 8 * row_splits.total)
-    overhead = ColumnTax(_OVERHEAD, "", 0, row_splits.host.nbytes)
-    fill = row_splits.total / cells if cells else 1.0
-    return PaddingTax(row_splits.rows, fill, (column,), overhead)
+    return tax_of_lengths(read_lengths(source, _SOURCE).lengths, padded_width, _SOURCE)
 
 
 def _measured(
@@ -234,23 +145,11 @@ def _measured(
             rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
             token = math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
-            width = _width(rows.max, padded_width, f"padding_tax({column.name!r})")
+            width = rectangle_width(rows.max, padded_width, f"padding_tax({column.name!r})")
             rectangle = padded.get(column.name, rows.rows * width * token)
             valid += rows.tokens * token
             cells += rectangle
         layout = _LAYOUT_OF_KIND.get(column.kind, "other")
         columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
-    overhead = ColumnTax(_OVERHEAD, "", 0, *(message.overhead for message in messages))
+    overhead = ColumnTax(OVERHEAD, "", 0, *(message.overhead for message in messages))
     return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
-    """Lines of cells in columns as wide as they must be; those of `right` are numbers."""
-    widths = [max(map(len, cells)) for cells in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    ]

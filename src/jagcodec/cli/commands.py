@@ -14,14 +14,15 @@ from jagcodec.cli.inputs import (
     add_columns,
     add_json,
     add_message,
+    begins_blob,
     counted,
     display_name,
     error_line,
     name_text,
     naming,
+    read_bytes,
     read_message,
     whole,
-    whole_file,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, shown
 
@@ -63,16 +64,27 @@ def add_others(parsers: Any) -> None:
     parser.set_defaults(run=_export, fail=parser.error)
     parser = parsers.add_parser(
         "tax",
-        help="estimate what padding costs rows of given lengths",
+        help="estimate what padding costs rows of given lengths, and what packing would",
         description="Estimate what padding costs a column of int64 tokens whose rows have these "
-        "lengths. For a message, use inspect.",
+        "lengths. With --max-tokens, show the micro-batches of packed rows as well. For the bytes "
+        "of a message, use inspect.",
     )
-    text = "tokens per row, as a JSON list; - reads standard input"
+    text = "tokens per row, as a JSON list, or a message; - reads standard input"
     parser.add_argument("file", metavar="LENGTHS", help=text)
+    text = "the column of a message whose row lengths count, if they differ"
+    parser.add_argument("--column", metavar="NAME", help=text)
     text = "width of the rectangle; by default, the longest row"
     parser.add_argument("--width", metavar="S", type=whole, help=text)
+    text = "the most tokens of one micro-batch, pads included"
+    parser.add_argument("--max-tokens", metavar="N", type=whole, help=text)
+    for name, letter, text in (
+        ("--ranks", "R", "number of data-parallel ranks"),
+        ("--row-multiple", "M", "pad each row to a multiple of this"),
+        ("--total-multiple", "M", "pad each micro-batch to a multiple of this"),
+    ):
+        parser.add_argument(name, metavar=letter, type=whole, help=f"{text}; by default, 1")
     add_json(parser)
-    parser.set_defaults(run=_tax)
+    parser.set_defaults(run=_tax, fail=parser.error)
     parser = parsers.add_parser(
         "doctor",
         help="show what is installed here, and what copies rows",
@@ -129,25 +141,77 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _tax(options: argparse.Namespace) -> int:
-    from jagcodec.batch.tax import padding_tax
+    from jagcodec.packing.tax import tax_of_lengths
 
-    with naming(options.file, "padding_tax(source)"):
-        lengths = _lengths_in(whole_file(options.file), display_name(options.file))
-        report = padding_tax(lengths, padded_width=options.width)
-    print(json.dumps(report.as_dict(), indent=2) if options.json else report)
+    names = "ranks", "row_multiple", "total_multiple"
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given and options.max_tokens is None:
+        options.fail("expected --max-tokens N with --ranks, --row-multiple and --total-multiple")
+    with naming(options.file, "padding_tax(source)", "plan_micro_batches(lengths)"):
+        lengths = _lengths_in(read_bytes(options.file), options)
+        tax = tax_of_lengths(lengths, options.width, "padding_tax(source)")
+        packing = _packing(lengths, options.max_tokens, given)
+    if options.json:
+        document = tax.as_dict() if packing is None else {**tax.as_dict(), "packing": packing}
+        print(json.dumps(document, indent=2))
+        return 0
+    print(tax)
+    if packing is not None:
+        print(*_packing_lines(packing, options.max_tokens), sep="\n")
     return 0
 
 
-def _lengths_in(data: bytes, name: str) -> list[Any]:
-    """A JSON list; `name` is that of the file."""
+def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
+    """(N,) row lengths: a JSON list, or those of the columns of a message."""
+    from jagcodec.packing.lengths import length_array
+
+    name = display_name(options.file)
+    if begins_blob(data):
+        return _lengths_of_message(data, name, options.column)
+    if options.column is not None:
+        options.fail("expected a message with --column, found other bytes")
     try:
         lengths = json.loads(data)
         if type(lengths) is not list:
             raise ValueError(f"found {brief(lengths)}")
     except (ValueError, RecursionError) as error:
-        detail = f"expected a JSON list of whole numbers; {error}; for a message, use inspect"
+        detail = f"expected a JSON list of whole numbers, or a message; {error}"
         raise ArgumentTypeError("bad_type", name, detail) from error
-    return lengths
+    return length_array(lengths, "padding_tax(source)")
+
+
+def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
+    from jagcodec.batch.columns import common_lengths, row_lengths_of
+    from jagcodec.ragged.row_splits import RowSplitsPool
+    from jagcodec.wire.wire_batch import open_whole
+
+    batch = open_whole(data, name)
+    if column is not None:
+        batch = batch.select([column])
+    known = row_lengths_of(batch, name, RowSplitsPool())
+    return common_lengths(known, name, "choose one with --column NAME")
+
+
+def _packing(
+    lengths: Any, max_tokens: int | None, options: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The report of the micro-batches of packed rows; None if it was not asked for."""
+    if max_tokens is None:
+        return None
+    from jagcodec.batch.micro_batches import plan_micro_batches
+
+    return plan_micro_batches(lengths, max_tokens=max_tokens, **options).report()
+
+
+def _packing_lines(report: dict[str, Any], max_tokens: int) -> list[str]:
+    from jagcodec.packing.tax import table
+
+    head = ("ranks", "micro-batches of each", "fill", "heaviest rank", "heaviest micro-batch")
+    ranks, each = (report[name] for name in ("ranks", "micro_batches_per_rank"))
+    over = (report[name] - 1 for name in ("heaviest_rank", "heaviest_micro_batch"))
+    cells = [f"{ranks:,}", f"{each:,}", f"{report['fill']:.1%}", *(f"+{part:.1%}" for part in over)]
+    title = f"packed, at most {max_tokens:,} tokens in a micro-batch; the heaviest, over the mean:"
+    return ["", title, *table(head, [cells], right=range(5))]
 
 
 # --- export ------------------------------------------------------------------------------------

@@ -65,35 +65,42 @@ def display_name(file: str) -> str:
     return "standard input" if file == "-" else shown(file, 4096)  # the longest path on Linux
 
 
-def whole_file(file: str) -> bytes:
-    """The bytes of a file; ``-`` is standard input."""
-    if file == "-":
-        return _standard_input().read()
-    with open(file, "rb") as stream:
-        return stream.read()
-
-
 def read_message(file: str) -> Any:
     """The blob in a file, mapped if it can be; ``-`` is standard input."""
-    from jagcodec.wire.files import check_end, read_file
+    from jagcodec.wire.files import check_end
     from jagcodec.wire.limits import DEFAULT_LIMITS
 
-    if file == "-":
-        data = _start_or_all(_standard_input())
-    else:
-        with open(file, "rb") as stream:
-            regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-            if regular and stream.peek(len(BLOB_MAGIC)).startswith(BLOB_MAGIC):
-                return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
-            data = _start_or_all(stream)  # of a pipe, which can be read but once
-    check_end(data, len(data), DEFAULT_LIMITS)
+    data = read_bytes(file, only_blobs=True)
+    if not isinstance(data, memoryview):
+        check_end(data, len(data), DEFAULT_LIMITS)
     return data
 
 
-def _start_or_all(stream: BinaryIO) -> bytes:
-    """A blob; only the start of anything else, which may never end."""
+def read_bytes(file: str, *, only_blobs: bool = False) -> Any:
+    """The bytes of a file; of a blob as a view, if it can be mapped.
+
+    With `only_blobs`, only the start of anything else, which may never end.
+    """
+    if file == "-":
+        return _read(_standard_input(), only_blobs)
+    with open(file, "rb") as stream:
+        regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+        if regular and begins_blob(stream.peek(len(BLOB_MAGIC))):
+            from jagcodec.wire.files import read_file
+            from jagcodec.wire.limits import DEFAULT_LIMITS
+
+            return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
+        return _read(stream, only_blobs)  # of a pipe, which can be read but once
+
+
+def begins_blob(data: Any) -> bool:
+    """Whether bytes are a message, or the beginning of one."""
+    return bytes(data[: len(BLOB_MAGIC)]) == BLOB_MAGIC
+
+
+def _read(stream: BinaryIO, only_blobs: bool) -> bytes:
     start = stream.read(64)
-    return start + stream.read() if start.startswith(BLOB_MAGIC) else start
+    return start + stream.read() if begins_blob(start) or not only_blobs else start
 
 
 def _standard_input() -> BinaryIO:

@@ -26,7 +26,7 @@ from jagcodec.errors import JagcodecError, WireFormatError, brief, shown
 
 if TYPE_CHECKING:
     from jagcodec.batch.describe import ColumnDescription, Entry, MessageDescription, RowLengths
-    from jagcodec.batch.tax import PaddingTax
+    from jagcodec.packing.tax import PaddingTax
     from jagcodec.wire.message import Message
 
 
@@ -91,7 +91,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _list_steps(options: argparse.Namespace) -> int:
     """List the steps of a record, also those that cannot be read."""
-    from jagcodec.batch.tax import table
+    from jagcodec.packing.tax import table
     from jagcodec.record import RecordReader
     from jagcodec.wire.wire_batch import open_wire
 
@@ -133,7 +133,9 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
 
     batch = batch_of_message(message).rows([row])
     for entry in entries:
-        *above, name = entry.keys or (entry.name,)
+        if not entry.keys:
+            continue  # a value next to the columns, such as `meta_info`, which has no rows
+        *above, name = entry.keys
         try:
             inner = batch
             for key in above:
@@ -234,7 +236,7 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
 
 
 def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
-    from jagcodec.batch.tax import table
+    from jagcodec.packing.tax import table
 
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")

@@ -167,8 +167,14 @@ def borrowed(start: int, size: int, owner: object, writable: bool = True) -> Byt
 
 def are_apart(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
     """Whether no target overlaps a source, or another target."""
-    spans = [(address(data), data.nbytes, True) for data in targets if data.nbytes]
-    spans += [(address(data), data.nbytes, False) for data in sources if data.nbytes]
+    written = [(address(data), data.nbytes) for data in targets]
+    return spans_are_apart(written, [(address(data), data.nbytes) for data in sources])
+
+
+def spans_are_apart(targets: Iterable[tuple[int, int]], sources: Iterable[tuple[int, int]]) -> bool:
+    """As `are_apart`, of memory by its addresses and sizes in bytes."""
+    spans = [(start, size, True) for start, size in targets if size]
+    spans += [(start, size, False) for start, size in sources if size]
     written = read = 0  # where the furthest of them ends
     for start, size, is_target in sorted(spans):
         if start < written or (is_target and start < read):

@@ -42,6 +42,11 @@ def values_of(view: RaggedView) -> torch.Tensor:
     return values
 
 
+def owned_values(view: RaggedView) -> torch.Tensor:
+    """As `values_of`, in memory that may be written to: not in that of a message."""
+    return values_of(view) if isinstance(view.memory, torch.Tensor) else gathered([view])[0]
+
+
 def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
     """The rows of each view, copied end to end: those on the CPU into one block, in one call."""
     views = list(views)

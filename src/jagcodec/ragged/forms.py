@@ -12,7 +12,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensorclass
 
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.tensor_bytes import resolved
-from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import (
     array_of_leaf,
@@ -33,9 +33,7 @@ def as_leaf(column: Any, rows: int, path: str) -> Any:
     if isinstance(column, PackedColumn):
         column = view_of_varlen(column, path)
     if isinstance(column, RaggedView):
-        kept = isinstance(column.memory, torch.Tensor)
-        values = values_of(column) if kept else gathered([column])[0]
-        return nested_tensor(values, column.row_splits, column.ragged_dim)
+        return nested_tensor(owned_values(column), column.row_splits, column.ragged_dim)
     if isinstance(column, list):
         return leaf_of_rows(column)
     if isinstance(column, np.ndarray):

@@ -1,8 +1,7 @@
-"""`read_lengths`, `read_rows`: the row lengths that callers pass."""
+"""`read_lengths`, `read_rows`: the row lengths that callers pass, tensors among them."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -10,18 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec._arguments import integer_of
-from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.memory import INT64_MAX
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import plain_array
+from jagcodec.packing.lengths import length_array
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.varlen import PackedColumn
 
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 """What callers may hand in where lengths are asked for."""
-
 
 LENGTH_DTYPES = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -31,38 +28,19 @@ LENGTH_DTYPES = frozenset(
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """The row splits of a caller's (N,) lengths. One device sync, none for a CPU tensor."""
-    found = _length_array(lengths, path)
-    if found.ndim != 1 or (rows is not None and len(found) != rows):
-        expected = "(N,)" if rows is None else f"({rows},)"
-        detail = f"lengths shape {found.shape} != {expected}: expected one length per row"
-        raise ArgumentError("bad_shape", path, detail)
-    # Copied: what was checked must not change with the caller's lengths. More than int64 holds
-    # becomes a number below 0.
-    row_splits = RowSplits.from_lengths(found.astype(np.int64))
-    if row_splits.min < 0:
-        row = int(np.argmax(row_splits.lengths < 0))
-        detail = f"expected a length of 0 or more, below 2**63, found {found[row]}"
-        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
-    if row_splits.max * row_splits.rows > INT64_MAX:
-        detail = f"expected lengths that add up below 2**63, found {row_splits.max}"
-        raise ArgumentError("bad_length", path, detail)
-    return row_splits
-
-
-def _length_array(lengths: Any, path: str) -> npt.NDArray[Any]:
-    """A caller's lengths as an array of integers, aliased if they are one on the host."""
-    if isinstance(lengths, (list, tuple)):
-        return np.array([_length(item, f"{path}, row {i}") for i, item in enumerate(lengths)], int)
     if isinstance(lengths, torch.Tensor):
-        plain = lengths.layout is torch.strided and not lengths.is_nested
-        integers = lengths.dtype in LENGTH_DTYPES
-    else:
-        plain = isinstance(lengths, (np.ndarray, array))
-        lengths = np.asarray(lengths) if isinstance(lengths, array) else lengths
-        integers = plain and lengths.dtype.kind in "iu"
-    if not plain:
-        detail = "expected (N,) lengths: a strided tensor, an array, a list or a tuple"
-        raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
+        lengths = _host_numbers(lengths, path)
+    elif isinstance(lengths, np.ndarray):
+        check_plain(lengths, path)
+    return RowSplits.from_lengths(length_array(lengths, path, rows=rows))
+
+
+def _host_numbers(lengths: torch.Tensor, path: str) -> npt.NDArray[Any]:
+    """A tensor of integers as an array, aliased if it is on the host."""
+    if lengths.layout is not torch.strided or lengths.is_nested:
+        detail = f"expected (N,) lengths in a strided tensor, found {describe(lengths)}"
+        raise ArgumentTypeError("bad_type", path, detail)
+    integers = lengths.dtype in LENGTH_DTYPES
     found = plain_array(lengths) if integers else None
     if found is not None:
         return found
@@ -70,24 +48,8 @@ def _length_array(lengths: Any, path: str) -> npt.NDArray[Any]:
     if not integers:
         detail = f"expected integer lengths, found {lengths.dtype}"
         raise ArgumentTypeError("bad_dtype", path, detail)
-    if isinstance(lengths, torch.Tensor):
-        lengths = lengths.detach().cpu().numpy()
-    integer_array: npt.NDArray[Any] = lengths
-    return integer_array
-
-
-def _length(item: Any, path: str) -> int:
-    """One integer of any type, as an int."""
-    number = item
-    if type(item) is not int:
-        number = integer_of(item)
-        if number is None:
-            detail = f"expected integer lengths, found {brief(item)}"
-            raise ArgumentTypeError("bad_dtype", path, detail)
-    if not -INT64_MAX <= number <= INT64_MAX:
-        detail = f"expected a length of 0 or more, below 2**63, found {brief(number)}"
-        raise ArgumentError("bad_length", path, detail)
-    return int(number)
+    array: npt.NDArray[Any] = lengths.detach().cpu().numpy()
+    return array
 
 
 def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:

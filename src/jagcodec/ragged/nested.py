@@ -78,6 +78,13 @@ def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
     return NestedParts(values, inner._offsets, inner._lengths, inner._ragged_idx)
 
 
+def offsets_of(jagged: torch.Tensor) -> torch.Tensor | None:
+    """Where its rows begin and end; None if there are holes between them."""
+    inner: Any = jagged
+    offsets: torch.Tensor | None = inner._offsets if inner._lengths is None else None
+    return offsets
+
+
 def view_of(
     jagged: torch.Tensor, path: str, pool: RowSplitsPool | None = None, *, detach: bool = True
 ) -> RaggedView:
@@ -103,8 +110,15 @@ def view_of_parts(
     parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
 ) -> RaggedView:
     """As `view_of`. Columns that share offsets read them once, from `copies` if on a device."""
+    check_memory(parts.values, path)
+    return view_of_readable(parts, path, pool, copies)
+
+
+def view_of_readable(
+    parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
+) -> RaggedView:
+    """As `view_of_parts`, of values whose memory was checked."""
     values, dim = parts.values, parts.ragged_dim
-    check_memory(values, path)
     shape = tuple(values.shape)
     cells = shape[dim - 1]
     row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
@@ -112,6 +126,9 @@ def view_of_parts(
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
     if parts.offsets.is_meta:
         check_plain(parts.offsets, path)
+    if copies is None and parts.lengths is not None:
+        copies = HostCopies()
+        copies.fetch((parts.offsets, parts.lengths))  # with one wait
     host = host_numbers(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.staging import HostCopies, to_device
+from jagcodec.packing.layout import PackLayout, check_size
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import check_memory, host_numbers
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -48,9 +48,7 @@ def refuse_packed(value: object, path: str, expected: str) -> None:
 def varlen_column(view: RaggedView, path: str) -> PackedColumn:
     """The rows of a view as a varlen column; those of one `RowSplits` share all but the values."""
     row_splits = view.row_splits
-    if row_splits.total > np.iinfo(np.int32).max:
-        detail = f"expected fewer than 2**31 tokens, found {row_splits.total}; split the batch"
-        raise ArgumentError("bad_length", path, detail)
+    check_size(row_splits.total, path)
     values = values_of(view)
     cu_seqlens, position_ids = _places(row_splits, values.device)
     return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)
@@ -76,9 +74,9 @@ def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, 
     key = "varlen", device
     found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.made.get(key)
     if found is None:
-        positions = np.arange(row_splits.total) - np.repeat(row_splits.starts, row_splits.lengths)
-        made = torch.from_numpy(row_splits.host.astype(np.int32)), torch.from_numpy(positions)
-        both = to_device(made[0], device), to_device(made[1], device)
+        layout = PackLayout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads
+        positions = torch.from_numpy(layout.position_ids(None, through_pads=False))
+        both = to_device(torch.from_numpy(layout.cu_seqlens), device), to_device(positions, device)
         found = row_splits.made.setdefault(key, both)
     return found
 

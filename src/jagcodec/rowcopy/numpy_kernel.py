@@ -21,12 +21,17 @@ def copy(tasks: Sequence[Copy], threads: int) -> None:
         begins = _numbers(src_starts, lengths)
         sizes = lengths * cell_bytes
         if isinstance(src, tuple):  # where starts count bytes
-            source = (np.concatenate(src) if src else np.empty(0, np.uint8)).data
+            buffers = [buffer.data for buffer in src] or [memoryview(b"")]
+            ends = np.cumsum([*map(len, buffers)])
+            held = np.minimum(np.searchsorted(ends, begins, side="right"), len(buffers) - 1)
+            begins = begins - np.append(0, ends)[held]
+            sources = [buffers[i] for i in held.tolist()]
         else:
-            source = array_bytes(src).data
+            sources = [array_bytes(src).data] * len(lengths)
             begins = begins * cell_bytes
         target = np.frombuffer(dst, np.uint8).data
-        for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+        rows = zip(sources, to.tolist(), begins.tolist(), sizes.tolist(), strict=True)
+        for source, at, begin, size in rows:
             target[at : at + size] = source[begin : begin + size]
 
 

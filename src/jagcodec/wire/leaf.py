@@ -83,9 +83,13 @@ def offsets_of_packed(node: Node) -> Node | None:
     """The `cu_seqlens` of a `PackedColumn`."""
     if node.kind is not Kind.USER or node.fields[0] != PACKED_COLUMN:
         return None
-    parts = node.children[0].children
-    fits = len(parts) == 4 and parts[1].kind is Kind.TENSOR and parts[1].fields[1] == 1
-    return parts[1] if fits else None
+    state = node.children[0]
+    parts = (
+        dict(zip(state.fields[0], state.children, strict=True)) if state.kind is Kind.MAP else {}
+    )
+    offsets = parts.get("cu_seqlens")
+    fits = offsets is not None and offsets.kind is Kind.TENSOR and offsets.fields[1] == 1
+    return offsets if fits else None
 
 
 class CellPlace(NamedTuple):

@@ -17,6 +17,9 @@ from jagcodec.wire.spec import PLAIN
 Name: TypeAlias = tuple[str, ...]
 """A column: the names of the nested batches that it is in, and its own."""
 
+Key: TypeAlias = str | tuple[str, ...]
+"""What a column is called in arguments: its name, or inside a nested batch all of them."""
+
 
 class Columns(NamedTuple):
     """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.

@@ -17,7 +17,7 @@ from jagcodec.memory import ALIGNMENT, extent_of
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
-from jagcodec.ragged.nested import view_of_parts
+from jagcodec.ragged.nested import view_of_readable
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import spec
@@ -193,7 +193,7 @@ class PlacingAll(Placing):
         view: Any = column.source
         if type(view) is not RaggedView:
             try:
-                view = view_of_parts(view, "jagged tensor", self._pool, self._copies)
+                view = view_of_readable(view, "jagged tensor", self._pool, self._copies)
             except ArgumentError as error:
                 raise UnsupportedTypeError(error.reason, error.path, error.detail) from error
         if isinstance(view.memory, torch.Tensor) and not view.memory.is_cpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib
 import operator
 import sys
 from collections import OrderedDict
@@ -118,6 +119,8 @@ def state_of(value: Any) -> Any:
 
 def restore(name: str, state: Any) -> Any:
     """The value of a registered type from its state."""
+    if name not in _by_name and name in _OWN:
+        importlib.import_module(_OWN[name])  # which registers it
     cls = _loaded_class(name) if name not in _by_name else None
     if cls is not None:
         register_type(cls)
@@ -339,6 +342,9 @@ BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
 
 PACKED_COLUMN = "jagcodec.PackedColumn"
 """What a `PackedColumn` is called."""
+
+# Which module registers them, when a message has one.
+_OWN = dict.fromkeys((BATCHED_DATA_DICT, PACKED_COLUMN), "jagcodec.batch.batched_data_dict")
 
 
 # --- classes that the other side knows by their name -------------------------------------------

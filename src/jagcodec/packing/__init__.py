@@ -1,0 +1,1 @@
+"""Packing as numbers: row lengths to layouts and micro-batches, with numpy alone."""

@@ -1,0 +1,324 @@
+"""Where every cell of a forward pass comes from: the numbers of a packing plan.
+
+A *row* is one sample, and a *cell* is the place of one token. A *padded row* is a row's tokens and
+then pads, up to a multiple; padded rows are end to end in one buffer. The *tail* is the cells that
+the buffer's total needs beyond them: they lengthen the last row, or are a row of their own without
+tokens. For context parallelism, each padded row or the whole buffer is cut into equal *chunks*.
+Each *rank* holds some of the chunks, end to end in a buffer of its own. What a rank holds is
+written as *pieces*, which are runs of one row's tokens or of pads, in the order of its buffer.
+
+Only `PackLayout.pieces` knows tails, chunks and ranks. Indices, masks and positions follow from
+pieces, and so does the way back, for which the ranks' buffers are the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._arguments import check_option, whole_number
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.packing.lengths import IntArray
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+CpLayout = Literal["zigzag", "zigzag_buffer", "contiguous"]
+"""Which chunks a rank of context parallelism holds."""
+
+Tail = Literal["last_row", "own_row"]
+"""Where the cells go that a total needs beyond the padded rows."""
+
+
+PAD_RUN = 256
+"""The most pads of one piece, so that a short run of pads is enough to copy all of them from."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pieces:
+    """K runs of cells that fill a buffer, end to end and in order; none of them is empty.
+
+    Attributes:
+        row: (K,) of which row each is; pads, too. A tail of its own is row N.
+        source: (K,) which cell of its row a run of tokens begins with; of pads, which one would be
+            there.
+        length: (K,) how many cells each has; pads at most `PAD_RUN`.
+        is_pad: (K,) whether it is pads.
+        destination: (K,) where each begins in the buffer.
+        total: The cells of the buffer.
+    """
+
+    row: IntArray
+    source: IntArray
+    length: IntArray
+    is_pad: BoolArray
+    destination: IntArray
+    total: int
+
+    @classmethod
+    def of(cls, row: IntArray, source: IntArray, length: IntArray, is_pad: BoolArray) -> Pieces:
+        """Pieces of which some may be empty; long runs of pads become several."""
+        times = np.where(is_pad, -(-length // PAD_RUN), length > 0)
+        row, source, length = (numbers.repeat(times) for numbers in (row, source, length))
+        is_pad = is_pad.repeat(times)
+        if len(times) and times.item(times.argmax()) > 1:
+            before = PAD_RUN * (np.arange(len(row)) - (times.cumsum() - times).repeat(times))
+            source = source + before
+            length = np.where(is_pad, np.minimum(length - before, PAD_RUN), length)
+        ends = length.cumsum()
+        return cls(row, source, length, is_pad, ends - length, ends.item(-1) if len(ends) else 0)
+
+    def cells(self, starts: IntArray) -> IntArray:
+        """(total,) cells of a column: piece i has those from ``starts[i]`` on."""
+        return np.arange(self.total) + np.repeat(starts - self.destination, self.length)
+
+    def index(self, row_starts: IntArray) -> IntArray:
+        """(total,) cells of a column whose rows begin at `row_starts`; -1 where a pad is."""
+        # One more, because a tail of its own is row N.
+        index = self.cells(np.append(row_starts, 0)[self.row] + self.source)
+        index[~self.mask()] = -1
+        return index
+
+    def mask(self) -> BoolArray:
+        """(total,) whether each cell holds a token."""
+        return np.repeat(~self.is_pad, self.length)
+
+
+class PackLayout:
+    """Rows of tokens in one buffer of padded rows, and in the buffers of ranks. Immutable.
+
+    The attributes are those of `PackPlan`, with arrays in the place of tensors.
+    """
+
+    def __init__(
+        self, lengths: IntArray, padded: IntArray, cp_size: int, cp_layout: CpLayout
+    ) -> None:
+        """Use `plan_layout`; `padded` has one number more than `lengths` for a tail of its own."""
+        self.rows = len(lengths)
+        self.lengths, self.padded_lengths = lengths, padded[: self.rows]
+        self.cp_size, self.cp_layout = cp_size, cp_layout
+        self._lengths = lengths  # with the tail of its own, as all that follow
+        if len(padded) > self.rows:
+            self._lengths = np.append(lengths, 0)
+        self._padded = padded
+        self.starts, self.cu_seqlens = _offsets(self._lengths)
+        self._padded_starts, self.cu_seqlens_padded = _offsets(padded)
+        if np.array_equal(self._lengths, padded):
+            # Transformer Engine takes two objects for two different layouts.
+            self.cu_seqlens_padded = self.cu_seqlens
+        self.max_seqlen: int = lengths.max(initial=0).item()
+        self.max_seqlen_padded: int = padded.max(initial=0).item()
+        self.tokens: int = self.cu_seqlens.item(-1)
+        self.total: int = self.cu_seqlens_padded.item(-1)
+        self.local_total = self.total // cp_size
+        self._pieces: dict[tuple[int | None, int], Pieces] = {}
+        self._inverses: dict[tuple[bool, int], Pieces] = {}
+
+    def rank(self, rank: Any, path: str) -> int | None:
+        """A rank that a caller passed; None is the whole buffer."""
+        if rank is None:
+            return None
+        known = whole_number(rank, 0, path, f"a rank of 0 to {self.cp_size - 1}, or None")
+        if known >= self.cp_size:
+            detail = f"expected a rank of 0 to {self.cp_size - 1}, or None, found {brief(rank)}"
+            raise ArgumentError("bad_option", path, detail)
+        return known
+
+    def shift(self, shift: Any, path: str) -> int:
+        """A shift that a caller passed; further than any row is as far as the whole buffer."""
+        known = whole_number(shift, -(1 << 62), path, "an integer")
+        return max(-self.total, min(known, self.total))
+
+    def pieces(self, rank: int | None = None, shift: int = 0) -> Pieces:
+        """What a rank holds, or the whole buffer: cell j of a row has its token j - shift.
+
+        Pads stay pads, whatever the shift.
+        """
+        key = None if self.cp_size == 1 else rank, shift
+        found = self._pieces.get(key)
+        if found is None:
+            row, first, size = self._held(key[0])
+            # Of each stretch: pads, the cells that have a token, pads.
+            low = np.clip(max(shift, 0), first, first + size)
+            high = np.clip(self._lengths[row] + min(shift, 0), low, first + size)
+            edges = np.stack([first, low, high, first + size], axis=1)
+            source = edges[:, :-1].reshape(-1) - shift
+            length = np.diff(edges).reshape(-1)
+            is_pad = np.tile([True, False, True], len(row))
+            found = Pieces.of(np.repeat(row, 3), source, length, is_pad)
+            self._pieces[key] = found
+        return found
+
+    def _held(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
+        """Stretches of padded rows, in a rank's order: row, first cell of it, and size."""
+        padded = self._padded
+        rows = np.arange(len(padded))
+        if rank is None:
+            return rows, np.zeros_like(padded), padded
+        chunks = 2 * self.cp_size
+        if self.cp_layout == "zigzag":
+            chunk = padded // chunks
+            first = np.stack([rank * chunk, (chunks - 1 - rank) * chunk], axis=1)
+            return np.repeat(rows, 2), first.reshape(-1), np.repeat(chunk, 2)
+        mine = [rank]
+        if self.cp_layout == "zigzag_buffer":
+            mine = [rank, chunks - 1 - rank]
+        size = self.local_total // len(mine)
+        # Intervals of the buffer, each as its cells within every row.
+        low = np.clip([chunk * size - self._padded_starts for chunk in mine], 0, padded)
+        high = np.clip([(chunk + 1) * size - self._padded_starts for chunk in mine], 0, padded)
+        return np.tile(rows, len(mine)), low.reshape(-1), (high - low).reshape(-1)
+
+    def inverse(self, shift: int = 0, *, split: bool) -> Pieces:
+        """The tokens of all rows, end to end, from values of every cell.
+
+        Token j of a row gets the value of cell j - shift, or a pad if the row has no such token.
+        The rows of the pieces are the buffers of the ranks, in order; without `split`, the whole
+        buffer is the only row.
+        """
+        key = split, shift
+        found = self._inverses.get(key)
+        if found is None:
+            lost = np.minimum(abs(shift), self.lengths)
+            starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - lost)
+            none = np.zeros_like(lost)
+            # Where each piece goes, and its row, source and length: pads, then buffer by buffer.
+            parts = [np.stack([starts, none, none, lost])]
+            for buffer in range(self.cp_size if split else 1):
+                held = self.pieces(buffer if split else None, -shift)
+                goes = self.starts[held.row] + held.source
+                row = np.full_like(goes, buffer)
+                part = np.stack([goes, row, held.destination, held.length])
+                parts.append(part[:, ~held.is_pad])
+            every = np.concatenate(parts, axis=1)
+            order = np.argsort(every[0], kind="stable")
+            row, source, length = every[1:, order]
+            found = self._inverses[key] = Pieces.of(row, source, length, order < len(lost))
+        return found
+
+    def position_ids(self, rank: int | None, *, through_pads: bool) -> IntArray:
+        """0, 1, ... in each row; pads go on with `through_pads`, and are 0 otherwise."""
+        pieces = self.pieces(rank)
+        positions = pieces.cells(pieces.source)
+        return positions if through_pads else positions * pieces.mask()
+
+
+def _offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    """Where rows of these lengths begin, and the (R + 1,) int32 offsets with the end."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets[:-1], offsets.astype(np.int32)
+
+
+# --- from arguments ----------------------------------------------------------------------------
+
+
+def plan_layout(
+    lengths: IntArray,
+    where: str,
+    *,
+    row_multiple: int = 1,
+    total_multiple: int = 1,
+    total: int | None = None,
+    min_total: int = 0,
+    tail: Tail | None = None,
+    cp_size: int = 1,
+    cp_layout: CpLayout = "zigzag",
+) -> PackLayout:
+    """The layout of rows of (N,) lengths, none of them negative; see `plan_packing`."""
+    multiple = whole_number(row_multiple, 1, f"{where}(row_multiple)")
+    cp_size = whole_number(cp_size, 1, f"{where}(cp_size)")
+    if cp_size >= 1 << 31:
+        detail = f"expected fewer than 2**31 ranks, found {cp_size}"
+        raise ArgumentError("bad_option", f"{where}(cp_size)", detail)
+    check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
+    padded = _padded(lengths, multiple, where)
+    held = int(padded.sum())
+    totals = _Totals(total, total_multiple, min_total, tail, where)
+    wanted = totals.of(held)
+    before = padded.copy()
+    if wanted > held and tail == "last_row":
+        if not len(lengths):
+            detail = f"expected 'own_row' for {wanted} cells without rows, found 'last_row'"
+            raise ArgumentError("bad_option", f"{where}(tail)", detail)
+        padded[-1] += wanted - held
+    elif wanted > held:
+        padded = np.append(padded, wanted - held)
+    unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
+    if cp_layout == "zigzag":
+        _check_rows(padded[: len(lengths)], before, unit, multiple, where)
+    if wanted % unit:
+        option, remedy = totals.divided_by(unit, wanted)
+        detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
+        detail += f"cp_layout={cp_layout!r}, found {wanted} cells; pass {remedy}"
+        raise ArgumentError("bad_option", f"{where}({option})", detail)
+    return PackLayout(lengths, padded, cp_size, cp_layout)
+
+
+class _Totals:
+    """The arguments that decide how many cells there are."""
+
+    def __init__(self, total: Any, multiple: Any, least: Any, tail: Any, where: str) -> None:
+        self.multiple = whole_number(multiple, 1, f"{where}(total_multiple)")
+        self.least = whole_number(least, 0, f"{where}(min_total)")
+        self.exact = None if total is None else whole_number(total, 0, f"{where}(total)")
+        self.tail, self.path = tail, f"{where}(total)"
+        asked = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}
+        for name in (name for name, given in asked.items() if given and total is not None):
+            detail = f"expected total or {name}, found both; leave one out"
+            raise ArgumentError("bad_option", self.path, detail)
+        if tail is not None:
+            check_option(tail, get_args(Tail), f"{where}(tail)")
+        elif total is not None or any(asked.values()):
+            detail = "expected 'last_row' or 'own_row', which decides where the cells go that the "
+            detail += "total needs beyond the rows, found None"
+            raise ArgumentError("bad_option", f"{where}(tail)", detail)
+
+    def of(self, held: int) -> int:
+        """The total, if padded rows have `held` cells."""
+        wanted = _up(max(held, self.least), self.multiple) if self.exact is None else self.exact
+        if wanted < held:
+            detail = f"expected {held} cells or more, which the padded rows have, found {wanted}; "
+            detail += f"raise it by {held - wanted}"
+            raise ArgumentError("bad_option", self.path, detail)
+        check_size(wanted, self.path)
+        return wanted
+
+    def divided_by(self, unit: int, wanted: int) -> tuple[str, str]:
+        """Which argument to pass for a total that is a multiple of `unit`."""
+        if self.exact is not None:
+            return "total", f"total={_up(wanted, unit)}"
+        and_tail = "" if self.tail else " and a tail"
+        return "total_multiple", f"total_multiple={math.lcm(self.multiple, unit)}{and_tail}"
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _padded(lengths: IntArray, multiple: int, where: str) -> IntArray:
+    """Lengths rounded up."""
+    longest = int(lengths.max(initial=0))
+    if longest:  # otherwise any multiple will do
+        check_size(max(int(lengths.sum()), multiple), f"{where}(lengths)")
+    return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)
+
+
+def check_size(cells: int, path: str) -> None:
+    """Refuse more cells than int32 offsets count."""
+    if cells >= 1 << 31:
+        detail = f"expected fewer than 2**31 cells, found {cells}; split the batch"
+        raise ArgumentError("bad_length", path, detail)
+
+
+def _check_rows(padded: IntArray, before: IntArray, unit: int, multiple: int, where: str) -> None:
+    """Refuse padded rows that are not `unit` equal chunks, unless the tail alone is to blame."""
+    odd = np.flatnonzero(padded % unit * (before % unit))
+    if len(odd):
+        row = int(odd[0])
+        detail = f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
+        detail += f"row_multiple={math.lcm(multiple, unit)}"
+        raise ArgumentError("bad_option", f"{where}(row_multiple), row {row}", detail)

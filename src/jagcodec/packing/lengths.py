@@ -1,0 +1,76 @@
+"""Row lengths that callers pass, read without torch."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._arguments import integer_of
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+def length_array(lengths: Any, path: str, *, rows: int | None = None) -> IntArray:
+    """A caller's (N,) lengths as a new array: of a list, a tuple, or anything array-like.
+
+    None is negative, and they add up below 2**63. Tensors are read by `ragged.row_splits`.
+    """
+    found = _integers(lengths, path)
+    if found.ndim != 1 or (rows is not None and len(found) != rows):
+        expected = "(N,)" if rows is None else f"({rows},)"
+        detail = f"lengths shape {found.shape} != {expected}: expected one length per row"
+        raise ArgumentError("bad_shape", path, detail)
+    # Copied: what was checked must not change with the caller's lengths. A number that int64 does
+    # not hold becomes negative.
+    copied = found.astype(np.int64)
+    if not len(copied):
+        return copied
+    if copied.item(copied.argmin()) < 0:
+        row = int(np.argmax(copied < 0))
+        detail = f"expected a length of 0 or more, below 2**63, found {found[row]}"
+        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
+    longest = copied.item(copied.argmax())
+    if longest * len(copied) > _LARGEST:
+        detail = f"expected lengths that add up below 2**63, found {longest}"
+        raise ArgumentError("bad_length", path, detail)
+    return copied
+
+
+def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
+    """Lengths as an array of integers, which may alias them."""
+    if isinstance(lengths, (list, tuple, range)):
+        return np.array([_length(item, f"{path}, row {i}") for i, item in enumerate(lengths)], int)
+    known = isinstance(lengths, (np.ndarray, array)) or hasattr(lengths, "__array__")
+    try:
+        found = np.asarray(lengths) if known else None
+    except Exception:  # of a stranger's `__array__`
+        found = None
+    # What a subclass adds, such as a mask, would be lost without a word.
+    odd = isinstance(lengths, np.ndarray) and type(lengths) not in (np.ndarray, np.memmap)
+    if found is None or odd:
+        detail = "expected (N,) lengths: a list, a tuple, an array or a strided tensor"
+        raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
+    if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` is of floats
+        first = found.reshape(-1)[:1].tolist()
+        where = f", {brief(first[0])} in row 0" if first else ""
+        detail = f"expected integer lengths, found {found.dtype}{where}"
+        raise ArgumentTypeError("bad_dtype", path, detail)
+    return found
+
+
+def _length(item: Any, path: str) -> int:
+    """One integer of any type, as an int."""
+    number = integer_of(item)
+    if number is None:
+        detail = f"expected integer lengths, found {brief(item)}"
+        raise ArgumentTypeError("bad_dtype", path, detail)
+    if not -_LARGEST <= number <= _LARGEST:
+        detail = f"expected a length of 0 or more, below 2**63, found {brief(number)}"
+        raise ArgumentError("bad_length", path, detail)
+    return number

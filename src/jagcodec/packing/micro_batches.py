@@ -1,0 +1,298 @@
+"""Which rows share a micro-batch, and which rank has it: numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._arguments import ODD, check_option, items_of, result_of, whole_number
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.packing.balance import Bins, Items, Room, first_fit, spread
+from jagcodec.packing.lengths import IntArray
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+Cost: TypeAlias = tuple[float, float] | Callable[[IntArray], Any] | None
+"""What to balance: tokens; ``(a, b)`` for ``a * n + b * n**2``; or a function of (N,) lengths."""
+
+Fill: TypeAlias = Literal["error", "repeat"]
+"""What to do if there are fewer rows than micro-batches."""
+
+
+class Assignment(NamedTuple):
+    """The rows of all micro-batches end to end: rank by rank, step by step."""
+
+    order: IntArray  # (M,) rows, rising within a micro-batch
+    bounds: IntArray  # (micro-batches + 1,) where each begins in `order`, and the end
+    is_copy: npt.NDArray[np.bool_]  # (M,) rows that only fill a micro-batch
+    cells: IntArray  # (micro-batches,) of each, after padding
+    costs: FloatArray  # (micro-batches,)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The arguments of `plan_micro_batches` that hold for any rows, and what follows from them."""
+
+    ranks: int = 1
+    max_tokens: int | None = None
+    row_multiple: int = 1
+    total_multiple: int = 1
+    rows_per_batch: int | None = None
+    count: int | None = None
+    count_multiple: int = 1
+    fill: Fill = "error"
+    least: int = 1  # micro-batches of each rank, where there are rows
+    where: str = "plan_micro_batches"
+
+    def __post_init__(self) -> None:
+        limits = "max_tokens", "rows_per_batch", "count"
+        given = [name for name in limits if getattr(self, name) is not None]
+        for name in ("ranks", "row_multiple", "total_multiple", "count_multiple", *given):
+            number = whole_number(getattr(self, name), 1, f"{self.where}({name})")
+            object.__setattr__(self, name, number)
+        check_option(self.fill, get_args(Fill), f"{self.where}(fill)")
+        if not given:
+            detail = f"expected at least one of {', '.join(limits)}, found none"
+            raise ArgumentError("bad_option", self.where, detail)
+        if self.max_tokens is not None and self.max_tokens < self.total_multiple:
+            detail = f"expected {self.total_multiple} or more, because total_multiple pads every "
+            detail += f"micro-batch to that, found {self.max_tokens}"
+            raise ArgumentError("bad_option", f"{self.where}(max_tokens)", detail)
+
+    def padded(self, lengths: IntArray) -> IntArray:
+        """Cells of each row: its length rounded up to `row_multiple`."""
+        longest = int(lengths.max(initial=0))
+        if (longest + self.row_multiple) * len(lengths) + self.total_multiple >= 1 << 63:
+            detail = "expected lengths that add up below 2**63 after padding, found a row of "
+            raise ArgumentError("bad_length", f"{self.where}(lengths)", f"{detail}{longest}")
+        padded: IntArray = rounded_up(lengths, self.row_multiple)
+        return padded
+
+    def room(self, items: Items) -> Room:
+        """What fits into one micro-batch, whose total is rounded up to `total_multiple`."""
+        cells, rows = sum(items.cells), sum(items.rows)
+        if self.max_tokens is not None:
+            cells = min(cells, self.max_tokens // self.total_multiple * self.total_multiple)
+        return Room(cells, rows if self.rows_per_batch is None else self.rows_per_batch)
+
+    def count_for(self, packed: int) -> int:
+        """Micro-batches of each rank, if the rows fit into `packed` of them in all."""
+        each = rounded_up(packed, self.ranks) // self.ranks
+        needed: int = rounded_up(max(each, self.least if packed else 0), self.count_multiple)
+        if self.count is None:
+            return needed
+        if self.count < needed or self.count % self.count_multiple:
+            multiple = f"a multiple of count_multiple={self.count_multiple}, "
+            detail = f"expected {needed} or more micro-batches for each rank, "
+            detail += multiple * (self.count_multiple > 1) + f"found {self.count}"
+            raise ArgumentError("bad_option", f"{self.where}(count)", detail)
+        return self.count
+
+    def exact_rows(self, rows: int, count: int, grouped: bool) -> int | None:
+        """Rows of every step but the last, where `rows_per_batch` alone decides them.
+
+        Where tokens or groups decide, too, and where there are more micro-batches than it needs, it
+        is the most that a micro-batch may hold.
+        """
+        exact = self.rows_per_batch
+        if exact is None or self.max_tokens is not None or grouped:
+            return None
+        fewest = rounded_up(rows, self.ranks * exact) // (self.ranks * exact)
+        return exact if 0 < count == fewest else None
+
+    def fewest_items(self, count: int, exact: int | None) -> int:
+        """Rows or groups without which some micro-batch would be empty."""
+        return self.ranks * ((exact or 1) * (count - 1) + 1) if count else 0
+
+    def steps(self, room: Room, rows: int, count: int, exact: int | None) -> list[list[Room]]:
+        """What fits there, by rank and step."""
+        if exact is None:
+            return [[room] * count] * self.ranks
+        full = [room._replace(rows=exact, items=exact)] * (count - 1)
+        each, more = divmod(rows - self.ranks * exact * (count - 1), self.ranks)
+        last = [each + (rank < more) for rank in range(self.ranks)]
+        return [[*full, room._replace(rows=number, items=number)] for number in last]
+
+
+class Rows(NamedTuple):
+    """(M,) of each row and copy: its number, its cells after padding, its cost, and its item."""
+
+    number: IntArray
+    cells: IntArray
+    cost: FloatArray
+    item: IntArray  # a row of its own, or its group
+
+    def with_copies(self, row: int, copies: int) -> Rows:
+        """And this many copies of a row, each of which belongs to no group."""
+        index = np.append(np.arange(len(self.number)), np.full(copies, row))
+        items = np.append(self.item, self.item.max() + 1 + np.arange(copies))
+        return Rows(self.number[index], self.cells[index], self.cost[index], items)
+
+    def items(self, rules: Rules) -> Items:
+        """What stays together. Without `max_tokens` only rows say how large an item is."""
+        many = int(self.item.max(initial=-1)) + 1
+        cells = np.zeros(many, dtype=np.int64)
+        np.add.at(cells, self.item, self.cells if rules.max_tokens is not None else 0)
+        rows = np.bincount(self.item, minlength=many)
+        cost = np.bincount(self.item, self.cost, minlength=many)
+        return Items(cells.tolist(), rows.tolist(), cost.tolist())
+
+
+def assign_rows(
+    lengths: IntArray, rules: Rules, groups: Any = None, cost: Any = None
+) -> Assignment:
+    """Rows of these lengths in micro-batches that keep the rules."""
+    ids, item_of = _groups(groups, len(lengths), f"{rules.where}(groups)")
+    costs = _costs(cost, lengths, f"{rules.where}(cost)")
+    rows = Rows(np.arange(len(lengths)), rules.padded(lengths), costs, item_of)
+    items = rows.items(rules)
+    room = rules.room(items)
+    _check_each_fits(items, room, rules, lengths, ids)
+    packed = first_fit(items, range(len(items.rows)), room)
+    count = rules.count_for(len(packed))
+    exact = rules.exact_rows(len(lengths), count, ids is not None)
+    missing = rules.fewest_items(count, exact) - len(items.rows)
+    if missing > 0:
+        _check_may_repeat(len(items.rows), missing, rules, "row" if ids is None else "group")
+        rows = rows.with_copies(int(lengths.argmin()), missing)
+        items = rows.items(rules)
+    by_rank = spread(items, packed, rules.steps(room, len(rows.number), count, exact))
+    return _end_to_end(rows, _numbered(items, by_rank, rules), len(lengths), rules)
+
+
+def rounded_up(number: Any, multiple: int) -> Any:
+    """A number, or each of an array, rounded up to a multiple."""
+    return -(-number // multiple) * multiple
+
+
+# --- what rows say -----------------------------------------------------------------------------
+
+
+def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArray]:
+    """The ids of groups, in the order of their first rows, and (N,) the group of each row."""
+    if groups is None:
+        return None, np.arange(rows)
+    expected = "(N,) hashable ids, one for each row"
+    with suppress(AttributeError, *ODD):
+        groups = groups.tolist()  # of an array or a tensor
+    listed = items_of(groups, path, expected)
+    numbers: dict[Any, int] = {}
+    try:
+        # Tensors of one number each would be as many groups.
+        listed = [each.item() if hasattr(each, "item") else each for each in listed]
+        item_of = [numbers.setdefault(each, len(numbers)) for each in listed]
+    except ODD as error:
+        detail = f"expected {expected}, found {describe(groups)}: {error!s:.200}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
+    if len(listed) != rows:
+        detail = f"expected one id for each of {rows} rows, found {len(listed)}"
+        raise ArgumentError("row_mismatch", path, detail)
+    return [*numbers], np.array(item_of, dtype=np.int64)
+
+
+def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
+    """(N,) what each row costs."""
+    if callable(cost):
+        returned = result_of(cost, [lengths.copy()], path)
+        found = _numbers(returned, lengths.shape)
+        if found is None:
+            detail = f"expected a function that returns ({len(lengths)},) numbers, found "
+            with suppress(AttributeError, *ODD):
+                detail += f"{returned.shape} "
+            detail += describe(returned)
+            raise ArgumentError("bad_shape", path, detail)
+    else:
+        pair = _numbers((1, 0) if cost is None else cost, (2,))
+        if pair is None or not ((pair >= 0) & (pair < np.inf)).all():
+            detail = "expected None, a pair of finite numbers of 0 or more, or a function, found "
+            raise ArgumentError("bad_option", path, detail + brief(cost))
+        tokens = lengths.astype(np.float64)
+        with np.errstate(over="ignore"):
+            found = pair[0] * tokens + pair[1] * tokens**2
+    bad = ~((found >= 0) & (found < np.inf))
+    if bad.any():
+        row = int(bad.argmax())
+        detail = f"expected a finite cost of 0 or more, found {found[row]}"
+        raise ArgumentError("bad_option", f"{path}, row {row}", detail)
+    return found
+
+
+def _numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
+    """Real numbers of this shape; None of anything else."""
+    try:
+        found = np.asarray(value)
+    except ODD:  # of a device, or of lists of several lengths
+        return None
+    if found.dtype.kind not in "iuf" or found.shape != shape:
+        return None
+    return found.astype(np.float64)
+
+
+# --- refused -----------------------------------------------------------------------------------
+
+
+def _check_each_fits(
+    items: Items, room: Room, rules: Rules, lengths: IntArray, ids: list[Any] | None
+) -> None:
+    """Refuse a row or a group that no micro-batch has room for."""
+    for item, (cells, rows) in enumerate(zip(items.cells, items.rows, strict=True)):
+        if cells <= room.cells and rows <= room.rows:
+            continue
+        path = f"{rules.where}(lengths), row {item}"
+        if ids is not None:
+            path = f"{rules.where}(groups), group {brief(ids[item])}"
+        if cells <= room.cells:
+            detail = f"expected at most rows_per_batch={rules.rows_per_batch} rows, found {rows}"
+            raise ArgumentError("bad_length", path, detail)
+        total = rounded_up(cells, rules.total_multiple)
+        detail = f"expected at most max_tokens={rules.max_tokens} tokens, found "
+        if ids is None:
+            length = int(lengths[item])
+            detail += f"{length}, padded to {total}" if total != length else f"{length}"
+        else:
+            detail += f"{total} in {rows} rows after padding"
+        raise ArgumentError("row_too_long", path, detail)
+
+
+def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None:
+    """Refuse too few rows, unless copies may fill micro-batches."""
+    if rules.fill == "repeat" and found:
+        return
+    detail = f"expected {found + missing} {what}s or more, because no micro-batch may be empty, "
+    detail += f"found {found}: {missing} missing"
+    detail += "; pass fill='repeat' for copies of the shortest row" if found else ""
+    argument = "lengths" if what == "row" else "groups"
+    raise ArgumentError("row_mismatch", f"{rules.where}({argument})", detail)
+
+
+# --- end to end --------------------------------------------------------------------------------
+
+
+def _numbered(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
+    """(items,) the micro-batch of each; the most expensive ones of a rank come first."""
+
+    def place(own: list[int]) -> tuple[bool, float]:
+        fewer = sum(items.rows[item] for item in own) < (rules.rows_per_batch or 0)
+        return fewer, -items.cost_of(own)
+
+    number = np.empty(len(items.rows), dtype=np.int64)
+    ordered = [own for bins in by_rank for own in sorted(bins, key=place)]
+    for i, own in enumerate(ordered):
+        number[own] = i
+    return number
+
+
+def _end_to_end(rows: Rows, number: IntArray, originals: int, rules: Rules) -> Assignment:
+    """The rows of each micro-batch, of which `number` has that of each item."""
+    number = number[rows.item]
+    order = np.lexsort((rows.number, number))
+    bounds = np.append(0, np.bincount(number).cumsum())
+    cells = np.add.reduceat(rows.cells[order], bounds[:-1])
+    costs = np.add.reduceat(rows.cost[order], bounds[:-1])
+    total = rounded_up(cells, rules.total_multiple)
+    return Assignment(rows.number[order], bounds, order >= originals, total, costs)

@@ -1,0 +1,239 @@
+"""Buffers that are filled with pieces of a column's rows, and pads between them.
+
+On the CPU the row kernel fills all buffers in one call. For devices and autograd, torch does it, by
+one index per layout of a column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from jagcodec.errors import ArgumentError, describe
+from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
+from jagcodec.memory.staging import to_device
+from jagcodec.memory.tensor_bytes import (
+    ByteArray,
+    IntArray,
+    array_bytes,
+    as_bytes,
+    as_words,
+    from_bytes,
+    from_words,
+    spans_are_apart,
+)
+from jagcodec.packing.layout import Pieces
+from jagcodec.ragged.copy_rows import is_on_host, values_of
+from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.rowcopy import Copy, copy_all
+
+Indices: TypeAlias = dict[Any, tuple[torch.Tensor, torch.Tensor | None]]
+"""Indices on devices, and masks of tokens if there are pads; kept for the columns to come."""
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """A buffer to fill with pieces of the rows of a view."""
+
+    view: RaggedView
+    pieces: Pieces
+    pad: bytes  # the bits of a pad cell
+    path: str  # where an error about it is
+    out: torch.Tensor | None = None  # the memory for it, if the caller has some
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(A..., total, B...): the view's, with the buffer's cells along the ragged dim."""
+        shape, dim = self.view.shape, self.view.ragged_dim
+        return (*shape[: dim - 1], self.pieces.total, *shape[dim:])
+
+
+def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tensor]:
+    """The buffers as tensors, in memory of one block as far as it is on the CPU."""
+    _check_outs(buffers)
+    here = [buffer for buffer in buffers if is_on_host(buffer.view)]
+    sizes = [0 if b.out is not None else math.prod(b.shape) * b.view.dtype.itemsize for b in here]
+    try:
+        blocks = allocate_together(sizes)
+    except (MemoryError, OverflowError, ValueError) as error:
+        largest = here[sizes.index(max(sizes))]
+        detail = f"expected buffers that fit in memory, found one of shape {largest.shape}"
+        raise ArgumentError("too_large", largest.path, detail) from error
+    made: dict[Buffer, torch.Tensor] = {}
+    targets: list[ByteArray] = []
+    for buffer, data in zip(here, blocks, strict=True):
+        out = buffer.out
+        made[buffer] = from_bytes(data, buffer.view.dtype, buffer.shape) if out is None else out
+        targets.append(data if out is None else as_bytes(out))
+    copy_all(_copies(here, targets))
+    return [made[b] if b in made else _by_index(b, indices) for b in buffers]
+
+
+# --- by the row kernel -------------------------------------------------------------------------
+
+
+def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Copy]:
+    """Copies of all pieces: pads are read from a few pad cells after the memory of the column."""
+    longest: dict[bytes, int] = {}
+    for buffer in buffers:
+        sizes = buffer.pieces.length[buffer.pieces.is_pad]
+        longest[buffer.pad] = max(longest.get(buffer.pad, 0), int(sizes.max(initial=0)))
+    pads, pad_starts = bytearray(), dict[bytes, int]()
+    for pad, count in longest.items():
+        pad_starts[pad] = len(pads)
+        pads += pad * count
+    block = np.array(pads, np.uint8)
+    # Columns of a join share their many buffers, which the kernel then reads once.
+    known: dict[int, tuple[tuple[ByteArray, ...], int]] = {}
+    copies = []
+    for buffer, data in zip(buffers, targets, strict=True):
+        memory = buffer.view.memory
+        if id(memory) not in known:
+            own = _bytes_of(memory)
+            known[id(memory)] = (*own, block), sum(map(len, own))
+        sources, end = known[id(memory)]
+        if len(data):
+            starts, lengths = _runs(buffer, end + pad_starts[buffer.pad])
+            copies.append(Copy(data, sources, None, starts, lengths, buffer.view.cell_bytes))
+    return copies
+
+
+def _bytes_of(memory: Any) -> tuple[ByteArray, ...]:
+    if isinstance(memory, tuple):
+        return memory
+    return (as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory),)
+
+
+def _runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
+    """Where runs of cells begin, in bytes, and their lengths; in the order of the buffer."""
+    view, pieces = buffer.view, buffer.pieces
+    cell, row = view.cell_bytes, pieces.row
+    unit = 1 if isinstance(view.memory, tuple) else cell
+    # One row more, because a tail of its own is row N.
+    firsts = view.row_starts()
+    firsts = np.concatenate([firsts, np.zeros_like(firsts, shape=(1, *firsts.shape[1:]))])[row]
+    if view.runs is None:
+        is_pad, lengths = pieces.is_pad, pieces.length
+        starts = firsts * unit + pieces.source * cell
+    else:
+        # A piece has cells of several runs of its row; pads are as if they were one run.
+        held = np.concatenate([view.runs, np.zeros_like(view.runs, shape=(1, view.runs.shape[1]))])
+        ends = held[row].cumsum(axis=1)
+        begins = ends - held[row]
+        low = np.maximum(begins, pieces.source[:, None])
+        high = np.minimum(ends, (pieces.source + pieces.length)[:, None])
+        sizes = np.maximum(high - low, 0)
+        sizes[pieces.is_pad] = 0
+        sizes[pieces.is_pad, 0] = pieces.length[pieces.is_pad]
+        some = sizes > 0
+        starts, lengths = (firsts * unit + (low - begins) * cell)[some], sizes[some]
+        is_pad = np.broadcast_to(pieces.is_pad[:, None], sizes.shape)[some]
+    if view.ragged_dim > 1:
+        outer = math.prod(view.shape[: view.ragged_dim - 1])
+        starts = starts + np.arange(outer)[:, None] * (view.shape[view.ragged_dim - 1] * cell)
+        lengths = np.tile(lengths, outer)
+    return np.where(is_pad, pad_start, starts).reshape(-1), lengths
+
+
+# --- by torch ----------------------------------------------------------------------------------
+
+
+def _by_index(buffer: Buffer, indices: Indices) -> torch.Tensor:
+    """A buffer on a device, or one that autograd follows: without a wait."""
+    view, dim = buffer.view, buffer.view.ragged_dim - 1
+    if isinstance(view.starts, np.ndarray):  # rows in any order: as many indices as columns
+        view = end_to_end(values_of(view), view.row_splits, view.ragged_dim)
+    cells: Any = view.memory
+    follow = cells.requires_grad
+    cells = cells if follow else as_words(cells)
+    if not cells.shape[dim]:  # a cell that pads are written over
+        one = cells.new_zeros((*cells.shape[:dim], 1, *cells.shape[dim + 1 :]))
+        cells = torch.cat([cells, one], dim)
+    index, mask = _index(view, buffer.pieces, indices)
+    out = None if buffer.out is None else as_words(buffer.out)
+    try:
+        found = torch.index_select(cells, dim, index, out=out)
+        if mask is not None:
+            pad = _pad_cell(buffer, indices, as_is=follow)
+            mask = mask.view(-1, *[1] * (found.dim() - dim - 1))
+            found = torch.where(mask, found, pad, out=None if follow else found)
+    except NotImplementedError as error:
+        detail = f"expected gradients that torch can index, found {view.dtype}; detach it"
+        raise ArgumentError("bad_dtype", buffer.path, detail) from error
+    if buffer.out is not None:
+        return buffer.out
+    return found if follow else from_words(found, view.dtype)
+
+
+def _index(
+    view: RaggedView, pieces: Pieces, indices: Indices
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Which cell of a view is in each cell of a buffer, and whether one is; sent in one copy."""
+    key = pieces, view.starts, view.device
+    found = indices.get(key)
+    if found is None:
+        index = to_device(torch.from_numpy(pieces.index(view.row_starts())), view.device)
+        mask = index >= 0 if pieces.is_pad.any() else None
+        found = indices[key] = index if mask is None else index.clamp_min(0), mask
+    return found
+
+
+def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
+    """A pad cell (B...) on the device of a view: as words, or `as_is` in its dtype."""
+    view = buffer.view
+    shape = view.shape[view.ragged_dim :]
+    key = "pad", buffer.pad, view.dtype, shape, view.device, as_is
+    found = indices.get(key)
+    if found is None:
+        pad = np.frombuffer(bytearray(buffer.pad), np.uint8)
+        cell = from_bytes(pad, view.dtype, shape)
+        found = indices[key] = to_device(cell if as_is else as_words(cell), view.device), None
+    return found[0]
+
+
+# --- the caller's memory -----------------------------------------------------------------------
+
+
+def _check_outs(buffers: Sequence[Buffer]) -> None:
+    """Refuse memory that does not fit, that autograd needs, or that is read, too."""
+    outs = [buffer for buffer in buffers if buffer.out is not None]
+    for buffer in outs:
+        view, out = buffer.view, cast(Any, buffer.out)
+        fits = (
+            type(out) in TENSOR_TYPES
+            and not remedy_for(out)
+            and out.layout is torch.strided
+            and not out.is_nested
+            and (tuple(out.shape), out.dtype) == (buffer.shape, view.dtype)
+            and out.device == view.device
+            and out.is_contiguous()
+            and not out.requires_grad
+        )
+        if not fits:
+            detail = f"expected a contiguous {view.dtype} tensor {buffer.shape} on {view.device} "
+            detail += f"without a gradient, found {describe(out)}"
+            raise ArgumentError("bad_shape", f"{buffer.path}(out)", detail)
+        if isinstance(view.memory, torch.Tensor) and view.memory.requires_grad:
+            detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
+            raise ArgumentError("conflict", f"{buffer.path}(out)", detail)
+    targets = [span for buffer in outs for span in _spans(buffer.out)]
+    sources = [span for buffer in buffers for span in _spans(buffer.view.memory)]
+    if outs and not spans_are_apart(targets, sources):
+        detail = "expected memory apart from the columns, and for each buffer its own, found an "
+        raise ArgumentError("conflict", f"{outs[0].path}(out)", detail + "overlap")
+
+
+def _spans(memory: Any) -> list[tuple[int, int]]:
+    """Where memory begins, and how many bytes it has."""
+    if not isinstance(memory, torch.Tensor):
+        return [(data.__array_interface__["data"][0], data.nbytes) for data in _bytes_of(memory)]
+    if not memory.numel():
+        return []
+    last = sum((size - 1) * step for size, step in zip(memory.shape, memory.stride(), strict=True))
+    return [(memory.data_ptr(), (last + 1) * memory.itemsize)]

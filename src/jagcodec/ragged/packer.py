@@ -1,0 +1,227 @@
+"""`Packer`: a layout applied to columns, and to what was computed for each of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jagcodec._arguments import items_of
+from jagcodec.errors import ArgumentError, describe
+from jagcodec.memory.plain_types import check_rectangle
+from jagcodec.memory.staging import to_device
+from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
+from jagcodec.packing.layout import PackLayout
+from jagcodec.ragged.copy_pieces import Buffer, Indices, fill_buffers
+from jagcodec.ragged.copy_rows import owned_values
+from jagcodec.ragged.lengths import read_rows
+from jagcodec.ragged.nested import (
+    check_column,
+    is_jagged,
+    nested_tensor,
+    view_of,
+    view_of_strided,
+)
+from jagcodec.ragged.pad_values import pad_bits
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
+
+
+def is_column(source: Any) -> bool:
+    """Whether something is one column, and not a batch."""
+    return isinstance(source, (torch.Tensor, PackedColumn))
+
+
+def sent(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.Tensor:
+    """New numbers as a tensor on a device; None is the CPU."""
+    made = torch.from_numpy(numbers)
+    return made if device is None else to_device(made, device)
+
+
+def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits:
+    """The row lengths in a tensor; of a jagged one, whose offsets the pool then knows."""
+    if not is_jagged(lengths):
+        return read_rows(lengths, path)
+    check_column(lengths, path)
+    return view_of(lengths, path, pool).row_splits
+
+
+class Packer:
+    """What a plan needs as soon as tensors come: made once, and kept for all columns."""
+
+    def __init__(
+        self,
+        layout: PackLayout,
+        row_splits: RowSplits | None = None,
+        pool: RowSplitsPool | None = None,
+    ) -> None:
+        self.layout: PackLayout = layout
+        self.row_splits: RowSplits = row_splits or RowSplits.from_lengths(layout.lengths)
+        self.pool: RowSplitsPool = pool or RowSplitsPool()  # what is known of offsets tensors
+        self._indices: Indices = {}
+
+    # Columns
+
+    def is_ragged(self, column: Any) -> bool:
+        """Whether a column of a batch has rows of several lengths, by its type."""
+        return isinstance(column, RaggedView) or (column.is_nested and column.dim() > 1)
+
+    def kept(self, column: Any) -> Any:
+        """A column that is not packed."""
+        if not isinstance(column, RaggedView):
+            return column
+        row_splits = self.pool.unique(column.row_splits)
+        return nested_tensor(owned_values(column), row_splits, column.ragged_dim)
+
+    def rows_of(self, column: Any, path: str, remedy: str = "") -> RaggedView:
+        """The rows of a column: a tensor that is jagged, a rectangle, or values end to end."""
+        if isinstance(column, RaggedView):
+            return self._checked(column, path, remedy)
+        if isinstance(column, PackedColumn):
+            return self._checked(view_of_varlen(column, path, self.pool), path, remedy)
+        if column.is_nested:
+            check_column(column, path)
+            jagged = is_jagged(column)
+            view = view_of(column, path, self.pool, detach=False) if jagged else None
+            return self._checked(view or view_of_strided(column, path), path, remedy)
+        check_rectangle(column, path)
+        layout, shape = self.layout, column.shape
+        are_values = shape[:1] == (layout.tokens,)
+        are_padded = len(shape) > 1 and shape[0] == layout.rows
+        if are_padded and not (are_values and shape[1] < layout.max_seqlen):
+            if are_values:
+                detail = f"expected a jagged tensor, because shape {tuple(shape)} may be a "
+                detail += f"rectangle of {layout.rows} rows or {layout.tokens} values end to end"
+                raise ArgumentError("bad_shape", path, detail)
+            return self.rows_of_rectangle(column, path)
+        if not are_values:
+            detail = f"expected {layout.tokens} values end to end, or a rectangle of "
+            detail += f"{layout.rows} rows, found shape {tuple(shape)}"
+            raise ArgumentError("bad_shape", path, detail)
+        return end_to_end(_followed(column), self.row_splits)
+
+    def rows_of_rectangle(self, column: Any, path: str) -> RaggedView:
+        """The rows of a rectangle (N, S, ...)."""
+        check_rectangle(column, path)
+        if column.dim() < 2 or len(column) != self.layout.rows:
+            detail = f"expected a rectangle of {self.layout.rows} rows, found {describe(column)}"
+            raise ArgumentError("bad_shape", path, detail)
+        followed = _followed(column)
+        return rows_of_rectangle(followed, self.row_splits, path, plain_array(followed))
+
+    def _checked(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
+        """A view whose row lengths are those of the plan."""
+        expected, found = self.layout.lengths, view.row_splits.lengths
+        if len(expected) != len(found):
+            detail = f"expected the {len(expected)} rows of the plan, found {len(found)}"
+            raise ArgumentError("row_mismatch", path, detail + remedy)
+        if not np.array_equal(expected, found):
+            row = int(np.argmax(expected != found))
+            detail = f"expected the plan's length of {expected[row]}, found {found[row]}"
+            raise ArgumentError("bad_length", f"{path}, row {row}", detail + remedy)
+        memory = view.memory
+        if isinstance(memory, torch.Tensor) and _followed(memory) is not memory:
+            return replace(view, memory=_followed(memory))
+        return view
+
+    def buffer(
+        self,
+        view: RaggedView,
+        path: str,
+        *,
+        rank: int | None,
+        shift: int = 0,
+        pad: Any = 0,
+        out: Any = None,
+    ) -> Buffer:
+        """The buffer of a rank, or the whole one, for rows that were checked."""
+        pieces = self.layout.pieces(rank, shift)
+        return Buffer(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
+
+    def fill(self, buffers: Sequence[Buffer]) -> list[torch.Tensor]:
+        """See `copy_pieces.fill_buffers`."""
+        return fill_buffers(buffers, self._indices)
+
+    # The way back
+
+    def unpacked(self, values: Any, shift: int, pad: Any, path: str) -> torch.Tensor:
+        """The rows of values of every cell, or of a list of each rank's."""
+        layout = self.layout
+        split = isinstance(values, (list, tuple))
+        expected = f"a tensor, or a list of {layout.cp_size}"
+        parts = items_of(values, path, expected) if split else [values]
+        if split and len(parts) != layout.cp_size:
+            detail = f"expected {layout.cp_size} parts, one per rank in order, found {len(parts)}"
+            raise ArgumentError("bad_shape", path, detail)
+        cells = layout.local_total if split else layout.total
+        places = [f"{path}[{i}]" if split else path for i in range(len(parts))]
+        parts = [_of_cells(*part, cells) for part in zip(parts, places, strict=True)]
+        for part, place in zip(parts, places, strict=True):
+            if _kind(part) != _kind(parts[0]):
+                expected = f"expected {describe(parts[0])} like the first"
+                raise ArgumentError("bad_shape", place, f"{expected}, found {describe(part)}")
+        view = _joined(parts, cells)
+        pieces = layout.inverse(shift, split=split)
+        buffer = Buffer(view, pieces, pad_cell(pad, view, "PackPlan.unpack(pad)"), path)
+        (unpacked,) = self.fill([buffer])
+        return nested_tensor(unpacked, self.row_splits)
+
+
+def _followed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, without its gradient where autograd is off."""
+    return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
+
+
+def _kind(part: torch.Tensor) -> Any:
+    return part.dtype, part.shape, part.device
+
+
+def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
+    """A part of so many cells, without a leading dim of 1."""
+    check_rectangle(part, path)
+    shape = tuple(part.shape)
+    if shape[:2] == (1, cells):
+        part = part[0]
+    elif shape[:1] != (cells,):
+        detail = f"expected ({cells}, ...) or (1, {cells}, ...) cells, found shape {shape}"
+        raise ArgumentError("bad_shape", path, detail)
+    return _followed(part)
+
+
+def _joined(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
+    """Parts as rows of so many cells each; in place if the row kernel copies them."""
+    splits = RowSplits.from_lengths(np.full(len(parts), cells, np.int64))
+    first = parts[0]
+    if not first.is_cpu or any(part.requires_grad for part in parts):
+        whole = first if len(parts) == 1 else cat_bits(parts, 0)
+        return end_to_end(whole, splits)
+    memory = tuple(map(as_bytes, parts))
+    shape = (splits.total, *first.shape[1:])
+    view = RaggedView(memory, first.dtype, shape, 1, None, splits)
+    view.starts = splits.starts * view.cell_bytes
+    return view
+
+
+def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
+    """The bits of one cell (B...) of pads: of a number, or of a value of that shape."""
+    if type(pad) is int and not pad:  # whatever the dtype, as in `materialize`
+        return bytes(view.cell_bytes)
+    shape = view.shape[view.ragged_dim :]
+    if isinstance(pad, (list, tuple, np.ndarray, torch.Tensor)):
+        try:
+            numbers = number_array(pad) if isinstance(pad, torch.Tensor) else np.asarray(pad)
+        except (RuntimeError, TypeError, ValueError):  # without cells, or lists of several lengths
+            numbers = np.empty(0)
+        if numbers.shape == shape:
+            each = numbers.reshape(-1).tolist()
+            return b"".join(pad_bits(number, view.dtype, path) for number in each)
+        if numbers.size != 1:
+            detail = f"expected a number or a value of shape {shape}, found shape {numbers.shape}"
+            raise ArgumentError("bad_pad", path, detail)
+        pad = numbers.item()
+    return pad_bits(pad, view.dtype, path) * (view.cell_bytes // view.dtype.itemsize)

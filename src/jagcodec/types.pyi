@@ -1,0 +1,6 @@
+from jagcodec.batch.micro_batches import MicroBatches as MicroBatches
+from jagcodec.batch.packed import PackPlan as PackPlan
+from jagcodec.batch.rectangles import Layout as Layout
+from jagcodec.batch.rectangles import PaddingSide as PaddingSide
+from jagcodec.ragged.varlen import PackedColumn as PackedColumn
+from jagcodec.wire.leaf import FieldSchema as FieldSchema
