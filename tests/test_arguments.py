@@ -137,6 +137,12 @@ CALLS: dict[str, Options] = {
     "unwrap_wire_stripped_payload": {"item": None},
     "types.MicroBatches.__getitem__": {"self": micro_batches, "rank": 0},
     "types.MicroBatches.is_repeat": {"self": micro_batches, "rank": 0, "step": 0},
+    "types.MicroBatches.pack": {
+        **{"self": micro_batches, "batch": {"ids": nested([[5, 6], [7, 8, 9]])}, "rank": 0},
+        **{"total": None, "tail": None, "cp_rank": None, "cp_size": 1, "cp_layout": "zigzag"},
+        **{"pad_value_dict": None, "labels_of": None, "token_aligned_fields": ()},
+        **{"keep_jagged": ()},
+    },
     "types.MicroBatches.report": {"self": micro_batches},
     "types.MicroBatches.restore": {"self": micro_batches, "results": [[1, 2]], "rank": None},
     "types.PackPlan.mask": {"self": packed, "cp_rank": None},
@@ -228,6 +234,7 @@ ALSO: list[tuple[str, Options]] = [
     ("types.PackPlan.pack", {"source": torch.zeros(5), "out": torch.zeros(8)}),
     ("types.PackPlan.pack", {"labels_of": "ids", "token_aligned_fields": ["x"]}),
     ("types.PackPlan.unpack", {"values": [torch.zeros(4)] * 2, "pad": 1}),
+    ("types.MicroBatches.pack", {"total": 8, "tail": "own_row", "labels_of": "ids"}),
     ("plan_packing", {"total": 16}),
     ("plan_packing", {"total_multiple": 8, "min_total": 9}),
 ]

@@ -16,8 +16,7 @@ from jagcodec._version import __version__ as __version__
 _NAMES = {
     "batch.batched_data_dict": "BatchedDataDict",
     "batch.materialize": "materialize",
-    "batch.micro_batches": "plan_micro_batches",
-    "batch.packed": "plan_packing",
+    "batch.packed": "plan_micro_batches plan_packing",
     "batch.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
     "batch.tax": "padding_tax",
     "batch.to_rows": "to_rows",

@@ -7,7 +7,7 @@ from jagcodec import types as types
 from jagcodec._version import __version__ as __version__
 from jagcodec.batch.batched_data_dict import BatchedDataDict as BatchedDataDict
 from jagcodec.batch.materialize import materialize as materialize
-from jagcodec.batch.micro_batches import plan_micro_batches as plan_micro_batches
+from jagcodec.batch.packed import plan_micro_batches as plan_micro_batches
 from jagcodec.batch.packed import plan_packing as plan_packing
 from jagcodec.batch.rows import concat_rows as concat_rows
 from jagcodec.batch.rows import join_columns as join_columns

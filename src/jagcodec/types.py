@@ -10,7 +10,7 @@ from typing import Any
 _HOME_OF = {
     "FieldSchema": "wire.leaf",
     "Layout": "batch.rectangles",
-    "MicroBatches": "batch.micro_batches",
+    "MicroBatches": "batch.packed",
     "PackPlan": "batch.packed",
     "PackedColumn": "ragged.varlen",
     "PaddingSide": "batch.rectangles",

@@ -1,4 +1,4 @@
-from jagcodec.batch.micro_batches import MicroBatches as MicroBatches
+from jagcodec.batch.packed import MicroBatches as MicroBatches
 from jagcodec.batch.packed import PackPlan as PackPlan
 from jagcodec.batch.rectangles import Layout as Layout
 from jagcodec.batch.rectangles import PaddingSide as PaddingSide

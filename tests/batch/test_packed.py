@@ -1,5 +1,6 @@
 """Packing plans on columns and batches: every form, dtype and device, gradients, and refusals."""
 
+import functools
 import itertools
 import pickle
 from typing import Any
@@ -18,6 +19,7 @@ from jagcodec import (
     materialize,
     open_wire,
     pack_rows,
+    plan_micro_batches,
     plan_packing,
     rowcopy,
     select_rows,
@@ -32,6 +34,9 @@ from tests.oracle import assert_same, bits, rows_of
 from tests.packing.written_out import multiple_of, written_out
 
 CP_LAYOUTS = ["zigzag", "zigzag_buffer", "contiguous"]
+
+
+LENGTHS = make_batch()["ids"].offsets().diff().numpy()
 
 
 def planned(lengths, **options):
@@ -56,6 +61,12 @@ def rectangle_of(rows, width):
 
 def padded(cells, pad):
     return [pad if cell is None else cell for cell in cells]
+
+
+@pytest.fixture
+def device():
+    install()
+    return DEVICE
 
 
 # --- columns -----------------------------------------------------------------------------------
@@ -219,10 +230,15 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def test_every_form_of_a_batch_gives_the_same_columns():
+@functools.cache
+def forms_of_all_kinds():
+    """One batch in every form, by name; the first is in memory."""
     td = batch_of_all_kinds()
-    plan = planned(td["ids"], row_multiple=4, total_multiple=8, tail="last_row", cp_size=2)
-    forms = {"td": td, "dict": dict(td.items()), "bdd": materialize(td, layout="jagged")}
+    forms: dict[Any, Any] = {
+        "td": td,
+        "dict": dict(td.items()),
+        "bdd": materialize(td, layout="jagged"),
+    }
     forms["packed"] = materialize(td, layout="packed", keep_jagged=["patches"])
     for options in ({}, {"narrow": True}, {"elide": True}, {"compress": "zstd"}):
         frames = encode(td, **options)
@@ -233,6 +249,13 @@ def test_every_form_of_a_batch_gives_the_same_columns():
     forms["join"] = concat_rows(parts)
     first = td.select("ids", "patches", "tag")
     forms["columns"] = join_columns([encode(first), encode(td.exclude(*first.keys()))])
+    return forms
+
+
+def test_every_form_of_a_batch_gives_the_same_columns():
+    forms = forms_of_all_kinds()
+    td = forms["td"]
+    plan = planned(td["ids"], row_multiple=4, total_multiple=8, tail="last_row", cp_size=2)
     for rank in (None, 0, 1):
         expected = {name: td[name] for name in td.keys()}  # noqa: SIM118
         for name in ("ids", "logprobs", "experts"):
@@ -288,6 +311,193 @@ def test_labels_and_names_of_columns():
     with pytest.raises(ArgumentError, match=r"\('labels'\).*: expected a pad that torch.uint8"):
         plan.pack(small, labels_of="ids")
     assert plan.pack(small, labels_of="ids", pad_value_dict={"labels": 0})["labels"].sum() == 2
+
+
+# --- micro-batches -----------------------------------------------------------------------------
+
+PLANS = [
+    {"max_tokens": 24},
+    {"rows_per_batch": 2},
+    {"rows_per_batch": 1, "fill": "repeat"},
+    {"max_tokens": 32, "total_multiple": 8},
+    {"count": 4, "fill": "repeat"},
+    {"count": 2, "count_multiple": 2, "total_multiple": 16, "fill": "repeat"},
+]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.data(),
+    st.sampled_from(PLANS),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from(CP_LAYOUTS),
+    st.sampled_from(["last_row", "own_row"]),
+)
+def test_micro_batches_of_a_rank_are_packed_as_one_by_one(
+    data, options, ranks, cp_size, cp_layout, tail
+):
+    """Whatever the form of the batch, and with `total` too."""
+    forms = forms_of_all_kinds()
+    td = forms["td"]
+    unit = 2 * cp_size
+    options = {**options, "row_multiple": unit, "max_tokens": options.get("max_tokens")}
+    batches = plan_micro_batches(data.draw(st.sampled_from([td["ids"], LENGTHS])), ranks, **options)
+    total = data.draw(st.sampled_from([None, 48, 60]))
+    totals = {"total_multiple": options.get("total_multiple", 1)}
+    totals = totals if total is None else {"total": total * cp_size}
+    cp = {"cp_size": cp_size, "cp_layout": cp_layout}
+    cp_rank = data.draw(st.sampled_from([None, *range(cp_size)]))
+    more = {name: OPTIONS[name] for name in ("keep_jagged", "pad_value_dict")}
+    for name in ("labels_of", "token_aligned_fields"):
+        more |= {name: OPTIONS[name]} if data.draw(st.booleans()) else {}
+    more["keep_jagged"] = [*more["keep_jagged"], *data.draw(st.sampled_from([[], ["logprobs"]]))]
+    rank = data.draw(st.integers(0, ranks - 1))
+    form = forms[data.draw(st.sampled_from([*forms]))]
+    planned_alone = {"tail": tail, "row_multiple": unit, **totals, **cp}
+    pack = functools.partial(batches.pack, form, rank, tail=tail, cp_rank=cp_rank, **cp, **more)
+    pack = functools.partial(pack, total=totals.get("total"))
+    try:
+        expected = [planned(LENGTHS[rows], **planned_alone) for rows in batches[rank]]
+    except ArgumentError as error:
+        with pytest.raises(ArgumentError) as caught:
+            pack()
+        assert (caught.value.reason, caught.value.detail) == (error.reason, error.detail)  # noqa: PT017
+        return
+    found = pack()
+    for (plan, columns), alone, rows in zip(found, expected, batches[rank], strict=True):
+        assert_same_plan(plan, alone, cp_rank)
+        same = alone.pack(select_rows(td, rows), cp_rank=cp_rank, **more)
+        assert_packed(columns, same, kept=more["keep_jagged"])
+        assert [*columns] == [*same] or form is not td
+
+
+def assert_same_plan(plan, alone, rank):
+    for name in ("rows", "total", "local_total", "max_seqlen", "max_seqlen_padded"):
+        assert getattr(plan, name) == getattr(alone, name)
+    for name in ("lengths", "padded_lengths", "cu_seqlens", "cu_seqlens_padded"):
+        assert getattr(plan, name).tolist() == getattr(alone, name).tolist()
+    assert (plan.cu_seqlens is plan.cu_seqlens_padded) == (
+        alone.cu_seqlens is alone.cu_seqlens_padded
+    )
+    for pads in ("zero", "continue"):
+        assert torch.equal(plan.position_ids(rank, pads=pads), alone.position_ids(rank, pads=pads))
+    assert torch.equal(plan.mask(rank), alone.mask(rank))
+    computed = torch.arange(plan.total)
+    assert rows_of(plan.unpack(computed, shift=1)) == rows_of(alone.unpack(computed, shift=1))
+    parts = [*computed.view(plan.layout.cp_size, plan.local_total)]
+    assert rows_of(plan.unpack(parts)) == rows_of(alone.unpack(parts))
+
+
+def test_a_rank_is_packed_by_one_call_of_the_kernel_into_slices_of_one_block(monkeypatch):
+    calls, copy = [], rowcopy.copy_all
+    monkeypatch.setattr(copy_pieces, "copy_all", lambda tasks: calls.append(tasks) or copy(tasks))
+    batch = concat_rows([encode(select_rows(make_batch(), [i])) for i in range(6)])
+    batches = plan_micro_batches(LENGTHS, rows_per_batch=2)
+    packed = batches.pack(batch, labels_of="ids")
+    assert [len(tasks) for tasks in calls] == [4]
+    for name in ("ids", "logprobs", "experts", "labels"):
+        columns = [columns[name] for _, columns in packed]
+        assert len({column.untyped_storage().data_ptr() for column in columns}) == 1
+        sizes = [column.nbytes for column in columns]
+        starts = [column.data_ptr() for column in columns]
+        assert np.diff(starts).tolist() == sizes[:-1]
+
+
+def test_gradients_flow_into_the_micro_batches_of_a_rank_and_back():
+    values = torch.arange(15.0).requires_grad_()
+    rewards = torch.ones(6, requires_grad=True)
+    offsets = torch.tensor([0, *np.cumsum(LENGTHS)])
+    ids = torch.nested.nested_tensor_from_jagged(values, offsets)
+    batches = plan_micro_batches(ids, ranks=2, rows_per_batch=2, row_multiple=4, fill="repeat")
+    for rank in range(2):
+        packed = batches.pack({"x": ids, "r": rewards}, rank)
+        rows = [plan.unpack(each["x"]).values() * each["r"].sum() for plan, each in packed]
+        torch.cat(rows).sum().backward()  # they share one graph
+    seen = np.bincount(batches.order, minlength=6)
+    found: Any = rewards.grad, values.grad
+    assert (found[0] != 0).tolist() == (seen > 0).tolist()
+    assert (found[1] > 0).all()
+
+
+def test_columns_of_micro_batches_on_a_device_cost_no_wait_but_for_offsets_not_met(device):
+    here = materialize(concat_rows([encode(make_batch())]), layout="jagged")
+    here = here.select(["ids", "logprobs", "experts", "reward"])
+    there = TensorDict(dict(here.to(device)), batch_size=[6])
+    batches = plan_micro_batches(there["ids"], rows_per_batch=2, row_multiple=4)
+    expected = batches.pack(here, labels_of="ids", cp_size=2, cp_rank=1)
+    with watch() as traffic:
+        found = batches.pack(there, labels_of="ids", cp_size=2, cp_rank=1)
+    assert traffic.waits == 0
+    for (_, columns), (_, same) in zip(found, expected, strict=True):
+        assert all(column.device == device for column in columns.values())
+        assert_packed(on_device(columns, torch.device("cpu")), same)
+
+
+def test_micro_batches_of_no_rows_and_batches_of_none():
+    batches = plan_micro_batches([], ranks=2, max_tokens=8)
+    for batch in ({}, {"x": torch.zeros(0)}, {"ids": tokens_of([])[1]}):
+        assert batches.pack(batch, 1) == []
+    batches = plan_micro_batches([0, 0], rows_per_batch=1)
+    for plan, columns in batches.pack({"ids": tokens_of([0, 0])[1]}, total=4, tail="own_row"):
+        assert (plan.total, columns["ids"].tolist()) == (4, [0, 0, 0, 0])
+
+
+def test_micro_batches_that_cannot_be_packed_are_named():
+    batch = {"ids": nested([[1, 2, 3], [4, 5, 6, 7, 8], [9]]), "r": torch.zeros(3)}
+    batches = plan_micro_batches([3, 5, 1], rows_per_batch=1, row_multiple=2)
+    assert [rows.tolist() for rows in batches[0]] == [[1], [0], [2]]
+    options: dict[str, Any]
+    for options, path, text in (
+        ({"total": 5, "tail": "last_row"}, "(total), micro-batch 0", "6 cells .* raise it by 1"),
+        ({"total": 8}, "(tail)", "expected 'last_row' or 'own_row'.* found None"),
+        ({"total": -1, "tail": "own_row"}, "(total)", "expected 0 or more, found -1"),
+        ({"tail": "row"}, "(tail)", "expected one of 'last_row', 'own_row', found 'row'"),
+        ({"rank": 1}, "(rank)", "expected a rank of 0 to 0, found 1"),
+        ({"rank": -1}, "(rank)", "expected a rank of 0 to 0, found -1"),
+        ({"cp_rank": 1}, "(cp_rank)", "expected a rank of 0 to 0, or None, found 1"),
+        ({"cp_size": 0}, "(cp_size)", "expected 1 or more, found 0"),
+        ({"cp_layout": "zig"}, "(cp_layout)", "expected one of 'zigzag'"),
+        (
+            {"cp_size": 4, "cp_layout": "contiguous", "total": 6, "tail": "last_row"},
+            "(total), micro-batch 0",
+            "found 6 cells; pass total=8",
+        ),
+        ({"labels_of": "r"}, "(labels_of)", "expected a column that is packed, one of .'ids'."),
+        ({"token_aligned_fields": ["r"]}, "('r')", "expected a rectangle of 3 rows"),
+        ({"keep_jagged": "ids"}, "(keep_jagged)", "put it in a list"),
+        ({"pad_value_dict": {"ids": 0.5}}, "('ids')(pad)", "expected a pad that torch.int64"),
+        ({"batch": {"r": torch.zeros(2)}}, "(batch)", "expected the 3 rows of the plan, found 2"),
+        ({"batch": [batch, batch]}, "(batch)", "expected one batch, found a list of them"),
+        ({"batch": None}, "(batch)", "expected a batch"),
+        (
+            {"batch": {"ids": nested([[1, 2], [3], [4]])}},
+            "('ids'), row 0",
+            "expected the plan's length of 3, found 2; or name it in keep_jagged",
+        ),
+    ):
+        call: Any = {"batch": batch, **options}
+        with pytest.raises(JagcodecError, match=text) as caught:
+            batches.pack(**call)
+        assert caught.value.path == f"MicroBatches.pack{path}"
+    for options, path, text in (
+        ({}, "row_multiple), row 1", "4 equal chunks, found 6 cells; pass row_multiple=4"),
+        (
+            {"cp_layout": "zigzag_buffer"},
+            "total_multiple), micro-batch 0",
+            "found 6 cells; pass total_multiple=4 and a tail",
+        ),
+    ):
+        call = {"cp_size": 2, **options}
+        with pytest.raises(ArgumentError, match=text) as caught:
+            batches.pack(batch, **call)
+        assert caught.value.path == f"plan_micro_batches({path}"
+    padded = plan_micro_batches([3, 5, 1], rows_per_batch=1, total_multiple=4)
+    with pytest.raises(ArgumentError, match=r"MicroBatches.pack\(tail\): expected 'last_row' or"):
+        padded.pack(batch)
+    # Exactly this total takes the place of the multiple.
+    totals = [plan.total for plan, _ in padded.pack(batch, total=6, tail="own_row")]
+    assert totals == [6, 6, 6]
 
 
 # --- gradients, attention ----------------------------------------------------------------------
@@ -372,12 +582,6 @@ def test_attention_over_packed_rows_is_that_of_each_row_and_so_are_its_gradients
 
 
 # --- devices -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def device():
-    install()
-    return DEVICE
 
 
 def test_columns_on_a_device_are_packed_without_a_wait_but_for_offsets_not_met(device):

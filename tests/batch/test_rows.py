@@ -15,7 +15,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 from jagcodec import BatchedDataDict, WireBatch, WireFormatError, encode, select_rows, split_rows
 from jagcodec.batch.compare import first_difference
 from jagcodec.batch.materialize import materialize
-from jagcodec.batch.micro_batches import plan_micro_batches
+from jagcodec.batch.packed import plan_micro_batches
 from jagcodec.batch.rows import concat_rows, join_columns, repeat_rows
 from jagcodec.batch.tax import padding_tax
 from jagcodec.batch.to_rows import to_rows
@@ -622,7 +622,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
     ],
     functools.partial(split_rows, max_tokens=9): [
         ((TWO,), ArgumentError, "'ids' and 'other' differ"),
-        (({"x": [1]},), ArgumentError, "found neither"),
+        (({"x": [1]},), ArgumentError, "expected a jagged column, .* found none; pass lengths"),
     ],
     concat_rows: [
         (([],), ArgumentError, "found none"),

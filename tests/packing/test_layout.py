@@ -40,7 +40,11 @@ def assert_equal_to(expected, layout):
     starts = np.cumsum([0, *lengths])[:-1]
     tail = [0] * (len(expected.padded) - len(rows))
     buffer = expected.buffer()
-    assert (layout.rows, layout.tokens, layout.total) == (len(rows), len(tokens), len(buffer))
+    assert (layout.rows, layout.cu_seqlens[-1], layout.total) == (
+        len(rows),
+        len(tokens),
+        len(buffer),
+    )
     assert layout.local_total * layout.cp_size == layout.total
     assert layout.lengths.tolist() == lengths
     assert layout.padded_lengths.tolist() == expected.padded[: len(rows)]

@@ -1,27 +1,47 @@
-"""`plan_packing`, `PackPlan`: rows for a forward pass, and what it computed back to rows.
+"""`plan_packing`, `plan_micro_batches`: rows for forward passes, and results back to rows.
 
 Torch is imported when a tensor is asked for, so a controller without it can plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_names, check_option, mapping_of, name_set
+from jagcodec._arguments import (
+    ODD,
+    check_names,
+    check_option,
+    integer_of,
+    items_of,
+    mapping_of,
+    name_set,
+)
 from jagcodec.errors import (
     ArgumentError,
+    ArgumentIndexError,
     ArgumentKeyError,
     ArgumentTypeError,
     brief,
     column_name,
     describe,
 )
-from jagcodec.packing.layout import CpLayout, PackLayout, Tail, plan_layout
+from jagcodec.packing.layout import (
+    CpLayout,
+    PackLayout,
+    Pieces,
+    Tail,
+    plan_buffers,
+    plan_layout,
+    rank_of,
+)
 from jagcodec.packing.lengths import IntArray, length_array
+from jagcodec.packing.micro_batches import Assignment, Cost, Fill, Rules, assign_rows
 
 if TYPE_CHECKING:
     import torch
@@ -85,16 +105,7 @@ def plan_packing(
         ArgumentTypeError: Lengths are not integers.
     """
     where = "plan_packing"
-    row_splits = pool = None
-    if hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens"):  # a tensor, or of tensors
-        from jagcodec.ragged.packer import read_plan_lengths
-        from jagcodec.ragged.row_splits import RowSplitsPool
-
-        pool = RowSplitsPool()
-        row_splits = read_plan_lengths(lengths, f"{where}(lengths)", pool)
-        numbers = row_splits.lengths
-    else:
-        numbers = length_array(lengths, f"{where}(lengths)")
+    numbers, packer = _read(lengths, f"{where}(lengths)")
     layout = plan_layout(
         numbers,
         where,
@@ -106,12 +117,19 @@ def plan_packing(
         cp_size=cp_size,
         cp_layout=cp_layout,
     )
-    packer = None
-    if row_splits is not None:
-        from jagcodec.ragged.packer import Packer
-
-        packer = Packer(layout, row_splits, pool)
     return PackPlan(layout, packer)
+
+
+def _read(lengths: Any, path: str) -> tuple[IntArray, Packer | None]:
+    """(N,) row lengths; of a tensor, with what packs tensors and knows its offsets."""
+    if not (hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens")):  # no tensors
+        return length_array(lengths, path), None
+    from jagcodec.ragged.packer import Packer, read_plan_lengths
+    from jagcodec.ragged.row_splits import RowSplitsPool
+
+    pool = RowSplitsPool()
+    row_splits = read_plan_lengths(lengths, path, pool)
+    return row_splits.lengths, Packer(row_splits, pool)
 
 
 class PackPlan:
@@ -202,7 +220,7 @@ class PackPlan:
         if self._packer is None:
             from jagcodec.ragged.packer import Packer
 
-            self._packer = Packer(self.layout)
+            self._packer = Packer.of_lengths(self.layout.lengths)
         return self._packer
 
     # Into the buffer
@@ -297,15 +315,10 @@ class PackPlan:
             raise ArgumentTypeError("bad_type", f"{_PACK}(source)", detail)
         if not is_column(source):
             _check_defaults("column", source, pad=pad, shift=shift)
-            packing = _Packing(
-                self._tensors(),
-                rank,
-                _by_name(pad_value_dict, "pad_value_dict", "pads"),
-                name_set(token_aligned_fields, f"{_PACK}(token_aligned_fields)"),
-                name_set(keep_jagged, f"{_PACK}(keep_jagged)"),
-                _by_name(out, "out", "tensors"),
-            )
-            return packing.batch(source, labels_of)
+            pieces_of = partial(self.layout.pieces, rank)
+            packing = _Packing(_PACK, self._tensors(), pieces_of)
+            packing.options(pad_value_dict, token_aligned_fields, keep_jagged, out)
+            return packing.whole(packing.batch(source, labels_of))
         _check_defaults(
             "batch",
             source,
@@ -317,7 +330,7 @@ class PackPlan:
         packer = self._tensors()
         view = packer.rows_of(source, f"{_PACK}(column)")
         shift = self.layout.shift(shift, f"{_PACK}(shift)")
-        buffer = packer.buffer(view, _PACK, rank=rank, shift=shift, pad=pad, out=out)
+        buffer = packer.buffer(view, self.layout.pieces(rank, shift), _PACK, pad=pad, out=out)
         return packer.fill([buffer])[0]
 
     def position_ids(
@@ -371,7 +384,7 @@ class PackPlan:
         """
         where = "PackPlan.unpack"
         shift = self.layout.shift(shift, f"{where}(shift)")
-        return self._tensors().unpacked(values, shift, pad, f"{where}(values)")
+        return self._tensors().unpacked(self.layout, values, shift, pad, f"{where}(values)")
 
 
 _PACK = "PackPlan.pack"
@@ -385,30 +398,32 @@ def _check_defaults(needed: str, source: Any, **options: Any) -> None:
             raise ArgumentError("bad_option", f"{_PACK}({name})", detail)
 
 
-def _by_name(value: Any, name: str, what: str) -> dict[Any, Any]:
-    """An argument for a batch that has something for each column."""
-    expected = f"a dict of column names to {what}"
-    return {} if value is None else mapping_of(value, f"{_PACK}({name})", expected)
-
-
 class _Packing:
     """One call of `pack` for a batch."""
 
-    def __init__(
-        self,
-        packer: Packer,
-        rank: int | None,
-        pads: Mapping[Any, Any],
-        aligned: frozenset[Any],
-        kept: frozenset[Any],
-        out: Mapping[Any, Any],
-    ) -> None:
-        self.packer, self.rank, self.pads = packer, rank, pads
-        self.aligned, self.kept, self.out = aligned, kept, out
+    def __init__(self, where: str, packer: Packer, pieces_of: Callable[[int], Pieces]) -> None:
+        self.where, self.packer = where, packer
+        self.pieces_of = pieces_of  # by the shift
+        self.pads: dict[Any, Any] = {}
+        self.out: dict[Any, Any] = {}
+        self.aligned: frozenset[Any] = frozenset()
+        self.kept: frozenset[Any] = frozenset()
         self.buffers: dict[Key, Buffer] = {}
 
+    def options(self, pads: Any, aligned: Any, kept: Any, out: Any = None) -> None:
+        """The options of `pack` by their names, as callers pass them."""
+        self.pads = self.by_name(pads, "pad_value_dict", "pads")
+        self.aligned = name_set(aligned, f"{self.where}(token_aligned_fields)")
+        self.kept = name_set(kept, f"{self.where}(keep_jagged)")
+        self.out = self.by_name(out, "out", "tensors")
+
+    def by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
+        """An option that has something for each column."""
+        expected = f"a dict of column names to {what}"
+        return {} if value is None else mapping_of(value, f"{self.where}({name})", expected)
+
     def batch(self, source: Any, labels_of: Any) -> dict[str, Any]:
-        """The columns of a batch."""
+        """The columns of a batch, with buffers in the place of those that are packed."""
         from jagcodec.batch.columns import (
             are_several,
             each_column,
@@ -417,49 +432,50 @@ class _Packing:
             with_offsets,
         )
 
-        where = f"{_PACK}(batch)"
+        where = f"{self.where}(batch)"
         if are_several(source):
             detail = "expected one batch, found a list of them; concat_rows makes one"
             raise ArgumentTypeError("bad_type", where, detail)
-        batch, rows = opened(source, where), self.packer.layout.rows
+        batch, rows = opened(source, where), self.packer.row_splits.rows
         found = row_count_of(batch, where)
         if found != rows and [*batch.keys()]:
             detail = f"expected the {rows} rows of the plan, found {found}"
             raise ArgumentError("row_mismatch", where, detail)
         known = with_offsets(batch, where, self.packer.pool)
-        columns = each_column(known, self.column, _PACK)
+        columns = each_column(known, self.column, self.where)
         for name in self.aligned & columns.keys() - self.buffers.keys() - self.kept:
             # An array or a list, which is not packed without a word.
-            self.packer.rows_of_rectangle(columns[name], f"{_PACK}({column_name(name)})")
+            self.packer.rows_of_rectangle(columns[name], self.path(name))
         self.add_labels(columns, labels_of)
-        buffers = [*self.buffers.values()]
-        filled = zip(map(id, buffers), self.packer.fill(buffers), strict=True)
-        return _filled(columns, dict(filled))
+        return columns
+
+    def path(self, key: Key) -> str:
+        """Where an error about a column is."""
+        return f"{self.where}({column_name(key)})"
 
     def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
         """The buffer of a column that is packed, or else the column."""
-        packer, path = self.packer, f"{_PACK}({column_name(key)})"
         if key in self.kept:
-            return packer.kept(leaf)
-        if packer.is_ragged(leaf):
-            view = packer.rows_of(leaf, path, "; or name it in keep_jagged")
+            return leaf
+        if self.packer.is_ragged(leaf):
+            view = self.packer.rows_of(leaf, self.path(key), "; or name it in keep_jagged")
         elif key in self.aligned:
-            view = packer.rows_of_rectangle(leaf, path)
+            view = self.packer.rows_of_rectangle(leaf, self.path(key))
         else:
             return leaf
         return self.buffer(view, key, self.pads.get(key, 0))
 
     def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
-        path, out = f"{_PACK}({column_name(key)})", cast(Any, self.out)
+        out = cast(Any, self.out)
         for name in (key,) if isinstance(key, str) else key:
             out = out.get(name) if isinstance(out, Mapping) else None
-        made = self.packer.buffer(view, path, rank=self.rank, shift=shift, pad=pad, out=out)
-        self.buffers[key] = made
+        pieces, path = self.pieces_of(shift), self.path(key)
+        made = self.buffers[key] = self.packer.buffer(view, pieces, path, pad=pad, out=out)
         return made
 
     def add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
         """The next tokens of columns, under names of their own."""
-        where = f"{_PACK}(labels_of)"
+        where = f"{self.where}(labels_of)"
         wanted = {} if labels_of is None else labels_of
         if isinstance(labels_of, (str, tuple)):
             wanted = {"labels": labels_of}
@@ -477,14 +493,413 @@ class _Packing:
             pad = self.pads.get(name, _NO_LABEL)
             columns[name] = self.buffer(packed[key].view, name, pad, shift=-1)
 
+    def filled(self) -> dict[int, torch.Tensor]:
+        """The buffers as tensors, by the id of each; all by one call of the kernel."""
+        buffers = [*self.buffers.values()]
+        return dict(zip(map(id, buffers), self.packer.fill(buffers), strict=True))
+
+    def whole(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Columns of `batch`, with tensors."""
+        from jagcodec.ragged.views import RaggedView
+
+        filled = self.filled()
+
+        def column_of(column: Any, _: Key) -> Any:
+            kept = type(column) is RaggedView
+            return self.packer.kept(column) if kept else filled.get(id(column), column)
+
+        return _mapped(columns, column_of)
+
+    def steps(
+        self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """Columns of `batch` in steps that have these rows, and so many cells of each buffer."""
+        from jagcodec.ragged.row_splits import RowSplits
+        from jagcodec.ragged.select import select_leaf
+        from jagcodec.ragged.views import RaggedView
+
+        filled, pool = self.filled(), self.packer.pool
+        order = np.concatenate([*rows, np.empty(0, np.int64)])
+        row_ranges = [range(start, end) for start, end in _between(map(len, rows))]
+        cell_ranges = [*_between(cells)]
+
+        def parts_of(column: Any, key: Key) -> Any:
+            if id(column) in filled:
+                tensor, dim = filled[id(column)], column.view.ragged_dim - 1
+                return [tensor.narrow(dim, start, end - start) for start, end in cell_ranges]
+            if type(column) is RaggedView:
+                lengths = column.row_splits.lengths
+                views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
+                return [*map(self.packer.kept, views)]
+            chosen = select_leaf(column, order, pool, self.path(key))
+            return [select_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
+
+        parts = _mapped(columns, parts_of)
+
+        def step(i: int) -> dict[str, Any]:
+            return _mapped(parts, lambda of_steps, _: of_steps[i])
+
+        return [*map(step, range(len(rows)))]
+
 
 _NO_LABEL = -100
 """What PyTorch's `cross_entropy` ignores."""
 
 
-def _filled(columns: dict[str, Any], filled: Mapping[int, torch.Tensor]) -> dict[str, Any]:
-    """Columns with tensors in the place of buffers, by id; of batches in the batch, too."""
+def _mapped(
+    columns: dict[str, Any], of: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """What a function makes of each column and its key; of those of batches in the batch, too."""
+    made = {}
     for name, column in columns.items():
-        inner = _filled(column, filled) if type(column) is dict else column
-        columns[name] = filled.get(id(column), inner)
-    return columns
+        key = (*above, name) if above else name
+        inner = type(column) is dict
+        made[name] = _mapped(column, of, (*above, name)) if inner else of(column, key)
+    return made
+
+
+def _between(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Where things of these sizes begin and end, if they are end to end."""
+    return pairwise(accumulate(sizes, initial=0))
+
+
+# --- micro-batches -----------------------------------------------------------------------------
+
+
+def plan_micro_batches(
+    lengths: Lengths,
+    ranks: int = 1,
+    *,
+    max_tokens: int | None = None,
+    row_multiple: int = 1,
+    total_multiple: int = 1,
+    rows_per_batch: int | None = None,
+    count: int | None = None,
+    count_multiple: int = 1,
+    groups: Any = None,
+    cost: Cost = None,
+    fill: Fill = "error",
+) -> MicroBatches:
+    """Which rows share a micro-batch: the same number on every rank, none of them too large.
+
+    Example:
+        >>> from jagcodec import plan_micro_batches
+        >>> batches = plan_micro_batches([5, 1, 4, 2, 3, 6], ranks=2, max_tokens=8)
+        >>> [[rows.tolist() for rows in steps] for steps in batches]
+        [[[5], [3, 4]], [[0], [1, 2]]]
+
+    Args:
+        lengths: (N,) tokens per row: a list, an array, a tensor, or a jagged tensor, whose row
+            lengths count.
+        ranks: How many data-parallel ranks there are.
+        max_tokens: The most cells of a micro-batch, its pads included.
+        row_multiple: Every row is padded to a multiple of this, as by `plan_packing`.
+        total_multiple: The total of a micro-batch is padded to a multiple of this.
+        rows_per_batch: Rows of a micro-batch; the last step may hold fewer. With `max_tokens` or
+            `groups`, or if there are more micro-batches than it needs, the most rows of one.
+        count: Micro-batches of each rank, exactly, such as the maximum over several nodes.
+        count_multiple: Their number is a multiple of this, as virtual pipeline stages need.
+        groups: (N,) hashable ids: rows of one group stay in one micro-batch.
+        cost: What ranks should have the same sum of: tokens (None), ``a * n + b * n**2`` of rows of
+            n tokens (a pair), or what a function of the (N,) lengths returns, (N,) numbers.
+        fill: If there are fewer rows (or groups) than micro-batches: "error", or "repeat" for
+            copies of the shortest row, one in each micro-batch that would be empty.
+
+    Returns:
+        A `MicroBatches`. It has as few micro-batches as first-fit-decreasing needs. Rows go to
+        ranks, most expensive first, each to the one with the lowest sum. Where that leaves no
+        room under the caps, they are packed by first-fit-decreasing instead. The result depends on
+        the arguments alone, so every rank may compute its own.
+
+    Raises:
+        ArgumentError: A row or a group exceeds a cap alone (it is named); `count` is too small or
+            not a multiple; there are too few rows; none of `max_tokens`, `rows_per_batch` and
+            `count` is given; or a length, a cost or a number is out of range.
+        ArgumentTypeError: Lengths are not integers, or ids are not hashable.
+    """
+    rules = Rules(
+        ranks=ranks,
+        max_tokens=max_tokens,
+        row_multiple=row_multiple,
+        total_multiple=total_multiple,
+        rows_per_batch=rows_per_batch,
+        count=count,
+        count_multiple=count_multiple,
+        fill=fill,
+    )
+    tokens, packer = _read(lengths, "plan_micro_batches(lengths)")
+    return MicroBatches(tokens, rules, assign_rows(tokens, rules, groups, cost), packer)
+
+
+class MicroBatches(Sequence[list[IntArray]]):
+    """The rows of each micro-batch; made by `plan_micro_batches`.
+
+    ``batches[rank][step]`` are the rows of one, (rows,) int64 and rising. Each rank has the same
+    number of them, the most expensive ones first. ``len(batches)`` is the number of ranks.
+
+    Attributes:
+        order: (M,) int64 rows of all micro-batches end to end: rank by rank, step by step. M > N if
+            there are copies.
+        inverse: (N,) int64: where each row is in `order`, and not a copy of it.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import plan_micro_batches
+        >>> batches = plan_micro_batches([5, 1, 4, 2, 3, 6], ranks=2, max_tokens=8)
+        >>> results = [torch.from_numpy(rows) * 10 for steps in batches for rows in steps]
+        >>> batches.restore(results).tolist()
+        [0, 10, 20, 30, 40, 50]
+    """
+
+    def __init__(
+        self,
+        lengths: IntArray,
+        rules: Rules,
+        assignment: Assignment,
+        packer: Packer | None = None,
+    ) -> None:
+        """Use `plan_micro_batches`."""
+        self._lengths, self._rules, self._assignment = lengths, rules, assignment
+        self._packer = packer
+        self.order: IntArray = assignment.order
+        self._count = len(assignment.costs) // rules.ranks  # of each rank
+        each = [assignment.order[rows] for rows in self._places(0, rules.ranks)]
+        starts = range(0, rules.ranks * max(self._count, 1), max(self._count, 1))
+        self._steps = [each[start : start + self._count] for start in starts]
+        self.inverse: IntArray = self._rising(0, rules.ranks)
+
+    def __reduce__(self) -> Any:
+        return MicroBatches, (self._lengths, self._rules, self._assignment)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, rank: int) -> list[IntArray]: ...
+
+    @overload
+    def __getitem__(self, rank: slice) -> list[list[IntArray]]: ...
+
+    def __getitem__(self, rank: Any) -> Any:
+        index = rank if isinstance(rank, slice) else integer_of(rank)
+        try:
+            return self._steps[index]  # type: ignore[index]
+        except (IndexError, *ODD):
+            raise _outside("MicroBatches", "rank", rank, len(self)) from None
+
+    def __repr__(self) -> str:
+        rows, ranks = len(self._lengths), len(self)
+        return f"MicroBatches(rows={rows}, ranks={ranks}, micro_batches_per_rank={self._count})"
+
+    def is_repeat(self, rank: int, step: int) -> npt.NDArray[np.bool_]:
+        """(rows,) bool: which rows of a micro-batch are copies, so that their loss is masked."""
+        where = "MicroBatches.is_repeat"
+        rank = self._checked_rank(rank, where)
+        known = integer_of(step)
+        if known is None or not 0 <= known < self._count:
+            raise _outside(where, "step", step, self._count)
+        return self._assignment.is_copy[self._places(rank, rank + 1)[known]]
+
+    def pack(
+        self,
+        batch: AnyBatch,
+        rank: int = 0,
+        *,
+        total: int | None = None,
+        tail: Tail | None = None,
+        cp_rank: int | None = None,
+        cp_size: int = 1,
+        cp_layout: CpLayout = "zigzag",
+        pad_value_dict: Mapping[Any, Any] | None = None,
+        labels_of: str | Mapping[str, Any] | None = None,
+        token_aligned_fields: Iterable[str] = (),
+        keep_jagged: Iterable[str] = (),
+    ) -> list[tuple[PackPlan, dict[str, Any]]]:
+        """Every micro-batch of a rank laid out for the forward pass, all in one copy.
+
+        Example:
+            >>> from jagcodec import pack_rows, plan_micro_batches
+            >>> batch = pack_rows({"ids": [[5, 6, 7], [8], [9, 9]], "reward": [0.5, 1.0, 2.0]})
+            >>> batches = plan_micro_batches(batch["ids"], max_tokens=4, row_multiple=2)
+            >>> for plan, columns in batches.pack(batch, labels_of="ids"):
+            ...     print(plan.cu_seqlens_padded.tolist(), columns["ids"].tolist())
+            [0, 4] [5, 6, 7, 0]
+            [0, 2, 4] [8, 0, 9, 9]
+
+        Args:
+            batch: All N rows, in any form: an open message, a join of hundreds, a dict of columns.
+            rank: Which data-parallel rank.
+            total: Every micro-batch has exactly so many cells, as pipelines need. It takes the
+                place of `total_multiple`.
+            tail: Where the cells go that a total needs beyond the rows, as for `plan_packing`;
+                required with `total` and `total_multiple`.
+            cp_rank: As for `PackPlan.pack`.
+            cp_size: As for `plan_packing`.
+            cp_layout: As for `plan_packing`.
+            pad_value_dict: As for `PackPlan.pack`.
+            labels_of: As for `PackPlan.pack`.
+            token_aligned_fields: As for `PackPlan.pack`.
+            keep_jagged: As for `PackPlan.pack`.
+
+        Returns:
+            For each step the plan of its rows, with the multiples of `plan_micro_batches`, and what
+            ``plan.pack(select_rows(batch, rows), ...)`` returns. The packed columns of the steps
+            are slices of one block; those of a column with a gradient share one graph, so call
+            ``backward`` once, on their sum.
+
+        Raises:
+            ArgumentError: As `plan_packing` and `PackPlan.pack`; the micro-batch is named. Or the
+                batch has another number of rows.
+            ArgumentIndexError: There is no such rank.
+            ArgumentTypeError: `batch` is not a batch.
+            WireFormatError: A message is malformed.
+        """
+        where = "MicroBatches.pack"
+        steps = self._steps[self._checked_rank(rank, where)]
+        order = np.concatenate([*steps, self.order[:0]])
+        bounds = np.cumsum([0, *map(len, steps)])
+        buffers = plan_buffers(
+            (self._lengths[order], order, bounds),
+            len(self._lengths),
+            where,
+            row_multiple=self._rules.row_multiple,
+            total_multiple=self._rules.total_multiple if total is None else 1,
+            total=total,
+            tail=tail,
+            cp_size=cp_size,
+            cp_layout=cp_layout,
+            made_by="plan_micro_batches",
+            each="micro-batch",
+        )
+        of_cp = rank_of(cp_rank, buffers.cp_size, f"{where}(cp_rank)")
+        packing = _Packing(where, self._tensors(), cache(partial(buffers.pieces, of_cp)))
+        packing.options(pad_value_dict, token_aligned_fields, keep_jagged)
+        columns = packing.batch(batch, labels_of)
+        plans = [PackPlan(layout) for layout in buffers.layouts(of_cp)]
+        cells = [plan.total if of_cp is None else plan.local_total for plan in plans]
+        return [*zip(plans, packing.steps(columns, steps, cells), strict=True)]
+
+    def _tensors(self) -> Packer:
+        """What packs tensors of all rows; it knows the offsets that it met."""
+        from jagcodec.ragged.packer import Packer
+
+        if self._packer is None:
+            self._packer = Packer.of_lengths(self._lengths)
+        return self._packer.anew()
+
+    def restore(self, results: Iterable[Any], rank: int | None = None) -> Any:
+        """The results of all micro-batches in the order of the rows; copies are dropped.
+
+        Example:
+            >>> from jagcodec import plan_micro_batches
+            >>> batches = plan_micro_batches([3, 1, 2], ranks=2, rows_per_batch=1, fill="repeat")
+            >>> [[rows.tolist() for rows in steps] for steps in batches]
+            [[[0], [1]], [[2], [1]]]
+            >>> batches.restore([["a"], ["copy"], ["c"], ["b"]])
+            ['a', 'b', 'c']
+            >>> batches.restore([["c"], ["b"]], rank=1)
+            ['b', 'c']
+
+        Args:
+            results: A batch or a column for each micro-batch, in the order of `order`: batches of
+                any form; or tensors, jagged tensors, arrays, or lists with an item for each row.
+            rank: Only the results of this rank.
+
+        Returns:
+            A batch or a column of the same kind, as from `concat_rows`: rows 0 to N - 1, or those
+            of the rank, rising.
+
+        Raises:
+            ArgumentError: There are not as many results as micro-batches, or one has another number
+                of rows than its micro-batch (it is named).
+            ArgumentTypeError: A result is neither a batch nor a column, or their kinds differ.
+        """
+        where = "MicroBatches.restore"
+        if rank is not None:
+            rank = self._checked_rank(rank, where)
+        first, last = (0, len(self)) if rank is None else (rank, rank + 1)
+        sizes = [places.stop - places.start for places in self._places(first, last)]
+        listed = items_of(results, f"{where}(results)", "a list of batches or columns")
+        if len(listed) != len(sizes) or not sizes:
+            detail = f"expected {len(sizes)} results, one for each micro-batch, found {len(listed)}"
+            raise ArgumentError("row_mismatch", f"{where}(results)", detail)
+        return _put_back(listed, sizes, self._rising(first, last), where)
+
+    def report(self) -> dict[str, int | float]:
+        """What the plan comes to.
+
+        Example:
+            >>> from jagcodec import plan_micro_batches
+            >>> batches = plan_micro_batches([5, 1, 4, 2, 3, 6], 2, max_tokens=8, row_multiple=2)
+            >>> batches.report()["micro_batches_per_rank"], round(batches.report()["fill"], 2)
+            (2, 0.88)
+
+        Returns:
+            Numbers by name: rows, copies, tokens, ranks, micro_batches, micro_batches_per_rank;
+            cells, which are tokens and pads; fill, the share of cells that are tokens of rows;
+            and the cost of the heaviest rank and of the heaviest micro-batch, over the mean.
+        """
+        tokens, cells = int(self._lengths.sum()), int(self._assignment.cells.sum())
+        costs = self._assignment.costs
+        return {
+            "rows": len(self._lengths),
+            "copies": len(self.order) - len(self._lengths),
+            "tokens": tokens,
+            "ranks": len(self),
+            "micro_batches": len(costs),
+            "micro_batches_per_rank": self._count,
+            "cells": cells,
+            "fill": tokens / cells if cells else 1.0,
+            "heaviest_rank": _over_mean(costs.reshape(len(self), self._count).sum(axis=1)),
+            "heaviest_micro_batch": _over_mean(costs),
+        }
+
+    def _places(self, first: int, last: int) -> list[slice]:
+        """Where the micro-batches of these ranks are in `order`."""
+        bounds = self._assignment.bounds[first * self._count : last * self._count + 1]
+        return [slice(start, end) for start, end in pairwise(bounds.tolist())]
+
+    def _rising(self, first: int, last: int) -> IntArray:
+        """Where rows, rising, are among those of these ranks; copies are left out."""
+        bounds = self._assignment.bounds
+        own = slice(bounds[first * self._count], bounds[last * self._count])
+        rows = np.flatnonzero(~self._assignment.is_copy[own])
+        return rows[np.argsort(self.order[own][rows])]
+
+    def _checked_rank(self, rank: Any, where: str) -> int:
+        known = integer_of(rank)
+        if known is None or not 0 <= known < len(self):
+            raise _outside(where, "rank", rank, len(self))
+        return known
+
+
+def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
+    """Batches or columns of these numbers of rows, joined; then the rows of an index of these."""
+    from jagcodec.batch.columns import concat_in_memory, is_batch, is_encoded, opened, row_count_of
+    from jagcodec.batch.join import join_rows
+    from jagcodec.ragged.row_splits import RowSplitsPool
+    from jagcodec.ragged.select import select_leaf
+
+    columns = not is_batch(results[0])
+    batches = []
+    for i, (result, size) in enumerate(zip(results, sizes, strict=True)):
+        path = f"{where}(results[{i}])"
+        batches.append(opened({"result": result} if columns else result, path))
+        found = row_count_of(batches[i], path)
+        if found != size:
+            detail = f"expected {size} rows, like its micro-batch, found {found}"
+            raise ArgumentError("row_mismatch", path, detail)
+    if all(map(is_encoded, batches)):
+        return join_rows(batches, where).at(index)
+    restored = select_leaf(concat_in_memory(batches, where), index, RowSplitsPool(), where)
+    return restored["result"] if columns else restored
+
+
+def _outside(where: str, what: str, found: Any, many: int) -> ArgumentIndexError:
+    detail = f"expected a {what} of 0 to {many - 1}, found {brief(found)}"
+    return ArgumentIndexError("bad_option", f"{where}({what})", detail)
+
+
+def _over_mean(costs: npt.NDArray[np.float64]) -> float:
+    total = float(costs.sum())
+    return float(costs.max()) * len(costs) / total if total else 1.0

@@ -7,14 +7,14 @@ tokens. For context parallelism, each padded row or the whole buffer is cut into
 Each *rank* holds some of the chunks, end to end in a buffer of its own. What a rank holds is
 written as *pieces*, which are runs of one row's tokens or of pads, in the order of its buffer.
 
-Only `PackLayout.pieces` knows tails, chunks and ranks. Indices, masks and positions follow from
+Only `PaddedRows` knows tails, chunks and ranks. Indices, masks and positions follow from
 pieces, and so does the way back, for which the ranks' buffers are the rows.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -73,7 +73,9 @@ class Pieces:
 
     def cells(self, starts: IntArray) -> IntArray:
         """(total,) cells of a column: piece i has those from ``starts[i]`` on."""
-        return np.arange(self.total) + np.repeat(starts - self.destination, self.length)
+        cells = np.arange(self.total)
+        cells += np.repeat(starts - self.destination, self.length)
+        return cells
 
     def index(self, row_starts: IntArray) -> IntArray:
         """(total,) cells of a column whose rows begin at `row_starts`; -1 where a pad is."""
@@ -85,6 +87,100 @@ class Pieces:
     def mask(self) -> BoolArray:
         """(total,) whether each cell holds a token."""
         return np.repeat(~self.is_pad, self.length)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PaddedRows:
+    """R padded rows end to end, in one buffer or in several: what pieces are cut from.
+
+    Attributes:
+        number: (R,) which row of a column each is; a tail of its own is one that no column has.
+        lengths: (R,) tokens of each.
+        padded: (R,) cells of each.
+        bounds: (B + 1,) which of them each buffer has.
+        has_tail: (B,) whether the last one of a buffer is a tail of its own.
+        cp_size: Ranks, among which each buffer is divided.
+        cp_layout: How.
+    """
+
+    number: IntArray
+    lengths: IntArray
+    padded: IntArray
+    bounds: IntArray
+    has_tail: BoolArray
+    cp_size: int
+    cp_layout: CpLayout
+
+    def layout(self, buffer: int) -> PackLayout:
+        """One buffer by itself."""
+        start, end = self.bounds[buffer], self.bounds[buffer + 1]
+        lengths = self.lengths[start : end - self.has_tail[buffer]]
+        return PackLayout(lengths, self.padded[start:end], self.cp_size, self.cp_layout)
+
+    def layouts(self, rank: int | None) -> list[PackLayout]:
+        """Each buffer by itself, which then knows the pieces of a rank."""
+        made = [self.layout(buffer) for buffer in range(len(self.has_tail))]
+        whole = self._pieces(rank, 0)
+        sizes = [each.total if rank is None else each.local_total for each in made]
+        cells = np.cumsum([0, *sizes])
+        bounds = np.searchsorted(whole.destination, cells).tolist()
+        for i, each in enumerate(made):
+            part = slice(bounds[i], bounds[i + 1])
+            each.know(
+                rank,
+                Pieces(
+                    whole.row[part] - self.bounds[i],
+                    whole.source[part],
+                    whole.length[part],
+                    whole.is_pad[part],
+                    whole.destination[part] - cells[i],
+                    sizes[i],
+                ),
+            )
+        return made
+
+    def pieces(self, rank: int | None, shift: int) -> Pieces:
+        """What a rank holds of all buffers, end to end; or the whole of them."""
+        pieces = self._pieces(rank, shift)
+        return replace(pieces, row=self.number[pieces.row])
+
+    def _pieces(self, rank: int | None, shift: int) -> Pieces:
+        """The same, of the padded rows by their places here."""
+        row, first, size = self._held(None if self.cp_size == 1 else rank)
+        # Of each stretch: pads, the cells that have a token, pads.
+        low = np.clip(max(shift, 0), first, first + size)
+        high = np.clip(self.lengths[row] + min(shift, 0), low, first + size)
+        edges = np.stack([first, low, high, first + size], axis=1)
+        source = edges[:, :-1].reshape(-1) - shift
+        length = np.diff(edges).reshape(-1)
+        is_pad = np.tile([True, False, True], len(row))
+        return Pieces.of(np.repeat(row, 3), source, length, is_pad)
+
+    def _held(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
+        """Stretches of padded rows, in a rank's order: which one, first cell of it, and size."""
+        padded = self.padded
+        rows = np.arange(len(padded))
+        if rank is None:
+            return rows, np.zeros_like(padded), padded
+        chunks = 2 * self.cp_size
+        if self.cp_layout == "zigzag":
+            chunk = padded // chunks
+            first = np.stack([rank * chunk, (chunks - 1 - rank) * chunk], axis=1)
+            return np.repeat(rows, 2), first.reshape(-1), np.repeat(chunk, 2)
+        mine = [rank]
+        if self.cp_layout == "zigzag_buffer":
+            mine = [rank, chunks - 1 - rank]
+        # Intervals of each buffer, as cells within each of its rows.
+        ends = np.append(0, padded.cumsum())
+        buffer = np.repeat(np.arange(len(self.has_tail)), np.diff(self.bounds))
+        totals = np.diff(ends[self.bounds])
+        size = (totals // (self.cp_size * len(mine)))[buffer]
+        start = ends[:-1] - ends[self.bounds[:-1]][buffer]
+        low = np.clip([chunk * size - start for chunk in mine], 0, padded)
+        high = np.clip([(chunk + 1) * size - start for chunk in mine], 0, padded)
+        order = np.argsort(np.tile(buffer, len(mine)), kind="stable")
+        row = np.tile(rows, len(mine))
+        return row[order], low.reshape(-1)[order], (high - low).reshape(-1)[order]
 
 
 class PackLayout:
@@ -100,32 +196,26 @@ class PackLayout:
         self.rows = len(lengths)
         self.lengths, self.padded_lengths = lengths, padded[: self.rows]
         self.cp_size, self.cp_layout = cp_size, cp_layout
-        self._lengths = lengths  # with the tail of its own, as all that follow
-        if len(padded) > self.rows:
-            self._lengths = np.append(lengths, 0)
-        self._padded = padded
-        self.starts, self.cu_seqlens = _offsets(self._lengths)
-        self._padded_starts, self.cu_seqlens_padded = _offsets(padded)
-        if np.array_equal(self._lengths, padded):
+        has_tail = len(padded) > self.rows
+        with_tail = np.append(lengths, 0) if has_tail else lengths
+        bounds, tails = np.array([0, len(padded)]), np.array([has_tail])
+        number = np.arange(len(padded))
+        self._rows = PaddedRows(number, with_tail, padded, bounds, tails, cp_size, cp_layout)
+        self.starts, self.cu_seqlens = _offsets(with_tail)
+        _, self.cu_seqlens_padded = _offsets(padded)
+        if np.array_equal(with_tail, padded):
             # Transformer Engine takes two objects for two different layouts.
             self.cu_seqlens_padded = self.cu_seqlens
         self.max_seqlen: int = lengths.max(initial=0).item()
         self.max_seqlen_padded: int = padded.max(initial=0).item()
-        self.tokens: int = self.cu_seqlens.item(-1)
         self.total: int = self.cu_seqlens_padded.item(-1)
         self.local_total = self.total // cp_size
         self._pieces: dict[tuple[int | None, int], Pieces] = {}
         self._inverses: dict[tuple[bool, int], Pieces] = {}
 
     def rank(self, rank: Any, path: str) -> int | None:
-        """A rank that a caller passed; None is the whole buffer."""
-        if rank is None:
-            return None
-        known = whole_number(rank, 0, path, f"a rank of 0 to {self.cp_size - 1}, or None")
-        if known >= self.cp_size:
-            detail = f"expected a rank of 0 to {self.cp_size - 1}, or None, found {brief(rank)}"
-            raise ArgumentError("bad_option", path, detail)
-        return known
+        """See `rank_of`."""
+        return rank_of(rank, self.cp_size, path)
 
     def shift(self, shift: Any, path: str) -> int:
         """A shift that a caller passed; further than any row is as far as the whole buffer."""
@@ -140,37 +230,12 @@ class PackLayout:
         key = None if self.cp_size == 1 else rank, shift
         found = self._pieces.get(key)
         if found is None:
-            row, first, size = self._held(key[0])
-            # Of each stretch: pads, the cells that have a token, pads.
-            low = np.clip(max(shift, 0), first, first + size)
-            high = np.clip(self._lengths[row] + min(shift, 0), low, first + size)
-            edges = np.stack([first, low, high, first + size], axis=1)
-            source = edges[:, :-1].reshape(-1) - shift
-            length = np.diff(edges).reshape(-1)
-            is_pad = np.tile([True, False, True], len(row))
-            found = Pieces.of(np.repeat(row, 3), source, length, is_pad)
-            self._pieces[key] = found
+            found = self._pieces[key] = self._rows.pieces(*key)
         return found
 
-    def _held(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
-        """Stretches of padded rows, in a rank's order: row, first cell of it, and size."""
-        padded = self._padded
-        rows = np.arange(len(padded))
-        if rank is None:
-            return rows, np.zeros_like(padded), padded
-        chunks = 2 * self.cp_size
-        if self.cp_layout == "zigzag":
-            chunk = padded // chunks
-            first = np.stack([rank * chunk, (chunks - 1 - rank) * chunk], axis=1)
-            return np.repeat(rows, 2), first.reshape(-1), np.repeat(chunk, 2)
-        mine = [rank]
-        if self.cp_layout == "zigzag_buffer":
-            mine = [rank, chunks - 1 - rank]
-        size = self.local_total // len(mine)
-        # Intervals of the buffer, each as its cells within every row.
-        low = np.clip([chunk * size - self._padded_starts for chunk in mine], 0, padded)
-        high = np.clip([(chunk + 1) * size - self._padded_starts for chunk in mine], 0, padded)
-        return np.tile(rows, len(mine)), low.reshape(-1), (high - low).reshape(-1)
+    def know(self, rank: int | None, pieces: Pieces) -> None:
+        """Take pieces that were made for several buffers at once."""
+        self._pieces[None if self.cp_size == 1 else rank, 0] = pieces
 
     def inverse(self, shift: int = 0, *, split: bool) -> Pieces:
         """The tokens of all rows, end to end, from values of every cell.
@@ -203,7 +268,7 @@ class PackLayout:
         """0, 1, ... in each row; pads go on with `through_pads`, and are 0 otherwise."""
         pieces = self.pieces(rank)
         positions = pieces.cells(pieces.source)
-        return positions if through_pads else positions * pieces.mask()
+        return positions if through_pads or not pieces.is_pad.any() else positions * pieces.mask()
 
 
 def _offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
@@ -229,43 +294,107 @@ def plan_layout(
     cp_layout: CpLayout = "zigzag",
 ) -> PackLayout:
     """The layout of rows of (N,) lengths, none of them negative; see `plan_packing`."""
-    multiple = whole_number(row_multiple, 1, f"{where}(row_multiple)")
+    number, bounds = np.arange(len(lengths)), np.array([0, len(lengths)])
+    rows = plan_buffers(
+        (lengths, number, bounds),
+        len(lengths),
+        where,
+        row_multiple=row_multiple,
+        total_multiple=total_multiple,
+        total=total,
+        min_total=min_total,
+        tail=tail,
+        cp_size=cp_size,
+        cp_layout=cp_layout,
+    )
+    return rows.layout(0)
+
+
+def plan_buffers(
+    rows: tuple[IntArray, IntArray, IntArray],
+    column_rows: int,
+    where: str,
+    *,
+    row_multiple: int,
+    total_multiple: int,
+    total: int | None,
+    min_total: int = 0,
+    tail: Tail | None,
+    cp_size: int,
+    cp_layout: CpLayout,
+    made_by: str | None = None,
+    each: str | None = None,
+) -> PaddedRows:
+    """Buffers of rows that are end to end: (M,) lengths, (M,) numbers, (B + 1,) bounds of buffers.
+
+    Errors name `made_by` where it got lengths and multiples, and which buffer, as `each`.
+    """
+    lengths, number, bounds = rows
+    made_by = made_by or where
+    multiple = whole_number(row_multiple, 1, f"{made_by}(row_multiple)")
     cp_size = whole_number(cp_size, 1, f"{where}(cp_size)")
     if cp_size >= 1 << 31:
         detail = f"expected fewer than 2**31 ranks, found {cp_size}"
         raise ArgumentError("bad_option", f"{where}(cp_size)", detail)
     check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
-    padded = _padded(lengths, multiple, where)
-    held = int(padded.sum())
-    totals = _Totals(total, total_multiple, min_total, tail, where)
-    wanted = totals.of(held)
-    before = padded.copy()
-    if wanted > held and tail == "last_row":
-        if not len(lengths):
-            detail = f"expected 'own_row' for {wanted} cells without rows, found 'last_row'"
-            raise ArgumentError("bad_option", f"{where}(tail)", detail)
-        padded[-1] += wanted - held
-    elif wanted > held:
-        padded = np.append(padded, wanted - held)
+    padded = _padded(lengths, bounds, multiple, made_by)
+    totals = _Totals(total, total_multiple, min_total, tail, where, made_by)
+    places = [f", {each} {i}" if each else "" for i in range(len(bounds) - 1)]
+    held = _sums(padded, bounds)
+    wanted = np.array([totals.of(*h) for h in zip(held.tolist(), places, strict=True)], np.int64)
     unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
+    before, surplus, ends = padded.copy(), wanted - held, bounds[1:]
+    if tail == "last_row":
+        for i in np.flatnonzero((surplus > 0) & (np.diff(bounds) == 0)).tolist():
+            detail = f"expected 'own_row' for {wanted[i]} cells without rows, found 'last_row'"
+            raise ArgumentError("bad_option", f"{where}(tail){places[i]}", detail)
+        some = surplus > 0
+        padded[ends[some] - 1] += surplus[some]
     if cp_layout == "zigzag":
-        _check_rows(padded[: len(lengths)], before, unit, multiple, where)
-    if wanted % unit:
-        option, remedy = totals.divided_by(unit, wanted)
+        _check_rows(padded, before, number, unit, multiple, made_by)
+    for i in np.flatnonzero(wanted % unit).tolist():
+        path, remedy = totals.divided_by(unit, int(wanted[i]))
         detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
-        detail += f"cp_layout={cp_layout!r}, found {wanted} cells; pass {remedy}"
-        raise ArgumentError("bad_option", f"{where}({option})", detail)
-    return PackLayout(lengths, padded, cp_size, cp_layout)
+        detail += f"cp_layout={cp_layout!r}, found {wanted[i]} cells; pass {remedy}"
+        raise ArgumentError("bad_option", path + places[i], detail)
+    has_tail = (surplus > 0) & (tail == "own_row")
+    if has_tail.any():
+        at = ends[has_tail]
+        padded = np.insert(padded, at, surplus[has_tail])
+        lengths = np.insert(lengths, at, 0)
+        number = np.insert(number, at, column_rows)
+        bounds = bounds + np.append(0, has_tail.cumsum())
+    return PaddedRows(number, lengths, padded, bounds, has_tail, cp_size, cp_layout)
+
+
+def _sums(numbers: IntArray, bounds: IntArray) -> IntArray:
+    """(B,) the sum between bounds."""
+    sums: IntArray = np.diff(np.append(0, numbers.cumsum())[bounds])
+    return sums
+
+
+def rank_of(rank: Any, cp_size: int, path: str) -> int | None:
+    """A rank of context parallelism that a caller passed; None is the whole buffer."""
+    if rank is None:
+        return None
+    known = whole_number(rank, 0, path, f"a rank of 0 to {cp_size - 1}, or None")
+    if known >= cp_size:
+        detail = f"expected a rank of 0 to {cp_size - 1}, or None, found {brief(rank)}"
+        raise ArgumentError("bad_option", path, detail)
+    return known
 
 
 class _Totals:
     """The arguments that decide how many cells there are."""
 
-    def __init__(self, total: Any, multiple: Any, least: Any, tail: Any, where: str) -> None:
-        self.multiple = whole_number(multiple, 1, f"{where}(total_multiple)")
+    def __init__(
+        self, total: Any, multiple: Any, least: Any, tail: Any, where: str, made_by: str
+    ) -> None:
+        self.path, self.multiple_path = f"{where}(total)", f"{made_by}(total_multiple)"
+        self.multiple = whole_number(multiple, 1, self.multiple_path)
         self.least = whole_number(least, 0, f"{where}(min_total)")
-        self.exact = None if total is None else whole_number(total, 0, f"{where}(total)")
-        self.tail, self.path = tail, f"{where}(total)"
+        self.exact = None if total is None else whole_number(total, 0, self.path)
+        self.tail = tail
         asked = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}
         for name in (name for name, given in asked.items() if given and total is not None):
             detail = f"expected total or {name}, found both; leave one out"
@@ -277,33 +406,36 @@ class _Totals:
             detail += "total needs beyond the rows, found None"
             raise ArgumentError("bad_option", f"{where}(tail)", detail)
 
-    def of(self, held: int) -> int:
-        """The total, if padded rows have `held` cells."""
+    def of(self, held: int, place: str) -> int:
+        """The total, if padded rows have `held` cells; errors name the place of the buffer."""
         wanted = _up(max(held, self.least), self.multiple) if self.exact is None else self.exact
         if wanted < held:
             detail = f"expected {held} cells or more, which the padded rows have, found {wanted}; "
             detail += f"raise it by {held - wanted}"
-            raise ArgumentError("bad_option", self.path, detail)
-        check_size(wanted, self.path)
+            raise ArgumentError("bad_option", self.path + place, detail)
+        check_size(wanted, self.path + place)
         return wanted
 
     def divided_by(self, unit: int, wanted: int) -> tuple[str, str]:
-        """Which argument to pass for a total that is a multiple of `unit`."""
+        """Which argument to pass for a total that is a multiple of `unit`, and what."""
         if self.exact is not None:
-            return "total", f"total={_up(wanted, unit)}"
+            return self.path, f"total={_up(wanted, unit)}"
         and_tail = "" if self.tail else " and a tail"
-        return "total_multiple", f"total_multiple={math.lcm(self.multiple, unit)}{and_tail}"
+        return (
+            self.multiple_path,
+            f"total_multiple={math.lcm(self.multiple, unit)}{and_tail}",
+        )
 
 
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _padded(lengths: IntArray, multiple: int, where: str) -> IntArray:
+def _padded(lengths: IntArray, bounds: IntArray, multiple: int, where: str) -> IntArray:
     """Lengths rounded up."""
-    longest = int(lengths.max(initial=0))
-    if longest:  # otherwise any multiple will do
-        check_size(max(int(lengths.sum()), multiple), f"{where}(lengths)")
+    if lengths.any():  # otherwise any multiple will do
+        most = int(_sums(lengths, bounds).max())
+        check_size(max(most, multiple), f"{where}(lengths)")
     return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)
 
 
@@ -314,11 +446,13 @@ def check_size(cells: int, path: str) -> None:
         raise ArgumentError("bad_length", path, detail)
 
 
-def _check_rows(padded: IntArray, before: IntArray, unit: int, multiple: int, where: str) -> None:
+def _check_rows(
+    padded: IntArray, before: IntArray, number: IntArray, unit: int, multiple: int, where: str
+) -> None:
     """Refuse padded rows that are not `unit` equal chunks, unless the tail alone is to blame."""
     odd = np.flatnonzero(padded % unit * (before % unit))
     if len(odd):
         row = int(odd[0])
         detail = f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
         detail += f"row_multiple={math.lcm(multiple, unit)}"
-        raise ArgumentError("bad_option", f"{where}(row_multiple), row {row}", detail)
+        raise ArgumentError("bad_option", f"{where}(row_multiple), row {number[row]}", detail)

@@ -1,4 +1,4 @@
-"""`Packer`: a layout applied to columns, and to what was computed for each of its cells."""
+"""`Packer`: rows of columns into buffers, and what was computed for each cell back to rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
-from jagcodec.packing.layout import PackLayout
+from jagcodec.packing.layout import PackLayout, Pieces
+from jagcodec.packing.lengths import IntArray
 from jagcodec.ragged.copy_pieces import Buffer, Indices, fill_buffers
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import read_rows
@@ -54,16 +55,19 @@ def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits
 class Packer:
     """What a plan needs as soon as tensors come: made once, and kept for all columns."""
 
-    def __init__(
-        self,
-        layout: PackLayout,
-        row_splits: RowSplits | None = None,
-        pool: RowSplitsPool | None = None,
-    ) -> None:
-        self.layout: PackLayout = layout
-        self.row_splits: RowSplits = row_splits or RowSplits.from_lengths(layout.lengths)
+    def __init__(self, row_splits: RowSplits, pool: RowSplitsPool | None = None) -> None:
+        self.row_splits: RowSplits = row_splits
         self.pool: RowSplitsPool = pool or RowSplitsPool()  # what is known of offsets tensors
         self._indices: Indices = {}
+
+    @classmethod
+    def of_lengths(cls, lengths: IntArray) -> Packer:
+        """For rows of (N,) lengths."""
+        return cls(RowSplits.from_lengths(lengths))
+
+    def anew(self) -> Packer:
+        """The same without indices, for other pieces of the rows."""
+        return Packer(self.row_splits, self.pool)
 
     # Columns
 
@@ -90,33 +94,35 @@ class Packer:
             view = view_of(column, path, self.pool, detach=False) if jagged else None
             return self._checked(view or view_of_strided(column, path), path, remedy)
         check_rectangle(column, path)
-        layout, shape = self.layout, column.shape
-        are_values = shape[:1] == (layout.tokens,)
-        are_padded = len(shape) > 1 and shape[0] == layout.rows
-        if are_padded and not (are_values and shape[1] < layout.max_seqlen):
+        splits, shape = self.row_splits, column.shape
+        are_values = shape[:1] == (splits.total,)
+        are_padded = len(shape) > 1 and shape[0] == splits.rows
+        if are_padded and not (are_values and shape[1] < splits.max):
             if are_values:
                 detail = f"expected a jagged tensor, because shape {tuple(shape)} may be a "
-                detail += f"rectangle of {layout.rows} rows or {layout.tokens} values end to end"
+                detail += f"rectangle of {splits.rows} rows or {splits.total} values end to end"
                 raise ArgumentError("bad_shape", path, detail)
             return self.rows_of_rectangle(column, path)
         if not are_values:
-            detail = f"expected {layout.tokens} values end to end, or a rectangle of "
-            detail += f"{layout.rows} rows, found shape {tuple(shape)}"
+            detail = f"expected {splits.total} values end to end, or a rectangle of "
+            detail += f"{splits.rows} rows, found shape {tuple(shape)}"
             raise ArgumentError("bad_shape", path, detail)
         return end_to_end(_followed(column), self.row_splits)
 
     def rows_of_rectangle(self, column: Any, path: str) -> RaggedView:
         """The rows of a rectangle (N, S, ...)."""
         check_rectangle(column, path)
-        if column.dim() < 2 or len(column) != self.layout.rows:
-            detail = f"expected a rectangle of {self.layout.rows} rows, found {describe(column)}"
+        if column.dim() < 2 or len(column) != self.row_splits.rows:
+            detail = (
+                f"expected a rectangle of {self.row_splits.rows} rows, found {describe(column)}"
+            )
             raise ArgumentError("bad_shape", path, detail)
         followed = _followed(column)
         return rows_of_rectangle(followed, self.row_splits, path, plain_array(followed))
 
     def _checked(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
         """A view whose row lengths are those of the plan."""
-        expected, found = self.layout.lengths, view.row_splits.lengths
+        expected, found = self.row_splits.lengths, view.row_splits.lengths
         if len(expected) != len(found):
             detail = f"expected the {len(expected)} rows of the plan, found {len(found)}"
             raise ArgumentError("row_mismatch", path, detail + remedy)
@@ -130,17 +136,9 @@ class Packer:
         return view
 
     def buffer(
-        self,
-        view: RaggedView,
-        path: str,
-        *,
-        rank: int | None,
-        shift: int = 0,
-        pad: Any = 0,
-        out: Any = None,
+        self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any = 0, out: Any = None
     ) -> Buffer:
-        """The buffer of a rank, or the whole one, for rows that were checked."""
-        pieces = self.layout.pieces(rank, shift)
+        """The buffer of pieces of rows that were checked."""
         return Buffer(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
 
     def fill(self, buffers: Sequence[Buffer]) -> list[torch.Tensor]:
@@ -149,9 +147,10 @@ class Packer:
 
     # The way back
 
-    def unpacked(self, values: Any, shift: int, pad: Any, path: str) -> torch.Tensor:
-        """The rows of values of every cell, or of a list of each rank's."""
-        layout = self.layout
+    def unpacked(
+        self, layout: PackLayout, values: Any, shift: int, pad: Any, path: str
+    ) -> torch.Tensor:
+        """The rows of values of every cell of a layout, or of a list of each rank's."""
         split = isinstance(values, (list, tuple))
         expected = f"a tensor, or a list of {layout.cp_size}"
         parts = items_of(values, path, expected) if split else [values]
