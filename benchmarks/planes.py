@@ -4,6 +4,7 @@
     DataProto           the same of verl's DataProto, 13 padded columns, lengths of GSM8K rollouts
     torch.distributed   a broadcast between two ranks over gloo
     TransferQueue       `kv_batch_put` and `kv_batch_get` of the jagged columns, two storage units
+    MRoPE               the same with a column of position ids, rows (3, n)
 
 The batch is 512 rows. The ways take turns. A round is one trip of a way; the first rounds of each
 turn do not count (steady state). Each result is compared with the batch that was sent, bit for bit,
@@ -34,7 +35,7 @@ from benchmarks import report
 from benchmarks.machine import quieted, ray_cluster, run_python
 from benchmarks.measure import Step, check, in_turns, walk
 from benchmarks.shapes import PADS, Batch, lengths_of, make_batch
-from jagcodec import encode, open_wire, pack_jagged_fields
+from jagcodec import encode, open_wire, pack_jagged_fields, stack_or_nest
 from jagcodec.data import rollout_table
 from jagcodec.testing import is_same
 
@@ -103,14 +104,17 @@ def measure(
 # --- batches -----------------------------------------------------------------------------------
 
 
-def jagged(shape: str, messages: bool = True) -> TensorDict:
-    """Six per-token columns as jagged ones, and a message per row."""
+def jagged(shape: str, messages: bool = True, positions: bool = False) -> TensorDict:
+    """Six per-token columns as jagged ones, and a message and position ids (3, n) per row."""
     batch = make_batch(lengths_of(shape))
     td = pack_jagged_fields(batch.columns, lengths=batch.lengths, token_aligned_fields=PADS)
     if messages:
         rows = range(len(batch.lengths))
         said = ({"role": "user", "content": "word " * 40, "row": i} for i in rows)
         td["message"] = NonTensorStack(*said)
+    if positions:
+        ids = [torch.arange(n).repeat(3, 1) for n in batch.lengths.tolist()]
+        td["position_ids"] = stack_or_nest(ids, always_nest=True, ragged_dim=2)
     return td
 
 
@@ -267,10 +271,13 @@ def _broadcasts(batch: Batch, leads: bool) -> dict[str, Way]:
     }
 
 
-def through_transfer_queue(shape: str, rounds: int) -> dict[str, list[Turn]]:
+def through_transfer_queue(
+    shape: str, rounds: int, positions: bool = False
+) -> dict[str, list[Turn]]:
     """Each way in its own process tree, twice."""
     code = "from benchmarks.planes import queue; queue()"
-    ways = {way: partial(run_python, code, way, shape, rounds) for way in ("stock", "jagcodec")}
+    given = shape, rounds, positions
+    ways = {way: partial(run_python, code, way, *given) for way in ("stock", "jagcodec")}
     return in_turns(ways, rounds=2, warm=0)
 
 
@@ -281,15 +288,15 @@ def queue() -> None:
     import transfer_queue
 
     quieted()
-    way, shape, rounds = json.loads(sys.argv[1])
+    way, shape, rounds, positions = json.loads(sys.argv[1])
     if way == "jagcodec":
         importlib.import_module(BACKEND)
-    batch = jagged(shape, messages=False)
+    batch = jagged(shape, False, positions)
     keys = [str(row) for row in range(len(batch))]
     rows: dict[str, Any] = {"keys": keys, "partition_id": "bench"}
 
     def same(found: Any) -> bool:
-        same = all(is_same(found[name].unbind(), batch[name].unbind()) for name in PADS)
+        same = all(is_same(found[name].unbind(), batch[name].unbind()) for name in batch.keys())  # noqa: SIM118
         transfer_queue.kv_clear(**rows)
         return same
 
@@ -304,7 +311,10 @@ def queue() -> None:
     print(json.dumps(turn))
 
 
-_THROUGH = (through_ray, through_data_proto, through_torch_distributed, through_transfer_queue)
+_THROUGH: tuple[Callable[[str, int], dict[str, list[Turn]]], ...] = (
+    *(through_ray, through_data_proto, through_torch_distributed, through_transfer_queue),
+    partial(through_transfer_queue, positions=True),
+)
 PLANES = dict(zip(report.PLANES, _THROUGH, strict=True))
 
 

@@ -20,7 +20,7 @@ from benchmarks.shapes import DESIGN, FIRST, FULL, SMALL, lengths_of
 ROOT = machine.ROOT
 DOCS = ROOT / "docs"
 RECORDS = DOCS / "measured"
-PLANES = ("ray", "DataProto", "torch.distributed", "TransferQueue")
+PLANES = ("ray", "DataProto", "torch.distributed", "TransferQueue", "MRoPE")
 PROGRAMS = ("bench", "bytes", "planes", "verl_v1", "gpu")
 KINDS = ("warm", "cold")  # trips: see `trips`
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))

@@ -4,11 +4,14 @@ import itertools
 import pickle
 import re
 from typing import Any
+from unittest import mock
 
 import msgpack
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from benchmarks import shapes
@@ -16,10 +19,14 @@ from jagcodec import ArgumentError, BatchedDataDict, decode, encode, materialize
 from jagcodec.batch.rows import concat_rows, join_columns, select_rows, split_rows
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.pack.fields import encode_fields, pack_jagged_fields
+from jagcodec.pack.tensors import stack_or_nest
+from jagcodec.ragged import forms
+from jagcodec.testing import tensors
 from jagcodec.wire.dtypes import DTYPES
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
+from tests.strategies import torch_dtypes
 from tests.wire.forge import jagged, map_of, message, tensor, tensordict
 from tests.wire.readers import outcome, peak_of
 
@@ -355,6 +362,27 @@ def test_rows_that_share_cells_in_their_messages_share_them_in_a_join(narrow):
             assert sum(len(buffer) for buffer in view.memory) < 3 * 5 * 800 * 8, name
         assert_same(part.to_tensordict(), rows)
         assert_same(dict(materialize(part)), dict(materialize(rows)))
+
+
+@given(st.integers(2, 3), torch_dtypes(), st.data())
+def test_rows_of_any_ragged_dim_are_joined_as_views(dim, dtype, data):
+    """A nested tensor made of each message takes most of the time of a join."""
+    lengths = st.lists(st.integers(0, 4), min_size=1, max_size=3)
+    counts = data.draw(st.lists(lengths, min_size=2, max_size=4))
+    before = (2, 3)[: dim - 1]
+    shapes_of = [[(*before, n, 2) for n in lengths] for lengths in counts]
+    each = [[data.draw(tensors(shape, dtype)) for shape in own] for own in shapes_of]
+    rows = [*itertools.chain.from_iterable(each)]
+    columns = [stack_or_nest(own, always_nest=True, ragged_dim=dim) for own in each]
+    batches = [TensorDict({"x": column}, [len(column)]) for column in columns]
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
+    for order in (range(len(rows)), chosen):
+        part = joined(batches).rows(order)
+        with mock.patch.object(forms, "nested_tensor", side_effect=AssertionError):
+            ((_, view),) = part.columns()
+        expected_rows = [rows[i] for i in order]
+        assert_same(part["x"], stack_or_nest(expected_rows, always_nest=True, ragged_dim=dim))
+        assert view.row_splits.lengths.tolist() == [row.shape[dim - 1] for row in expected_rows]
 
 
 @pytest.mark.parametrize("allow_pickle", [True, False])

@@ -27,7 +27,7 @@ from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import join_leaves, same_fields
+from jagcodec.ragged.select import join_leaves, join_views, same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import in_message
@@ -418,10 +418,11 @@ def _together(
     name: str, columns: Sequence[Any], order: IntArray | None, pool: RowSplitsPool
 ) -> Any:
     """A column of several batches, in the order of its rows that was asked for."""
-    views = all(isinstance(column, RaggedView) for column in columns)
-    view = concat_views(columns) if views else None
-    if view is not None:  # of rows that share what they share in their messages
-        if order is not None:
+    if all(isinstance(column, RaggedView) for column in columns):
+        view = concat_views(columns)
+        if view is None:
+            return join_views(columns, order, pool, _path(name))
+        if order is not None:  # of rows that share what they share in their messages
             view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
         return replace(view, row_splits=pool.unique(view.row_splits))
     leaves = [as_leaf(x, 0, _path(name)) if isinstance(x, RaggedView) else x for x in columns]

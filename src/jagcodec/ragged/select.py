@@ -27,7 +27,7 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.tensor_bytes import cat_bits
 from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import take_rows, values_of
+from jagcodec.ragged.copy_rows import gathered, take_rows, values_of
 from jagcodec.ragged.forms import like, like_column
 from jagcodec.ragged.nested import (
     check_column,
@@ -105,6 +105,19 @@ def join_leaves(
     `same` compares what belongs to whole batches.
     """
     return _Choice(chosen, pool, same, model).of(leaves, path)
+
+
+def join_views(
+    views: Sequence[RaggedView], chosen: Chosen | None, pool: RowSplitsPool, path: str
+) -> RaggedView:
+    """As `join_leaves`, of the rows of columns in memory that is only to be read."""
+    _check_equal([view.dtype for view in views], "dtype", path, _CONVERT)
+    _check_equal([view.device for view in views], "device", path)
+    moved = [
+        end_to_end(values, view.row_splits, view.ragged_dim)
+        for values, view in zip(gathered(views), views, strict=True)
+    ]
+    return _Choice(chosen, pool, operator.is_, 0)._view(moved, path)
 
 
 class _Choice(NamedTuple):
