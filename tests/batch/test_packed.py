@@ -447,7 +447,7 @@ def test_micro_batches_that_cannot_be_packed_are_named():
     batch = {"ids": nested([[1, 2, 3], [4, 5, 6, 7, 8], [9]]), "r": torch.zeros(3)}
     batches = plan_micro_batches([3, 5, 1], rows_per_batch=1, row_multiple=2)
     assert [rows.tolist() for rows in batches[0]] == [[1], [0], [2]]
-    options: dict[str, Any]
+    options: Any
     for options, path, text in (
         ({"total": 5, "tail": "last_row"}, "(total), micro-batch 0", "6 cells .* raise it by 1"),
         ({"total": 8}, "(tail)", "expected 'last_row' or 'own_row'.* found None"),
@@ -470,6 +470,10 @@ def test_micro_batches_that_cannot_be_packed_are_named():
         ({"batch": {"r": torch.zeros(2)}}, "(batch)", "expected the 3 rows of the plan, found 2"),
         ({"batch": [batch, batch]}, "(batch)", "expected one batch, found a list of them"),
         ({"batch": None}, "(batch)", "expected a batch"),
+        *(
+            ({"batch": column}, "(batch)", "expected a batch, found .*; put the column in a dict")
+            for column in (torch.zeros(9), np.zeros(9), batch["ids"], torch.zeros(9).byte())
+        ),
         (
             {"batch": {"ids": nested([[1, 2], [3], [4]])}},
             "('ids'), row 0",
