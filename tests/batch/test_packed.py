@@ -18,6 +18,7 @@ from jagcodec import (
     join_columns,
     materialize,
     open_wire,
+    pack_jagged_fields,
     pack_rows,
     plan_micro_batches,
     plan_packing,
@@ -26,7 +27,7 @@ from jagcodec import (
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecError
 from jagcodec.ragged import copy_pieces
-from jagcodec.testing import jagged_tensors, tensors
+from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.registry import restore
 from tests.device import DEVICE, install, on_device, watch
 from tests.helpers import MESSAGES, make_batch, nested, run_python
@@ -389,6 +390,26 @@ def assert_same_plan(plan, alone, rank):
     assert rows_of(plan.unpack(parts)) == rows_of(alone.unpack(parts))
 
 
+@settings(deadline=None)
+@given(st.data(), jagged_batches(), st.integers(1, 2), st.booleans())
+def test_micro_batches_have_columns_of_every_dtype_shape_and_layout(data, rows, cp_size, sent):
+    td = pack_jagged_fields(
+        rows.fields, lengths=rows.lengths, token_aligned_fields=rows.token_aligned_fields
+    )
+    td["extra"] = data.draw(jagged_tensors(len(rows.lengths)))
+    jagged = {name: column for name, column in td.items() if getattr(column, "is_nested", False)}
+    lengths = {name: planned(column).lengths for name, column in jagged.items()}
+    own = lengths[data.draw(st.sampled_from([*lengths]))]
+    kept = [name for name, other in lengths.items() if not np.array_equal(other, own)]
+    batches = plan_micro_batches(own, rows_per_batch=2, row_multiple=2 * cp_size)
+    rank = data.draw(st.sampled_from([None, *range(cp_size)]))
+    options: Any = {"cp_rank": rank, "keep_jagged": kept}
+    found = batches.pack(encode(td) if sent else td, cp_size=cp_size, **options)
+    for (_, columns), chosen in zip(found, batches[0], strict=True):
+        alone = planned(own[chosen], row_multiple=2 * cp_size, cp_size=cp_size)
+        assert_packed(columns, alone.pack(select_rows(td, chosen), **options), kept=kept)
+
+
 def test_a_rank_is_packed_by_one_call_of_the_kernel_into_slices_of_one_block(monkeypatch):
     calls, copy = [], rowcopy.copy_all
     monkeypatch.setattr(copy_pieces, "copy_all", lambda tasks: calls.append(tasks) or copy(tasks))
@@ -447,7 +468,7 @@ def test_micro_batches_that_cannot_be_packed_are_named():
     batch = {"ids": nested([[1, 2, 3], [4, 5, 6, 7, 8], [9]]), "r": torch.zeros(3)}
     batches = plan_micro_batches([3, 5, 1], rows_per_batch=1, row_multiple=2)
     assert [rows.tolist() for rows in batches[0]] == [[1], [0], [2]]
-    options: dict[str, Any]
+    options: Any
     for options, path, text in (
         ({"total": 5, "tail": "last_row"}, "(total), micro-batch 0", "6 cells .* raise it by 1"),
         ({"total": 8}, "(tail)", "expected 'last_row' or 'own_row'.* found None"),
@@ -470,6 +491,10 @@ def test_micro_batches_that_cannot_be_packed_are_named():
         ({"batch": {"r": torch.zeros(2)}}, "(batch)", "expected the 3 rows of the plan, found 2"),
         ({"batch": [batch, batch]}, "(batch)", "expected one batch, found a list of them"),
         ({"batch": None}, "(batch)", "expected a batch"),
+        *(
+            ({"batch": column}, "(batch)", "expected a batch, found .*; put the column in a dict")
+            for column in (torch.zeros(9), np.zeros(9), batch["ids"], torch.zeros(9).byte())
+        ),
         (
             {"batch": {"ids": nested([[1, 2], [3], [4]])}},
             "('ids'), row 0",

@@ -269,6 +269,20 @@ def test_every_process_makes_the_same_plan():
     assert len(plans) == 1
 
 
+def test_lists_are_planned_without_torch_and_tensordict():
+    run_python(
+        """
+        import jagcodec, pickle, sys
+        batches = jagcodec.plan_micro_batches([3, 5, 2], 2, max_tokens=8, groups=["a", "b", "b"])
+        again = pickle.loads(pickle.dumps(batches))
+        assert (again.order.tolist(), again.inverse.tolist()) == ([1, 2, 0], [2, 0, 1])
+        assert (batches.report()["tokens"], batches.is_repeat(1, 0).tolist()) == (10, [False])
+        assert [[rows.tolist() for rows in steps] for steps in batches] == [[[1, 2]], [[0]]]
+        assert not {"torch", "tensordict"} & {*sys.modules}
+        """
+    )
+
+
 def test_lengths_groups_and_costs_of_every_form():
     lengths = [3, 1, 2, 5]
     expected = lists(plan_micro_batches(lengths, 2, count=1, groups=[0, 0, 1, 1], cost=(0, 1)))

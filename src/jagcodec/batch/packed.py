@@ -427,14 +427,19 @@ class _Packing:
         from jagcodec.batch.columns import (
             are_several,
             each_column,
+            is_batch,
             opened,
             row_count_of,
             with_offsets,
         )
+        from jagcodec.ragged.packer import is_column
 
         where = f"{self.where}(batch)"
         if are_several(source):
             detail = "expected one batch, found a list of them; concat_rows makes one"
+            raise ArgumentTypeError("bad_type", where, detail)
+        if (is_column(source) or isinstance(source, np.ndarray)) and not is_batch(source):
+            detail = f"expected a batch, found {describe(source)}; put the column in a dict"
             raise ArgumentTypeError("bad_type", where, detail)
         batch, rows = opened(source, where), self.packer.row_splits.rows
         found = row_count_of(batch, where)
@@ -514,6 +519,8 @@ class _Packing:
         self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
     ) -> list[dict[str, Any]]:
         """Columns of `batch` in steps that have these rows, and so many cells of each buffer."""
+        import torch
+
         from jagcodec.ragged.row_splits import RowSplits
         from jagcodec.ragged.select import select_leaf
         from jagcodec.ragged.views import RaggedView
@@ -532,6 +539,9 @@ class _Packing:
                 views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
                 return [*map(self.packer.kept, views)]
             chosen = select_leaf(column, order, pool, self.path(key))
+            strided = isinstance(chosen, torch.Tensor) and not chosen.is_nested
+            if strided or isinstance(chosen, np.ndarray):
+                return [chosen[part.start : part.stop] for part in row_ranges]
             return [select_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
 
         parts = _mapped(columns, parts_of)

@@ -203,6 +203,8 @@ def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
 def _check_outs(buffers: Sequence[Buffer]) -> None:
     """Refuse memory that does not fit, that autograd needs, or that is read, too."""
     outs = [buffer for buffer in buffers if buffer.out is not None]
+    if not outs:  # the parts of a join are many
+        return
     for buffer in outs:
         view, out = buffer.view, cast(Any, buffer.out)
         fits = (
@@ -224,7 +226,7 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
             raise ArgumentError("conflict", f"{buffer.path}(out)", detail)
     targets = [span for buffer in outs for span in _spans(buffer.out)]
     sources = [span for buffer in buffers for span in _spans(buffer.view.memory)]
-    if outs and not spans_are_apart(targets, sources):
+    if not spans_are_apart(targets, sources):
         detail = "expected memory apart from the columns, and for each buffer its own, found an "
         raise ArgumentError("conflict", f"{outs[0].path}(out)", detail + "overlap")
 
