@@ -72,6 +72,7 @@ record: $(VENV)-integrations/.installed ## every benchmark, into the tables of t
 	$(WITH_ALL) -m benchmarks.bench --write
 	$(WITH_ALL) -m benchmarks.bytes --write
 	$(WITH_ALL) -m benchmarks.planes --write
+	$(WITH_ALL) -m benchmarks.packing --write
 	$(WITH_ALL) -m benchmarks.verl_v1 --turns 3 --write
 
 # The search begins at fuzz/corpus.zip; what it finds is kept in fuzz/found/. FUZZ=-max_total_time=60 passes options on.

@@ -4,6 +4,7 @@
                                    messages; rows in, joined and out
     python -m benchmarks.bytes     which option of `encode` saves how many bytes, at what cost
     python -m benchmarks.planes    through Ray, verl's DataProto, torch.distributed, TransferQueue
+    python -m benchmarks.packing   plans of packed rows, micro-batches, and the data path of a step
     python -m benchmarks.verl_v1   a training step of verl, and a batch of NeMo-RL
     python -m benchmarks.gpu       on a GPU: to messages and back, and padded there
 

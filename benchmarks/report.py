@@ -21,7 +21,7 @@ ROOT = machine.ROOT
 DOCS = ROOT / "docs"
 RECORDS = DOCS / "measured"
 PLANES = ("ray", "DataProto", "torch.distributed", "TransferQueue", "MRoPE")
-PROGRAMS = ("bench", "bytes", "planes", "verl_v1", "gpu")
+PROGRAMS = ("bench", "bytes", "planes", "packing", "verl_v1", "gpu")
 KINDS = ("warm", "cold")  # trips: see `trips`
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 PICTURE = DOCS / "pictures" / "saving.svg"
@@ -342,6 +342,23 @@ def verl_v1_tables(report: Report) -> dict[str, str]:
     return {"verl-v1-machine": _machine(report, record("bench")), "verl-v1": table(head, rows)}
 
 
+def packing_tables(report: Report) -> dict[str, str]:
+    planned = report.get("planned", {})
+    said = NOT_MEASURED
+    if planned:
+        said = (
+            f"Of the {planned['rows']:,} rows, each of {planned['ranks']} ranks gets "
+            f"{planned['micro_batches_per_rank']} micro-batches, of whose cells "
+            f"{planned['fill']:.1%} are tokens. The heaviest rank costs "
+            f"{planned['heaviest_rank'] - 1:.2%} more than the mean."
+        )
+    return {
+        "packing-machine": _machine(report, record("bench")),
+        "packing": _parts(report.get("parts", {})),
+        "packing-planned": said,
+    }
+
+
 def gpu_tables(report: Report) -> dict[str, str]:
     """A table of all parts, and where they were measured; without a record, a sentence."""
     if not report:
@@ -367,6 +384,7 @@ TABLES = {
     "bench": bench_tables,
     "bytes": bytes_tables,
     "planes": planes_tables,
+    "packing": packing_tables,
     "verl_v1": verl_v1_tables,
     "gpu": gpu_tables,
 }
