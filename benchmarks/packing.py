@@ -162,11 +162,14 @@ def planner(seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
 # --- step --------------------------------------------------------------------------------------
 
 
-def step(rows: int, least: int, most: int, group: int, budget: int, seconds: float) -> dict[str, Any]:
+def step(
+    rows: int, least: int, most: int, group: int, budget: int, seconds: float
+) -> dict[str, Any]:
     """From rows to packed micro-batches."""
     samples = _samples(rows, least, most)
     groups = [samples[i : i + group] for i in range(0, rows, group)]
-    with zmq.Context() as context, context.socket(zmq.PUSH) as out, context.socket(zmq.PULL) as into:
+    context = zmq.Context()
+    with context, context.socket(zmq.PUSH) as out, context.socket(zmq.PULL) as into:
         out.set_hwm(0)
         into.set_hwm(0)
         into.connect(f"tcp://127.0.0.1:{out.bind_to_random_port('tcp://127.0.0.1')}")

@@ -13,7 +13,6 @@ the same loss and the same gradients; it prints what each of the two costs.
 import hashlib
 import pickle
 import tempfile
-import time
 from multiprocessing import get_context
 
 import numpy as np
@@ -79,22 +78,22 @@ def rollout(model, step, worker):
     torch.manual_seed(1000 * step + worker)
     prompts = [rng.integers(2, VOCABULARY, rng.integers(5, 60)).tolist() for _ in range(PROMPTS)]
     said = [prompt for prompt in prompts for _ in range(GROUP)]
-    rows = [RowBuilder({"rollout_logprobs": torch.float32}) for _ in said]
-    for row, ids in zip(rows, said, strict=True):
-        row.append(input_ids=ids, response_mask=False, rollout_logprobs=0.0)
+    builders = [RowBuilder({"rollout_logprobs": torch.float32}) for _ in said]
+    for builder, ids in zip(builders, said, strict=True):
+        builder.append(input_ids=ids, response_mask=False, rollout_logprobs=0.0)
     for turn in range(2):
         if turn:
-            for row in rows:
-                row.append(input_ids=TOOL_SAYS, response_mask=False, rollout_logprobs=0.0)
+            for builder in builders:
+                builder.append(input_ids=TOOL_SAYS, response_mask=False, rollout_logprobs=0.0)
             said = [ids + TOOL_SAYS for ids in said]
         answers = sample(model, said)
-        for row, (ids, logprobs) in zip(rows, answers, strict=True):
-            row.append(input_ids=ids, response_mask=True, rollout_logprobs=logprobs)
+        for builder, (ids, logprobs) in zip(builders, answers, strict=True):
+            builder.append(input_ids=ids, response_mask=True, rollout_logprobs=logprobs)
         said = [ids + new for ids, (new, _) in zip(said, answers, strict=True)]
-    made = [row.to_row() for row in rows]
+    made = [builder.to_row() for builder in builders]
     for i, row in enumerate(made):
-        said = row["input_ids"][row["response_mask"]]
-        row["reward"] = np.float32((said % 2 == 0).mean())
+        answer = row["input_ids"][row["response_mask"]]
+        row["reward"] = np.float32((answer % 2 == 0).mean())
         row["uid"] = f"{step}-{worker}-{i // GROUP}"
         row["messages"] = [{"role": "tool", "content": "ok", "turns": 2}]
     return made
@@ -133,8 +132,8 @@ def group_advantages(batch):
     """(N,): how many standard deviations a reward is above the mean of its group."""
     rewards = batch["reward"]
     uids = np.array(batch["uid"].tolist())
-    _, group, sizes = np.unique(uids, return_inverse=True, return_counts=True)
-    group, sizes = torch.from_numpy(group), torch.from_numpy(sizes)
+    _, numbers, counts = np.unique(uids, return_inverse=True, return_counts=True)
+    group, sizes = torch.from_numpy(numbers), torch.from_numpy(counts)
     above = rewards - (torch.zeros(len(sizes)).index_add(0, group, rewards) / sizes)[group]
     spread = (torch.zeros(len(sizes)).index_add(0, group, above**2) / sizes).sqrt()[group]
     return above / (spread + 1e-6)
@@ -174,8 +173,8 @@ def train_step(model, optimizer, batch, rank):
     """One step over the rows of all workers; every rank has all of them, and trains on its own."""
     tokens = int(batch["response_mask"].values().sum())
     batch = join_columns([batch, {"advantages": group_advantages(batch)}])
-    limits = {"max_tokens": MAX_TOKENS, "row_multiple": ROW_MULTIPLE}
-    batches = plan_micro_batches(batch["input_ids"], RANKS, **limits)
+    ids = batch["input_ids"]
+    batches = plan_micro_batches(ids, RANKS, max_tokens=MAX_TOKENS, row_multiple=ROW_MULTIPLE)
 
     # What the policy says before the step: put back into rows, and written into the batch.
     micros = batches.pack(batch, rank, labels_of=TARGETS, pad_value_dict=PADS)
@@ -229,7 +228,7 @@ def received(socket, peers, model):
         if digest(rows) != message.meta["digest"]:
             raise SystemExit("a row that arrived differs from the one that was sent")
     batch = concat_rows(messages)
-    padded = pickle.dumps({name: c for name, c in materialize(batch).items()}, protocol=5)
+    padded = pickle.dumps(dict(materialize(batch)), protocol=5)
     sent = sum(len(frame) for own in frames for frame in own)
     print(f"  {len(batch)} rows arrived bit for bit, in {sent:,} bytes; padded: {len(padded):,}")
     return batch
