@@ -22,7 +22,10 @@ from jagcodec import (
     join_columns,
     materialize,
     open_wire,
+    plan_packing,
+    repeat_rows,
     select_rows,
+    split_rows,
     to_blob,
     to_rows,
 )
@@ -351,3 +354,42 @@ def test_large_columns_are_buffers_out_of_band_and_a_new_process_reads_them(tmp_
     code = "import pickle, sys; b = pickle.load(open(sys.argv[1], 'rb')); print(b, b['x'].dtype)"
     printed = run_python(code, tmp_path / "batch").stdout
     assert printed == "BatchedDataDict(rows=2, columns=['x', 'text']) torch.uint16\n"
+
+
+# --- gradients ---------------------------------------------------------------------------------
+
+
+def followed(kind):
+    """Rows of 3 and 2 cells that autograd follows, and the tensor that gets the gradient."""
+    cells = torch.arange(1.0, 6)
+    if kind == "values":
+        cells.requires_grad_()
+        return torch.nested.nested_tensor_from_jagged(cells, torch.tensor([0, 3, 5])), cells
+    leaf = torch.nested.nested_tensor([cells[:3], cells[3:]], layout=torch.jagged).detach()
+    leaf.requires_grad_()
+    return (leaf if kind == "leaf" else torch.mul(leaf, 1)), leaf
+
+
+PASS_GRADIENTS: dict[str, Any] = {
+    "materialize": lambda x: materialize({"x": x})["x"],
+    "materialize, moved": lambda x: materialize({"x": x}, device="cpu")["x"],
+    "materialize, jagged": lambda x: materialize({"x": x}, "jagged", pad_to_seqlen=9)["x"].values(),
+    "materialize, packed": lambda x: materialize({"x": x}, "packed")["x"].values,
+    "pack": lambda x: plan_packing([3, 2], row_multiple=4).pack(x),
+    "pack, a batch": lambda x: plan_packing([3, 2]).pack({"x": x})["x"],
+    "select_rows": lambda x: select_rows({"x": x}, [1, 0])["x"].values(),
+    "split_rows": lambda x: torch.cat([each["x"].values() for each in split_rows({"x": x}, 2)]),
+    "repeat_rows": lambda x: repeat_rows({"x": x}, 2)["x"].values()[[0, 1, 2, -2, -1]],
+    "concat_rows": lambda x: concat_rows([{"x": x}, {"x": x.detach()}])["x"].values(),
+    "join_columns": lambda x: join_columns([{"x": x}, {"y": torch.ones(2)}])["x"].values(),
+    "to_rows": lambda x: torch.cat([row["x"] for row in to_rows({"x": x})]),
+}
+
+
+@pytest.mark.parametrize("name", PASS_GRADIENTS)
+def test_gradients_pass_whatever_autograd_follows(name):
+    for kind in ("values", "leaf", "function"):
+        column, leaf = followed(kind)
+        PASS_GRADIENTS[name](column).sum().backward()
+        found: Any = leaf.grad
+        assert (found.values() if found.is_nested else found).tolist() == [1] * 5, kind

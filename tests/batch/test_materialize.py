@@ -574,10 +574,19 @@ def test_to_another_device(layout):
         assert shapes == [(2, 4)] * 3
 
 
+GRADIENTS = ["jagged", "function of a jagged one", "rectangle", "strided"]
+
+
 def with_gradient(kind):
-    """A column of two rows, and the cells that it comes from."""
+    """A column of two rows, and the cells that it comes from.
+
+    Autograd follows the nested tensor of a function of torch, and not the values inside it.
+    """
     sizes = [3, 3] if kind == "rectangle" else [2, 3]
     cells = torch.arange(1.0, 1 + sum(sizes)).requires_grad_()
+    if kind == "function of a jagged one":
+        jagged = torch.nested.nested_tensor_from_jagged(cells, torch.tensor([0, 2, 5]))
+        return torch.mul(jagged, 2), cells
     rows = (cells * 2).split(sizes)
     if kind == "rectangle":
         return torch.stack(rows), cells
@@ -586,7 +595,7 @@ def with_gradient(kind):
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("kind", ["jagged", "rectangle", "strided"])
+@pytest.mark.parametrize("kind", GRADIENTS)
 def test_gradients_pass_through_a_rectangle(kind, side):
     column, cells = with_gradient(kind)
     td = TensorDict({"x": column, "ids": torch.ones(2, 2)}, [2])
@@ -606,7 +615,7 @@ def test_gradients_pass_through_a_rectangle(kind, side):
         assert cells.grad.tolist() == [2] * 5
 
 
-@pytest.mark.parametrize("kind", ["jagged", "rectangle", "strided"])
+@pytest.mark.parametrize("kind", GRADIENTS)
 def test_what_autograd_follows_is_not_written_over_other_memory(kind):
     td = TensorDict({"x": with_gradient(kind)[0]}, [2])
     for out in (bytearray(1000), {"x": torch.zeros(2, 4)}):

@@ -73,9 +73,23 @@ def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
     """The parts of a nested tensor; `detach` detaches the values, far cheaper than `jagged`."""
     inner: Any = jagged
     values = inner._values
-    if detach and values.requires_grad:
-        values = values.detach()
+    if detach:
+        values = values.detach() if values.requires_grad else values
+    elif _is_followed(jagged):
+        values = inner.values()
     return NestedParts(values, inner._offsets, inner._lengths, inner._ragged_idx)
+
+
+def _is_followed(jagged: torch.Tensor) -> bool:
+    """Whether autograd follows the nested tensor itself, and not the values inside it.
+
+    It does so for a leaf, and for what functions of torch return.
+    """
+    inner: Any = jagged
+    if inner._values.requires_grad or not torch.is_grad_enabled():
+        return False
+    with torch._C.DisableTorchFunctionSubclass():  # which would take ten times as long
+        return jagged.requires_grad
 
 
 def offsets_of(jagged: torch.Tensor) -> torch.Tensor | None:
@@ -97,7 +111,7 @@ def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> Ragge
     inner: Any = jagged
     values = inner._values
     row_splits = pool.of_source(inner._offsets)
-    array = plain_array(values)
+    array = None if _is_followed(jagged) else plain_array(values)
     if row_splits is None or inner._lengths is not None or array is None:
         return view_of(jagged, path, pool, detach=not torch.is_grad_enabled())
     dim, shape = inner._ragged_idx, array.shape
