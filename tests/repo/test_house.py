@@ -20,7 +20,7 @@ SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up: each may import those before it.
 LAYERS = (
-    *("errors", "_version", "data", "_arguments", "packing"),
+    *("errors", "_version", "data", "_dependencies", "_arguments", "packing"),
     *("memory", "rowcopy", "cells", "ragged"),
     *("wire", "pack"),
     *("stdlib", "batch", "types", "schema", "record"),

@@ -113,6 +113,24 @@ def test_the_sdist_holds_every_file_of_the_checkout(tmp_path):
     assert not [name for name in held if name.endswith((".so", ".pyc"))]
 
 
+@pytest.mark.parametrize(
+    ("package", "module", "name"),
+    [
+        ("tensordict", "tensordict._td", "_SubTensorDict"),
+        ("torch", "torch.nested._internal.nested_tensor", "NestedTensor"),
+    ],
+)
+def test_a_version_without_a_private_name_fails_in_one_sentence(package, module, name):
+    code = f"import torch, tensordict, {module} as m; del m.{name}; import jagcodec; "
+    run = run_python(code + "jagcodec.encode", status=1)
+    *_, last = run.stderr.splitlines()
+    assert re.match(
+        rf"ImportError: jagcodec needs private names of {package}, one of which {package} \S+ "
+        rf"lacks \(cannot import name '{name}'.*\); install .*: pip install '{package}==[\d.]+'",
+        last,
+    )
+
+
 def test_the_source_and_the_wheel_name_one_python():
     source = (ROOT / "src/jagcodec/rowcopy/_kernel.c").read_text()
     (version,) = re.findall(r"#define Py_LIMITED_API 0x(..)(..)0000\n", source)

@@ -13,12 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import UnbatchedTensor
-from torch.nested._internal.nested_tensor import (
-    NestedTensor,
-    _store_val_in_tensor,
-    get_tensor_symint,
-)
 
+from jagcodec._dependencies import private_names
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, check_plain
@@ -33,6 +29,13 @@ from jagcodec.memory.tensor_bytes import (
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
+
+with private_names("torch", tested="2.13.0"):
+    from torch.nested._internal.nested_tensor import (
+        NestedTensor,
+        _store_val_in_tensor,
+        get_tensor_symint,
+    )
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 """The type of `torch.jagged` nested tensors, for dispatch by type."""

@@ -25,13 +25,16 @@ from tensordict import (
     UnbatchedTensor,
     is_tensorclass,
 )
-from tensordict._lazy import _CustomOpTensorDict
-from tensordict._td import _SubTensorDict
-from tensordict.tensorclass import NonTensorDataBase
-from tensordict.utils import LinkedList
 
+from jagcodec._dependencies import private_names
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.tensor_bytes import array_tensor
+
+with private_names("tensordict", tested="0.15.3"):
+    from tensordict._lazy import _CustomOpTensorDict
+    from tensordict._td import _SubTensorDict
+    from tensordict.tensorclass import NonTensorDataBase
+    from tensordict.utils import LinkedList
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
