@@ -9,7 +9,7 @@ WITH_ALL = $(VENV)-integrations/bin/python
 # Every run gives the same result: Python visits the members of a set in the same order.
 export PYTHONHASHSEED = 0
 
-.PHONY: help demo test check integrations gpu docs bench record fuzz sanitize wheel clean
+.PHONY: help demo test matrix check integrations gpu docs bench record fuzz sanitize wheel clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -36,6 +36,10 @@ endif
 test: $(VENV)/.dev $(if $(TENSORDICT),$(VENV)/.tensordict-$(TENSORDICT)) ## run the suite; EXAMPLES=1000: new random examples; TENSORDICT=0.10.0: another one
 	@start=$$(date +%s); $(SETTINGS) $(BIN)/python -m pytest -n 2 $(CHOSEN) $(ARGS); status=$$?; \
 		echo "make test: $$(($$(date +%s) - start)) seconds"; exit $$status
+
+# CELL=3.13-torch2.11 runs one. Not part of .ci/run: an environment takes 7 GB, because PyPI's torch brings CUDA.
+matrix: ## the suite on other versions of Python, torch, tensordict and numpy, one after the other
+	@.ci/matrix $(CELL)
 
 check: $(VENV)/.dev ## lint, spelling, types, and the workflows
 	$(PIP) 'pyright[nodejs]' check-jsonschema zizmor

@@ -20,6 +20,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tensordict.base import TensorDictBase
 from tensordict.tensorclass import NonTensorDataBase
 
+from jagcodec import BatchedDataDict
+from jagcodec.types import PackedColumn
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -198,6 +201,14 @@ def described(value: Any) -> Any:
         return _array(value)
     if isinstance(value, np.generic):
         return ("SCALAR", *_array(np.array(value))[1::2])
+    if kind is BatchedDataDict:
+        return (
+            "USER",
+            "jagcodec.BatchedDataDict",
+            described([dict(value.items()), value.meta_info]),
+        )
+    if kind is PackedColumn:
+        return ("USER", "jagcodec.PackedColumn", described(value._asdict()))
     if isinstance(value, dict):
         return _dict(value)
     if isinstance(value, torch.Size):

@@ -691,6 +691,23 @@ def is_dict(value):
     return type(value) is dict or (type(value) is tuple and value[0] in ("DICT", "MAP"))
 
 
+def row_count(column):
+    """The rows of a column of a `BatchedDataDict`; None of one that may have any number."""
+    if type(column) is list:
+        return len(column)
+    kind = column[0] if type(column) is tuple else None
+    if kind == "USER" and column[1] == "jagcodec.PackedColumn":
+        return column[2]["cu_seqlens"][2][0] - 1
+    if kind == "USER" and column[1] == "jagcodec.BatchedDataDict":
+        return next(map(row_count, column[2][0].values()), None)
+    if kind in ("JAGGED", "NON_TENSOR_ROWS", "STRIDED_NESTED"):
+        return len(column[-1])
+    need(kind in ("TENSOR", "ARRAY", "OBJECT_ARRAY", "SPARSE_COO", "TENSORDICT"), "column")
+    dims = column[2] if kind in ("TENSOR", "ARRAY") else column[1]
+    need(len(dims) > 0, "column without rows")
+    return dims[0]
+
+
 def user(name, state):
     """A value of one of the types that every reader knows."""
     is_tuple = type(state) is tuple and state[0] == "TUPLE"
@@ -708,11 +725,16 @@ def user(name, state):
         and (parts[1] is None or 0 <= parts[1] < 128),
         "numpy.str_": type(state) is str,
         "numpy.bytes_": type(state) is bytes,
-        "jagcodec.BatchedDataDict": type(state) is list and [*map(type, state)] == [dict, dict],
+        "jagcodec.BatchedDataDict": type(state) is list
+        and [*map(type, state)] == [dict, dict]
+        and len({row_count(column) for column in state[0].values()} - {None}) < 2,
         "jagcodec.PackedColumn": type(state) is dict
         and {*state} == {"values", "cu_seqlens", "max_seqlen", "position_ids"}
         and tensors(state["values"], state["cu_seqlens"], state["position_ids"])
+        and len(state["values"][2]) > 0
+        and state["cu_seqlens"][1] in INTEGERS - {"bool"}
         and len(state["cu_seqlens"][2]) == 1
+        and state["cu_seqlens"][2][0] > 0
         and type(state["max_seqlen"]) is int,
     }
     need(type(name) is str and name in known, f"no such type: {name!r:.80}")

@@ -37,7 +37,10 @@ from tests.wire.values import jagged as jagged_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(sys.implementation.name != "cpython", reason="counts bytecode"),
+    pytest.mark.skipif(
+        sys.implementation.name != "cpython" or sys.version_info >= (3, 13),
+        reason="counts bytecode, of which Python 3.13 does not report all",
+    ),
 ]
 REPORTS = {
     "describe": lambda frames: describe_message(open_source(frames, "message")),
