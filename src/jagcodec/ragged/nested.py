@@ -102,6 +102,12 @@ def offsets_of(jagged: torch.Tensor) -> torch.Tensor | None:
     return offsets
 
 
+def rows_of(jagged: torch.Tensor) -> int:
+    """N: ``jagged.size(0)``."""
+    inner: Any = jagged
+    return len(inner._offsets) - 1
+
+
 def view_of(
     jagged: torch.Tensor, path: str, pool: RowSplitsPool | None = None, *, detach: bool = True
 ) -> RaggedView:

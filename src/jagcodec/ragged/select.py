@@ -34,6 +34,7 @@ from jagcodec.ragged.nested import (
     check_memory,
     is_jagged,
     nested_tensor,
+    rows_of,
     strided_nested,
     strided_parts,
     view_of,
@@ -57,6 +58,8 @@ def row_count(column: Any, path: str) -> int | None:
         return list.__len__(column)  # about which a subclass may lie
     if isinstance(column, UnbatchedTensor):
         return None
+    if is_jagged(column):
+        return rows_of(column)
     sizes: Sequence[int] = ()
     check_column(column, path)
     if isinstance(column, torch.Tensor):
