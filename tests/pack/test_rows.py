@@ -1,7 +1,11 @@
 """Rows to batches and messages, beside torch, row by row."""
 
+import functools
+from collections import OrderedDict
+from http import HTTPStatus
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -388,11 +392,144 @@ def outcome(make):
         return type(error), error.path, error.reason, error.detail
 
 
-@given(samples, metas)
-def test_the_message_of_one_row_is_that_of_a_walk(sample, meta):
-    # With a choice of dtypes, of no column here, rows are packed and walked.
-    walked = outcome(lambda: encode_rows([sample], dtypes={}, meta=meta))
-    assert outcome(lambda: encode_rows([sample], meta=meta)) == walked
+def walked(make):
+    """The outcome without the short ways: each value is looked at in Python, one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jagcodec.pack.rows._frames_of_row", lambda *_: None)
+        patch.setattr("jagcodec.pack.rows._columns_of_dicts", lambda *_: None)
+        patch.setattr("jagcodec.pack.rows.frames_at_once", lambda *_: None)
+        patch.setattr("jagcodec.pack.fields.frames_at_once", lambda *_: None)
+        patch.setattr("jagcodec.pack.cells._joined_at_once", lambda *_: None)
+        patch.setattr("jagcodec.wire.documents.packed_at_once", lambda *_: None)
+        return outcome(make)
+
+
+@given(samples, metas, st.sampled_from([(), [], "a", "ab", ["a", "b"]]))
+def test_the_message_of_one_row_is_that_of_a_walk(sample, meta, same):
+    def make():
+        return encode_rows([sample], meta=meta, same_length=same)
+
+    assert outcome(make) == walked(make)
+
+
+keys = st.sampled_from(["role", "content", "\ud800", "", 1, True, None, 0.5, float("nan"), b"k"])
+odd_leaves = (
+    trees(max_leaves=3)
+    | st.sampled_from([2**64, -(2**63) - 1, b"x" * 4095, b"x" * 4096, "x" * 20_000, (1, "a")])
+    | st.sampled_from([bytearray(b"x"), memoryview(b"x"), msgpack.ExtType(3, b"x")])
+    | st.sampled_from([[*range(63)], [*range(64)], [0.5, *range(70)], ["x"] * 70, [None] * 64])
+    | st.sampled_from([msgpack.Timestamp(1), HTTPStatus.OK, OrderedDict(a=1)])
+    | st.sampled_from([torch.ones(2), [torch.ones(2)] * 2, np.float32(1), np.arange(3), object()])
+)
+plain_leaves = st.none() | st.booleans() | whole_numbers() | st.floats() | st.text(max_size=4)
+
+
+def nested(leaves, names):
+    return st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+        max_leaves=6,
+    )
+
+
+objects = nested(plain_leaves | st.binary(max_size=3), keys.filter(lambda key: type(key) is str))
+objects |= nested(plain_leaves | odd_leaves, keys)
+
+
+@settings(max_examples=60)
+@given(st.lists(objects, min_size=1, max_size=4), st.data())
+def test_objects_that_msgpack_packs_at_once_are_packed_as_in_a_walk(rows, data):
+    """Some of them are one object, which `elide` finds."""
+    rows = [data.draw(st.sampled_from(rows)) for _ in range(data.draw(st.integers(1, 5)))]
+    for options in ({}, {"elide": True}, {"default": str}, {"allow_pickle": True}):
+        for make in (
+            lambda options=options: encode_rows({"x": rows}, dtypes={"x": object}, **options),
+            lambda options=options: encode_rows([{"x": row} for row in rows], **options),
+            lambda options=options: encode_fields({"x": [*map(str, rows)]}, **options),
+        ):
+            assert outcome(make) == walked(make)
+
+
+def test_containers_in_each_other_are_counted_as_in_a_walk():
+    def inside(value, levels, wrap):
+        for _ in range(levels):
+            value = wrap(value)
+        return value
+
+    for wrap in (lambda value: [value], lambda value: {"k": value}):
+        for leaf in ("x", b"x", {}, {"k": 1}):
+            for levels in (96, 97, 98, 99, 100):
+                row = inside(leaf, levels, wrap)
+                for rows in ([{"x": row}], [{"x": row}, {"x": row}], [{"x": inside(row, 2, wrap)}]):
+                    make = functools.partial(encode_rows, rows)
+                    assert outcome(make) == walked(make)
+    itself: dict[str, Any] = {}
+    itself["twice"] = [itself, itself]
+    assert "too_deep" in outcome(lambda: encode_rows({"x": [itself]}))
+
+
+alike = st.sampled_from(
+    [
+        np.arange(3),
+        np.arange(0),
+        np.arange(5.0)[::2],
+        np.arange(6).reshape(2, 3),
+        np.arange(6).reshape(3, 2).T,
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.zeros((0, 3), np.int64),
+        np.zeros((2, 0), np.int64),
+        np.array(7),
+        np.arange(3, dtype=">i8"),
+        np.arange(3, dtype=np.uint16),
+        np.array([np.nan, 1], np.float32),
+        np.array(["a"]),
+        np.ma.masked_array([1, 2]),
+    ]
+)
+tensors_alike = st.sampled_from(
+    [
+        torch.arange(3),
+        torch.arange(0),
+        torch.arange(6)[3:3],
+        torch.arange(6).view(2, 3),
+        torch.arange(6).view(3, 2).T,
+        torch.zeros((0, 3), dtype=torch.int64),
+        torch.zeros((2, 0), dtype=torch.int64),
+        torch.tensor(7),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(2, dtype=torch.uint16),
+        torch.tensor([1 + 2j]).imag,
+        torch.tensor([1 + 2j]),
+        torch.tensor([1 + 2j]).conj(),
+        torch.arange(4).to_sparse(),
+        torch.empty(2, device="meta", dtype=torch.int64),
+        torch.nested.nested_tensor([torch.ones(2)]),
+        torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+        torch.nn.Parameter(torch.ones(2)),
+        torch._efficientzerotensor(2),
+    ]
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(alike, min_size=1, max_size=4) | st.lists(tensors_alike, min_size=1, max_size=4))
+def test_rows_that_are_joined_at_once_are_those_of_the_rule(rows):
+    for make in (
+        lambda: encode_rows([{"x": row} for row in rows]),
+        lambda: encode(pack_rows({"x": rows})),
+        lambda: encode_rows({"x": rows, "y": rows}, same_length=["x", "y"]),
+    ):
+        assert outcome(make) == walked(make)
+
+
+def test_memory_that_was_freed_is_not_read():
+    row = torch.arange(3000)
+    row.untyped_storage().resize_(0)
+    for rows in ([row, row], [torch.arange(2), row]):
+        make = functools.partial(encode_rows, {"x": rows})
+        assert outcome(make) == walked(make)
 
 
 @pytest.mark.parametrize("make", [np.arange, torch.arange])

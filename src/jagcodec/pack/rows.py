@@ -40,14 +40,21 @@ from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
-from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
+from jagcodec.wire.encoder import (
+    OF_META,
+    Columns,
+    EncodeOptions,
+    frames_at_once,
+    pending,
+    values_of_meta,
+)
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.header import NO_VALUES, start_of
+from jagcodec.wire.header import start_of
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
-from jagcodec.wire.place import frames_of_items
+from jagcodec.wire.place import frames_of_items, item_of_documents
 from jagcodec.wire.registry import registered_name
-from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, PLAIN, Code
+from jagcodec.wire.spec import MAX_BYTES, MAX_DEPTH, MAX_NDIM, PLAIN, Code
 
 
 def pack_rows(
@@ -132,14 +139,15 @@ def encode_rows(
         of 16 KiB or more. Raises as `pack_rows` and `encode` do.
     """
     where = "encode_rows"
-    plain = dtypes is None and ragged_dims is None and same_length is rectangular is _NO_NAMES
-    if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
-        frames = _frames_of_row(rows[0], where, options)
+    plain = dtypes is None and ragged_dims is None and rectangular is _NO_NAMES
+    if plain and type(rows) is list and len(rows) == 1 and options.keys() <= OF_META:
+        frames = _frames_of_row(rows[0], same_length, where, options)
         if frames is not None:
             return frames
     check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, own=False)
-    return frames_of(pending(columns, **options))
+    frames = frames_at_once(columns, options)
+    return frames_of(pending(columns, **options)) if frames is None else frames
 
 
 _NO_NAMES: tuple[str, ...] = ()
@@ -311,9 +319,6 @@ def _ragged_dims(
 
 # --- one row -----------------------------------------------------------------------------------
 
-# The option that leaves the columns of a message unchanged.
-_OF_META = {"meta"}
-
 # Python's numbers as cells, and the nodes of such columns.
 _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
     bool: (struct.Struct("<?"), (Code.TENSOR, "bool", 1)),
@@ -322,7 +327,9 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 }
 
 
-def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] | None:
+def _frames_of_row(
+    row: Any, same_length: Any, where: str, options: EncodeOptions
+) -> list[Frame] | None:
     """The message of one row, without a walk; None if a value needs `_columns`."""
     if type(row) is not dict:
         return None
@@ -337,8 +344,8 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
                 made = cells_of_rows((value,), own=False)
             except JagcodecError as error:
                 raise misfit(error, f"{where}({name!r})") from None
-            value = made.values if type(made) is RowCells else None
-        elif kind is torch.Tensor:
+            value = made.values if type(made) is RowCells else value
+        elif array is not None:
             value = array
         if type(value) is np.ndarray:
             dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
@@ -346,11 +353,6 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
                 return None
             items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
             nodes.append((Code.JAGGED, dtype, len(shape), 1))
-        elif kind is str:
-            packed = memoryview(documents.packer().pack(value))
-            size = len(packed)
-            items.append((packed, PLAIN, (1, size, size, b""), (size,)))
-            nodes.append((Code.NON_TENSOR_ROWS,))
         elif kind in _NUMBERS:
             pack, node = _NUMBERS[kind]
             try:
@@ -359,12 +361,26 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
                 return None  # an error follows
             nodes.append(node)
         else:
-            return None
+            packed = documents.packed_at_once((value,), MAX_DEPTH - 1)
+            if packed is None:
+                return None
+            items.append(item_of_documents(packed))
+            nodes.append((Code.NON_TENSOR_ROWS,))
+    if same_length is not _NO_NAMES:
+        _check_row(
+            same_length, dict(zip(row, zip(nodes, items[1:], strict=True), strict=True)), where
+        )
     start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
-    values, meta = NO_VALUES, options.get("meta")
-    if meta is not None:
-        values = documents.packer().pack([meta_document(meta, False, None)])
-    return frames_of_items(start, items, values)
+    return frames_of_items(start, items, values_of_meta(options))
+
+
+def _check_row(same_length: Any, made: Mapping[str, Any], where: str) -> None:
+    """Check the lengths of one row of named columns, each with its node and its item."""
+    lengths = {name: item[3][:1] for name, (node, item) in made.items() if node[0] is Code.JAGGED}
+    objects: dict[str, Any] = {
+        name: [] for name, (node, _) in made.items() if node[0] is Code.NON_TENSOR_ROWS
+    }
+    _check_lengths(same_length, lengths, {**made, **objects}, where)
 
 
 # --- arguments ---------------------------------------------------------------------------------
@@ -396,6 +412,9 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(named, ())
+    found = _columns_of_dicts(rows, f"{where}(rows), row 0")
+    if found is not None:
+        return len(rows), found
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             detail = f"expected a mapping of names to values, found {describe(row)}"
@@ -409,6 +428,19 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
             detail += f"{'without' if name in names else 'with'} {brief(name)}"
             raise ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
     return len(rows), {name: [row[name] for row in rows] for name in names}
+
+
+def _columns_of_dicts(rows: Any, path: str) -> dict[str, Sequence[Any]] | None:
+    """The columns of dicts with the same names; None of other rows, some of which are wrong."""
+    if set(map(type, rows)) != {dict}:
+        return None
+    names = named_columns(rows[0], path)
+    if set(map(len, rows)) != {len(names)}:
+        return None
+    try:
+        return {name: [row[name] for row in rows] for name in names}
+    except KeyError:
+        return None
 
 
 def _listed(column: Any, path: str) -> Sequence[Any]:

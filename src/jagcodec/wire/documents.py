@@ -8,12 +8,13 @@ nests in one, and a document is unpacked in one pass however deep it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgpack
 
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.spec import INLINE_BYTES, LONG_LIST, Kind
 
 RECORDS: dict[Kind, tuple[str, ...]] = {
     Kind.BIG_INT: ("data",),
@@ -45,6 +46,73 @@ def _packed_int(value: Any) -> list[Any]:
         raise TypeError(f"{type(value).__name__} is not part of a document")
     size = value.bit_length() // 8 + 1
     return [TAGS[Kind.BIG_INT], value.to_bytes(size, "little", signed=True)]
+
+
+NATIVE = frozenset((str, int, float, bool, type(None)))
+"""The types that msgpack gives back as they were."""
+
+_NUMBERS = frozenset((int, float, bool))
+_STRING, _LIST, _DICT = map(frozenset, ((str,), (list,), (dict,)))
+_WITH_BYTES, _CONTAINERS = NATIVE | {bytes}, _LIST | _DICT
+_MOST_ITEMS = 1 << 20  # in one level: what is in itself several times would fill the memory
+
+
+def packed_at_once(rows: Sequence[Any], levels: int) -> list[bytes] | None:
+    """The documents of rows, if msgpack writes them as a walk would; None: ask the walk.
+
+    `levels` is how many containers may be in each other.
+    """
+    pack = packer().pack
+    try:
+        if NATIVE.issuperset(map(type, rows)):
+            return list(map(pack, rows))
+        if not _is_native(rows, levels):
+            return None
+        if len(set(map(id, rows))) == len(rows):
+            return list(map(pack, rows))
+        # Rows that are one object are packed once, so that `elide` finds them.
+        made = {id(row): pack(row) for row in rows if type(row) not in NATIVE}
+        return [pack(row) if type(row) in NATIVE else made[id(row)] for row in rows]
+    except (TypeError, ValueError, RuntimeError):  # too large, or changed by another thread
+        return None
+
+
+def _is_native(level: Sequence[Any], levels: int) -> bool:
+    """Whether values are strings, numbers, None, short bytes, and lists and dicts of such."""
+    # All values of one level are looked at together, which enters no function for each of them.
+    while True:
+        kinds = set(map(type, level))
+        if bytes in kinds and (not levels or _has_long_bytes(level)):
+            return False  # a walk counts them as containers
+        if kinds <= _WITH_BYTES:
+            return True
+        if not levels or not kinds <= _WITH_BYTES | _CONTAINERS:
+            return False
+        levels -= 1
+        if len(kinds) == 1:
+            lists, dicts = (level, []) if kinds == _LIST else ([], level)
+        else:
+            lists = [item for item in level if type(item) is list]
+            dicts = [item for item in level if type(item) is dict]
+        if dicts and not _STRING.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        if lists and _has_long_numbers(lists):
+            return False
+        if sum(map(len, lists)) + sum(map(len, dicts)) > _MOST_ITEMS:
+            return False
+        level = list(chain(*lists, *map(dict.values, dicts)))
+
+
+def _has_long_bytes(level: Sequence[Any]) -> bool:
+    return any(type(item) is bytes and len(item) >= INLINE_BYTES for item in level)
+
+
+def _has_long_numbers(lists: Sequence[list[Any]]) -> bool:
+    """Whether a list may be one of those that a document holds as the bytes of its numbers."""
+    longest = max(map(len, lists))
+    return longest >= LONG_LIST and any(
+        len(each) >= LONG_LIST and type(each[0]) in _NUMBERS for each in lists
+    )
 
 
 # --- reading -----------------------------------------------------------------------------------

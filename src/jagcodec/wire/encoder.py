@@ -27,12 +27,13 @@ from jagcodec._arguments import (
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
+from jagcodec.wire import documents
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
-from jagcodec.wire.header import is_accepted, with_checksums
+from jagcodec.wire.header import NO_VALUES, is_accepted, with_checksums
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.place import PlacingAll
+from jagcodec.wire.place import PlacingAll, frames_of_items, items_of_columns
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
@@ -249,6 +250,24 @@ def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] |
         remedy = "make it a column, or encode({'batch': batch, 'more': value})"
         raise UnsupportedTypeError("unsupported_type", "meta", f"{expected}; {remedy}")
     return document
+
+
+def frames_at_once(columns: Columns, options: EncodeOptions) -> list[Frame] | None:
+    """The message of columns in one pass; None if a column or an option needs more steps."""
+    items = items_of_columns(columns) if options.keys() <= OF_META else None
+    return None if items is None else frames_of_items(*items, values_of_meta(options))
+
+
+OF_META = {"meta"}
+"""The option that leaves the columns of a message as they are."""
+
+
+def values_of_meta(options: EncodeOptions) -> bytes:
+    """The packed values of a message of columns: its `meta` alone, if it has any."""
+    meta = options.get("meta")
+    return (
+        NO_VALUES if meta is None else documents.packer().pack([meta_document(meta, False, None)])
+    )
 
 
 class MsgpackEncoder:

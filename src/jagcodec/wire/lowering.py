@@ -37,15 +37,13 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import check_distinct
-from jagcodec.wire.documents import TAGS
+from jagcodec.wire.documents import NATIVE, TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
 
-# What msgpack gives back as it was.
-_NATIVE = frozenset((str, int, float, bool, type(None)))
 _STRING = frozenset((str,))
 
 
@@ -81,18 +79,18 @@ class Lowering:
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
         kind = type(value)
-        if kind in _NATIVE:
+        if kind in NATIVE:
             return value
         handler = _HANDLERS.get(kind) or _handler(kind)
         return self._foreign(value) if handler is None else handler(self, value)
 
     def _child(self, key: Any, value: Any) -> Tree:
-        if type(value) in _NATIVE or (
+        if type(value) in NATIVE or (
             # The messages of a batch: a dict of plain values is its own document.
             type(value) is dict
             and len(self._path) < spec.MAX_DEPTH
             and _STRING.issuperset(map(type, value))
-            and _NATIVE.issuperset(map(type, value.values()))
+            and NATIVE.issuperset(map(type, value.values()))
         ):
             return value
         self._path.append(key)
@@ -122,7 +120,7 @@ class Lowering:
         return trees, nodes
 
     def _items(self, values: Sequence[Any]) -> tuple[list[Tree], bool]:
-        if _NATIVE.issuperset(map(type, values)):
+        if NATIVE.issuperset(map(type, values)):
             return list(values), False
         return self._children(range(len(values)), values)
 
@@ -206,7 +204,7 @@ class Lowering:
         around, names = self._column, iter(value)
         if type(value) is ColumnDict:
             names = self._entered(value)
-        elif _NATIVE.issuperset(map(type, value.values())):
+        elif NATIVE.issuperset(map(type, value.values())):
             return value
         trees, nodes = self._children(names, value.values())
         self._column = around
@@ -259,10 +257,14 @@ class Lowering:
 
     def _rows(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
-        outer = self.items, self.values, self.unbacked
         kept = list(payloads)  # so that the id of each stays its own
+        packed = documents.packed_at_once(kept, spec.MAX_DEPTH - len(self._path))
+        if packed is not None:
+            self.items.append(Documents(packed))
+            return (Code.NON_TENSOR_ROWS,)
+        outer = self.items, self.values, self.unbacked
         # Rows that are one object are lowered once.
-        keys = [~i if type(each) in _NATIVE else id(each) for i, each in enumerate(kept)]
+        keys = [~i if type(each) in NATIVE else id(each) for i, each in enumerate(kept)]
         made: dict[int, Any] = {}
         for i, key in enumerate(keys):
             if key < 0:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
 from jagcodec.ragged.nested import view_of_readable
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
-from jagcodec.wire import spec
+from jagcodec.wire import documents, spec
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes
 from jagcodec.wire.elide import elide, equal_documents
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of
-from jagcodec.wire.header import NO_VALUES, start_of, write_header
+from jagcodec.wire.header import start_of, write_header
 from jagcodec.wire.lowered import (
     Cells,
     Columns,
@@ -332,42 +333,78 @@ def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) ->
     return frames_of(placing.finish(start, placing.place(items), values))
 
 
-_PLAIN = frozenset((RaggedView, np.ndarray))
-
-
 def _is_wide(dims: Sequence[int], itemsize: int) -> bool:
     """Whether `Lowering` refuses these dims of a column without cells."""
     return extent_of(dims) * itemsize >= spec.MAX_BYTES
 
 
-def frames_of_columns(columns: Columns) -> list[Frame] | None:
-    """The message of rows of columns without options; None if a column is not plain."""
+def items_of_columns(columns: Columns) -> tuple[bytes, list[int | Item]] | None:
+    """The start of the header and the items of columns; None if a column needs a walk."""
     rows = columns.rows
-    if rows > spec.MAX_UNBACKED_ROWS or not _PLAIN.issuperset(map(type, columns.columns.values())):
+    if rows > spec.MAX_UNBACKED_ROWS:
         return None
     nodes: list[Any] = []
     items: list[int | Item] = [rows]
-    data: Any
-    for data in columns.columns.values():
-        if type(data) is RaggedView:
-            splits, memory, starts = data.row_splits, data.memory, data.starts
-            dtype = TORCH_NAMES.get(data.dtype)
-            if dtype is None or type(memory) is not np.ndarray or data.ragged_dim > 1:
-                return None
-            if not memory.size and _is_wide(data.shape, data.dtype.itemsize):
-                return None
-            shape = (splits.total, *data.shape[1:])
-            if starts is None:
-                data = memory
-            elif rows == 1 and type(starts) is int:
-                size = math.prod(shape)
-                data = memory if memory.size == size else memory.reshape(-1)[:size]
-            items.append((data, PLAIN, splits, shape))
-            nodes.append((Code.JAGGED, dtype, len(shape), 1))
-        elif data.flags.c_contiguous and (data.size or not _is_wide(data.shape, data.itemsize)):
-            items.append((data, PLAIN, None, data.shape))
-            nodes.append((Code.TENSOR, NUMPY_NAMES[data.dtype], data.ndim))
-        else:
+    for column in columns.columns.values():
+        maker = _MAKERS.get(type(column))
+        made = None if maker is None else maker(column)
+        if made is None:
             return None
-    start = start_of((Code.TENSORDICT, 1, tuple(columns.columns), *nodes))
-    return frames_of_items(start, items, NO_VALUES)
+        items.append(made[0])
+        nodes.append(made[1])
+    return start_of((Code.TENSORDICT, 1, tuple(columns.columns), *nodes)), items
+
+
+_Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
+"""The item and the node of a column; None if it needs a walk."""
+
+
+def _of_view(view: RaggedView) -> _Made:
+    splits, memory, starts = view.row_splits, view.memory, view.starts
+    dtype = TORCH_NAMES.get(view.dtype)
+    if dtype is None or type(memory) is not np.ndarray or view.ragged_dim > 1:
+        return None
+    if not memory.size and _is_wide(view.shape, view.dtype.itemsize):
+        return None
+    shape = (splits.total, *view.shape[1:])
+    data: Any = view
+    if starts is None:
+        data = memory
+    elif splits.rows == 1 and type(starts) is int:
+        size = math.prod(shape)
+        data = memory if memory.size == size else memory.reshape(-1)[:size]
+    return (data, PLAIN, splits, shape), (Code.JAGGED, dtype, len(shape), 1)
+
+
+def _of_array(data: np.ndarray[Any, Any]) -> _Made:
+    if not data.flags.c_contiguous or (not data.size and _is_wide(data.shape, data.itemsize)):
+        return None
+    return (data, PLAIN, None, data.shape), (Code.TENSOR, NUMPY_NAMES[data.dtype], data.ndim)
+
+
+def _of_objects(rows: list[Any]) -> _Made:
+    packed = documents.packed_at_once(rows, spec.MAX_DEPTH - 1) if rows else None
+    return None if packed is None else (item_of_documents(packed), (Code.NON_TENSOR_ROWS,))
+
+
+def item_of_documents(rows: Sequence[bytes]) -> Item:
+    """The item of a column of objects, one document in each row."""
+    if len(rows) == 1:  # most messages
+        size = len(rows[0])
+        return memoryview(rows[0]), PLAIN, (1, size, size, b""), (size,)
+    data = bytearray().join(rows)
+    size = len(data)
+    return memoryview(data), PLAIN, rows_of_lengths(tuple(map(len, rows))), (size,)
+
+
+def rows_of_lengths(lengths: tuple[int, ...]) -> Rows:
+    """Rows of these lengths, two or more, which are end to end."""
+    offsets = array("q", itertools.accumulate(lengths, initial=0))
+    return len(lengths), min(lengths), max(lengths), offsets.tobytes()
+
+
+_MAKERS: dict[type, Callable[[Any], _Made]] = {
+    RaggedView: _of_view,
+    np.ndarray: _of_array,
+    list: _of_objects,
+}
