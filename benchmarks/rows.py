@@ -7,6 +7,7 @@ once, outside the clock. The copy of a message is that of a transport: the first
 
 from __future__ import annotations
 
+import functools
 import pickle
 import random
 import statistics
@@ -161,13 +162,31 @@ def make_samples(rows: int) -> list[dict[str, Any]]:
     return samples
 
 
+def make_real_samples(rows: int) -> list[dict[str, Any]]:
+    """Rows as engines and agent loops make them: three arrays, a reward, a uid, two messages."""
+    numbers = np.random.default_rng(0)
+    samples = []
+    for i, tokens in enumerate(numbers.integers(55, 460, rows).tolist()):
+        chat = [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "y" * 60}]
+        sample = {
+            "input_ids": numbers.integers(0, VOCABULARY, tokens),
+            "logprobs": numbers.random(tokens, dtype=np.float32),
+            "mask": numbers.integers(0, 2, tokens).astype(bool),
+            "reward": 0.5,
+            "uid": f"u{i // 8}",
+            "messages": chat,
+        }
+        samples.append(sample)
+    return samples
+
+
 def padded(samples: Iterable[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """What a trainer makes of rows without this library."""
     rows = list(samples)
     columns = {
         name: pad_sequence([torch.from_numpy(row[name]) for row in rows], batch_first=True)
-        for name in rows[0]
-        if name != "reward"
+        for name, value in rows[0].items()
+        if isinstance(value, np.ndarray)
     }
     return {**columns, "reward": torch.tensor([row["reward"] for row in rows])}
 
@@ -205,6 +224,84 @@ def one_row(rows: int) -> Part:
             "pickle": lambda: [pickle.dumps(sample, protocol=5) for sample in samples],
         }
     )
+
+
+def real_rows(rows: int) -> Part:
+    """One, 8 and 32 rows of arrays, a reward, a uid and messages, again and again."""
+    samples = make_real_samples(rows)
+    calls: dict[str, Callable[[], Any]] = {}
+    ratios = []
+    for size in (1, 8, 32):
+        parts = [samples[i : i + size] for i in range(0, rows, size)]
+        names = f"encode_rows of {size}", f"pickle of {size}"
+        calls[names[0]] = functools.partial(each_of, jagcodec.encode_rows, parts)
+        calls[names[1]] = functools.partial(
+            each_of, functools.partial(pickle.dumps, protocol=5), parts
+        )
+        ratios.append(names)
+        for part, frames in zip(parts, calls[names[0]](), strict=True):
+            same_rows(jagcodec.to_rows(jagcodec.open_wire(frames)), part, names[0])
+    return Part(calls, ratios)
+
+
+def each_of(call: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+    """What a call returns for each part."""
+    return list(map(call, parts))
+
+
+def same_rows(found: Sequence[Mapping[str, Any]], samples: Sequence[Any], what: str) -> None:
+    """Make sure that rows are samples of arrays, numbers and objects."""
+    check(len(found) == len(samples), what)
+    for row, sample in zip(found, samples, strict=True):
+        check(list(row) == list(sample), what)
+        for name, value in sample.items():
+            same = row[name] == value
+            check(bool(np.all(same.numpy() if torch.is_tensor(same) else same)), f"{what}: {name}")
+
+
+def tensor_rows(rows: int) -> Part:
+    """Eight rows of tensors alone, again and again, and the same rows as arrays."""
+    samples = [
+        {name: value for name, value in sample.items() if isinstance(value, np.ndarray)}
+        for sample in make_real_samples(rows)
+    ]
+    parts = [samples[i : i + 8] for i in range(0, rows, 8)]
+    torches = [[tensors_of(row) for row in part] for part in parts]
+    for part, given in zip(parts, torches, strict=True):
+        frames = jagcodec.encode_rows(given)
+        check(list(map(bytes, frames)) == list(map(bytes, jagcodec.encode_rows(part))), "tensors")
+        same_rows(jagcodec.to_rows(jagcodec.open_wire(frames)), given, "tensors")
+    return with_last(
+        {
+            "tensors": lambda: [jagcodec.encode_rows(part) for part in torches],
+            "arrays": lambda: [jagcodec.encode_rows(part) for part in parts],
+            "pickle": lambda: [pickle.dumps(part, protocol=5) for part in parts],
+        }
+    )
+
+
+def join_real_rows(rows: int) -> Part:
+    """Messages of one real row to one padded batch with its objects."""
+    samples = make_real_samples(rows)
+    frames = [copied(jagcodec.encode_rows([sample])) for sample in samples]
+    pickles = [pickle.dumps(sample, protocol=5) for sample in samples]
+
+    def unpickled() -> dict[str, Any]:
+        loaded = list(map(pickle.loads, pickles))
+        objects = {name: [row[name] for row in loaded] for name in ("uid", "messages")}
+        return {**padded(loaded), **objects}
+
+    calls: Calls = {"materialize": lambda: jagcodec.materialize(frames), "pad_sequence": unpickled}
+    batch, expected = calls["materialize"](), calls["pad_sequence"]()
+    check([*batch.keys()] == [*samples[0]], "names of joined rows")
+    for name, column in expected.items():
+        same = (
+            torch.equal(batch[name], column)
+            if torch.is_tensor(column)
+            else list(batch[name]) == column
+        )
+        check(bool(same), f"joined rows: {name}")
+    return with_last(calls)
 
 
 def tensors(rows: int) -> Part:
@@ -315,7 +412,7 @@ def budget(rows: int) -> Part:
     )
 
 
-_ALL = (lists, one_row, tensors, join, split, budget)
+_ALL = (lists, one_row, real_rows, tensor_rows, tensors, join, join_real_rows, split, budget)
 PARTS: dict[str, Callable[[int], Part]] = {part.__name__: part for part in _ALL}
 
 

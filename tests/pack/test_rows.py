@@ -478,6 +478,7 @@ alike = st.sampled_from(
         np.asfortranarray(np.arange(6).reshape(2, 3)),
         np.zeros((0, 3), np.int64),
         np.zeros((2, 0), np.int64),
+        np.empty((0, 1 << 57), np.uint8),
         np.array(7),
         np.arange(3, dtype=">i8"),
         np.arange(3, dtype=np.uint16),

@@ -52,7 +52,7 @@ from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import start_of
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
-from jagcodec.wire.place import frames_of_items, item_of_documents
+from jagcodec.wire.place import frames_of_items, is_wide, item_of_documents
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_DEPTH, MAX_NDIM, PLAIN, Code
 
@@ -168,9 +168,11 @@ def _columns(
     """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
     count, given = _by_name(rows, dtypes, where)
     schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
-    check_known(schema, given, f"{where}(dtypes)")
+    if schema:
+        check_known(schema, given, f"{where}(dtypes)")
     rectangles: Set[Any] = name_set(rectangular, f"{where}(rectangular)")
-    check_known(rectangles, given, f"{where}(rectangular)")
+    if rectangles:
+        check_known(rectangles, given, f"{where}(rectangular)")
     named: Set[Any] = frozenset()
     dims: dict[str, int] = {}
     if schema:
@@ -351,6 +353,8 @@ def _frames_of_row(
             dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
             if dtype is None or not shape or not value.flags.c_contiguous:
                 return None
+            if not value.size and is_wide(shape, value.itemsize):
+                return None  # an error follows
             items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
             nodes.append((Code.JAGGED, dtype, len(shape), 1))
         elif kind in _NUMBERS:

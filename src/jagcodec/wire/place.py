@@ -333,7 +333,7 @@ def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) ->
     return frames_of(placing.finish(start, placing.place(items), values))
 
 
-def _is_wide(dims: Sequence[int], itemsize: int) -> bool:
+def is_wide(dims: Sequence[int], itemsize: int) -> bool:
     """Whether `Lowering` refuses these dims of a column without cells."""
     return extent_of(dims) * itemsize >= spec.MAX_BYTES
 
@@ -364,7 +364,7 @@ def _of_view(view: RaggedView) -> _Made:
     dtype = TORCH_NAMES.get(view.dtype)
     if dtype is None or type(memory) is not np.ndarray or view.ragged_dim > 1:
         return None
-    if not memory.size and _is_wide(view.shape, view.dtype.itemsize):
+    if not memory.size and is_wide(view.shape, view.dtype.itemsize):
         return None
     shape = (splits.total, *view.shape[1:])
     data: Any = view
@@ -377,7 +377,7 @@ def _of_view(view: RaggedView) -> _Made:
 
 
 def _of_array(data: np.ndarray[Any, Any]) -> _Made:
-    if not data.flags.c_contiguous or (not data.size and _is_wide(data.shape, data.itemsize)):
+    if not data.flags.c_contiguous or (not data.size and is_wide(data.shape, data.itemsize)):
         return None
     return (data, PLAIN, None, data.shape), (Code.TENSOR, NUMPY_NAMES[data.dtype], data.ndim)
 
