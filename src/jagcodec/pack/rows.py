@@ -365,7 +365,11 @@ def _frames_of_row(
                 return None  # an error follows
             nodes.append(node)
         else:
-            packed = documents.packed_at_once((value,), MAX_DEPTH - 1)
+            packed: list[bytes] | None
+            if kind is str:  # in half the time
+                packed = [documents.packer().pack(value)]
+            else:
+                packed = documents.packed_at_once((value,), MAX_DEPTH - 1)
             if packed is None:
                 return None
             items.append(item_of_documents(packed))

@@ -53,7 +53,8 @@ NATIVE = frozenset((str, int, float, bool, type(None)))
 
 _NUMBERS = frozenset((int, float, bool))
 _STRING, _LIST, _DICT = map(frozenset, ((str,), (list,), (dict,)))
-_WITH_BYTES, _CONTAINERS = NATIVE | {bytes}, _LIST | _DICT
+_WITH_BYTES = NATIVE | {bytes}
+_KNOWN = _WITH_BYTES | _LIST | _DICT
 _MOST_ITEMS = 1 << 20  # in one level: what is in itself several times would fill the memory
 
 
@@ -86,7 +87,7 @@ def _is_native(level: Sequence[Any], levels: int) -> bool:
             return False  # a walk counts them as containers
         if kinds <= _WITH_BYTES:
             return True
-        if not levels or not kinds <= _WITH_BYTES | _CONTAINERS:
+        if not levels or not kinds <= _KNOWN:
             return False
         levels -= 1
         if len(kinds) == 1:

@@ -254,8 +254,12 @@ def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] |
 
 def frames_at_once(columns: Columns, options: EncodeOptions) -> list[Frame] | None:
     """The message of columns in one pass; None if a column or an option needs more steps."""
-    items = items_of_columns(columns) if options.keys() <= OF_META else None
-    return None if items is None else frames_of_items(*items, values_of_meta(options))
+    if options and not options.keys() <= OF_META:
+        return None
+    items = items_of_columns(columns)
+    if items is None:
+        return None
+    return frames_of_items(*items, values_of_meta(options) if options else NO_VALUES)
 
 
 OF_META = {"meta"}

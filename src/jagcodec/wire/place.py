@@ -346,8 +346,7 @@ def items_of_columns(columns: Columns) -> tuple[bytes, list[int | Item]] | None:
     nodes: list[Any] = []
     items: list[int | Item] = [rows]
     for column in columns.columns.values():
-        maker = _MAKERS.get(type(column))
-        made = None if maker is None else maker(column)
+        made = _MAKERS.get(type(column), _needs_walk)(column)
         if made is None:
             return None
         items.append(made[0])
@@ -357,6 +356,10 @@ def items_of_columns(columns: Columns) -> tuple[bytes, list[int | Item]] | None:
 
 _Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
 """The item and the node of a column; None if it needs a walk."""
+
+
+def _needs_walk(column: Any) -> _Made:
+    return None
 
 
 def _of_view(view: RaggedView) -> _Made:
