@@ -543,3 +543,12 @@ def test_a_message_aliases_a_large_row_and_a_batch_owns_its_memory(make):
     batch = pack_rows([{"large": large}])
     large[:] = 0
     assert batch["large"].values()[-1] == 2047
+
+
+def test_a_list_that_contains_itself_is_an_object_too_deep_for_a_message():
+    loop: list[Any] = []
+    loop.append(loop)
+    assert pack_rows([{"x": loop}])["x"].tolist() == [loop]
+    for rows in ([{"x": loop}], [{"x": loop}] * 3, [{"x": 1}, {"x": loop}]):
+        with pytest.raises(JagcodecError, match="x"):
+            encode_rows(rows)

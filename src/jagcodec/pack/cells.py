@@ -28,6 +28,7 @@ from jagcodec.memory.tensor_bytes import (
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import payloads_of_rows
 from jagcodec.wire.dtypes import TORCH_NAMES
+from jagcodec.wire.spec import MAX_NDIM
 
 
 class RowCells(NamedTuple):
@@ -183,12 +184,14 @@ def _kind(row: Any) -> str:
     if known is not None:
         return known
     if isinstance(row, (list, tuple, range, array)):
-        first = _first(row)
-        if first is None:
-            return _NOTHING
-        if isinstance(first, (list, tuple)):
-            return _kind(first)
-        return _OBJECT if plain_number(first) is None else _SEQUENCE
+        first = row
+        for _ in range(MAX_NDIM):  # a list may contain itself
+            first = _first(first)
+            if first is None:
+                return _NOTHING
+            if not isinstance(first, (list, tuple)):
+                return _OBJECT if plain_number(first) is None else _SEQUENCE
+        return _OBJECT
     if isinstance(row, (np.ndarray, np.generic)):
         plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
         plain = plain and row.dtype.newbyteorder("=") in _IN_TORCH

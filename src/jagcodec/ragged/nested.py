@@ -102,7 +102,7 @@ def offsets_of(jagged: torch.Tensor) -> torch.Tensor | None:
     return offsets
 
 
-def rows_of(jagged: torch.Tensor) -> int:
+def rows_in(jagged: torch.Tensor) -> int:
     """N: ``jagged.size(0)``."""
     inner: Any = jagged
     return len(inner._offsets) - 1

@@ -34,7 +34,7 @@ from jagcodec.ragged.nested import (
     check_memory,
     is_jagged,
     nested_tensor,
-    rows_of,
+    rows_in,
     strided_nested,
     strided_parts,
     view_of,
@@ -59,7 +59,7 @@ def row_count(column: Any, path: str) -> int | None:
     if isinstance(column, UnbatchedTensor):
         return None
     if is_jagged(column):
-        return rows_of(column)
+        return rows_in(column)
     sizes: Sequence[int] = ()
     check_column(column, path)
     if isinstance(column, torch.Tensor):
