@@ -549,6 +549,11 @@ def test_a_list_that_contains_itself_is_an_object_too_deep_for_a_message():
     loop: list[Any] = []
     loop.append(loop)
     assert pack_rows([{"x": loop}])["x"].tolist() == [loop]
-    for rows in ([{"x": loop}], [{"x": loop}] * 3, [{"x": 1}, {"x": loop}]):
+    several: list[list[dict[str, Any]]] = [
+        [{"x": loop}],
+        [{"x": loop}] * 3,
+        [{"x": 1}, {"x": loop}],
+    ]
+    for rows in several:
         with pytest.raises(JagcodecError, match="x"):
             encode_rows(rows)
