@@ -289,5 +289,6 @@ def _packed_of_state(state: Any) -> PackedColumn:
 
 # So that what `materialize` returns can itself be sent on.
 register_type(BatchedDataDict, BATCHED_DATA_DICT, to_state=_state, from_state=_of_state)
-to_state = PackedColumn._asdict
-register_type(PackedColumn, PACKED_COLUMN, to_state=to_state, from_state=_packed_of_state)
+register_type(
+    PackedColumn, PACKED_COLUMN, to_state=PackedColumn._asdict, from_state=_packed_of_state
+)

@@ -189,6 +189,19 @@ class PackLayout:
     The attributes are those of `PackPlan`, with arrays in the place of tensors.
     """
 
+    rows: int
+    lengths: IntArray
+    padded_lengths: IntArray
+    cp_size: int
+    cp_layout: CpLayout
+    starts: IntArray
+    cu_seqlens: npt.NDArray[np.int32]
+    cu_seqlens_padded: npt.NDArray[np.int32]
+    max_seqlen: int
+    max_seqlen_padded: int
+    total: int
+    local_total: int
+
     def __init__(
         self, lengths: IntArray, padded: IntArray, cp_size: int, cp_layout: CpLayout
     ) -> None:
@@ -206,9 +219,9 @@ class PackLayout:
         if np.array_equal(with_tail, padded):
             # Transformer Engine takes two objects for two different layouts.
             self.cu_seqlens_padded = self.cu_seqlens
-        self.max_seqlen: int = lengths.max(initial=0).item()
-        self.max_seqlen_padded: int = padded.max(initial=0).item()
-        self.total: int = self.cu_seqlens_padded.item(-1)
+        self.max_seqlen = lengths.max(initial=0).item()
+        self.max_seqlen_padded = padded.max(initial=0).item()
+        self.total = self.cu_seqlens_padded.item(-1)
         self.local_total = self.total // cp_size
         self._pieces: dict[tuple[int | None, int], Pieces] = {}
         self._inverses: dict[tuple[bool, int], Pieces] = {}
