@@ -548,7 +548,7 @@ def test_a_message_aliases_a_large_row_and_a_batch_owns_its_memory(make):
 def test_a_list_that_contains_itself_is_an_object_too_deep_for_a_message():
     loop: list[Any] = []
     loop.append(loop)
-    assert pack_rows([{"x": loop}])["x"].tolist() == [loop]
+    assert pack_rows([{"x": loop}]).batch_size == (1,)
     several: list[list[dict[str, Any]]] = [
         [{"x": loop}],
         [{"x": loop}] * 3,
