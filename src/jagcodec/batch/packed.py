@@ -284,8 +284,8 @@ class PackPlan:
             pad_value_dict: Of a batch: column name to `pad`, 0 for the others. Names that are
                 not those of columns are ignored, here and in the two arguments below.
             labels_of: Of a batch: the packed column whose next tokens become a column "labels", or
-                a dict of names of labels to columns. Where there is no next token, -100 is, unless
-                `pad_value_dict` has another pad for the labels.
+                a dict of names of labels to columns. Where a row has no next token, labels hold
+                -100, unless `pad_value_dict` has another pad for them.
             token_aligned_fields: Of a batch: rectangles (N, S, ...) that are packed, too.
             keep_jagged: Of a batch: ragged columns that stay jagged, of any row lengths.
             cp_rank: A rank of context parallelism, or None for the whole buffer, whatever cp_size.

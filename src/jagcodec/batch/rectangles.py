@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, WireFormatError, column_name, describe
+from jagcodec.errors import ArgumentError, WireFormatError, column_name
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
-from jagcodec.memory.plain_types import remedy_for
+from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
 from jagcodec.ragged.pad_values import bits_of
@@ -125,7 +125,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
         for rectangle in wanted:
             _check_reusable(rectangle)
     for rectangle in wanted:
-        if 0 in rectangle.shape:  # for any other one there is no memory, if it is too large
+        if 0 in rectangle.shape:  # it needs no memory, so that allocating it would not fail
             check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
     try:
         allocate(wanted, out, pin_memory)
@@ -149,19 +149,8 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
         if not isinstance(found, Mapping) or name not in found:
             return False
         found = found[name]
-    fits = (
-        isinstance(found, torch.Tensor)
-        and not (remedy_for(found) or found.is_nested)
-        and (tuple(found.shape), found.dtype) == (rectangle.shape, rectangle.dtype)
-        and found.device == rectangle.device
-        and found.layout is torch.strided
-        and found.is_contiguous()
-        and not found.requires_grad
-    )
-    if not fits:
-        detail = f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
-        detail += f"{rectangle.device} without a gradient, found {describe(found)}"
-        raise ArgumentError("bad_shape", f"materialize(out)[{column_name(key)}]", detail)
+    where = f"materialize(out)[{column_name(key)}]"
+    check_out(found, rectangle.shape, rectangle.dtype, rectangle.device, where)
     _check_reusable(rectangle)
     rectangle.tensor = found
     rectangle.data = as_bytes(found) if found.is_cpu else None
@@ -170,15 +159,7 @@ def _is_in(out: Any, rectangle: Rectangle) -> bool:
 
 
 def _check_reusable(rectangle: Rectangle) -> None:
-    """Refuse to write what autograd follows over memory that an earlier step may still need."""
-    if _needs_gradient(rectangle.view):
-        where = f"materialize(out)[{column_name(rectangle.key)}]"
-        detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
-        raise ArgumentError("conflict", where, detail)
-
-
-def _needs_gradient(view: RaggedView) -> bool:
-    return isinstance(view.memory, torch.Tensor) and view.memory.requires_grad
+    check_not_followed(rectangle.view.memory, f"materialize(out)[{column_name(rectangle.key)}]")
 
 
 def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
@@ -202,7 +183,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
         try:
             rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)
         except NotImplementedError as error:
-            if not _needs_gradient(view):
+            if not is_followed(view.memory):
                 raise
             detail = f"expected gradients that torch can pad, found {rectangle.dtype}; detach it"
             raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error

@@ -81,6 +81,37 @@ def check_rectangle(value: Any, path: str) -> None:
     check_plain(value, path)
 
 
+def check_out(
+    out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, path: str
+) -> None:
+    """Refuse memory of a caller into which cells of this shape cannot be written."""
+    fits = (
+        type(out) in TENSOR_TYPES
+        and not remedy_for(out)
+        and out.layout is torch.strided
+        and not out.is_nested
+        and (tuple(out.shape), out.dtype) == (shape, dtype)
+        and out.device == device
+        and out.is_contiguous()
+        and not out.requires_grad
+    )
+    if not fits:
+        detail = f"expected a contiguous {dtype} tensor {shape} on {device} without a gradient, "
+        raise ArgumentError("bad_shape", path, f"{detail}found {describe(out)}")
+
+
+def is_followed(memory: Any) -> bool:
+    """Whether memory is a tensor that autograd follows."""
+    return isinstance(memory, torch.Tensor) and memory.requires_grad
+
+
+def check_not_followed(memory: Any, path: str) -> None:
+    """Refuse to write what autograd follows over memory that an earlier step may still need."""
+    if is_followed(memory):
+        detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
+        raise ArgumentError("conflict", path, detail)
+
+
 def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
     """A caller's tensor, array or list as an array on the host, aliased if possible."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:

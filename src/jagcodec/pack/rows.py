@@ -365,11 +365,7 @@ def _frames_of_row(
                 return None  # an error follows
             nodes.append(node)
         else:
-            packed: list[bytes] | None
-            if kind is str:  # in half the time
-                packed = [documents.packer().pack(value)]
-            else:
-                packed = documents.packed_at_once((value,), MAX_DEPTH - 1)
+            packed = _packed_object(value)
             if packed is None:
                 return None
             items.append(item_of_documents(packed))
@@ -380,6 +376,13 @@ def _frames_of_row(
         )
     start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
     return frames_of_items(start, items, values_of_meta(options))
+
+
+def _packed_object(value: Any) -> list[bytes] | None:
+    """The document of one row's object, alone in a list; None if it has to be walked."""
+    if type(value) is str:  # in half the time
+        return [documents.packer().pack(value)]
+    return documents.packed_at_once((value,), MAX_DEPTH - 1)
 
 
 def _check_row(same_length: Any, made: Mapping[str, Any], where: str) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, describe
+from jagcodec.errors import ArgumentError
 from jagcodec.memory.blocks import allocate_together
-from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
+from jagcodec.memory.plain_types import check_not_followed, check_out
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
@@ -206,24 +206,9 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
     if not outs:  # the parts of a join are many
         return
     for buffer in outs:
-        view, out = buffer.view, cast(Any, buffer.out)
-        fits = (
-            type(out) in TENSOR_TYPES
-            and not remedy_for(out)
-            and out.layout is torch.strided
-            and not out.is_nested
-            and (tuple(out.shape), out.dtype) == (buffer.shape, view.dtype)
-            and out.device == view.device
-            and out.is_contiguous()
-            and not out.requires_grad
-        )
-        if not fits:
-            detail = f"expected a contiguous {view.dtype} tensor {buffer.shape} on {view.device} "
-            detail += f"without a gradient, found {describe(out)}"
-            raise ArgumentError("bad_shape", f"{buffer.path}(out)", detail)
-        if isinstance(view.memory, torch.Tensor) and view.memory.requires_grad:
-            detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
-            raise ArgumentError("conflict", f"{buffer.path}(out)", detail)
+        view, path = buffer.view, f"{buffer.path}(out)"
+        check_out(buffer.out, buffer.shape, view.dtype, view.device, path)
+        check_not_followed(view.memory, path)
     targets = [span for buffer in outs for span in _spans(buffer.out)]
     sources = [span for buffer in buffers for span in _spans(buffer.view.memory)]
     if not spans_are_apart(targets, sources):
