@@ -156,20 +156,30 @@ def operations(call: Callable[[], Any]) -> int:
     A search through a list or a tuple counts as many as it has items.
     """
     count = 0
+    # By the id of its code, which is kept, so that no other code gets the id.
+    known: dict[int, tuple[types.CodeType, dict[int, str]]] = {}
 
     def local(frame: Any, event: str, argument: Any) -> Any:
         nonlocal count
         count += event == "opcode"
-        name = searches(frame.f_code).get(frame.f_lasti)
+        return local
+
+    def searching(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "opcode"
+        name = known[id(frame.f_code)][1].get(frame.f_lasti)
         if name is not None:
             searched = frame.f_locals.get(name)
             count += len(searched) if isinstance(searched, (list, tuple)) else 0
-        return local
+        return searching
 
     def start(frame: Any, event: str, argument: Any) -> Any:
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        return local
+        code = frame.f_code
+        if id(code) not in known:
+            known[id(code)] = code, searches(code)
+        return searching if known[id(code)][1] else local
 
     def called(frame: Any, event: str, argument: Any) -> None:
         nonlocal count
