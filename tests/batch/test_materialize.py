@@ -5,6 +5,7 @@ import math
 import pickle
 import warnings
 from typing import Any, NamedTuple, get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,14 +15,18 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, materialize, open_wire, select_rows, stack_or_nest, to_blob
+from jagcodec.batch.rectangles import Placement, padded_columns
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
+from jagcodec.wire.spec import TORCH_DTYPES
 from tests.helpers import MESSAGES, address, make_batch, nested, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
 SIDES = ("right", "left", "left_right")
+DTYPES = [name for name in TORCH_DTYPES if hasattr(torch, name)]
 PADDED_WITH_ONES = (torch.int64, torch.uint8, torch.bfloat16, torch.bool, torch.complex64)
 
 
@@ -236,6 +241,44 @@ def test_columns_of_every_kind_come_from_a_message_as_from_its_batch(td, width, 
                 found.append((type(error), str(error)))
         for other in found[1:]:
             assert_same(other, found[0])
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    st.lists(st.sampled_from([*DTYPES]), min_size=1, max_size=3),
+    st.sampled_from([(), (2,), (0,)]),
+    st.sampled_from([None, 1, -1.5, 1e300, "x"]),
+    st.sampled_from([{}, {"narrow": True}, {"elide": True}]),
+    st.lists(st.integers(0, 3), max_size=4),
+)
+def test_padded_columns_is_the_rule_where_it_answers(lengths, names, inner, pad, options, index):
+    """And says nothing where the rule raises an error, which names the column."""
+    dtypes = [getattr(torch, name) for name in names]
+    columns: dict[str, Any] = {"reward": torch.arange(len(lengths))}
+    for i, dtype in enumerate(dtypes):
+        size = sum(lengths) * math.prod(inner) * dtype.itemsize
+        cells = torch.arange(size, dtype=torch.uint8) % 2
+        values = cells.view(dtype).view(sum(lengths), *inner)
+        offsets = torch.tensor([0, *itertools.accumulate(lengths)])
+        columns[f"f{i}"] = torch.nested.nested_tensor_from_jagged(values, offsets)
+    batch = open_wire(encode(TensorDict(columns, batch_size=[len(lengths)]), **options))
+    pads = {} if pad is None else {"f0": pad}
+    rows = batch.rows([i for i in index if i < len(lengths)])
+    for source in (batch, rows):
+        quick = padded_columns(source, pads, Placement(0, 1, {}, "right", 0))
+        with mock.patch("jagcodec.batch.materialize.padded_columns", return_value=None):
+            found: Any
+            try:
+                found = dict(materialize(source, pad_value_dict=pads))
+            except (ArgumentError, ArgumentTypeError) as error:
+                found = error.path
+        if quick is not None:
+            assert_same(quick, found)
+        if isinstance(found, str):
+            assert found == "materialize('f0')"
+            continue
+        answers = not options and {*dtypes} <= NUMPY_DTYPES.keys() and found["f0"].numel() > 0
+        assert quick is not None or not answers
 
 
 def test_plain_columns_come_from_a_store_as_from_their_batch():

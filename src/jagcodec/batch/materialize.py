@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -41,12 +41,14 @@ from jagcodec.batch.rectangles import (
     PaddingSide,
     Placement,
     Rectangle,
+    RowPlaces,
     allocate_rectangles,
     check_width,
     fill_rectangles,
     no_memory,
     padded_columns,
     path_of,
+    rectangle_shape,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import WritableBuffer
@@ -69,7 +71,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
 from jagcodec.wire.lowered import Columns, Key
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
@@ -182,64 +184,39 @@ def materialize(
     pads: dict[Any, Any] = {}
     if pad_value_dict is not None:
         pads = _by_name(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
-    by_name = type(padding_side) is not str and isinstance(padding_side, Mapping)
-    sides: Any = _by_name(padding_side, "padding_side", "sides by name") if by_name else {}
-    side: Any = "right" if by_name else padding_side
-    for each in (side, *sides.values()):
-        check_option(each, _SIDES, "materialize(padding_side)")
+    side, sides = _sides_of(padding_side)
     if not (pin_memory is strict is False and container is BatchedDataDict):
         pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
         strict = flag_of(strict, "materialize(strict)")
         check_function(container, "materialize(container)", "a function of a dict of columns")
     batch = td if type(td) is WireBatch else _opened(td, "materialize(td)")
-    width = whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)")
-    multiple = whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)")
-    prompt_width = whole_number(prompt_width, 0, "materialize(prompt_width)")
+    placement = Placement(
+        whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)"),
+        whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)"),
+        sides,
+        side,
+        whole_number(prompt_width, 0, "materialize(prompt_width)"),
+    )
     aligned: frozenset[Any] | None = None
     if token_aligned_fields is not None:
         aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
-    kept = name_set(keep_jagged, "materialize(keep_jagged)")
-    masks = _masks_of(attention_mask_of)
-    device = usable_device(device, "materialize(device)")
-    placed = width or multiple != 1 or sides or side != "right" or prompt_width
-    usual = device is None and out is None and prompt_lengths is None and not strict
-    columns: dict[str, Any] | None = None
-    if layout != "padded":
-        only_padded = {
-            "pad_to_multiple": multiple != 1,
-            "padding_side": sides or side != "right",
-            "prompt_lengths": prompt_lengths is not None,
-            "prompt_width": prompt_width,
-            "token_aligned_fields": aligned,
-            "attention_mask_of": masks,
-            "pin_memory": pin_memory,
-            "out": out is not None,
-        }
-        for name in (name for name, given in only_padded.items() if given):
-            detail = f"requires layout='padded', found layout={layout!r}"
-            raise ArgumentError("bad_option", f"materialize({name})", detail)
-    elif pin_memory:
-        _check_accelerator()
-    elif usual and not (placed or aligned or kept or masks):
-        columns = padded_columns(batch, pads)
+    options = _Options(
+        layout,
+        pads,
+        placement,
+        prompt_lengths,
+        aligned,
+        name_set(keep_jagged, "materialize(keep_jagged)"),
+        _masks_of(attention_mask_of),
+        usable_device(device, "materialize(device)"),
+        pin_memory,
+        out,
+        strict,
+    )
+    options.check()
+    columns = padded_columns(batch, pads, placement) if options.are_pads_alone() else None
     if columns is None:
-        pool = RowSplitsPool()
-        source = _on_device(batch, device, pool)
-        placement = Placement(width, multiple, sides, side, prompt_width)
-        placement.prompts = _read_prompts(source, prompt_lengths, placement)
-        plan = _Plan(layout, pads, placement, aligned, kept, masks, pool, batch)
-        columns = each_column(source, plan.column, "materialize")
-        plan.add_masks(columns)
-        plan.warn_of_swapped_dims()
-        if strict:
-            keys = [*_keys(columns, ())]
-            check_known(pads, keys, "materialize(pad_value_dict)")
-            check_known(sides, keys, "materialize(padding_side)")
-            check_known(aligned or (), keys, "materialize(token_aligned_fields)")
-            check_known(kept, keys, "materialize(keep_jagged)")
-        allocate_rectangles(plan.rectangles, out, pin_memory)
-        fill_rectangles(plan.rectangles, reused=out is not None)
-        columns = _filled(columns, container)
+        columns = _Plan(options, batch).filled_columns(container)
     result: Any = _contained(columns, container)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
@@ -249,7 +226,8 @@ def materialize(
 def _opened(source: Any, where: str) -> Any:
     """An open batch: of a list of batches, the rows of all of them."""
     if not are_several(source):
-        return opened(source, where)
+        frames = isinstance(source, (list, tuple)) and source
+        return open_whole(source, where) if frames else opened(source, where)
     encoded = all(map(is_encoded, source))
     return join_rows(source, where) if encoded else concat_in_memory(source, where)
 
@@ -270,13 +248,15 @@ def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> 
     return Columns(batch.batch_size[0], columns)
 
 
-def _filled(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """Columns whose rectangles are filled; batches in them in containers."""
+def _with_tensors(
+    columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """The columns of a plan, with the tensors of its rectangles, and with inner batches made."""
     for name, column in columns.items():
         if type(column) is Rectangle:
             columns[name] = column.tensor
         elif type(column) is dict:
-            columns[name] = _contained(_filled(column, container), container)
+            columns[name] = _contained(_with_tensors(column, container), container)
     return columns
 
 
@@ -297,11 +277,77 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
 # --- options -----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Options:
+    """The options of one call, each of them checked alone."""
+
+    layout: Layout
+    pads: dict[Any, Any]
+    placement: Placement
+    prompt_lengths: Any
+    aligned: frozenset[Any] | None
+    kept: frozenset[Any]
+    masks: Mapping[Any, str]
+    device: torch.device | None
+    pin_memory: bool
+    out: Any
+    strict: bool
+
+    def check(self) -> None:
+        """Raise an error for options that need rectangles in another layout, or an accelerator."""
+        if self.layout != "padded":
+            for name in (name for name, given in self._of_rectangles().items() if given):
+                detail = f"requires layout='padded', found layout={self.layout!r}"
+                raise ArgumentError("bad_option", f"materialize({name})", detail)
+        elif self.pin_memory:
+            _check_accelerator()
+
+    def are_pads_alone(self) -> bool:
+        """Whether no option is given but `pad_value_dict`."""
+        others = self.layout != "padded" or self.placement.width or self.kept or self.strict
+        return not others and self.device is None and not any(self._of_rectangles().values())
+
+    def pads_rectangles(self) -> bool:
+        """Whether the columns that are rectangles already are padded, if no names are given."""
+        return self.layout == "padded" and bool(self.masks or self.placement.moves_rows())
+
+    def _of_rectangles(self) -> dict[str, Any]:
+        """The options that only rectangles have, and whether each is given."""
+        placement = self.placement
+        return {
+            "pad_to_multiple": placement.multiple != 1,
+            "padding_side": placement.sides or placement.side != "right",
+            "prompt_lengths": self.prompt_lengths is not None,
+            "prompt_width": placement.prompt_width,
+            "token_aligned_fields": self.aligned,
+            "attention_mask_of": self.masks,
+            "pin_memory": self.pin_memory,
+            "out": self.out is not None,
+        }
+
+    def check_names(self, keys: Sequence[Key]) -> None:
+        """Raise an error for a name in an option that is not the name of a column."""
+        check_known(self.pads, keys, "materialize(pad_value_dict)")
+        check_known(self.placement.sides, keys, "materialize(padding_side)")
+        check_known(self.aligned or (), keys, "materialize(token_aligned_fields)")
+        check_known(self.kept, keys, "materialize(keep_jagged)")
+
+
 def _by_name(given: Any, option: str, expected: str) -> dict[Any, Any]:
     """An option that has a value for each of some columns."""
     found = mapping_of(given, f"materialize({option})", expected)
     check_names(found, f"materialize({option})")
     return found
+
+
+def _sides_of(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
+    """The side of all columns, and the other sides of some by name, of `padding_side`."""
+    by_name = type(given) is not str and isinstance(given, Mapping)
+    sides = _by_name(given, "padding_side", "sides by name") if by_name else {}
+    side: Any = "right" if by_name else given
+    for each in (side, *sides.values()):
+        check_option(each, _SIDES, "materialize(padding_side)")
+    return side, sides
 
 
 def _masks_of(given: Any) -> Mapping[Any, str]:
@@ -323,8 +369,9 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
     return masks
 
 
-def _read_prompts(batch: Any, given: Any, placement: Placement) -> IntArray | None:
+def _read_prompts(batch: Any, options: _Options) -> IntArray | None:
     """(N,) tokens of each row that are prompt; None if no column needs them."""
+    given, placement = options.prompt_lengths, options.placement
     if given is None and not placement.prompt_width:
         return None
     where = "materialize(prompt_lengths)"
@@ -352,77 +399,93 @@ def _check_accelerator() -> None:
 # --- planning ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Plan:
-    """The checked options of one call, and its columns; rectangles have no memory yet."""
+class _Padded(NamedTuple):
+    """What the mask of a padded column needs to know of it."""
 
-    layout: Layout
-    pads: Mapping[Any, Any]
-    placement: Placement
-    aligned: frozenset[Any] | None
-    kept: frozenset[Any]
-    masks: Mapping[Any, str]
-    pool: RowSplitsPool
-    batch: Any  # which is open
-    rectangles: list[Rectangle] = field(default_factory=list)
-    # What masks need of padded columns: their rows, where these go, the width and the device.
-    _masked: dict[Key, tuple[RowSplits, IntArray | None, int, torch.device]] = field(
-        default_factory=dict
-    )
-    # Columns of the same rows are placed once.
-    _known: dict[tuple[RowSplits, str], tuple[IntArray | None, int]] = field(default_factory=dict)
+    row_splits: RowSplits
+    places: RowPlaces
+    device: torch.device
+
+
+class _Plan:
+    """What becomes of each column of one call; rectangles have no memory before all are planned."""
+
+    def __init__(self, options: _Options, batch: Any) -> None:
+        self.options: _Options = options
+        self.batch: Any = batch  # which is open
+        self.pool: RowSplitsPool = RowSplitsPool()
+        self.rectangles: list[Rectangle] = []
+        self._padded: dict[Key, _Padded] = {}
+        # Columns that have the same rows and the same side are placed once.
+        self._places: dict[tuple[RowSplits, str], RowPlaces] = {}
+
+    def filled_columns(self, container: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """The columns of the result; batches inside them are in containers."""
+        options = self.options
+        source = _on_device(self.batch, options.device, self.pool)
+        options.placement.prompts = _read_prompts(source, options)
+        columns = each_column(source, self.column, "materialize")
+        self._add_masks(columns)
+        self._warn_of_swapped_dims()
+        if options.strict:
+            options.check_names([*_keys(columns, ())])
+        allocate_rectangles(self.rectangles, options.out, options.pin_memory)
+        fill_rectangles(self.rectangles, reused=options.out is not None)
+        return _with_tensors(columns, container)
 
     def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
         """What becomes of a column of tensors."""
         if type(leaf) is RaggedView:
-            return self._ragged(leaf, key)
+            return self._of_view(leaf, key)
         tensor: Any = leaf
-        return (self._nested if tensor.is_nested else self._rectangular)(tensor, key)
+        return (self._of_nested if tensor.is_nested else self._of_rectangle)(tensor, key)
 
-    def _nested(self, leaf: torch.Tensor, key: Key) -> Any:
-        """A nested tensor, which stays what it is where it is to stay jagged."""
-        stays = self.layout == "jagged"
-        if key in self.kept or (stays and not self.placement.width):
+    def _of_nested(self, leaf: torch.Tensor, key: Key) -> Any:
+        """What becomes of a nested tensor: itself, if it stays jagged."""
+        options = self.options
+        stays, width = options.layout == "jagged", options.placement.width
+        if key in options.kept or (stays and not width):
             return leaf
         path = path_of(key)
         if is_jagged(leaf):
-            if self.layout == "padded":
+            if options.layout == "padded":
                 view = readable_view(leaf, path, self.pool)
             else:
                 view = view_of(leaf, path, self.pool, detach=not torch.is_grad_enabled())
         elif leaf.dim() > 1:
-            pad_bits = self._pad_bits(leaf.dtype, key) if self.layout == "padded" else None
+            pad_bits = self._pad_bits(leaf.dtype, key) if options.layout == "padded" else None
             view = view_of_strided(leaf, path, pad_bits)
-        else:  # of rows without dims, or of no rows: nothing is ragged
+        else:  # Rows without dims, or no rows at all: nothing is ragged.
             none = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             parts = () if stays else leaf.unbind()
             return leaf if stays else torch.stack(parts) if parts else none
         if stays:
-            check_width(view.row_splits, self.placement.width, key)
+            check_width(view.row_splits, width, key)
             return leaf
-        return self._ragged(view, key)
+        return self._of_view(view, key)
 
-    def _ragged(self, view: RaggedView, key: Key) -> Any:
-        """The rows of a column in the layout that was asked for."""
-        kept = key in self.kept
-        if kept or self.layout != "padded":
+    def _of_view(self, view: RaggedView, key: Key) -> Any:
+        """The rows of a column in the layout of the call."""
+        options = self.options
+        kept, placement = key in options.kept, options.placement
+        if kept or options.layout != "padded":
             if not kept:
-                check_width(view.row_splits, self.placement.width, key)
+                check_width(view.row_splits, placement.width, key)
             row_splits = self.pool.unique(view.row_splits)
             values = owned_values(view)
-            if kept or self.layout == "jagged":
+            if kept or options.layout == "jagged":
                 return nested_tensor(values, row_splits, view.ragged_dim)
             return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))
-        rows = view.row_splits, self.placement.sides.get(key, self.placement.side)
-        place = self._known.get(rows)
-        if place is None:
-            place = self._known[rows] = self._placed(rows[0], key, self.placement.width)
-        return self._padded(view, *place, key)
+        rows = view.row_splits, placement.sides.get(key, placement.side)
+        places = self._places.get(rows)
+        if places is None:
+            places = self._places[rows] = self._placed(rows[0], key, placement.width)
+        return self._rectangle(view, places, key)
 
-    def _placed(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
-        """As `Placement.of_rows`; for a column without prompts, the error has the other sides."""
+    def _placed(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
+        """As `Placement.of_rows`; the error of a column without prompts names other sides."""
         try:
-            return self.placement.of_rows(row_splits, key, width)
+            return self.options.placement.of_rows(row_splits, key, width)
         except ArgumentError as error:
             if error.reason != "bad_length":
                 raise
@@ -430,89 +493,85 @@ class _Plan:
             raise ArgumentError("bad_length", error.path, f"{error.detail}; {remedy}") from None
 
     def _other_side(self, key: Key) -> str:
-        if key in self.placement.sides:
+        """The remedy for a column that is too short for prompts."""
+        placement = self.options.placement
+        if key in placement.sides:
             return f"leave {brief(key)} out of padding_side, or give it another padding_side there"
-        prompts: Any = self.placement.prompts
+        prompts: Any = placement.prompts
         lengths = row_lengths_of(self.batch, "", self.pool)
         fit = [name for name, tokens in lengths.items() if (tokens >= prompts).all()]
         sides: dict[Key, str] = {**dict.fromkeys(fit[:8], "left_right")} or {key: "right"}
         return f"if it holds no prompts, give it another padding_side by name: padding_side={sides}"
 
-    def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
-        """A rectangle; if asked for, padded further, as a jagged column of equal rows is."""
-        most = self.placement.width
-        named = self._pads_rectangles() if self.aligned is None else key in self.aligned
-        if not named or leaf.dim() < 2 or key in self.kept:
+    def _of_rectangle(self, leaf: torch.Tensor, key: Key) -> Any:
+        """A rectangle, which options may pad further, as if it were jagged with equal rows."""
+        options = self.options
+        most = options.placement.width
+        named = options.pads_rectangles() if options.aligned is None else key in options.aligned
+        if not named or leaf.dim() < 2 or key in options.kept:
             return leaf
-        rows, held = leaf.shape[:2]
-        if self.aligned is not None and 0 < most < held:
-            detail = f"expected at most pad_to_seqlen={most} cells, found {held}; raise it"
+        rows, cells = leaf.shape[:2]
+        if options.aligned is not None and 0 < most < cells:
+            detail = f"expected at most pad_to_seqlen={most} cells, found {cells}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
         check_extent(leaf.shape, leaf.itemsize, path_of(key))
-        lengths = np.full(rows, held, dtype=np.int64)
+        lengths = np.full(rows, cells, dtype=np.int64)
         row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
-        # One that is wider than `pad_to_seqlen` may be an image grid.
-        left_pad, width = self._placed(row_splits, key, max(most, held))
-        if width == held:
-            self._masked[key] = row_splits, None, width, leaf.device
+        # A rectangle that is wider than `pad_to_seqlen`, and was not named, may be an image grid.
+        places = self._placed(row_splits, key, max(most, cells))
+        if places.width == cells:
+            self._padded[key] = _Padded(row_splits, RowPlaces(None, cells), leaf.device)
             return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
-            detail = f"expected a strided rectangle to make {width} cells wide, found "
+            detail = f"expected a strided rectangle to make {places.width} cells wide, found "
             detail += f"{describe(leaf)}; leave it out of token_aligned_fields"
             raise ArgumentError("bad_shape", path_of(key), detail)
         check_memory(leaf, path_of(key))
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
-        return self._padded(full_rows(leaf, row_splits), left_pad, width, key)
+        return self._rectangle(full_rows(leaf, row_splits), places, key)
 
-    def _pads_rectangles(self) -> bool:
-        """Whether rectangles are padded too, where no names are given."""
-        where = self.placement
-        placed = where.width or where.multiple != 1 or where.side != "right" or where.sides
-        return self.layout == "padded" and bool(placed or self.masks)
-
-    def _padded(
-        self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key
-    ) -> Rectangle:
-        dim, shape = view.ragged_dim, view.shape
-        padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
+    def _rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
+        """A rectangle that is planned for the rows of a view."""
         bits, device = self._pad_bits(view.dtype, key), view.device
-        self._masked[key] = view.row_splits, left_pad, width, device
-        rectangle = Rectangle(padded, view.dtype, device, key, view, left_pad, width, bits)
+        self._padded[key] = _Padded(view.row_splits, places, device)
+        shape = rectangle_shape(view, places.width)
+        rectangle = Rectangle(shape, view.dtype, device, key, view, *places, bits)
         self.rectangles.append(rectangle)
         return rectangle
 
     def _pad_bits(self, dtype: torch.dtype, key: Key) -> bytes:
-        if key not in self.pads:
+        if key not in self.options.pads:
             return bytes(dtype.itemsize)
-        return pad_bits(self.pads[key], dtype, path_of(key))
+        return pad_bits(self.options.pads[key], dtype, path_of(key))
 
-    def warn_of_swapped_dims(self) -> None:
+    def _warn_of_swapped_dims(self) -> None:
         """Warn of rows (k, n) that are made wider than k, where other rows have n tokens each.
 
         TransferQueue takes dim 1 for the ragged one where all rows have one shape.
         """
-        splits = [masked[0] for masked in self._masked.values()]
-        tokens = {rows.max for rows in splits if rows.min == rows.max}
+        equal = (padded.row_splits for padded in self._padded.values())
+        tokens = {splits.max for splits in equal if splits.min == splits.max}
         for rectangle in self.rectangles:
-            view, rows = rectangle.view, rectangle.view.row_splits
-            if len(view.shape) > 1 and view.ragged_dim == 1 and rows.min == rows.max:
-                inner = view.shape[1]
-                if rectangle.width > rows.max != inner and inner in tokens:
-                    warn_of_swapped_dims(path_of(rectangle.key))
+            view, splits = rectangle.view, rectangle.view.row_splits
+            if len(view.shape) < 2 or view.ragged_dim != 1 or splits.min != splits.max:
+                continue
+            if rectangle.width > splits.max != view.shape[1] and view.shape[1] in tokens:
+                warn_of_swapped_dims(path_of(rectangle.key))
 
-    def add_masks(self, columns: dict[str, Any]) -> None:
-        for name, mask in self.masks.items():
+    def _add_masks(self, columns: dict[str, Any]) -> None:
+        """Plan the masks of padded columns."""
+        for name, mask in self.options.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
-            if name not in self._masked:
-                detail = f"expected a column that is padded, one of {list(self._masked)!r:.200}"
+            if name not in self._padded:
+                detail = f"expected a column that is padded, one of {list(self._padded)!r:.200}"
                 raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
                 detail = f"expected no column {mask!r}, found one; pass attention_mask_of="
                 raise ArgumentError("conflict", where, f"{detail}{{{name!r}: 'another name'}}")
-            row_splits, left_pad, width, device = self._masked[name]
+            row_splits, places, device = self._padded[name]
             try:
                 ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
-            except RuntimeError as error:  # cells without bytes may be many
-                raise no_memory((row_splits.rows, width), mask, error) from error
-            columns[mask] = self._padded(end_to_end(ones, row_splits), left_pad, width, mask)
+            except RuntimeError as error:  # There may be many cells, if they have no bytes.
+                raise no_memory((row_splits.rows, places.width), mask, error) from error
+            columns[mask] = self._rectangle(end_to_end(ones, row_splits), places, mask)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, WireFormatError, column_name
+from jagcodec.memory import aligned
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
@@ -53,6 +54,13 @@ def path_of(key: Key) -> str:
 # --- where rows go -----------------------------------------------------------------------------
 
 
+class RowPlaces(NamedTuple):
+    """Where the rows of a column go in its rectangle."""
+
+    left_pad: IntArray | None  # (N,) the first cell of each row; None if it is cell 0 everywhere
+    width: int
+
+
 @dataclass(slots=True)
 class Placement:
     """The options that decide where rows go, and how wide a padded column is."""
@@ -64,13 +72,21 @@ class Placement:
     prompt_width: int
     prompts: IntArray | None = None
 
-    def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
-        """The first cell of each row (None: cell 0), and the width; rows must fit into `width`."""
+    def moves_rows(self) -> bool:
+        """Whether rows that are equally long do not stay where they are in their rectangle."""
+        return bool(self.width or self.multiple != 1 or self.side != "right" or self.sides)
+
+    def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
+        """Where rows go; they must fit into `width`, unless that is 0."""
         side, lengths = self.sides.get(key, self.side), row_splits.lengths
-        if side != "left_right":
-            check_width(row_splits, width, key)
-            width = self._rounded(width or row_splits.max)
-            return (width - lengths if side == "left" else None), width
+        if side == "left_right":
+            return self._around_prompts(lengths, key)
+        check_width(row_splits, width, key)
+        width = self._rounded(width or row_splits.max)
+        return RowPlaces(width - lengths if side == "left" else None, width)
+
+    def _around_prompts(self, lengths: IntArray, key: Key) -> RowPlaces:
+        """Places with all prompts ending, and all responses beginning, at one column of cells."""
         prompts = self.prompts
         if prompts is None:
             detail = "expected prompt_lengths with padding_side='left_right', found None"
@@ -93,10 +109,16 @@ class Placement:
         if self.width and needed > self.width:
             row = int(np.argmax(ends))
             raise _too_long(key, row, self.width, f"{ends[row]} with its prompt padded to {before}")
-        return left_pad, self._rounded(self.width or needed)
+        return RowPlaces(left_pad, self._rounded(self.width or needed))
 
     def _rounded(self, width: int) -> int:
         return -(-width // self.multiple) * self.multiple
+
+
+def rectangle_shape(view: RaggedView, width: int) -> tuple[int, ...]:
+    """(N, A..., width, B...): the shape of the rows of a view, padded to a width."""
+    dim, shape = view.ragged_dim, view.shape
+    return (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
 
 
 def check_width(row_splits: RowSplits, width: int, key: Key) -> None:
@@ -166,33 +188,44 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     """Write rectangles that have memory; those on the CPU in one call."""
     copies: list[Copy] = []
     pads: list[Pad] = []
-    rest: list[Copy] = []  # of rows in runs, after the last of each
+    rest: list[Copy] = []  # of rows in runs, all runs but the last of each row
     for rectangle in rectangles:
-        view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
-        data, fresh = rectangle.data, rectangle.zeroed and not any(bits)
-        if data is not None and (type(view.memory) is np.ndarray or is_on_host(view)):
-            if len(data):
-                task, others = pad_tasks(view, data, rectangle.width, left_pad, bits)
-                if fresh:
-                    copies.append(rows_only(task))
-                else:
-                    pads.append(task)
-                if others is not None:
-                    rest.append(others)
-            continue
-        try:
-            rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)
-        except NotImplementedError as error:
-            if not is_followed(view.memory):
-                raise
-            detail = f"expected gradients that torch can pad, found {rectangle.dtype}; detach it"
-            raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
+        view, data = rectangle.view, rectangle.data
+        if data is None or not (type(view.memory) is np.ndarray or is_on_host(view)):
+            _fill_by_torch(rectangle)
+        elif len(data):
+            bits = rectangle.pad_bits
+            task, others = pad_tasks(view, data, rectangle.width, rectangle.left_pad, bits)
+            if _holds_pads(rectangle):
+                copies.append(rows_only(task))
+            else:
+                pads.append(task)
+            if others is not None:
+                rest.append(others)
     if reused and not _are_apart([*copies, *pads], rest):
         detail = "expected separate memory for each column, apart from the batch, found an overlap"
         raise ArgumentError("conflict", "materialize(out)", detail)
     copy_all(copies)
     pad_all(pads)
     copy_all(rest)
+
+
+def _holds_pads(rectangle: Rectangle) -> bool:
+    """Whether the memory of a rectangle holds the bits of its pads everywhere already."""
+    return rectangle.zeroed and not any(rectangle.pad_bits)
+
+
+def _fill_by_torch(rectangle: Rectangle) -> None:
+    """Write a rectangle on a device, or make one that autograd follows."""
+    view, bits = rectangle.view, rectangle.pad_bits
+    fresh = _holds_pads(rectangle)
+    try:
+        rectangle.tensor = pad_into(rectangle.tensor, view, rectangle.left_pad, bits, fresh=fresh)
+    except NotImplementedError as error:
+        if not is_followed(view.memory):
+            raise
+        detail = f"expected gradients that torch can pad, found {rectangle.dtype}; detach it"
+        raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
 
 
 def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
@@ -209,60 +242,81 @@ _SMALL = 4 << 20
 """Bytes of a rectangle; larger ones need longer to write than Python needs to plan them."""
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
-_ZEROS = {size: bytes(size) for size in (1, 2, 4, 8, 16)}
 
 
-def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """The columns of a small message, padded on the right; None if one of them is not plain."""
+def padded_columns(
+    batch: Any, pads: Mapping[Any, Any], placement: Placement
+) -> dict[str, Any] | None:
+    """The columns of a small message, padded on the right; None if `materialize` must ask the rule.
+
+    The rule is the way of all other batches: a `Rectangle` for each column, which takes twice as
+    long for a small message. It also raises the errors, because it names the column.
+    """
     source = getattr(batch, "source", None)
     if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:
         return None
-    message, rows, chosen = source.message, source.sizes[0], batch.chosen
-    frames, numbers = message.buffers, message.numbers
-    if not message.in_memory or not rows:
+    message = source.message
+    if not message.in_memory or not source.sizes[0]:
         return None
     columns: dict[str, Any] = batch.nodes()
-    jagged: list[Any] = []
-    end, group, total = 0, -1, 0
-    for name, node in columns.items():
-        kind = node.kind
-        if kind is _TENSOR and numbers[node.dims : node.end][:1] == [rows]:
-            continue
-        if kind is not _JAGGED:
-            return None
-        buffer, at, stored, own, cells, *inner = numbers[node.number : node.end]
-        spelled, _, ragged_dim = node.fields
-        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
-        bits: bytes | None = _ZEROS[size]
-        try:
-            if own != group:
-                group, splits = own, message.row_splits(own)
-                starts = splits.starts
-                total = splits.total if splits.rows == rows else -1
-                if chosen is not None:
-                    splits, starts = chosen.among(splits)
-                lengths, place = splits.lengths, (splits.rows, splits.max)
-                padded_cells = splits.rows * splits.max
-            if name in pads:
-                bits = bits_of(pads[name], torch_dtype(spelled))
-        except WireFormatError:  # it is raised again, with the name of the column
-            return None
-        for extent in inner:
-            size *= extent
-        held = padded_cells * size
-        plain = stored == PLAIN and ragged_dim == 1 and cells == total
-        if dtype is None or bits is None or not plain or not 0 < held <= _SMALL:
-            return None
-        data = frames[buffer][at : at + total * size]
-        jagged.append((name, end, (*place, *inner), dtype, data, starts, lengths, size, bits))
-        end += (held + 63) & -64
-    block = new_block(end).data
+    try:
+        planned, total = _small_rectangles(batch, columns, pads, placement)
+    except WireFormatError:
+        return None
+    if planned is None:
+        return None
+    block = new_block(total).data
     tasks: list[Any] = []
-    for name, start, shape, dtype, data, starts, lengths, size, bits in jagged:
+    for name, start, shape, dtype, data, starts, lengths, size, bits in planned:
         array = np.ndarray(shape, dtype, block, start)
         columns[name] = torch.from_numpy(array)
         tasks.append((array, data, starts, lengths, None, shape[1], size, bits))
     pad_all(tasks)
     others = {name: node for name, node in columns.items() if type(node) is Node}
-    columns |= source.each(others, message.tensor, chosen)
+    columns |= source.each(others, message.tensor, batch.chosen)
     return columns
+
+
+def _small_rectangles(
+    batch: Any, nodes: Mapping[str, Node], pads: Mapping[Any, Any], placement: Placement
+) -> tuple[list[Any] | None, int]:
+    """What `padded_columns` writes, and its bytes; None if a column is not one that it can write.
+
+    It can write a jagged column whose cells are in memory unchanged, and leaves rectangles as they
+    are. Each item of the list is a name, the place of its rectangle in the block, and then the
+    shape, dtype, source, row starts, row lengths, bytes of a cell and bits of a pad.
+    """
+    message, rows = batch.source.message, batch.source.sizes[0]
+    frames, numbers = message.buffers, message.numbers
+    planned: list[Any] = []
+    end, group = 0, -1
+    for name, node in nodes.items():
+        kind = node.kind
+        if kind is _TENSOR and numbers[node.dims : node.end][:1] == [rows]:
+            continue
+        if kind is not _JAGGED:
+            return None, 0
+        buffer, at, stored, own_group, cells, *inner = numbers[node.number : node.end]
+        spelled, _, ragged_dim = node.fields
+        if own_group != group:
+            group, splits = own_group, message.row_splits(own_group)
+            starts = splits.starts
+            total = splits.total if splits.rows == rows else -1
+            if batch.chosen is not None:
+                splits, starts = batch.chosen.among(splits)
+            lengths = splits.lengths
+            place = splits.rows, placement.of_rows(splits, name, 0).width
+        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
+        bits: bytes | None = bytes(size)
+        if name in pads:
+            bits = bits_of(pads[name], torch_dtype(spelled))
+        for extent in inner:
+            size *= extent
+        needed = place[0] * place[1] * size
+        in_order = stored == PLAIN and ragged_dim == 1 and cells == total
+        if dtype is None or bits is None or not in_order or not 0 < needed <= _SMALL:
+            return None, 0
+        data = frames[buffer][at : at + total * size]
+        planned.append((name, end, (*place, *inner), dtype, data, starts, lengths, size, bits))
+        end += aligned(needed)
+    return planned, end
