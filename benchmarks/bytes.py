@@ -6,7 +6,7 @@
               as payloads of rows that are one dict (`one`), and as equal dicts and tensors
               (`equal`)
     demo      the batch of 512 GSM8K rows that `make demo` sends
-    noise     nothing to elide: random ids and log-probabilities, 512 x 1536 and 8 x 64; and
+    noise     nothing to elide: random ids, log-probabilities and flags, 512 x 1536 and 8 x 64; and
               "wide ids", 512 rows of 100 to 1,535 tokens: ids below 2^60, and six float columns
     experts   the experts that tokens were routed to, (tokens, 40, 8) int64, and their ids
     text      1.5 M tokens without repeats: ids of the words in Python's own source code, a
@@ -213,7 +213,7 @@ def make_demo() -> Made:
 
 
 def make_noise(lengths: Sequence[int], highest: int = VOCABULARY, floats: int = 3) -> Made:
-    """Columns that repeat nothing: ids below a number, and floats."""
+    """Columns that repeat nothing: ids below a number, floats, and flags."""
     rng = np.random.default_rng(2)
     columns = {
         "input_ids": nested([rng.integers(0, highest, n) for n in lengths]),
@@ -221,6 +221,7 @@ def make_noise(lengths: Sequence[int], highest: int = VOCABULARY, floats: int = 
             f"logprobs_{i}": nested([rng.normal(size=n).astype(np.float32) for n in lengths])
             for i in range(floats)
         },
+        "mask": nested([rng.random(n) < 0.5 for n in lengths]),
     }
     return Made(TensorDict(columns, batch_size=[len(lengths)]), OPTIONS)
 

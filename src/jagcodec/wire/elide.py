@@ -29,6 +29,7 @@ _LARGE = 1024  # bytes of a document from which on it is compared with others
 _MOST_ALIKE = 16  # columns of one dtype whose rows are looked for in each other
 _FEW_ROWS = 128  # of more rows, only some are compared first
 _FEW_CELLS = 4096  # of more cells, only some decide in how many bits they are stored
+_INDICES = 24  # bytes of a row's share in the indices of rows that begin like others
 _HEAD = 128  # bytes by which rows are told apart first
 _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
 _AT_ONCE = 1 << 17  # numbers that are compared at a time, so that they stay in a cache
@@ -64,14 +65,15 @@ def elide(columns: Sequence[EndToEnd]) -> None:
         by_total = alike[one.kind]
         if one.ragged and sum(map(len, by_total.values())) < _MOST_ALIKE:
             by_total[one.splits.total].append(one)
-    few: dict[RowSplits, IntArray] = {}
+    few: dict[RowSplits, tuple[IntArray, IntArray]] = {}
     first: dict[Any, _Searched] = {}
     # Columns that others are made of come first: they have fewer cells.
     for one in sorted(searched, key=lambda one: one.splits.total):
         splits = one.splits
         if splits not in few:
-            few[splits] = np.minimum(splits.starts[_few_rows(splits.rows)], splits.total - 1)
-        repeats = one.begin_alike(few[splits])
+            rows = _few_rows(splits.rows)
+            few[splits] = splits.host[rows], splits.host[rows + 1]
+        repeats = one.begin_alike(*few[splits])
         other = first.setdefault((one.kind, one.column.splits, _sample(one.data)), one)
         runs = (
             one.equals(other)
@@ -131,11 +133,18 @@ class _Searched:
             taken = taken * len(cells.like(few).stored()[1]) // len(few)
         return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
 
-    def begin_alike(self, firsts: IntArray) -> bool:
-        """Whether two of a few rows begin with the same cell (of large cells, the same bytes)."""
-        words = self.words
+    def begin_alike(self, starts: IntArray, ends: IntArray) -> bool:
+        """Whether of a few rows, from one cell to another, two begin with the same bytes."""
+        words, size, view = self.words, self.size, self.data.data
+        firsts = np.minimum(starts, self.splits.total - 1)
         few = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
-        return len(set(few.tolist())) < len(few)
+        if len(set(few.tolist())) == len(few):
+            return False
+        # Flags and small numbers are often the same. Fewer bytes that are do not pay for an index.
+        heads_end = np.minimum(ends * size, starts * size + _INDICES).tolist()
+        bounds = zip((starts * size).tolist(), heads_end, strict=True)
+        heads = sorted(bytes(view[start:end]) for start, end in bounds if start < end)
+        return any(itertools.starmap(_begins, itertools.pairwise(heads)))
 
     def equals(self, other: _Searched) -> list[Run] | None:
         """Another column of the same rows, with the same cells."""
@@ -248,6 +257,11 @@ class _Searched:
         several = [row for row, head in found.items() if among[head] > 1]
         keys = heads(several, max(_HEAD, _MOST_SORTED // max(1, len(several))))
         return sorted(several, key=keys.__getitem__, reverse=True)
+
+
+def _begins(head: bytes, other: bytes) -> bool:
+    """Whether one begins the other, which is longer or the same."""
+    return other.startswith(head)
 
 
 def _common(one: AnyArray, other: AnyArray) -> int:

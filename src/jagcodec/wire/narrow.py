@@ -10,6 +10,8 @@ import numpy.typing as npt
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 
+_FEW_CELLS = 256  # of more cells, some are asked first whether they need their width
+
 
 def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
     """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
@@ -27,6 +29,9 @@ def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
 def _narrowest(cells: npt.NDArray[Any]) -> int | None:
     """How cells are stored in the fewest bytes; None if they need their width, or do not exist."""
     if not len(cells):
+        return None
+    few = cells[:: -(-len(cells) // _FEW_CELLS)]
+    if len(few) < len(cells) and _narrowest(few) is None:  # nor do all of them need fewer bytes
         return None
     low, high = int(cells.min()), int(cells.max())
     if low >= 0 and high <= 1:
