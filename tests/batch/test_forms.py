@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 from typing import Any, NamedTuple, get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from jagcodec import (
     open_wire,
     plan_packing,
     repeat_rows,
+    rowcopy,
     select_rows,
     split_rows,
     to_blob,
@@ -197,6 +199,68 @@ def test_columns_of_every_two_forms_stand_side_by_side(data):
     found = join_columns([each.batch for each in pair])
     rows = [left | right for left, right in zip(*(each.rows for each in pair), strict=True)]
     assert table(found, len(numbers)) == rows
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_columns_in_memory_next_to_a_message_are_read_like_those_of_one_dict(data):
+    """However many of the parts are messages, and whichever rows are chosen, joined or sent on."""
+    numbers = data.draw(numbers_of_rows())
+    kinds = data.draw(st.tuples(KIND, KIND))
+    own = {name: KINDS[kind](numbers, "a") for name, kind in zip("ab", kinds, strict=True)}
+    message = encode({"batch": TensorDict({"m": jagged(numbers)}, [len(numbers)])})
+    count = torch.tensor(numbers)  # because not every column says how many rows there are
+    others = [{name: own[name], f"rows of {name}": count} for name in own]
+    parts = data.draw(st.permutations([message, *others]))
+    found: Any = join_columns(parts)
+    plain = {"m": jagged(numbers)} | others[0] | others[1]
+    assert type(found) is WireBatch
+    order = data.draw(st.lists(st.integers(0, len(numbers) - 1), max_size=4))
+    expected = table(plain, len(numbers))
+    chosen: Any = found.rows(order)
+    sent: list[Any] = [chosen, decode(chosen.to_frames()), pickle.loads(pickle.dumps(chosen))]
+    for batch in sent:
+        assert table(batch, len(order)) == [expected[i] for i in order]
+    both: Any = concat_rows([found, chosen, found.to_frames()])
+    assert table(both, len(both)) == expected + [expected[i] for i in order] + expected
+    lengths = found.row_lengths("m").tolist()
+    for name, kind in zip("ab", kinds, strict=True):
+        ragged = kind in ("jagged", "of ragged dim 2", "packed")
+        of_rows = found.row_lengths(name)
+        assert (of_rows.tolist() == lengths) if ragged else of_rows is None
+        if is_jagged(found[name]):
+            assert found[name].offsets() is found["m"].offsets()
+            assert chosen[name].offsets() is chosen["m"].offsets()
+
+
+def test_gradients_of_columns_next_to_a_message_are_those_of_the_dict():
+    weights, values = torch.ones(3, requires_grad=True), torch.arange(4.0, requires_grad=True)
+    column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3, 4]))
+    message = encode({"batch": TensorDict({"m": jagged([1, 2, 1])}, [3])})
+    batch = join_columns([message, {"weight": weights, "x": column}])
+    assert batch["weight"] is weights
+    plan = plan_packing(batch["m"])
+    for each in (batch, batch.rows([2, 0, 2]), concat_rows([batch, batch])):
+        packed = plan_packing(each["m"]).pack(each)
+        total = packed["x"].sum() + packed["weight"].sum() + each["x"].values().sum()
+        total.backward()
+    assert weights.grad.tolist() == [4, 3, 5]
+    assert values.grad.tolist() == [8, 6, 6, 10]
+    assert plan.pack(decode(batch.to_frames()))["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_rows_of_all_jagged_columns_of_a_batch_are_chosen_in_one_call():
+    columns = {"a": jagged([1, 2, 0]), "b": jagged([4, 5, 3]), "c": jagged([1, 2, 0], 2)}
+    message = open_wire(encode({"batch": TensorDict({"m": jagged([1, 2, 0])}, [3])}))
+    forms = (columns, BatchedDataDict(columns), TensorDict(columns, [3]))
+    joined = join_columns([message, columns]).select([*columns]).rows([1, 0])
+    expected = [table(columns, 3)[i] for i in (1, 0)]
+    calls: list[Any] = [lambda form=form: select_rows(form, [1, 0]) for form in forms]
+    for call in (*calls, joined.to_tensordict):
+        with mock.patch.object(rowcopy, "copy_all", wraps=rowcopy.copy_all) as copied:
+            found = call()
+        assert copied.call_count == 1
+        assert table(found, 2) == expected
 
 
 @settings(max_examples=300)

@@ -264,7 +264,7 @@ def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_con
     opened = open_wire(encode(WHOLE, meta={"step": 7, "more": 2}))
     forms: list[Any] = [data, encode(WHOLE, meta={"step": 7, "seed": True}), opened]
     assert concat_rows(forms).meta_info == materialize(forms).meta_info == {"step": 7}
-    assert join_columns(forms, replace=True).meta_info == {"step": 7, "more": 2}
+    assert join_columns(forms, replace=True).meta == {"step": 7, "more": 2}
 
 
 def test_batches_in_values_are_opened():

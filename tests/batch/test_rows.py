@@ -210,7 +210,7 @@ class Rows(RuleBasedStateMachine):
             written = held_as(other, written, batch.meta)
         found = join_columns([with_columns(batch, left), written])
         kinds = [batch.kind, WireBatch if other in MESSAGES else type(written)]
-        kind = next((kind for kind in kinds if kind is not WireBatch), WireBatch)
+        kind = WireBatch if WireBatch in kinds else kinds[0]
         return batch._replace(held=found, kind=kind, meta=None).checked()
 
     @rule(
@@ -504,13 +504,16 @@ def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
         torch.arange(6.0), torch.tensor([0, 2, 6]), lengths=torch.tensor([1, 2])
     )
     reply = encode(TensorDict({"b": nest(3, 2), "m": NonTensorStack("x", {"y": 1})}, [2]))
-    joined = join_columns([td, {"a": nest(1, 2), "holes": holes}, reply])
-    assert joined.get("ids") is td.get("ids")
+    columns = {"a": nest(1, 2), "holes": holes}
+    joined = join_columns([td, columns])
     assert (joined.names, joined.is_locked) == (["rows"], False)
+    joined = join_columns([td, columns, reply])
+    assert type(joined) is WireBatch
+    assert joined["ids"] is td.get("ids")
     for name, like in (("a", "mask"), ("holes", "mask"), ("b", "ids")):
         assert joined[name].offsets() is td[like].offsets()
     assert (td["mask"] * joined["holes"]).values().tolist() == [0.0, 2.0, 3.0]
-    assert joined.get("m").tolist() == ["x", {"y": 1}]
+    assert joined["m"].tolist() == ["x", {"y": 1}]
     replaced = join_columns([td, {"ids": nest(3, 2, fill=5.0)}], replace=True)
     assert list(replaced.keys()) == list(td.keys()) == ["ids", "mask"]
     assert (replaced["ids"][0][0], td["ids"][0][0]) == (5.0, 1.0)

@@ -33,7 +33,7 @@ from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns, Key
 from jagcodec.wire.spec import MAGIC
-from jagcodec.wire.wire_batch import WireBatch, open_whole
+from jagcodec.wire.wire_batch import MemoryColumns, WireBatch, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
 """A batch that is open: a TensorDict, a `WireBatch`, a `BatchedDataDict`, or a dict of columns."""
@@ -152,6 +152,18 @@ def in_memory(batch: Any, kind: Any) -> Any:
         return batch
     td = batch.to_tensordict()
     return like(kind, dict(td.items()), len(batch)) if isinstance(kind, dict) else td
+
+
+def as_wire_batch(batch: Any, where: str, pool: RowSplitsPool) -> WireBatch:
+    """An open batch as a `WireBatch`; the pool then knows the rows of its jagged columns."""
+    if isinstance(batch, WireBatch):
+        return batch
+    columns = dict(batch.items())
+    for name, column in columns.items():
+        if is_jagged(column):
+            pool.unique(view_of(column, f"{where}[{name!r}]", pool).row_splits)
+    sizes = [row_count_of(batch, where)] if isinstance(batch, dict) else [*batch.batch_size]
+    return WireBatch(MemoryColumns(columns, sizes, meta_of(batch)))
 
 
 def with_meta(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from jagcodec.memory.extents import check_extent
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.forms import as_leaf
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
 from jagcodec.ragged.non_tensor import object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import join_leaves, join_views, same_fields
@@ -41,7 +41,14 @@ from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 from jagcodec.wire.stacked import InMemory, Stack, open_together, stacks_of
-from jagcodec.wire.wire_batch import As, Column, ColumnSource, MessageColumns, WireBatch, open_whole
+from jagcodec.wire.wire_batch import (
+    As,
+    Column,
+    ColumnSource,
+    MessageColumns,
+    WireBatch,
+    open_whole,
+)
 
 # --- several messages as one table -------------------------------------------------------------
 
@@ -351,10 +358,7 @@ class JoinedRows(ColumnSource):
         if chosen is None:
             row_splits = self._pool.unique(view.row_splits)
             return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
-        row_splits, starts = chosen.among(view.row_splits)
-        if view.starts is not None:
-            starts = view.row_starts()[chosen.at]
-        return replace(view, starts=starts, row_splits=chosen.pool.unique(row_splits))
+        return chosen.of_view(view)
 
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
@@ -494,13 +498,17 @@ def _open_one(index: int, source: Any) -> WireBatch:
 class JoinedColumns(ColumnSource):
     """The columns of several batches of the same rows, each of which its own source reads."""
 
-    def __init__(self, columns: Mapping[str, Column], batches: Sequence[WireBatch]) -> None:
-        first = batches[0].source
-        pickle = any(batch.source.allow_pickle for batch in batches)
-        super().__init__(tuple(columns), (), first.sizes, first.device, pickle)
+    def __init__(
+        self, columns: Mapping[str, Column], batches: Sequence[WireBatch], pool: RowSplitsPool
+    ) -> None:
+        """Columns of `batches`; the pool knows the rows of those in memory."""
+        sources = [batch.source for batch in batches]
+        device = next((s.device for s in sources if s.device is not None), None)
+        pickle = any(source.allow_pickle for source in sources)
+        super().__init__(tuple(columns), (), _common(sources), device, pickle)
         self._columns = columns
         self._batches = batches
-        self._pool = RowSplitsPool()
+        self._pool = pool
 
     def columns(self) -> Mapping[str, Column]:
         return self._columns
@@ -513,18 +521,33 @@ class JoinedColumns(ColumnSource):
         return [batch.meta for batch in self._batches]
 
     def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
-        pool = self._pool if chosen is None else chosen.pool
-        if is_jagged(column):
-            view = view_of(column, "join_columns", pool)
-            return nested_tensor(values_of(view), pool.unique(view.row_splits), view.ragged_dim)
-        if isinstance(column, RaggedView):
-            return replace(column, row_splits=pool.unique(column.row_splits))
+        return sharing(column, self._pool if chosen is None else chosen.pool, "join_columns")
+
+
+def _common(sources: Sequence[ColumnSource]) -> list[int]:
+    """The batch dims that all sources have."""
+    each = zip(*(source.sizes for source in sources), strict=False)
+    dims = takewhile(lambda sizes: len({*sizes}) == 1, each)
+    return [sizes[0] for sizes in dims]
+
+
+def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
+    """A column; a jagged one with the offsets of its row lengths in the pool."""
+    if isinstance(column, RaggedView):
+        return replace(column, row_splits=pool.unique(column.row_splits))
+    if not is_jagged(column):
         return column
+    view = view_of(column, path, pool, detach=False)
+    row_splits = pool.unique(view.row_splits)
+    shared = row_splits.tensors.get(column.device) is parts_of(column).offsets
+    if shared and view.starts is None:
+        return column
+    return nested_tensor(values_of(view), row_splits, view.ragged_dim)
 
 
-def side_by_side(batches: Sequence[WireBatch]) -> WireBatch:
+def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) -> WireBatch:
     """The columns of batches of the same rows; of two with one name, the later one."""
     # Rows that were chosen of one are not those that will be chosen of the others.
-    whole = [b if b.chosen is None else join_rows([b], "join_columns") for b in batches]
+    whole = [b if b.chosen is None else join_rows([b], where) for b in batches]
     columns = {name: column for batch in whole for name, column in batch.by_name.items()}
-    return WireBatch(JoinedColumns(columns, whole))
+    return WireBatch(JoinedColumns(columns, whole, pool))

@@ -12,9 +12,9 @@ import torch
 from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
     B,
+    as_wire_batch,
     common_lengths,
     concat_in_memory,
-    in_memory,
     is_encoded,
     opened,
     opened_each,
@@ -25,17 +25,15 @@ from jagcodec.batch.columns import (
 )
 from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.devices import moved, read_offsets
-from jagcodec.batch.join import join_rows, side_by_side
+from jagcodec.batch.join import join_rows, sharing, side_by_side
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.packing.micro_batches import Rules, assign_rows
-from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import as_leaf, like
 from jagcodec.ragged.lengths import Lengths, read_rows
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
@@ -63,8 +61,8 @@ def select_rows(batch: Any, index: Any) -> Any:
     Returns:
         A batch of the same kind; of a message a `WireBatch`, of which nothing is read yet.
         Columns of equal row lengths share one offsets tensor, and gradients flow through them. A
-        slice or a range of step 1 aliases contiguous CPU columns; anything else is one copy per
-        column. A payload of the whole batch stays one.
+        slice or a range of step 1 aliases contiguous CPU columns; anything else is copied, all
+        jagged columns in one call. A payload of the whole batch stays one.
 
     Raises:
         ArgumentIndexError: A row does not exist.
@@ -348,11 +346,12 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         replace: Let columns of later batches take the place of those of the same name.
 
     Returns:
-        A `WireBatch` over all of them if all are encoded: only the row lengths of jagged columns
-        are read. Otherwise a batch of the kind of the first that is not, on its device. Its columns
-        are aliased; jagged ones of equal row lengths share one offsets tensor, so that
-        ``both["a"] * both["b"]`` works, and gradients flow through them. Its `meta` is what none of
-        them contradicts.
+        A `WireBatch` over all of them if one is encoded: only the row lengths of jagged columns are
+        read, columns in memory stay where they are, and what is in a column is as in that of a
+        message (a list is a leaf of objects). Otherwise a batch of the kind of the first, on its
+        device. Columns in memory are aliased; jagged ones of equal row lengths share one offsets
+        tensor, so that ``both["a"] * both["b"]`` works, and gradients flow through them, unless
+        they are sent on. Its `meta` is what none of them contradicts.
 
     Raises:
         ArgumentError: There is no batch, they differ in their number of rows, a jagged column
@@ -368,31 +367,20 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     in_memory_ones = [batch for batch in open_ones if not isinstance(batch, WireBatch)]
     read_offsets(in_memory_ones, pool)
     _check_side_by_side(open_ones, replace, where, pool)
-    if not in_memory_ones:
-        return side_by_side(open_ones)
-    kind = in_memory_ones[0]
+    if len(in_memory_ones) < len(open_ones):
+        parts = [as_wire_batch(batch, where, pool) for batch in open_ones]
+        return side_by_side(parts, where, pool)
+    kind = open_ones[0]
     rows = row_count_of(kind, where)
     for batch in open_ones:
-        for name, leaf in in_memory(batch, kind).items():
+        for name, leaf in batch.items():
             is_dict = isinstance(kind, dict)
             columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
     device = getattr(kind, "device", None)
     if device is not None:
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
-    columns = {name: _sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
+    columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
     return with_meta(like(kind, columns, rows), open_ones, uncontradicted)
-
-
-def _sharing(leaf: Any, pool: RowSplitsPool, path: str) -> Any:
-    """A column; a jagged one with the offsets of its row lengths in the pool."""
-    if not is_jagged(leaf):
-        return leaf
-    view = view_of(leaf, path, pool, detach=False)
-    row_splits = pool.unique(view.row_splits)
-    shared = row_splits.tensors.get(leaf.device) is parts_of(leaf).offsets
-    if shared and view.starts is None:
-        return leaf
-    return nested_tensor(values_of(view), row_splits, view.ragged_dim)
 
 
 def _check_side_by_side(

@@ -298,10 +298,28 @@ class _Choice(NamedTuple):
             _check_equal(sizes, "batch dims after the first", path)
             rows = self._count(leaves, path)
         names = same_fields(enumerate(map(list, batches)), path)
-        columns = {
-            name: self.of([batch[name] for batch in batches], f"{path}[{name!r}]") for name in names
-        }
-        return like(model, columns, rows)
+        columns = self._jagged(batches[0], path) if self._one(leaves) else {}
+        for name in names:
+            if name not in columns:
+                leaf_path = f"{path}[{name!r}]"
+                columns[name] = self.of([batch[name] for batch in batches], leaf_path)
+        return like(model, {name: columns[name] for name in names}, rows)
+
+    def _jagged(self, columns: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """The chosen rows of the jagged columns of one batch, copied in one call."""
+        views: dict[str, RaggedView] = {}
+        for name, column in columns.items():
+            if is_jagged(column):
+                leaf_path = f"{path}[{name!r}]"
+                view = view_of(column, leaf_path, self.pool, detach=False)
+                views[name] = _chosen_view(view, self.chosen, self.pool, leaf_path)
+        apart = {name: view for name, view in views.items() if view.starts is not None}
+        values = dict(zip(apart, gathered(apart.values()), strict=True))
+        found = {}
+        for name, view in views.items():
+            cells = values[name] if name in values else values_of(view)
+            found[name] = nested_tensor(cells, view.row_splits, view.ragged_dim)
+        return found
 
     def _count(self, leaves: Sequence[Any], path: str) -> int:
         if self.chosen is not None:
@@ -404,6 +422,12 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
 
 def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: str) -> RaggedView:
     """These rows of a jagged column, end to end: aliased or copied as by `select_leaf`."""
+    picked = _chosen_view(view, chosen, pool, path)
+    return end_to_end(values_of(picked), picked.row_splits, picked.ragged_dim)
+
+
+def _chosen_view(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) -> RaggedView:
+    """These rows of a jagged column in place; end to end if they are to be aliased."""
     rows, dim = _index(chosen), view.ragged_dim
     lengths = view.row_splits.lengths[rows]
     shape = (*view.shape[: dim - 1], total_of(lengths), *view.shape[dim:])
@@ -415,5 +439,4 @@ def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: st
         first = int(view.row_splits.host[chosen.start])
         if memory.is_contiguous():
             return end_to_end(memory[first : first + row_splits.total], row_splits)
-    values = values_of(view.choose(rows, row_splits))
-    return end_to_end(values, row_splits, view.ragged_dim)
+    return view.choose(rows, row_splits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +113,13 @@ class ChosenRows:
             # Columns of one batch have the same splits, whichever thread reads them.
             known = self._found.setdefault(key, (*found, rows))
         return known[:2]
+
+    def of_view(self, view: RaggedView) -> RaggedView:
+        """The rows of a column in memory, in place."""
+        row_splits, starts = self.among(view.row_splits)
+        if view.starts is not None:
+            starts = view.row_starts()[self.at]
+        return replace(view, starts=starts, row_splits=self.pool.unique(row_splits))
 
 
 class Message:

@@ -6,14 +6,14 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict, UnbatchedTensor
+from tensordict import TensorDict, TensorDictBase, UnbatchedTensor
 
 from jagcodec._arguments import check_name, known_names, unknown_name
 from jagcodec.errors import (
@@ -27,6 +27,7 @@ from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.forms import as_leaf
+from jagcodec.ragged.nested import is_jagged, parts_of, view_of
 from jagcodec.ragged.non_tensor import (
     batch_of,
     is_leaf,
@@ -38,6 +39,7 @@ from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, message_meta, objects, raw_documents, revived, rows_differ
@@ -83,7 +85,7 @@ class Column(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ColumnSource:
-    """What a batch is over: one message, or several (`batch/join.py`)."""
+    """What a batch is over: a message, columns in memory, or several of these (`batch/join.py`)."""
 
     names: Sequence[str]  # of all columns
     keys: Sequence[Any]  # by which they are read
@@ -127,7 +129,7 @@ class ColumnSource:
 
 
 class WireBatch(OpenBatch):
-    """A batch of columns over one message or several; made by `open_wire`.
+    """A batch of columns over one message or several, and in memory; made by `open_wire`.
 
     `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column, as a
     TensorDict would hold it: a tensor, a non-tensor leaf, or for a nested batch a `WireBatch` (of
@@ -543,6 +545,9 @@ class MessageColumns(ColumnSource):
         """A column of any other kind."""
         column = build(self.message, node, budget)
         if self.node.kind is Kind.MAP and isinstance(column, _OF_DICTS):
+            rows = row_count(column, "$")
+            if rows is not None and [rows] != self.sizes:
+                raise rows_differ(self.sizes, [rows])
             return _in_form(column, chosen, form, self)
         if isinstance(column, UnbatchedTensor):
             return column
@@ -562,35 +567,60 @@ class MessageColumns(ColumnSource):
 _CHOSEN = "WireBatch.rows(index)"
 
 
-# --- the columns of a dict that have no place in a message -------------------------------------
+# --- columns in memory -------------------------------------------------------------------------
 
 
-class BuiltColumns(ColumnSource):
-    """The columns of a dict that is one document: lists, and dicts of them. Each is its own key."""
+class MemoryColumns(ColumnSource):
+    """Columns in memory: of a batch, or of a message in which a dict is one document.
 
-    def __init__(self, columns: Mapping[str, Any], rows: int, around: Any, meta: Any) -> None:
-        """Of a message, or of the source `around` this batch."""
-        names, values = tuple(columns), tuple(columns.values())
-        super().__init__(names, values, [rows], around.device, around.allow_pickle)
+    Each is its own key. The column itself is read if all of its rows are, so gradients flow.
+    """
+
+    __slots__ = ("_meta", "_pool")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        sizes: Sequence[int],
+        meta: Mapping[str, Any],
+        around: ColumnSource | Message | None = None,
+    ) -> None:
+        """In `around`, if that is a message or a batch of one."""
+        self.names: Sequence[str] = tuple(columns)
+        self.keys: Sequence[Any] = tuple(columns.values())
+        self.sizes: Sequence[int] = sizes
+        self.device: torch.device | None = None if around is None else around.device
+        self.allow_pickle: bool = around is not None and around.allow_pickle
         self._meta = meta
+        self._pool = RowSplitsPool()  # of all rows
 
     def meta(self) -> dict[str, Any]:
         return dict(self._meta)
 
     def schema(self, key: Any, rows: int) -> FieldSchema:
-        return FieldSchema("map" if isinstance(key, dict) else "list", None, None)
+        return _field_in_memory(key, rows)
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        return None
+        view = _ragged(key, self._pool, detach=True)
+        if view is None:
+            return None
+        return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
 
     def narrow_names(self, name: str, key: Any) -> list[Name]:
         return []
 
     def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+        taken: dict[str, Any] = {}
+        if chosen is not None and (form is As.LEAF or form is As.LEAVES):
+            flat = {name: key for name, key in keys.items() if not isinstance(key, dict)}
+            taken = select_leaf(flat, chosen.index, chosen.pool, _CHOSEN)  # in one copy
         found: dict[str, Any] = {}
         for name, column in keys.items():
             try:
-                found[name] = _in_form(column, chosen, form, self)
+                if name in taken:
+                    found[name] = _in_form(taken[name], None, form, self)
+                else:
+                    found[name] = _in_form(column, chosen, form, self, self._pool)
             except WireFormatError as error:
                 raise inside(error, name) from error
         return found
@@ -600,30 +630,80 @@ _OF_DICTS = (list, np.ndarray, dict, PackedColumn)
 """Columns that a dict may have, and a TensorDict not."""
 
 
-def _in_form(column: Any, chosen: ChosenRows | None, form: As, source: ColumnSource) -> Any:
-    """A column of a dict that was built, in a form."""
-    found = row_count(column, "$")
-    if found is not None and [found] != source.sizes:
-        raise rows_differ(source.sizes, [found])
-    pool = RowSplitsPool() if chosen is None else chosen.pool
-    if chosen is not None:
-        column = select_leaf(column, chosen.index, pool, _CHOSEN)
-    rows = source.sizes[0] if chosen is None else len(chosen)
+def _in_form(
+    column: Any,
+    chosen: ChosenRows | None,
+    form: As,
+    source: ColumnSource,
+    pool: RowSplitsPool | None = None,
+) -> Any:
+    """A column in memory, in a form; the pool knows the offsets of all rows."""
     as_leaves = form is As.LEAF or form is As.LEAVES
     if isinstance(column, dict):
-        batch = WireBatch(BuiltColumns(column, rows, source, {}))
+        meta = getattr(column, "meta_info", {})
+        batch = WireBatch(MemoryColumns(column, source.sizes[:1], meta, source), None, chosen)
         return batch if form is As.LEAF or form is As.VIEW else batch.to_tensordict()
-    if isinstance(column, PackedColumn):
-        try:
-            view = view_of_varlen(column, "$", pool)
-        except ArgumentError as error:  # of offsets that do not fit the values
-            raise fail(error.reason, error.detail) from error
-        return as_leaf(view, rows, "$") if as_leaves else view
-    if as_leaves:
-        leaf = as_leaf(column, rows, "$")
+    if not as_leaves:
+        pool = pool or RowSplitsPool()
+        view = _ragged(column, pool, detach=form is As.ITEM)
+        # `encode` fetches tensors from devices, together.
+        if view is not None and (form is As.VIEW or view.device.type == "cpu"):
+            view = replace(view, row_splits=pool.unique(view.row_splits))
+            return view if chosen is None else chosen.of_view(view)
+    if chosen is not None:
+        column = select_leaf(column, chosen.index, chosen.pool, _CHOSEN)
+    if isinstance(column, PackedColumn) or (as_leaves and isinstance(column, _OF_DICTS)):
+        leaf = as_leaf(column, 0, "$")
         away = isinstance(leaf, torch.Tensor) and source.device is not None
         return leaf.to(source.device) if away else leaf
     return object_array(column) if form is As.VIEW and isinstance(column, list) else column
+
+
+def _ragged(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
+    """The rows of a jagged or packed column in memory; None of any other."""
+    if is_jagged(column):
+        return view_of(column, "$", pool, detach=detach)
+    if not isinstance(column, PackedColumn):
+        return None
+    if detach:
+        column = column._replace(values=column.values.detach())
+    try:
+        return view_of_varlen(column, "$", pool)
+    except ArgumentError as error:  # of offsets that do not fit the values
+        raise fail(error.reason, error.detail) from error
+
+
+_KINDS = {
+    dict: Kind.MAP,
+    list: Kind.LIST,
+    np.ndarray: Kind.ARRAY,
+    TensorDictBase: Kind.TENSORDICT,
+}
+"""The kinds of columns besides tensors; any other is of a type of the user."""
+
+
+def _field_in_memory(column: Any, rows: int) -> FieldSchema:
+    """The description of a column in memory: that which the header of its message would have."""
+    if isinstance(column, torch.Tensor) and not isinstance(column, UnbatchedTensor):
+        if is_jagged(column):
+            values, _, _, dim = parts_of(column)
+            inner: list[int | None] = [*values.shape]
+            inner[dim - 1] = None
+            return FieldSchema("jagged", column.dtype, (rows, *inner))
+        if column.layout is torch.strided and not column.is_nested:
+            return FieldSchema("tensor", column.dtype, (rows, *column.shape[1:]))
+        kind = Kind.STRIDED_NESTED if column.is_nested else Kind.SPARSE_COO
+        return FieldSchema(kind.name.lower(), None, None)
+    if non_tensor.is_non_tensor(column):
+        return FieldSchema("object", None, None)
+    kinds = {
+        dict: Kind.MAP,
+        list: Kind.LIST,
+        np.ndarray: Kind.ARRAY,
+        TensorDictBase: Kind.TENSORDICT,
+    }
+    found = (known for base, known in kinds.items() if isinstance(column, base))
+    return FieldSchema(next(found, Kind.USER).name.lower(), None, None)
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -715,7 +795,8 @@ def batch_of_message(message: Message, remedy: str = "use decode") -> WireBatch:
         rows = row_counts(columns, "$") or 0
     except ArgumentError as error:
         raise fail("bad_rows", error.detail, path=error.path) from error
-    return WireBatch(BuiltColumns(columns, rows, message, {**meta, **message_meta(message)}))
+    meta = {**meta, **message_meta(message)}
+    return WireBatch(MemoryColumns(columns, [rows], meta, message))
 
 
 def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
