@@ -184,7 +184,8 @@ def step(
             batch = jagcodec.concat_rows([jagcodec.open_wire(frames) for frames in sent(messages)])
             reward = batch["reward"]
             batch = jagcodec.join_columns([batch, {"advantages": reward - reward.mean()}])
-            batches = jagcodec.plan_micro_batches(batch["input_ids"], max_tokens=budget)
+            lengths = batch.row_lengths("input_ids")
+            batches = jagcodec.plan_micro_batches(lengths, max_tokens=budget)
             return [
                 {**columns, "cu_seqlens": plan.cu_seqlens, "positions": plan.position_ids()}
                 for plan, columns in batches.pack(batch)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
 
 from jagcodec import (
+    ArgumentError,
     BatchedDataDict,
     RowBuilder,
     WireBatch,
@@ -231,6 +232,30 @@ def test_columns_in_memory_next_to_a_message_are_read_like_those_of_one_dict(dat
         if is_jagged(found[name]):
             assert found[name].offsets() is found["m"].offsets()
             assert chosen[name].offsets() is chosen["m"].offsets()
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_every_form_opens_to_the_same_methods(data):
+    kind = data.draw(KIND)
+    own = data.draw(held(kind))
+    opened = open_wire(own.batch)
+    assert (type(opened), opened.fields) == (WireBatch, ("x", "rows of x"))
+    order = data.draw(st.lists(st.sampled_from(range(len(own.rows))), max_size=4)) if own.rows else []
+    assert table(opened, len(opened)) == own.rows
+    assert table(opened.rows(order), len(order)) == [own.rows[i] for i in order]
+    assert table(opened.select(["x"]), len(opened)) == [{"x": row["x"]} for row in own.rows]
+    lengths = opened.row_lengths("x")
+    ragged = kind in ("jagged", "of ragged dim 2", "packed")
+    expected = [n % 3 for n in opened["rows of x"].tolist()] if ragged else None
+    assert (None if lengths is None else lengths.tolist()) == expected
+
+
+@pytest.mark.parametrize("options", [{"copy": True}, {"device": "cpu"}, {"allow_pickle": True}])
+def test_options_of_messages_are_refused_for_batches_in_memory(options):
+    for batch in ({"x": [1]}, TensorDict({"x": [1]}, [1]), open_wire({"x": [1]})):
+        with pytest.raises(ArgumentError, match=r"open_wire\(source\).*found a batch in memory"):
+            open_wire(batch, **options)
 
 
 def test_gradients_of_columns_next_to_a_message_are_those_of_the_dict():

@@ -209,8 +209,8 @@ class Rows(RuleBasedStateMachine):
         if isinstance(written, TensorDict) and other != "packed":
             written = held_as(other, written, batch.meta)
         found = join_columns([with_columns(batch, left), written])
-        kinds = [batch.kind, WireBatch if other in MESSAGES else type(written)]
-        kind = WireBatch if WireBatch in kinds else kinds[0]
+        encoded = not isinstance(written, (dict, TensorDict))
+        kind = WireBatch if encoded else batch.kind
         return batch._replace(held=found, kind=kind, meta=None).checked()
 
     @rule(

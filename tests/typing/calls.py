@@ -49,10 +49,12 @@ def a_source_is_a_message_a_file_or_a_callable(frames: list[Frame], blob: bytear
     jagcodec.open_wire("batch.jag")
     jagcodec.open_wire(Path("batch.jag"))
     jagcodec.open_wire(lambda offset, size: blob[offset : offset + size])
+    jagcodec.open_wire(jagcodec.open_wire(frames))
+    jagcodec.open_wire({"ids": columns})
     jagcodec.load(Path("batch.jag"), mmap=True)
 
     jagcodec.open_wire(3)  # type: ignore[arg-type]
-    jagcodec.open_wire(lambda offset: blob[offset:])  # type: ignore[arg-type, misc]
+    jagcodec.open_wire(lambda offset: blob[offset:])  # type: ignore[arg-type]
     jagcodec.load(b"")  # type: ignore[arg-type]
     jagcodec.dump("batch.jag", columns)  # type: ignore[arg-type]
 

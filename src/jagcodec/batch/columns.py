@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from jagcodec._arguments import items_of, known_names
 from jagcodec.batch.compare import agreed, same_values
@@ -26,14 +26,14 @@ from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import check_column, is_jagged, view_of
 from jagcodec.ragged.non_tensor import array_of_leaf, is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import LAZY_STACK, join_leaves, row_counts
+from jagcodec.ragged.select import join_leaves, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns, Key
 from jagcodec.wire.spec import MAGIC
-from jagcodec.wire.wire_batch import MemoryColumns, WireBatch, open_whole
+from jagcodec.wire.wire_batch import WireBatch, check_tensordict, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
 """A batch that is open: a TensorDict, a `WireBatch`, a `BatchedDataDict`, or a dict of columns."""
@@ -48,11 +48,8 @@ _BATCHES = (dict, TensorDictBase, WireBatch)
 
 def opened(source: Any, where: str) -> Any:
     """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet."""
-    if isinstance(source, LazyStackedTensorDict):
-        raise ArgumentTypeError("bad_type", where, LAZY_STACK)
-    if isinstance(source, TensorDictBase) and not source.batch_dims:
-        detail = "expected batch size (N, ...), found no batch dim; set batch_size = [N]"
-        raise ArgumentError("bad_shape", where, detail)
+    if isinstance(source, TensorDictBase):
+        check_tensordict(source, where)
     if isinstance(source, _BATCHES):
         return source
     if _is_message(source):
@@ -152,18 +149,6 @@ def in_memory(batch: Any, kind: Any) -> Any:
         return batch
     td = batch.to_tensordict()
     return like(kind, dict(td.items()), len(batch)) if isinstance(kind, dict) else td
-
-
-def as_wire_batch(batch: Any, where: str, pool: RowSplitsPool) -> WireBatch:
-    """An open batch as a `WireBatch`; the pool then knows the rows of its jagged columns."""
-    if isinstance(batch, WireBatch):
-        return batch
-    columns = dict(batch.items())
-    for name, column in columns.items():
-        if is_jagged(column):
-            pool.unique(view_of(column, f"{where}[{name!r}]", pool).row_splits)
-    sizes = [row_count_of(batch, where)] if isinstance(batch, dict) else [*batch.batch_size]
-    return WireBatch(MemoryColumns(columns, sizes, meta_of(batch)))
 
 
 def with_meta(

@@ -12,7 +12,6 @@ import torch
 from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
     B,
-    as_wire_batch,
     common_lengths,
     concat_in_memory,
     is_encoded,
@@ -34,10 +33,11 @@ from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.forms import as_leaf, like
 from jagcodec.ragged.lengths import Lengths, read_rows
+from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.wire_batch import WireBatch, open_memory
 
 
 @overload
@@ -368,8 +368,11 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     read_offsets(in_memory_ones, pool)
     _check_side_by_side(open_ones, replace, where, pool)
     if len(in_memory_ones) < len(open_ones):
-        parts = [as_wire_batch(batch, where, pool) for batch in open_ones]
-        return side_by_side(parts, where, pool)
+        for batch in in_memory_ones:  # whose offsets the columns of the messages share
+            for name, leaf in batch.items():
+                if is_jagged(leaf):
+                    pool.unique(view_of(leaf, f"{where}[{name!r}]", pool).row_splits)
+        return side_by_side([open_memory(batch, where) for batch in open_ones], where, pool)
     kind = open_ones[0]
     rows = row_count_of(kind, where)
     for batch in open_ones:

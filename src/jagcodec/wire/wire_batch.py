@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, UnbatchedTensor
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, UnbatchedTensor
 
 from jagcodec._arguments import check_name, known_names, unknown_name
 from jagcodec.errors import (
@@ -37,7 +37,7 @@ from jagcodec.ragged.non_tensor import (
 )
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import row_count, row_counts, select_leaf
+from jagcodec.ragged.select import LAZY_STACK, row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import bad, fail, inside
@@ -673,15 +673,6 @@ def _ragged(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | N
         raise fail(error.reason, error.detail) from error
 
 
-_KINDS = {
-    dict: Kind.MAP,
-    list: Kind.LIST,
-    np.ndarray: Kind.ARRAY,
-    TensorDictBase: Kind.TENSORDICT,
-}
-"""The kinds of columns besides tensors; any other is of a type of the user."""
-
-
 def _field_in_memory(column: Any, rows: int) -> FieldSchema:
     """The description of a column in memory: that which the header of its message would have."""
     if isinstance(column, torch.Tensor) and not isinstance(column, UnbatchedTensor):
@@ -710,7 +701,7 @@ def _field_in_memory(column: Any, rows: int) -> FieldSchema:
 
 
 def open_wire(
-    source: WireSource,
+    source: WireSource | WireBatch | TensorDictBase | dict[str, Any],
     *,
     copy: bool | None = None,
     device: torch.device | str | None = None,
@@ -719,10 +710,13 @@ def open_wire(
 ) -> WireBatch:
     """Open the message of a batch without reading its payload.
 
+    A batch in memory gets the same methods: choose its columns and rows, and ask for row lengths.
+
     Args:
         source: Frames or a blob, as for `decode`; the path of a file, which is mapped as by
-            `load`; or a callable ``(offset, size) -> buffer`` over a blob, as RDMA and object
-            stores give: it is asked for the preamble, the header, and the ranges that are wanted.
+            `load`; a callable ``(offset, size) -> buffer`` over a blob, as RDMA and object stores
+            give: it is asked for the preamble, the header, and the ranges that are wanted; or a
+            TensorDict, a dict of columns or a `WireBatch`, for which the options are left out.
         copy: As for `decode`, but of each range that is read.
         device: As for `decode`.
         allow_pickle: As for `decode`.
@@ -733,14 +727,15 @@ def open_wire(
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
         `meta`. The checksum of the header is compared. Those of frames are not: that would read
         them all. A compressed frame is decompressed at its first use, and kept while the batch is
-        open.
+        open. Columns in memory are aliased, and gradients flow through them.
 
     Raises:
         WireFormatError: The source is not such a message, a file goes on after it, or a callable
             returned too few bytes.
         ArgumentTypeError: `source` has another type.
         ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
-            or a device; or frames are compressed, and the library for that is not installed.
+            or a device; frames are compressed, and the library for that is not installed; an
+            option is given for a batch in memory; or its columns differ in their number of rows.
         OSError: The file cannot be read.
 
     Example:
@@ -759,9 +754,37 @@ def open_wire(
         with noted_file(name):
             data = read_file(name, where, how.limits, mmap=True)
             return batch_of_message(open_message(data, where, how._replace(file=name)))
+    if isinstance(source, (OpenBatch, TensorDictBase, dict)):
+        if how != reading("open_wire", None, None, None, False, by_range=True, verify=False):
+            detail = (
+                f"expected no option, because {describe(source)} is open; leave all of them out"
+            )
+            raise ArgumentError("bad_option", where, detail)
+        return open_memory(source, where)
     if callable(source):
         return batch_of_message(open_store(source, how))
     return batch_of_message(open_message(source, where, how))
+
+
+def open_memory(batch: Any, where: str) -> WireBatch:
+    """An open batch as a `WireBatch`."""
+    if isinstance(batch, WireBatch):
+        return batch
+    if isinstance(batch, TensorDictBase):
+        check_tensordict(batch, where)
+        sizes = [*batch.batch_size]
+    else:
+        sizes = [row_counts(batch, where) or 0]
+    return WireBatch(MemoryColumns(dict(batch.items()), sizes, getattr(batch, "meta_info", {})))
+
+
+def check_tensordict(batch: TensorDictBase, where: str) -> None:
+    """See that a TensorDict has rows, which all have the same columns."""
+    if isinstance(batch, LazyStackedTensorDict):
+        raise ArgumentTypeError("bad_type", where, LAZY_STACK)
+    if not batch.batch_dims:
+        detail = "expected batch size (N, ...), found no batch dim; set batch_size = [N]"
+        raise ArgumentError("bad_shape", where, detail)
 
 
 _MEMORY = (list, bytes, bytearray)
