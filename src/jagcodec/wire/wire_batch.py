@@ -756,10 +756,8 @@ def open_wire(
             return batch_of_message(open_message(data, where, how._replace(file=name)))
     if isinstance(source, (OpenBatch, TensorDictBase, dict)):
         if how != reading("open_wire", None, None, None, False, by_range=True, verify=False):
-            detail = (
-                f"expected no option, because {describe(source)} is open; leave all of them out"
-            )
-            raise ArgumentError("bad_option", where, detail)
+            detail = "expected a message, to which the options apply, found a batch in memory"
+            raise ArgumentError("bad_option", where, f"{detail}; leave all of them out")
         return open_memory(source, where)
     if callable(source):
         return batch_of_message(open_store(source, how))
