@@ -28,14 +28,13 @@ from jagcodec.memory.tensor_bytes import (
     IntArray,
     as_words,
     contiguous_bits,
-    number_array,
     plain_arrays,
 )
 from jagcodec.pack.cells import described
 from jagcodec.pack.tensors import (
     FEW_CELLS,
     MISSING_CELL,
-    any_padded,
+    unpadded,
     warn_of_leftovers,
     warn_of_narrow,
     warn_of_rectangle,
@@ -182,95 +181,112 @@ def _columns(
     where: str,
     strict: bool,
 ) -> Columns:
-    """Checked columns; of packed ones nothing is read but cells after rows."""
+    """Checked columns; of packed ones only cells past the ends of rows are read."""
     fields = named_columns(fields, f"{where}(fields)")
     strict = strict if strict is False else flag_of(strict, f"{where}(strict)")
+    rule = _pack_rule(fields, lengths, token_aligned_fields, mask, where, strict)
+    row_splits = rule.row_splits
+    rows = None if row_splits is None else row_splits.rows
+    columns: dict[str, Any] = {}
+    packed: dict[str, Any] = {}
+    is_wide = False
+    arrays, packs = plain_arrays(fields.values()), rule.packs
+    for (name, column), array in zip(fields.items(), arrays, strict=True):
+        shape: tuple[int, ...] = () if array is None else array.shape
+        if not shape or shape[0] != rows:
+            path = f"{where}({name!r})"
+            rows = _checked_rows(column, rows, path)
+            if not isinstance(column, torch.Tensor):
+                objects = is_non_tensor(column)
+                columns[name] = column if objects else payloads_of_rows(column, path)
+                continue
+            shape = () if is_jagged(column) else tuple(column.shape)
+        columns[name] = tensor = column if array is None else array
+        if len(shape) < 2:
+            continue
+        if row_splits is None or not packs(name, shape[1]):
+            rule.check_left_out(name, shape, where, strict)
+            is_wide |= shape[1] > rule.widest > 0
+            continue
+        packed[name] = column if strict else tensor
+        rectangle = column.detach() if array is None else column
+        view = rows_of_rectangle(rectangle, row_splits, where, array)
+        columns[name] = view if rule.mask is None else rule.mask.rows(view)
+    if row_splits is not None and packed:
+        _check_pads(packed, row_splits, rule.mask, where, strict)
+    elif is_wide and rule.mask is None:
+        warn_of_width(f"{where}(lengths)")
+    return Columns(rows or 0, columns)
+
+
+class _PackRule(NamedTuple):
+    """Which columns are packed, and by which rows."""
+
+    row_splits: RowSplits | None  # None if no column is packed
+    mask: _Mask | None  # None if rows begin at cell 0
+    named: frozenset[Any] | None  # None if the shape of a column alone decides
+    narrowest: int  # of the rectangles (N, S, ...) that are packed, the smallest S
+    widest: int  # and the largest
+
+    def packs(self, name: str, width: int) -> bool:
+        """Whether a rectangle (N, width, ...) is packed."""
+        named = self.named is None or name in self.named
+        return named and self.narrowest <= width <= self.widest
+
+    def check_left_out(self, name: str, shape: tuple[int, ...], where: str, strict: bool) -> None:
+        """Raise or warn if a column of two dims or more was probably meant to be packed."""
+        path = f"{where}({name!r})"
+        if self.named is None:
+            if self.narrowest - FEW_CELLS <= shape[1] < self.narrowest:
+                warn_of_narrow(path)
+        elif name in self.named:
+            if strict:
+                raise self.why_not(shape, path)
+            if self.row_splits is not None:
+                warn_of_rectangle(path)
+
+    def why_not(self, shape: tuple[int, ...], path: str) -> ArgumentError:
+        """The error of a column that was named, and cannot be packed."""
+        if self.row_splits is None:
+            detail = "expected lengths or a mask to pack it by, found neither"
+            return ArgumentError("bad_option", path, detail)
+        least = self.narrowest
+        width = f"{least}" if least == self.widest else f"{least} or more"
+        detail = f"expected a per-token column ({self.row_splits.rows}, {width}, ...), found shape "
+        detail += f"{shape}. {MISSING_CELL}. If it does not hold one value per token, leave it out "
+        return ArgumentError("bad_shape", path, detail + "of token_aligned_fields")
+
+
+def _pack_rule(
+    fields: Mapping[str, Any],
+    lengths: Lengths | None,
+    token_aligned_fields: Iterable[str] | None,
+    mask: Any,
+    where: str,
+    strict: bool,
+) -> _PackRule:
+    """The rule of these arguments: one of `lengths` and `mask`, or neither."""
     row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
-    masked = None
+    found = None
     if mask is not None:
         if row_splits is not None:
             detail = "expected lengths or a mask, found both; pass one"
             raise ArgumentError("conflict", f"{where}(mask)", detail)
-        masked = _mask_of(_valid_cells(mask, fields, where))
-        row_splits = masked.row_splits
+        found = _mask_of(_valid_cells(mask, fields, where))
+        row_splits = found.row_splits
     named = None
     if token_aligned_fields is not None:
         named = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
         if strict:
             check_known(named, fields.keys(), f"{where}(token_aligned_fields)")
-    rows = None if row_splits is None else row_splits.rows
-    # Widths that are packed: as `pack_per_token_field` for columns that are named, else as
-    # `maybe_pack_jagged`.
-    least = most = 0
-    if masked is not None:
-        least = most = masked.valid.shape[1]
-    elif row_splits is not None:
-        least, most = row_splits.max, row_splits.max if named is None else sys.maxsize
-    columns: dict[str, Any] = {}
-    integers: dict[str, Any] = {}  # packed ones, whose cells after rows are looked at
-    packed = wider = False
-    arrays = plain_arrays(fields.values())
-    for (name, column), array in zip(fields.items(), arrays, strict=True):
-        shape: tuple[int, ...] = () if array is None else array.shape
-        if not shape or shape[0] != rows:
-            rows = _checked_rows(column, rows, f"{where}({name!r})")
-            if not isinstance(column, torch.Tensor):
-                if not is_non_tensor(column):
-                    column = payloads_of_rows(column, f"{where}({name!r})")
-                columns[name] = column
-                continue
-            shape = () if is_jagged(column) else tuple(column.shape)
-        if (
-            row_splits is None
-            or len(shape) < 2
-            or (named is not None and name not in named)
-            or not least <= shape[1] <= most
-        ):
-            columns[name] = column if array is None else array
-            wider |= len(shape) > 1 and shape[1] > most > 0
-            if named is None and len(shape) > 1 and least - FEW_CELLS <= shape[1] < least:
-                warn_of_narrow(f"{where}({name!r})")
-            if named is not None and name in named and len(shape) > 1:
-                if strict:
-                    raise _not_packed(shape, row_splits, least, most, f"{where}({name!r})")
-                if row_splits is not None:
-                    warn_of_rectangle(f"{where}({name!r})")
-            continue
-        packed = True
-        if strict:
-            if column.dtype in LENGTH_DTYPES:
-                integers[name] = column
-        elif array is not None and array.dtype.kind in "iu":
-            integers[name] = array
-        elif array is None and column.is_cpu and column.dtype in LENGTH_DTYPES:  # unsigned
-            integers[name] = number_array(column)
-        rectangle = column.detach() if array is None else column
-        view = rows_of_rectangle(rectangle, row_splits, where, array)
-        columns[name] = view if masked is None else masked.rows(view)
-    if wider and masked is None and not packed:
-        warn_of_width(f"{where}(lengths)")
-    if integers and row_splits is not None:
-        if strict:
-            valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
-            _check_pads(integers, valid if masked is None else masked.valid, where)
-        # Any one is enough: position ids, say, may go on into the pads.
-        elif masked is None and not any_padded(integers.values(), row_splits):
-            warn_of_leftovers(f"{where}({next(iter(integers))!r})")
-    return Columns(rows or 0, columns)
-
-
-def _not_packed(
-    shape: tuple[int, ...], row_splits: RowSplits | None, least: int, most: int, path: str
-) -> ArgumentError:
-    """The error of a column that was named, and cannot be packed."""
     if row_splits is None:
-        detail = "expected lengths or a mask to pack it by, found neither"
-        return ArgumentError("bad_option", path, detail)
-    width = f"{least}" if least == most else f"{least} or more"
-    detail = f"expected a per-token column ({row_splits.rows}, {width}, ...), found shape {shape}"
-    detail += f". {MISSING_CELL}. If it does not hold one value per token, leave it out of "
-    detail += "token_aligned_fields"
-    return ArgumentError("bad_shape", path, detail)
+        return _PackRule(None, None, named, 0, 0)
+    if found is not None:
+        width = found.valid.shape[1]
+        return _PackRule(row_splits, found, named, width, width)
+    # Named columns are packed as by `pack_per_token_field`, others as by `maybe_pack_jagged`.
+    widest = row_splits.max if named is None else sys.maxsize
+    return _PackRule(row_splits, None, named, row_splits.max, widest)
 
 
 _OBJECTS = frozenset((str, bytes, dict, type(None)))
@@ -305,16 +321,29 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
 
 
 def _check_pads(
-    columns: Mapping[str, torch.Tensor], valid: npt.NDArray[np.bool_], where: str
+    packed: Mapping[str, Any], row_splits: RowSplits, mask: _Mask | None, where: str, strict: bool
 ) -> None:
-    """Refuse integers (N, S, ...) if in each column the cells that are not `valid` differ."""
-    rows = [_uneven_row(column, valid) for column in columns.values()]
-    if None not in rows:
+    """Raise or warn if no packed column of integers looks padded in the cells that are left out."""
+    if strict:
+        integers = {name: x for name, x in packed.items() if x.dtype in LENGTH_DTYPES}
+        valid = None if mask is None else mask.valid
+        if valid is None:
+            valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
+        _check_constant(integers, valid, where)
+    elif mask is None:
+        name = unpadded(packed, row_splits)
+        if name is not None:
+            warn_of_leftovers(f"{where}({name!r})")
+
+
+def _check_constant(integers: Mapping[str, Any], valid: npt.NDArray[np.bool_], where: str) -> None:
+    """Raise an error if in each column (N, S, ...) the cells that are not `valid` differ."""
+    rows = [_uneven_row(column, valid) for column in integers.values()]
+    if rows and None not in rows:
         detail = "expected one constant in all cells past row ends, in at least one column of "
         detail += "integers, found others; did you pass prompt or response lengths for both?"
-        raise ArgumentError(
-            "bad_length", f"{where}({next(iter(columns))!r}), row {rows[0]}", detail
-        )
+        first = next(iter(integers))
+        raise ArgumentError("bad_length", f"{where}({first!r}), row {rows[0]}", detail)
 
 
 def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:

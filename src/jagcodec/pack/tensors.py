@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -144,8 +144,7 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     widest = row_splits.max if exact_width else sys.maxsize
     fits = val.dim() > 1 and len(val) == row_splits.rows
     if fits and row_splits.max <= val.shape[1] <= widest:
-        integers = val.is_cpu and val.dtype in LENGTH_DTYPES
-        if integers and not any_padded([number_array(val)], row_splits):
+        if unpadded({path: val}, row_splits) is not None:
             warn_of_leftovers(path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
@@ -433,20 +432,35 @@ def warn_of_width(path: str) -> None:
 _FEW_ROWS = 16
 
 
-def any_padded(arrays: Iterable[npt.NDArray[Any]], row_splits: RowSplits) -> bool:
-    """Whether in one of (N, S, ...) integers the first cell after each row is its last."""
-    lengths, rows = row_splits.lengths, row_splits.rows
-    for array in arrays:
-        last = array.shape[1] - 1
-        if row_splits.min >= last or not array.size:
-            return True
-        if rows <= _FEW_ROWS and array.ndim == 2:  # for which numpy would take longer
-            item, width = array.item, last + 1
-            for i, length in enumerate(lengths.tolist()):
-                if length < last and item(i * width + length) != item(i * width + last):
-                    break
-            else:
-                return True
-        elif (array[np.arange(rows), np.minimum(lengths, last)] == array[:, last]).all():
-            return True
-    return False
+def unpadded(columns: Mapping[str, Any], row_splits: RowSplits) -> str | None:
+    """The first column of integers (N, S, ...) on the CPU, if not one of them looks padded.
+
+    One is enough: others, such as position ids, may go on past the ends of rows.
+    """
+    first = None
+    for name, column in columns.items():
+        array = column
+        if type(column) is not np.ndarray:
+            if not column.is_cpu or column.dtype not in LENGTH_DTYPES:
+                continue
+            array = number_array(column)
+        if array.dtype.kind in "iu":
+            if _is_padded(array, row_splits):
+                return None
+            first = name if first is None else first
+    return first
+
+
+def _is_padded(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
+    """Whether the first cell after each row is also the last cell of its rectangle's row."""
+    lengths, rows, last = row_splits.lengths, row_splits.rows, array.shape[1] - 1
+    if row_splits.min >= last or not array.size:
+        return True
+    if rows > _FEW_ROWS or array.ndim > 2:
+        ends = array[np.arange(rows), np.minimum(lengths, last)]
+        return bool((ends == array[:, last]).all())
+    item, width = array.item, last + 1
+    for row, length in enumerate(lengths.tolist()):  # which takes numpy longer, if they are few
+        if length < last and item(row * width + length) != item(row * width + last):
+            return False
+    return True
