@@ -36,13 +36,7 @@ def fill(
             raise ValueError(f"row {i}: its length changed")
         cells = _at_once(items, code)
         if cells is None:
-            cells = array(code.replace("?", "b"))
-            for item in items:
-                number = item if isinstance(item, (int, float)) else convert(item)
-                cell = _cell(number, code, precision)
-                if cell is None:
-                    break
-                cells.append(cell)
+            cells = _one_by_one(items, code, precision, convert)
         data = memoryview(cells).cast("B")
         target[at : at + len(data)] = data
         at += len(data)
@@ -64,6 +58,20 @@ def _at_once(items: tuple[Any, ...], code: str) -> array[Any] | None:
         return None
     # What has become infinite may have been finite.
     return None if code == "f" and np.isinf(np.frombuffer(cells, np.float32)).any() else cells
+
+
+def _one_by_one(
+    items: tuple[Any, ...], code: str, precision: int, convert: Callable[[Any], Any]
+) -> array[Any]:
+    """The cells of the items before the first that cannot be one."""
+    cells = array(code.replace("?", "b"))
+    for item in items:
+        number = item if isinstance(item, (int, float)) else convert(item)
+        cell = _cell(number, code, precision)
+        if cell is None:
+            break
+        cells.append(cell)
+    return cells
 
 
 def _cell(item: Any, code: str, precision: int) -> float | int | None:

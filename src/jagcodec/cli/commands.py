@@ -29,6 +29,11 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, bri
 
 def add_others(parsers: Any) -> None:
     """Add these commands."""
+    for add in (_add_diff, _add_verify, _add_export, _add_tax, _add_doctor):
+        add(parsers)
+
+
+def _add_diff(parsers: Any) -> None:
     parser = parsers.add_parser(
         "diff",
         help="show where two messages differ: column, row and cell",
@@ -43,6 +48,9 @@ def add_others(parsers: Any) -> None:
     parser.add_argument("--all", action="store_true", help=text)
     add_json(parser)
     parser.set_defaults(run=_diff, fail=parser.error)
+
+
+def _add_verify(parsers: Any) -> None:
     parser = parsers.add_parser(
         "verify",
         help="check whether messages are sound",
@@ -51,6 +59,9 @@ def add_others(parsers: Any) -> None:
     )
     add_message(parser, "files", nargs="+")
     parser.set_defaults(run=_verify)
+
+
+def _add_export(parsers: Any) -> None:
     parser = parsers.add_parser(
         "export",
         help="write a message as .parquet, .arrow or .jsonl, for pandas, polars, duckdb",
@@ -62,6 +73,9 @@ def add_others(parsers: Any) -> None:
     parser.add_argument("target", metavar="OUT", help="the file to write; an old one is replaced")
     add_columns(parser, "export")
     parser.set_defaults(run=_export, fail=parser.error)
+
+
+def _add_tax(parsers: Any) -> None:
     parser = parsers.add_parser(
         "tax",
         help="estimate what padding costs rows of given lengths, and what packing would",
@@ -85,6 +99,9 @@ def add_others(parsers: Any) -> None:
         parser.add_argument(name, metavar=letter, type=whole, help=f"{text}; by default, 1")
     add_json(parser)
     parser.set_defaults(run=_tax, fail=parser.error)
+
+
+def _add_doctor(parsers: Any) -> None:
     parser = parsers.add_parser(
         "doctor",
         help="show what is installed here, and what copies rows",

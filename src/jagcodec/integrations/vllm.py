@@ -48,27 +48,33 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
     with reading_output(where, "a list of vLLM's RequestOutputs"):
         outputs = list(outputs)
     for i, output in enumerate(outputs):
-        path = f"{where}[{i}]"
-        with reading_output(path, "a RequestOutput of vLLM"):
-            prompt, logprobs = output.prompt_token_ids, None
-            if prompt is not None:
-                prompt = [*map(index, prompt)]
-                at = f"{path}.prompt_logprobs"
-                logprobs = _logprobs(output.prompt_logprobs, prompt, at, first=0.0)
-            for j, sample in enumerate(output.outputs):
-                here = f"{path}.outputs[{j}]"
-                with reading_output(here, "a CompletionOutput of vLLM"):
-                    ids = [*map(index, sample.token_ids)]
-                    rows[here] = {
-                        "prompt_ids": prompt,
-                        "response_ids": ids,
-                        "logprobs": _logprobs(sample.logprobs, ids, f"{here}.logprobs"),
-                        "finish_reason": sample.finish_reason,
-                        "prompt_logprobs": logprobs,
-                        # Older versions lack it.
-                        "routed_experts": getattr(sample, "routed_experts", None),
-                    }
+        with reading_output(f"{where}[{i}]", "a RequestOutput of vLLM"):
+            rows |= _samples_of(output, f"{where}[{i}]")
     return same_keys(rows)
+
+
+def _samples_of(output: Any, path: str) -> dict[str, Row]:
+    """The row of each sample of an output, by the path of the sample."""
+    rows: dict[str, Row] = {}
+    prompt, logprobs = output.prompt_token_ids, None
+    if prompt is not None:
+        prompt = [*map(index, prompt)]
+        at = f"{path}.prompt_logprobs"
+        logprobs = _logprobs(output.prompt_logprobs, prompt, at, first=0.0)
+    for j, sample in enumerate(output.outputs):
+        here = f"{path}.outputs[{j}]"
+        with reading_output(here, "a CompletionOutput of vLLM"):
+            ids = [*map(index, sample.token_ids)]
+            rows[here] = {
+                "prompt_ids": prompt,
+                "response_ids": ids,
+                "logprobs": _logprobs(sample.logprobs, ids, f"{here}.logprobs"),
+                "finish_reason": sample.finish_reason,
+                "prompt_logprobs": logprobs,
+                # Older versions lack it.
+                "routed_experts": getattr(sample, "routed_experts", None),
+            }
+    return rows
 
 
 def _logprobs(

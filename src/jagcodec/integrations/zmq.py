@@ -212,22 +212,34 @@ async def _recv(socket: Any, timeout: float | None, where: str) -> Received:
     limit = timeout if timeout is not None else own / 1000 if own >= 0 else math.inf
     end = time.monotonic() + limit
     with _reported(where, timeout, "a message", "none"):
-        while True:
-            try:
-                # Without a wait, so that no other task can take parts of this message.
-                parts = _parts(socket)
-            except zmq.Again:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise
-                seconds = None if left == math.inf else left
-                with _waiting(socket, zmq.RCVTIMEO, seconds):  # asyncio's poll obeys it, too
-                    ready = socket.poll(None if seconds is None else math.ceil(1000 * seconds))
-                if isawaitable(ready):
-                    await ready
-            else:
-                socket.get(zmq.EVENTS)  # wakes the caller that waits for the next message
-                return _opened(socket, parts)
+        parts = _parts_if_any(socket)
+        while parts is None:
+            await _wait_to_read(socket, end - time.monotonic())
+            parts = _parts_if_any(socket)
+        socket.get(zmq.EVENTS)  # wakes the caller that waits for the next message
+        return _opened(socket, parts)
+
+
+def _parts_if_any(socket: Any) -> list[zmq.Frame] | None:
+    """All parts of the next message, without a wait, so that no other task can take some of them.
+
+    None if there is no message yet.
+    """
+    try:
+        return _parts(socket)
+    except zmq.Again:
+        return None
+
+
+async def _wait_to_read(socket: Any, left: float) -> None:
+    """Wait until there may be a message, for `left` seconds at most; zmq.Again if none are left."""
+    if left <= 0:
+        raise zmq.Again
+    seconds = None if left == math.inf else left
+    with _waiting(socket, zmq.RCVTIMEO, seconds):  # asyncio's poll obeys it, too
+        ready = socket.poll(None if seconds is None else math.ceil(1000 * seconds))
+    if isawaitable(ready):
+        await ready
 
 
 def _parts(socket: Any) -> list[zmq.Frame]:

@@ -370,6 +370,14 @@ def _with_tokens(outer: Sequence[int], inner: Sequence[int] = ()) -> str:
     return f"({', '.join(map(str, (*outer, 'tokens', *inner)))})"
 
 
+class _BadItem(NamedTuple):
+    """The first item that is not a cell of a dtype."""
+
+    row: int
+    index: int  # in its row
+    item: Any
+
+
 def _filled(
     rows: Sequence[Sequence[Any]],
     sizes: tuple[int, ...],  # of the rows
@@ -382,28 +390,34 @@ def _filled(
     if wanted not in _CODES:
         detail = f"expected a dtype that Python's numbers can have, found {wanted}; pass tensors"
         raise ArgumentTypeError("bad_dtype", "", detail)
-    code, stored, precision = _CODES[wanted]
-    lengths = np.array(sizes, dtype=np.int64)
     try:
-        values = np.empty(sum(sizes), dtype=stored)
-        bad = cells.fill(rows, lengths, values, code, precision, plain_number)
-        if wanted in _LEAST_INFINITE:
-            # A number before that was written, and may become infinite.
-            written = len(values) if bad is None else int(lengths[: bad[0]].sum()) + bad[1]
-            over = _first_overflow(values[:written], values[:written], wanted)
-            if over is not None:
-                row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
-                bad = row, over - int(lengths[:row].sum())
-        if bad is None:
-            return _rounded(values, wanted)
-        item = rows[bad[0]][bad[1]]
-    except (ValueError, IndexError) as error:  # rows that another thread changes
+        values, bad = _written(rows, sizes, wanted)
+    except (ValueError, IndexError) as error:  # if another thread changes the rows
         raise ArgumentError("row_mismatch", "", str(error)) from error
-    if dtype is None and wanted == torch.int64 and isinstance(plain_number(item), float):
+    if bad is None:
+        return _rounded(values, wanted)
+    if dtype is None and wanted == torch.int64 and isinstance(plain_number(bad.item), float):
         return _filled(rows, sizes, torch.float32, first, cell)
-    row, at = bad
-    place = f", row {at}" if cell is None else f", row {row}, cell {at // (cell or 1)}"
-    raise _refused(item, wanted, place)
+    place = f", row {bad.row}, cell {bad.index // (cell or 1)}"
+    raise _refused(bad.item, wanted, f", row {bad.index}" if cell is None else place)
+
+
+def _written(
+    rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], dtype: torch.dtype
+) -> tuple[npt.NDArray[Any], _BadItem | None]:
+    """The cells that C writes for a dtype, and the first item that is not one of them."""
+    code, stored, precision = _CODES[dtype]
+    lengths = np.array(sizes, dtype=np.int64)
+    values = np.empty(sum(sizes), dtype=stored)
+    bad = cells.fill(rows, lengths, values, code, precision, plain_number)
+    if dtype in _LEAST_INFINITE:
+        # An item before that was written, and may become infinite.
+        before = len(values) if bad is None else int(lengths[: bad[0]].sum()) + bad[1]
+        over = _first_overflow(values[:before], values[:before], dtype)
+        if over is not None:
+            row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
+            bad = row, over - int(lengths[:row].sum())
+    return values, None if bad is None else _BadItem(*bad, rows[bad[0]][bad[1]])
 
 
 def _first_overflow(
