@@ -64,7 +64,7 @@ def _one_by_one(
     items: tuple[Any, ...], code: str, precision: int, convert: Callable[[Any], Any]
 ) -> array[Any]:
     """The cells of the items before the first that cannot be one."""
-    cells = array(code.replace("?", "b"))
+    cells: array[Any] = array(code.replace("?", "b"))
     for item in items:
         number = item if isinstance(item, (int, float)) else convert(item)
         cell = _cell(number, code, precision)

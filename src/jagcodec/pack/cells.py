@@ -374,7 +374,7 @@ class _BadItem(NamedTuple):
     """The first item that is not a cell of a dtype."""
 
     row: int
-    index: int  # in its row
+    at: int  # its index in the row
     item: Any
 
 
@@ -398,8 +398,8 @@ def _filled(
         return _rounded(values, wanted)
     if dtype is None and wanted == torch.int64 and isinstance(plain_number(bad.item), float):
         return _filled(rows, sizes, torch.float32, first, cell)
-    place = f", row {bad.row}, cell {bad.index // (cell or 1)}"
-    raise _refused(bad.item, wanted, f", row {bad.index}" if cell is None else place)
+    place = f", row {bad.row}, cell {bad.at // (cell or 1)}"
+    raise _refused(bad.item, wanted, f", row {bad.at}" if cell is None else place)
 
 
 def _written(
