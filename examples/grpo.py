@@ -173,8 +173,8 @@ def train_step(model, optimizer, batch, rank):
     """One step over the rows of all workers; every rank has all of them, and trains on its own."""
     tokens = int(batch["response_mask"].values().sum())
     batch = join_columns([batch, {"advantages": group_advantages(batch)}])
-    ids = batch["input_ids"]
-    batches = plan_micro_batches(ids, RANKS, max_tokens=MAX_TOKENS, row_multiple=ROW_MULTIPLE)
+    lengths = open_wire(batch).row_lengths("input_ids")
+    batches = plan_micro_batches(lengths, RANKS, max_tokens=MAX_TOKENS, row_multiple=ROW_MULTIPLE)
 
     # What the policy says before the step: put back into rows, and written into the batch.
     micros = batches.pack(batch, rank, labels_of=TARGETS, pad_value_dict=PADS)
