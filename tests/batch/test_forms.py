@@ -259,6 +259,20 @@ def test_options_of_messages_are_refused_for_batches_in_memory(options):
             open_wire(batch, **options)
 
 
+def test_dims_with_names_are_refused_where_a_batch_becomes_like_that_of_a_message():
+    td: Any = TensorDict({"x": torch.ones(2)}, [2], names=["rows"])
+    message = encode(TensorDict({"m": torch.ones(2)}, [2]))
+    calls: dict[str, Any] = {
+        r"open_wire\(source\)": lambda: open_wire(td),
+        r"join_columns\(batches\[1\]\)": lambda: join_columns([message, td]),
+    }
+    for where, call in calls.items():
+        with pytest.raises(ArgumentError, match=rf"{where}.*names, found \['rows'\]; set td.names"):
+            call()
+    td.names = None
+    assert join_columns([message, td]).fields == ("m", "x")
+
+
 def test_gradients_of_columns_next_to_a_message_are_those_of_the_dict():
     weights, values = torch.ones(3, requires_grad=True), torch.arange(4.0, requires_grad=True)
     column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3, 4]))

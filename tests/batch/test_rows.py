@@ -507,7 +507,7 @@ def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
     columns = {"a": nest(1, 2), "holes": holes}
     joined = join_columns([td, columns])
     assert (joined.names, joined.is_locked) == (["rows"], False)
-    joined = join_columns([td, columns, reply])
+    joined = join_columns([TensorDict(dict(td.items()), [2]), columns, reply])
     assert type(joined) is WireBatch
     assert joined["ids"] is td.get("ids")
     for name, like in (("a", "mask"), ("holes", "mask"), ("b", "ids")):

@@ -372,7 +372,8 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
             for name, leaf in batch.items():
                 if is_jagged(leaf):
                     pool.unique(view_of(leaf, f"{where}[{name!r}]", pool).row_splits)
-        return side_by_side([open_memory(batch, where) for batch in open_ones], where, pool)
+        each = [open_memory(b, f"{where}(batches[{i}])") for i, b in enumerate(open_ones)]
+        return side_by_side(each, where, pool)
     kind = open_ones[0]
     rows = row_count_of(kind, where)
     for batch in open_ones:

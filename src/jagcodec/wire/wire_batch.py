@@ -735,7 +735,8 @@ def open_wire(
         ArgumentTypeError: `source` has another type.
         ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
             or a device; frames are compressed, and the library for that is not installed; an
-            option is given for a batch in memory; or its columns differ in their number of rows.
+            option is given for a batch in memory; or its columns differ in their number of rows,
+            or its dims have names.
         OSError: The file cannot be read.
 
     Example:
@@ -770,6 +771,9 @@ def open_memory(batch: Any, where: str) -> WireBatch:
         return batch
     if isinstance(batch, TensorDictBase):
         check_tensordict(batch, where)
+        if any(name is not None for name in batch.names):  # which a message cannot hold either
+            detail = f"expected dims without names, found {batch.names}; set td.names = None"
+            raise ArgumentError("bad_shape", where, detail)
         sizes = [*batch.batch_size]
     else:
         sizes = [row_counts(batch, where) or 0]
