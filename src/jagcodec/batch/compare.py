@@ -292,8 +292,8 @@ def _cells(a: Any, b: Any, at: Difference, rows: RaggedView | None = None) -> Di
     index = [*map(int, cell)]
     if rows is not None:
         token, dim = index.pop(0), rows.ragged_dim - 1
-        row = int(np.searchsorted(rows.row_splits.host, token, side="right")) - 1
-        index.insert(dim, token - int(rows.row_splits.host[row]))
+        row = int(np.searchsorted(rows.row_splits.offsets_array, token, side="right")) - 1
+        index.insert(dim, token - int(rows.row_splits.offsets_array[row]))
         index.insert(0, row)
     return _unlike(_step(at, tuple(index)), a[cell], b[cell])
 

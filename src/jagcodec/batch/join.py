@@ -183,8 +183,8 @@ class Messages:
             # Cells of no bytes may be many.
             if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
                 splits = RowSplits.from_lengths(lengths)
-                begins = splits.host[self._first_rows]
-                cells = splits.host[self._first_rows + self._counts] - begins
+                begins = splits.offsets_array[self._first_rows]
+                cells = splits.offsets_array[self._first_rows + self._counts] - begins
                 begins = splits.starts - begins.repeat(self._counts)
                 self._rows[key] = _GroupRows(splits, begins, cells)
         return self._rows[key]
@@ -408,7 +408,7 @@ class JoinedRows(ColumnSource):
 
 def _objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
     """Documents end to end as (N,) objects, or `unread`; None if each message is to be read."""
-    raw, bounds = data.numpy().tobytes(), row_splits.host.tolist()
+    raw, bounds = data.numpy().tobytes(), row_splits.offsets_array.tolist()
     if unread:
         rows = [raw[start:end] for start, end in pairwise(bounds)]
         return Documents(rows) if rows else []
@@ -539,7 +539,7 @@ def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
         return column
     view = view_of(column, path, pool, detach=False)
     row_splits = pool.unique(view.row_splits)
-    shared = row_splits.tensors.get(column.device) is parts_of(column).offsets
+    shared = row_splits.offsets_tensors.get(column.device) is parts_of(column).offsets
     if shared and view.starts is None:
         return column
     return nested_tensor(values_of(view), row_splits, view.ragged_dim)

@@ -113,7 +113,7 @@ class _Making:
                 self._lengths[row_splits] = row_splits.lengths.tolist()
             return list(torch.split_with_sizes(values, self._lengths[row_splits], dim))
         array = self._numbers(values, path)
-        ends = itertools.pairwise(row_splits.host.tolist())
+        ends = itertools.pairwise(row_splits.offsets_array.tolist())
         if not dim:  # in one pass, and not row by row
             cells = array.tolist()
             return [cells[start:end] for start, end in ends]

@@ -87,13 +87,13 @@ def _lists(pa: Any, view: RaggedView, path: str) -> Any:
     """Rows of tokens; with ragged dim 2, rows of A lists of tokens each."""
     # A copy: the memory of a message may be read-only, or begin at any address.
     values = _numbers(gathered([view])[0], path)
-    offsets = pa.array(view.row_splits.host)
+    offsets = pa.array(view.row_splits.offsets_array)
     inner = values.shape[view.ragged_dim :]
     if view.ragged_dim == 1:
         return pa.LargeListArray.from_arrays(offsets, _fixed(pa, values, inner, path))
     if view.ragged_dim > 2:
         raise _refused(path, f"a ragged dim of {view.ragged_dim}")
-    rows = np.split(values, view.row_splits.host[1:-1], axis=1)
+    rows = np.split(values, view.row_splits.offsets_array[1:-1], axis=1)
     cells = np.concatenate([row.reshape(-1, *inner) for row in rows])
     ends = np.cumsum(np.repeat(view.row_splits.lengths, len(values)))
     offsets = pa.array(np.concatenate([[0], ends]))

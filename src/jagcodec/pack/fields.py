@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, Unpack, overload
 
 import numpy as np
@@ -390,16 +389,15 @@ class _Mask(NamedTuple):
     row_splits: RowSplits  # how many each row has
     first: IntArray | None  # (N,) the first in each row; None if it is cell 0 in every row
     # (N, K) how long each of the K runs of a row is, if one has holes; `first` is (N, K) then.
-    runs: IntArray | None
+    run_lengths: IntArray | None
 
     def rows(self, view: RaggedView) -> RaggedView:
         """The rows of the mask in a view whose rows begin at cell 0. Copies rows with holes."""
         if self.first is None or view.starts is None:  # None: it has no cells
             return view
-        if self.runs is None:
-            return replace(view, starts=view.row_starts() + self.first)
-        starts = view.row_starts()[:, None] + self.first
-        in_runs = replace(view, starts=starts, runs=self.runs)
+        if self.run_lengths is None:
+            return view.moved(view.row_starts() + self.first)
+        in_runs = view.in_runs(view.row_starts()[:, None] + self.first, self.run_lengths)
         return end_to_end(values_of(in_runs), self.row_splits)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -289,8 +288,7 @@ def response_from_nested(
         what = f"the {r} response tokens in a row of {n}"
         raise _without_prompt(what, f"{where}(full), row {row}")
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
-    responses_in_place = replace(view, starts=starts, row_splits=mask.row_splits)
-    return nested_tensor(values_of(responses_in_place), mask.row_splits)
+    return nested_tensor(values_of(view.moved(starts, mask.row_splits)), mask.row_splits)
 
 
 def _views_of(
@@ -354,8 +352,8 @@ def _chosen(view: RaggedView, mask: RaggedView, path: str, copies: HostCopies) -
     firsts = np.flatnonzero(splits.lengths)
     firsts = firsts[is_chosen[splits.starts[firsts]]]
     if len(wrong):
-        row = int(np.searchsorted(splits.host, wrong[0], side="right")) - 1
-        place = f"{path}, row {row}, cell {wrong[0] - splits.host[row]}"
+        row = int(np.searchsorted(splits.offsets_array, wrong[0], side="right")) - 1
+        place = f"{path}, row {row}, cell {wrong[0] - splits.offsets_array[row]}"
         detail = (
             f"expected 0 or 1, as the rows are as long as those of full, found {cells[wrong[0]]}"
         )
@@ -364,9 +362,9 @@ def _chosen(view: RaggedView, mask: RaggedView, path: str, copies: HostCopies) -
         raise _without_prompt("the first token, which is True", f"{path}, row {firsts[0]}")
     edges = np.flatnonzero(np.diff(is_chosen, prepend=False, append=False))
     starts, lengths = edges[::2], edges[1::2] - edges[::2]  # of runs, none in two rows
-    rows = np.searchsorted(splits.host, starts, side="right") - 1
+    rows = np.searchsorted(splits.offsets_array, starts, side="right") - 1
     before = view.row_starts()[rows] + starts - splits.starts[rows] - 1
-    runs = replace(view, starts=before, row_splits=RowSplits.from_lengths(lengths))
+    runs = view.moved(before, RowSplits.from_lengths(lengths))
     counts = np.zeros(splits.rows, dtype=np.int64)
     np.add.at(counts, rows, lengths)
     return nested_tensor(values_of(runs), RowSplits.from_lengths(counts))

@@ -113,32 +113,35 @@ def _bytes_of(memory: Any) -> tuple[ByteArray, ...]:
 def _runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
     """Where runs of cells begin, in bytes, and their lengths; in the order of the buffer."""
     view, pieces = buffer.view, buffer.pieces
-    cell, row = view.cell_bytes, pieces.row
+    cell = view.cell_bytes
     unit = 1 if isinstance(view.memory, tuple) else cell
-    # One row more, because a tail of its own is row N.
-    firsts = view.row_starts()
-    firsts = np.concatenate([firsts, np.zeros_like(firsts, shape=(1, *firsts.shape[1:]))])[row]
-    if view.runs is None:
+    firsts = _and_tail(view.row_starts())[pieces.row] * unit
+    if view.run_lengths is None:
         is_pad, lengths = pieces.is_pad, pieces.length
-        starts = firsts * unit + pieces.source * cell
+        starts = firsts + pieces.source * cell
     else:
         # A piece has cells of several runs of its row; pads are as if they were one run.
-        held = np.concatenate([view.runs, np.zeros_like(view.runs, shape=(1, view.runs.shape[1]))])
-        ends = held[row].cumsum(axis=1)
-        begins = ends - held[row]
+        of_row = _and_tail(view.run_lengths)[pieces.row]
+        ends = of_row.cumsum(axis=1)
+        begins = ends - of_row
         low = np.maximum(begins, pieces.source[:, None])
         high = np.minimum(ends, (pieces.source + pieces.length)[:, None])
         sizes = np.maximum(high - low, 0)
         sizes[pieces.is_pad] = 0
         sizes[pieces.is_pad, 0] = pieces.length[pieces.is_pad]
         some = sizes > 0
-        starts, lengths = (firsts * unit + (low - begins) * cell)[some], sizes[some]
+        starts, lengths = (firsts + (low - begins) * cell)[some], sizes[some]
         is_pad = np.broadcast_to(pieces.is_pad[:, None], sizes.shape)[some]
     if view.ragged_dim > 1:
         outer = math.prod(view.shape[: view.ragged_dim - 1])
         starts = starts + np.arange(outer)[:, None] * (view.shape[view.ragged_dim - 1] * cell)
         lengths = np.tile(lengths, outer)
     return np.where(is_pad, pad_start, starts).reshape(-1), lengths
+
+
+def _and_tail(numbers: IntArray) -> IntArray:
+    """(N, ...) numbers of rows and zeros for row N, which a tail of its own is."""
+    return np.concatenate([numbers, np.zeros_like(numbers, shape=(1, *numbers.shape[1:]))])
 
 
 # --- by torch ----------------------------------------------------------------------------------

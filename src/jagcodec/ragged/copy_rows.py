@@ -73,11 +73,18 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
 def copy_task(view: RaggedView, out: ByteArray) -> Copy:
     """What puts the rows of a view in CPU memory end to end into `out`, which has their size."""
     memory, splits = view.memory, view.row_splits
-    if type(memory) is np.ndarray and view.ragged_dim == 1 and view.runs is None:  # as most are
+    if (
+        type(memory) is np.ndarray and view.ragged_dim == 1 and view.run_lengths is None
+    ):  # as most are
         cell_bytes = len(out) // (splits.total or 1)
         return Copy(out, memory, None, view.starts, splits.lengths, cell_bytes)
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     return Copy(out, source, None, *_runs(view, by_row=False), view.cell_bytes)
+
+
+def _is_simple(view: RaggedView) -> bool:
+    """Whether rows are in one array, each in one run of cells, as those of most columns are."""
+    return type(view.memory) is np.ndarray and view.ragged_dim == 1 and view.run_lengths is None
 
 
 def is_on_host(view: RaggedView) -> bool:
@@ -88,8 +95,8 @@ def is_on_host(view: RaggedView) -> bool:
 
 def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
     """Where runs of cells begin, and their lengths; `by_row`: all runs of row 0 come first."""
-    if view.runs is not None:
-        return view.row_starts().reshape(-1), view.runs.reshape(-1)
+    if view.run_lengths is not None:
+        return view.row_starts().reshape(-1), view.run_lengths.reshape(-1)
     lengths = view.row_splits.lengths
     if view.ragged_dim == 1:
         return view.starts, lengths
@@ -119,7 +126,9 @@ def pad_tasks(
 ) -> tuple[Pad, Copy | None]:
     """What writes rows and pads into a rectangle, and a copy of runs for afterwards."""
     memory, splits = view.memory, view.row_splits
-    if type(memory) is np.ndarray and view.ragged_dim == 1 and view.runs is None:  # as most are
+    if (
+        type(memory) is np.ndarray and view.ragged_dim == 1 and view.run_lengths is None
+    ):  # as most are
         begins = splits.starts if view.starts is None else view.starts
         cell = len(out) // (splits.rows * width)
         return Pad(out, memory, begins, splits.lengths, left_pad, width, cell, pad_bits), None
@@ -127,18 +136,20 @@ def pad_tasks(
     source: Any = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     if isinstance(source, np.ndarray):
         source = array_bytes(source)
-    if view.runs is None:
+    if view.run_lengths is None:
         starts, lengths = _runs(view, by_row=True)
         starts = view.row_starts() if starts is None else starts
         left_pad = _for_runs(left_pad, view)
         return Pad(out, source, starts, lengths, left_pad, width, cell, pad_bits), None
-    before = view.runs.cumsum(axis=1) - view.runs
+    before = view.run_lengths.cumsum(axis=1) - view.run_lengths
     if left_pad is not None:
         before += left_pad[:, None]
     places = np.arange(len(before), dtype=np.int64)[:, None] * width + before
     firsts, flat = view.row_starts(), np.ascontiguousarray
-    starts, lengths, left = (flat(part[:, -1]) for part in (firsts, view.runs, before))
-    to, others, sizes = (flat(part[:, :-1]).reshape(-1) for part in (places, firsts, view.runs))
+    starts, lengths, left = (flat(part[:, -1]) for part in (firsts, view.run_lengths, before))
+    to, others, sizes = (
+        flat(part[:, :-1]).reshape(-1) for part in (places, firsts, view.run_lengths)
+    )
     pad = Pad(out, source, starts, lengths, left, width, cell, pad_bits)
     return pad, Copy(out, source, to, others, sizes, cell)
 

@@ -155,7 +155,7 @@ def view_of_readable(
     host = host_numbers(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
-        row_splits.tensors[parts.offsets.device] = parts.offsets
+        row_splits.offsets_tensors[parts.offsets.device] = parts.offsets
         pool.remember(parts.offsets, row_splits)
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
     # Rows with holes between them, or that begin or end inside the values.
@@ -184,7 +184,7 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     # With the lengths of the shortest and longest row: without them padding goes to the sum of all
     # lengths (pytorch/pytorch#159380).
     device = values.device
-    offsets = row_splits.tensors.get(device)
+    offsets = row_splits.offsets_tensors.get(device)
     if offsets is None:
         offsets = _new_offsets(row_splits, device)
     if values.requires_grad:
@@ -194,16 +194,16 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
         )
     # What that call comes down to where no gradient has to pass; three times as fast, and without
     # the warning about fx tracing that torch 2.13 logs in every process.
-    made = row_splits.made
-    bounds = dict(made.get("bounds") or made.setdefault("bounds", _new_bounds(row_splits)))
+    shared = row_splits.jagged_parts
+    bounds = dict(shared.get("bounds") or shared.setdefault("bounds", _new_bounds(row_splits)))
     if not values.is_contiguous():
         return NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
     shape = values.shape
     key = (shape, ragged_dim, device)
-    like = made.get(key)
+    like = shared.get(key)
     if like is None:
         jagged: Any = NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
-        made[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
+        shared[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
         return jagged  # type: ignore[no-any-return]
     # Columns of equal rows and shapes differ in nothing but their values. To say so takes a tenth
     # of the time that the constructor takes to find it out. The sizes given here are never asked
@@ -231,11 +231,11 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
 
 def _new_offsets(row_splits: RowSplits, device: torch.device) -> torch.Tensor:
     """The offsets tensor that all columns of these rows share on a device."""
-    made = to_device(torch.from_numpy(row_splits.host), device)
+    offsets = to_device(torch.from_numpy(row_splits.offsets_array), device)
     # Torch gives each offsets tensor a number when it first sees it, without a lock. Let it do so
     # before another thread can have the tensor, or columns of the same rows get different numbers.
-    get_tensor_symint(made, coeff=1)  # type: ignore[no-untyped-call]
-    return row_splits.tensors.setdefault(device, made)
+    get_tensor_symint(offsets, coeff=1)  # type: ignore[no-untyped-call]
+    return row_splits.offsets_tensors.setdefault(device, offsets)
 
 
 def _new_bounds(row_splits: RowSplits) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from jagcodec.ragged.nested import (
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
-from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
+from jagcodec.ragged.views import RaggedView, end_to_end, in_buffers, rows_of_rectangle
 
 
 def is_column(source: Any) -> bool:
@@ -200,10 +200,9 @@ def _joined(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
         whole = first if len(parts) == 1 else cat_bits(parts, 0)
         return end_to_end(whole, splits)
     memory = tuple(map(as_bytes, parts))
-    shape = (splits.total, *first.shape[1:])
-    view = RaggedView(memory, first.dtype, shape, 1, None, splits)
-    view.starts = splits.starts * view.cell_bytes
-    return view
+    inner = first.shape[1:]
+    starts = splits.starts * (inner.numel() * first.itemsize)
+    return in_buffers(memory, first.dtype, inner, starts, splits)
 
 
 def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:

@@ -18,41 +18,55 @@ from jagcodec.memory.tensor_bytes import IntArray
 class RowSplits:
     """N rows, end to end in a run of cells. Immutable, so share it freely."""
 
-    __slots__ = ("host", "lengths", "made", "max", "min", "rows", "starts", "tensors", "total")
+    __slots__ = (
+        "jagged_parts",
+        "lengths",
+        "max",
+        "min",
+        "offsets_array",
+        "offsets_tensors",
+        "rows",
+        "starts",
+        "total",
+        "varlen_parts",
+    )
 
-    def __init__(self, host: IntArray, lengths: IntArray) -> None:
+    def __init__(self, offsets_array: IntArray, lengths: IntArray) -> None:
         """Use `from_lengths` or `from_offsets`."""
-        self.host: IntArray = host  # (N + 1,) offsets, starting at 0
-        # Made once: the kernel checks the same array only once for all columns.
-        self.starts: IntArray = host[:-1]
+        self.offsets_array: IntArray = offsets_array  # (N + 1,), starting at 0
+        # One object for all columns: the kernel checks an array that it knows only once.
+        self.starts: IntArray = offsets_array[:-1]
         self.lengths: IntArray = lengths
         self.rows: int = len(lengths)
-        self.total: int = host.item(-1)
+        self.total: int = offsets_array.item(-1)
         self.min: int = self.total  # the length of the shortest row, 0 without rows
-        self.max: int = self.total  # and of the longest
+        self.max: int = self.total  # the length of the longest row
         if self.rows > 1:
             # By index: numpy's own `min` takes four times as long for few rows.
             self.min = lengths.item(lengths.argmin())
             self.max = lengths.item(lengths.argmax())
-        self.tensors: dict[torch.device, torch.Tensor] = {}  # the offsets, by `ragged.nested`
-        self.made: dict[Any, Any] = {}  # what columns of these rows share besides
+        # What columns of these rows share, made when the first column needs it:
+        self.offsets_tensors: dict[torch.device, torch.Tensor] = {}  # by `ragged.nested`
+        self.jagged_parts: dict[Any, Any] = {}  # by `ragged.nested`: all but offsets and values
+        self.varlen_parts: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @classmethod
     def from_lengths(cls, lengths: IntArray) -> RowSplits:
         """Row splits of (N,) lengths, none of them negative; the lengths are aliased."""
-        if len(lengths) == 1:  # a message of one row: to add up takes three times as long
+        if len(lengths) == 1:  # For a message of one row, adding up takes three times as long.
             return cls(np.array((0, lengths.item()), np.int64), lengths)
-        host: IntArray = np.zeros(len(lengths) + 1, np.int64)
-        np.add.accumulate(lengths, out=host[1:])
-        return cls(host, lengths)
+        offsets: IntArray = np.zeros(len(lengths) + 1, np.int64)
+        np.add.accumulate(lengths, out=offsets[1:])
+        return cls(offsets, lengths)
 
     @classmethod
-    def from_offsets(cls, host: IntArray) -> RowSplits | None:
+    def from_offsets(cls, offsets: IntArray) -> RowSplits | None:
         """Row splits of (N + 1,) offsets, aliased; None unless they start at 0 and never fall."""
-        # None may be below 0: the difference of two offsets of unlike signs may wrap around.
-        if not len(host) or host.item(0) or host.argmin():
+        # Negative offsets are rejected first: the difference of two with unlike signs may wrap
+        # around.
+        if not len(offsets) or offsets.item(0) or offsets.argmin():
             return None
-        row_splits = cls(host, host[1:] - host[:-1])
+        row_splits = cls(offsets, offsets[1:] - offsets[:-1])
         return None if row_splits.min < 0 else row_splits
 
 
@@ -70,7 +84,7 @@ class RowSplitsPool:
         known = self._by_source.get(id(row_splits))
         if known is not None:
             return known[1]
-        one = self._by_value.setdefault(row_splits.host.tobytes(), row_splits)
+        one = self._by_value.setdefault(row_splits.offsets_array.tobytes(), row_splits)
         self._by_source[id(row_splits)] = (row_splits, one)
         return one
 

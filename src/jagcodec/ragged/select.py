@@ -436,7 +436,7 @@ def _chosen_view(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) 
     memory = view.memory
     in_order = view.starts is None and view.ragged_dim == 1
     if in_order and isinstance(chosen, range) and isinstance(memory, torch.Tensor):
-        first = int(view.row_splits.host[chosen.start])
+        first = int(view.row_splits.offsets_array[chosen.start])
         if memory.is_contiguous():
             return end_to_end(memory[first : first + row_splits.total], row_splits)
     return view.choose(rows, row_splits)

@@ -71,13 +71,12 @@ def check_varlen(column: PackedColumn, path: str) -> None:
 
 def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions within each row; made once."""
-    key = "varlen", device
-    found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.made.get(key)
+    found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.varlen_parts.get(device)
     if found is None:
         layout = PackLayout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads
         positions = torch.from_numpy(layout.position_ids(None, through_pads=False))
         both = to_device(torch.from_numpy(layout.cu_seqlens), device), to_device(positions, device)
-        found = row_splits.made.setdefault(key, both)
+        found = row_splits.varlen_parts.setdefault(device, both)
     return found
 
 

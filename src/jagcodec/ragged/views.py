@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory import INT64_MAX
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
     IntArray,
@@ -27,22 +28,30 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True, eq=False)  # which is made in half the time of a named tuple
 class RaggedView:
-    """N rows of a column in memory. Making one copies nothing."""
+    """N rows of a column in memory. Making one copies nothing.
+
+    Rows are in one of these forms, each of which has a constructor:
+
+    | rows are | `starts` | `memory` | made by |
+    |---|---|---|---|
+    | end to end, and fill the M cells | None | one | `end_to_end` |
+    | in a rectangle | s: row i starts at cell ``i * s`` | one | `rows_of_rectangle` |
+    | anywhere, in any order | (N,) cells | one | `moved`, `choose` |
+    | anywhere in buffers | (N,) bytes, as if these were end to end | several | `in_buffers` |
+    | K runs each, `run_lengths` long | (N, K), of cells or bytes | one or several | `in_runs` |
+
+    In the last two, `ragged_dim` is 1.
+    """
 
     # A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells in row-major
-    # order, an array of anything; or several buffers, each with some of the rows.
+    # order, an array of any dtype; or several buffers of bytes, each with some of the rows.
     memory: torch.Tensor | npt.NDArray[Any] | tuple[ByteArray, ...]
     dtype: torch.dtype  # of the cells
-    shape: tuple[int, ...]  # (A..., M, B...): M cells along the ragged dim, in each of A runs
+    shape: tuple[int, ...]  # (A..., M, B...): M cells along the ragged dim, A times
     ragged_dim: int  # of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`
-    # Where rows begin among the M cells: (N,) numbers, or a stride s, so that row i begins at
-    # ``i * s``; None if the rows are end to end and fill M. In several buffers: (N,) bytes, as if
-    # the buffers were end to end, and `ragged_dim` is 1.
     starts: IntArray | int | None
     row_splits: RowSplits
-    # (N, K) if each row is K runs of cells that are apart: how long they are. `starts` are (N, K)
-    # then, and `ragged_dim` is 1.
-    runs: IntArray | None = None
+    run_lengths: IntArray | None = None
 
     @property
     def device(self) -> torch.device:
@@ -63,17 +72,26 @@ class RaggedView:
         return math.prod(self.shape[self.ragged_dim :]) * self.dtype.itemsize
 
     def row_starts(self) -> IntArray:
-        """`starts` as (N,) numbers; (N, K) of rows in runs."""
+        """`starts` as (N,) numbers; (N, K) if rows are in runs."""
         if self.starts is None:
             return self.row_splits.starts
         if isinstance(self.starts, int):
             return np.arange(self.row_splits.rows, dtype=np.int64) * self.starts
         return self.starts
 
+    def moved(self, starts: IntArray, row_splits: RowSplits | None = None) -> RaggedView:
+        """Rows at other places of the same memory."""
+        return replace(self, starts=starts, row_splits=row_splits or self.row_splits)
+
+    def in_runs(self, starts: IntArray, run_lengths: IntArray) -> RaggedView:
+        """Rows of K runs each, at other places of the same memory; both arrays are (N, K)."""
+        return replace(self, starts=starts, run_lengths=run_lengths)
+
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """Some of the rows, in any order, whose lengths are those of `row_splits`."""
-        runs = None if self.runs is None else self.runs[rows]
-        return replace(self, starts=self.row_starts()[rows], row_splits=row_splits, runs=runs)
+        lengths = None if self.run_lengths is None else self.run_lengths[rows]
+        starts = self.row_starts()[rows]
+        return replace(self, starts=starts, row_splits=row_splits, run_lengths=lengths)
 
 
 class NestedParts(NamedTuple):
@@ -90,35 +108,58 @@ def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1)
     return RaggedView(values, values.dtype, tuple(values.shape), ragged_dim, None, row_splits)
 
 
+def in_buffers(
+    buffers: Sequence[ByteArray],
+    dtype: torch.dtype,
+    inner: Sequence[int],
+    starts: IntArray,
+    row_splits: RowSplits,
+    run_lengths: IntArray | None = None,
+) -> RaggedView:
+    """Rows of cells of shape `inner` in several buffers of bytes; `starts` count bytes."""
+    shape = (row_splits.total, *inner)
+    return RaggedView(tuple(buffers), dtype, shape, 1, starts, row_splits, run_lengths)
+
+
 def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
     """The rows of several views in all their memories; None if cells differ, or not on the host."""
     first = views[0]
-    memories: list[ByteArray] = []
-    starts, runs, end = [], [], 0
-    most = max(1 if view.runs is None else view.runs.shape[1] for view in views)
-    for view in views:
-        memory, rows = view.memory, view.row_splits.rows
-        alike = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
-        if isinstance(memory, torch.Tensor) or not alike or view.ragged_dim != 1:
-            return None
-        own = memory if isinstance(memory, tuple) else (array_bytes(memory),)
-        unit = 1 if isinstance(memory, tuple) else view.cell_bytes
-        lengths = view.row_splits.lengths[:, None] if view.runs is None else view.runs
-        begins, held = np.zeros((2, rows, most), dtype=np.int64)
-        begins[:, : lengths.shape[1]] = view.row_starts().reshape(lengths.shape) * unit + end
-        held[:, : lengths.shape[1]] = lengths
-        starts.append(begins)
-        runs.append(held)
-        memories += own
-        end += sum(map(len, own))
-    if not first.cell_bytes or sum(view.row_splits.total for view in views) >= 1 << 63:
+    if not all(_may_follow(view, first) for view in views) or not first.cell_bytes:
         return None
+    if sum(view.row_splits.total for view in views) > INT64_MAX:
+        return None
+    buffers: list[ByteArray] = []
+    starts, run_lengths, end = [], [], 0
+    most = max(1 if view.run_lengths is None else view.run_lengths.shape[1] for view in views)
+    for view in views:
+        memory: Any = view.memory
+        several = isinstance(memory, tuple)
+        lengths = view.run_lengths
+        if lengths is None:
+            lengths = view.row_splits.lengths[:, None]
+        unit = 1 if several else view.cell_bytes
+        begins, sizes = np.zeros((2, view.row_splits.rows, most), dtype=np.int64)
+        begins[:, : lengths.shape[1]] = view.row_starts().reshape(lengths.shape) * unit + end
+        sizes[:, : lengths.shape[1]] = lengths
+        starts.append(begins)
+        run_lengths.append(sizes)
+        count = len(buffers)
+        buffers += memory if several else (array_bytes(memory),)
+        end += sum(map(len, buffers[count:]))
     splits = RowSplits.from_lengths(np.concatenate([view.row_splits.lengths for view in views]))
-    all_starts, all_runs = np.concatenate(starts), np.concatenate(runs)
-    shape = (splits.total, *first.shape[1:])
-    view = RaggedView(tuple(memories), first.dtype, shape, 1, all_starts, splits, all_runs)
-    one_each = np.ascontiguousarray(all_starts[:, 0])
-    return replace(view, starts=one_each, runs=None) if most == 1 else view
+    inner, all_starts = first.shape[1:], np.concatenate(starts)
+    if most == 1:
+        return in_buffers(
+            buffers, first.dtype, inner, np.ascontiguousarray(all_starts[:, 0]), splits
+        )
+    all_lengths = np.concatenate(run_lengths)
+    return in_buffers(buffers, first.dtype, inner, all_starts, splits, all_lengths)
+
+
+def _may_follow(view: RaggedView, first: RaggedView) -> bool:
+    """Whether the rows of a view can be in one view with those of another."""
+    same = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
+    return same and view.ragged_dim == 1 and not isinstance(view.memory, torch.Tensor)
 
 
 def rows_of_rectangle(

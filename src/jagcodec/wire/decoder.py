@@ -353,7 +353,7 @@ def objects(
         budget.count_documents(message, size)
     memory: Any = view.memory if view.starts is None else as_bytes(values_of(view))
     read = _messages if leaf.blobs else _documents
-    items = read(message, budget, memory, view.row_splits.host, rows)
+    items = read(message, budget, memory, view.row_splits.offsets_array, rows)
     if leaf.blobs and node.kind is Kind.NON_TENSOR_ROWS:
         for row, item in zip(rows, items, strict=True):
             if is_non_tensor(item):  # which tensordict would open

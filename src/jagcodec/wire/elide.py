@@ -72,7 +72,7 @@ def elide(columns: Sequence[EndToEnd]) -> None:
         splits = one.splits
         if splits not in few:
             rows = _few_rows(splits.rows)
-            few[splits] = splits.host[rows], splits.host[rows + 1]
+            few[splits] = splits.offsets_array[rows], splits.offsets_array[rows + 1]
         repeats = one.begin_alike(*few[splits])
         other = first.setdefault((one.kind, one.column.splits, _sample(one.data)), one)
         runs = (
@@ -195,7 +195,7 @@ class _Searched:
         for first in range(0, splits.rows, step):
             some = slice(first, first + step)
             there = _gathered(data, starts[some], splits.lengths[some], size)
-            begin = int(splits.host[first]) * size
+            begin = int(splits.offsets_array[first]) * size
             if not _equal(self.data[begin : begin + len(there)], there):
                 return False
         return True
@@ -232,7 +232,7 @@ class _Searched:
         """(N,) with which row each row shares its first cells (itself: none), and how many."""
         splits = self.splits
         like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
-        order, host = self._sorted_twins(), splits.host.tolist()
+        order, host = self._sorted_twins(), splits.offsets_array.tolist()
         rows = [self.words[host[i] : host[i + 1]] for i in order]
         # Of sorted rows, two have in common what all neighbours between them have.
         with_next = list(itertools.starmap(_common, itertools.pairwise(rows)))
@@ -247,7 +247,7 @@ class _Searched:
 
     def _sorted_twins(self) -> list[int]:
         """The rows that begin like others, sorted by their bytes, longer ones first."""
-        bounds, view = (self.splits.host * self.size).tolist(), self.data.data
+        bounds, view = (self.splits.offsets_array * self.size).tolist(), self.data.data
 
         def heads(rows: Sequence[int], most: int) -> dict[int, bytes]:
             return {i: bytes(view[bounds[i] : min(bounds[i] + most, bounds[i + 1])]) for i in rows}

@@ -19,7 +19,7 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen, joined_ranges, joined_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import bad, expect, fail
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
@@ -343,7 +343,7 @@ class Message:
             # Rows of a rectangle are as long as each other.
             rows = data.reshape(extent, -1)[chosen.index] if len(data) else data
             return rows.reshape(-1), len(chosen)
-        host: Any = range(extent + 1) if splits is None else splits.host
+        host: Any = range(extent + 1) if splits is None else splits.offsets_array
         bounds = [(int(host[rows.start]), int(host[rows.stop])) for rows in ranges]
         parts = [
             self.cells(place, (k + a) * inner, (k + b) * inner)
@@ -492,8 +492,7 @@ def rows_in_runs(
     # In several buffers rows begin at bytes, as if the buffers were end to end.
     firsts *= cell
     firsts += np.cumsum([0, *map(len, memories[:-1])])
-    shape = (splits.total, *inner)
-    return RaggedView(tuple(memories), leaf.dtype, shape, 1, firsts, splits, lengths)
+    return in_buffers(memories, leaf.dtype, inner, firsts, splits, lengths)
 
 
 def _rows_of(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:

@@ -92,7 +92,7 @@ class Placing(PendingMessage):
         key: Any = rows
         if isinstance(rows, RowSplits):
             # Of fewer than two rows the shortest and the longest are all.
-            offsets = rows.host.tobytes() if rows.rows > 1 else b""
+            offsets = rows.offsets_array.tobytes() if rows.rows > 1 else b""
             key = rows.rows, rows.min, rows.max, offsets
         group = self._group_of.get(key)
         if group is None:

@@ -82,7 +82,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
         columns.append(column)
     nodes_of = [(int(node.kind), *node.fields) for node in nodes.values()]
     start = start_of((int(Kind.TENSORDICT), 1, tuple(nodes), *nodes_of))
-    offsets = [message.row_splits(group).host.tolist() for group in groups]
+    offsets = [message.row_splits(group).offsets_array.tolist() for group in groups]
     return Slicer(columns, offsets, start, header.packed_values)
 
 
