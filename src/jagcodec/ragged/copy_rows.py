@@ -73,18 +73,12 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
 def copy_task(view: RaggedView, out: ByteArray) -> Copy:
     """What puts the rows of a view in CPU memory end to end into `out`, which has their size."""
     memory, splits = view.memory, view.row_splits
-    if (
-        type(memory) is np.ndarray and view.ragged_dim == 1 and view.run_lengths is None
-    ):  # as most are
+    in_one_run = view.ragged_dim == 1 and view.run_lengths is None
+    if type(memory) is np.ndarray and in_one_run:  # as most are
         cell_bytes = len(out) // (splits.total or 1)
         return Copy(out, memory, None, view.starts, splits.lengths, cell_bytes)
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     return Copy(out, source, None, *_runs(view, by_row=False), view.cell_bytes)
-
-
-def _is_simple(view: RaggedView) -> bool:
-    """Whether rows are in one array, each in one run of cells, as those of most columns are."""
-    return type(view.memory) is np.ndarray and view.ragged_dim == 1 and view.run_lengths is None
 
 
 def is_on_host(view: RaggedView) -> bool:
@@ -126,9 +120,8 @@ def pad_tasks(
 ) -> tuple[Pad, Copy | None]:
     """What writes rows and pads into a rectangle, and a copy of runs for afterwards."""
     memory, splits = view.memory, view.row_splits
-    if (
-        type(memory) is np.ndarray and view.ragged_dim == 1 and view.run_lengths is None
-    ):  # as most are
+    in_one_run = view.ragged_dim == 1 and view.run_lengths is None
+    if type(memory) is np.ndarray and in_one_run:  # as most are
         begins = splits.starts if view.starts is None else view.starts
         cell = len(out) // (splits.rows * width)
         return Pad(out, memory, begins, splits.lengths, left_pad, width, cell, pad_bits), None
