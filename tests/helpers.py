@@ -156,6 +156,7 @@ def make_batch(cells_per_token=1, lengths=LENGTHS):
     logprobs = [torch.randn(n, generator=generator) for n in lengths]
     experts = [torch.randint(0, 8, (n, 2), generator=generator) for n in lengths]
     rows = len(lengths)
+    payloads = [PAYLOADS[i % len(PAYLOADS)] for i in range(rows)]
     return TensorDict(
         {
             "ids": stack_or_nest(ids, always_nest=True),
@@ -163,7 +164,8 @@ def make_batch(cells_per_token=1, lengths=LENGTHS):
             "experts": stack_or_nest(experts, always_nest=True),
             "embedding": torch.randn(rows, 3, generator=generator),
             "reward": torch.arange(float(rows)),
-            "message": NonTensorStack(*(PAYLOADS[i % len(PAYLOADS)] for i in range(rows))),
+            # A batch of tensordict 0.10 takes no stack without rows.
+            **({"message": NonTensorStack(*payloads)} if rows else {}),
             "tag": NonTensorData("gsm8k", batch_size=[rows]),
         },
         batch_size=[rows],

@@ -48,7 +48,7 @@ def bits_of(values):
     """Numbers in nested lists, floats by their bits; a NaN of numpy's is any NaN in Python."""
     if isinstance(values, list):
         return [bits_of(value) for value in values]
-    if isinstance(values, float):
+    if isinstance(values, float | np.float16):  # which older versions of pyarrow return
         return "nan" if values != values else struct.pack("<d", values)
     return values
 

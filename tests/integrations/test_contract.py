@@ -135,7 +135,7 @@ SAMPLES = {
     "message": [{"row": 0}, None],
 }
 VALUES = {
-    "no rows": lambda: make_batch(lengths=[]).exclude("message"),
+    "no rows": lambda: make_batch(lengths=[]),
     "one row": lambda: make_batch(lengths=[4]),
     "jagged tensor": lambda: make_batch()["ids"],
     "ragged dim 2": lambda: MROPE,

@@ -58,7 +58,9 @@ def test_every_image_comes_back_as_a_plain_one(image):
     pixels = image.tobytes()
     assert found.tobytes() == pixels
     if type(image) is Image.Image:
-        assert found == image == pickle.loads(pickle.dumps(image))
+        assert found == image
+        if pixels:  # Pillow 10 cannot unpickle an image without any
+            assert found == pickle.loads(pickle.dumps(image))
     if image.mode == "P":
         assert found.im.getpalettemode() == image.im.getpalettemode()
         assert found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()

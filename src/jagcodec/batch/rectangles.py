@@ -15,7 +15,7 @@ from jagcodec.memory import aligned
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
-from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
+from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes, lacks_kernel
 from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
 from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
@@ -221,8 +221,8 @@ def _fill_by_torch(rectangle: Rectangle) -> None:
     fresh = _holds_pads(rectangle)
     try:
         rectangle.tensor = pad_into(rectangle.tensor, view, rectangle.left_pad, bits, fresh=fresh)
-    except NotImplementedError as error:
-        if not is_followed(view.memory):
+    except RuntimeError as error:
+        if not (lacks_kernel(error) and is_followed(view.memory)):
             raise
         detail = f"expected gradients that torch can pad, found {rectangle.dtype}; detach it"
         raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error

@@ -16,7 +16,7 @@ from jagcodec.batch.columns import AnyBatch, columns_of
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_plain
-from jagcodec.memory.tensor_bytes import array_tensor, number_array
+from jagcodec.memory.tensor_bytes import array_tensor, lacks_kernel, number_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import check_memory
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
@@ -128,7 +128,9 @@ class _Making:
                 check_memory(column, path)
                 try:
                     return list(column.unbind())
-                except NotImplementedError as error:  # of sparse tensors of most dtypes
+                except RuntimeError as error:  # of sparse tensors of most dtypes
+                    if not lacks_kernel(error):
+                        raise
                     detail = f"expected rows that torch can take apart, found {column.dtype}"
                     remedy = f"; convert the column, or call .to_dense(), of a {column.layout}"
                     raise ArgumentTypeError("bad_dtype", path, detail + remedy) from error

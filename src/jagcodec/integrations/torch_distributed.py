@@ -160,7 +160,8 @@ class _Exchange:
         except ValueError as error:
             detail = f"expected a process group of this job: {error}"
             raise ArgumentError("bad_option", f"{where}(group)", detail) from error
-        self.ranks = dist.get_process_group_ranks(group)  # global ones
+        # Global ones. None means all ranks of the job, but not to this function of older versions.
+        self.ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
         self.carrier = torch.device("cpu")  # that bytes are transferred on
         if "cpu" not in backends:
             self.carrier = torch.device("cuda", torch.cuda.current_device())

@@ -20,6 +20,14 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def lacks_kernel(error: RuntimeError) -> bool:
+    """Whether torch raised this because it has no kernel for a dtype or a layout.
+
+    Newer versions of torch raise NotImplementedError, older ones a bare RuntimeError.
+    """
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
+
+
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` with lazy conjugation and negation carried out; itself without any."""
     if tensor._is_zerotensor():

@@ -26,6 +26,7 @@ from jagcodec.memory.tensor_bytes import (
     as_words,
     from_bytes,
     from_words,
+    lacks_kernel,
     spans_are_apart,
 )
 from jagcodec.packing.layout import Pieces
@@ -166,7 +167,9 @@ def _by_index(buffer: Buffer, indices: Indices) -> torch.Tensor:
             pad = _pad_cell(buffer, indices, as_is=follow)
             mask = mask.view(-1, *[1] * (found.dim() - dim - 1))
             found = torch.where(mask, found, pad, out=None if follow else found)
-    except NotImplementedError as error:
+    except RuntimeError as error:
+        if not lacks_kernel(error):
+            raise
         detail = f"expected gradients that torch can index, found {view.dtype}; detach it"
         raise ArgumentError("bad_dtype", buffer.path, detail) from error
     if buffer.out is not None:

@@ -24,6 +24,7 @@ from jagcodec.memory.tensor_bytes import (
     as_words,
     cat_bits,
     from_words,
+    lacks_kernel,
     plain_array,
     refill,
 )
@@ -264,7 +265,9 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
         try:
             return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
-        except NotImplementedError:  # torch fills a tensor first, which it cannot do for all dtypes
+        except RuntimeError as error:  # torch fills a tensor, which it cannot do for all dtypes
+            if not lacks_kernel(error):
+                raise
             none = torch.empty((0, 0), dtype=torch.int64)
             return torch._nested_view_from_buffer(values[:0], none, none, none.view(-1))
     if values.storage_offset():  # which torch passes over
