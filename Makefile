@@ -52,9 +52,16 @@ check: $(VENV)/.dev ## lint, spelling, types, and the workflows
 	$(BIN)/zizmor --offline --quiet .github/workflows
 
 # Each file in one process, because clusters wait more than they work. Three files need nothing of this environment.
-integrations: $(VENV)-integrations/.installed ## the integrations with Ray, TransferQueue, verl and Mooncake
-	$(WITH_ALL) -m pytest -n 2 --dist loadfile tests/integrations \
-		$(patsubst %,--ignore=tests/integrations/test_%.py,faults torch_distributed zmq) $(ARGS)
+# TRANSFERQUEUE=0.1.9 runs the tests of TransferQueue on that version, which comes first on the path of every process.
+THEM = tests/integrations $(patsubst %,--ignore=tests/integrations/test_%.py,faults torch_distributed zmq)
+ifdef TRANSFERQUEUE
+QUEUE = $(VENV)-transferqueue-$(TRANSFERQUEUE)
+THEM  = tests/integrations/test_transfer_queue.py tests/integrations/test_transfer_queue_rows.py
+FIRST = JAGCODEC_TRANSFERQUEUE=$(TRANSFERQUEUE) PYTHONPATH=$(abspath $(QUEUE))$${PYTHONPATH:+:$$PYTHONPATH}
+endif
+
+integrations: $(VENV)-integrations/.installed $(if $(QUEUE),$(QUEUE)/.installed) ## with Ray, TransferQueue, verl, Mooncake; TRANSFERQUEUE=0.1.9: another one
+	$(FIRST) $(WITH_ALL) -m pytest -n 2 --dist loadfile $(THEM) $(ARGS)
 
 # With PYTHON as it is, and without a network: .ci/gpu tells what that needs. ARGS=--write keeps the figures.
 WHEELS ?=
@@ -130,7 +137,7 @@ wheel: $(BIN)/python ## build, check and try the wheel and the sdist, into dist/
 	.ci/try-wheel build/pure/*.whl --pure $(PYTHON)
 
 clean: ## remove what all of this made
-	rm -rf $(VENV) $(VENV)-integrations build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/*/*.so
+	rm -rf $(VENV) $(VENV)-integrations $(VENV)-transferqueue-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/*/*.so
 
 # --- environments: one for everything, and one with the frameworks. A stamp says what is installed; it is made anew
 # when the project's requirements or its C code change.
@@ -149,11 +156,16 @@ $(VENV)/.dev: $(BUILD) | $(BIN)/python
 	touch $@ $(VENV)/.demo
 
 # Without its requirements, which the environment already has, and without the constraints, which name one version. It
-# is next to the environment's own, and comes before it on the path.
+# is next to the environment's own, and comes before it on the path. So is another TransferQueue, below.
 $(VENV)/.tensordict-%: $(VENV)/.dev
 	rm -rf $(VENV)/tensordict-$*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
 		--target $(VENV)/tensordict-$* tensordict==$*
+	touch $@
+
+$(VENV)-transferqueue-%/.installed: | $(VENV)-integrations/.installed
+	rm -rf $(@D)
+	$(WITH_ALL) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) TransferQueue==$*
 	touch $@
 
 $(VENV)-integrations/.installed: $(BUILD)

@@ -1,16 +1,19 @@
 """What is installed is used, in a process that sees no checkout: ``python -I tests/installed.py``.
 
-`make wheel` and cibuildwheel run this in fresh environments. With torch, a batch makes the whole
-trip; without it, on a Python that torch has no wheel for, the C modules are called by themselves.
+`make wheel`, `make matrix` and cibuildwheel run this in fresh environments. With torch, a batch
+makes the whole trip, and the blocks of the README and the guide run without a warning. Without it,
+on a Python that torch has no wheel for, the C modules are called by themselves.
 ``--compiled`` asks for them, ``--pure`` for none.
 """
 
 import contextlib
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 import sysconfig
+import warnings
 from array import array
 from pathlib import Path
 
@@ -34,8 +37,12 @@ def main() -> None:
     command()
     done.append("command")
     if importlib.util.find_spec("torch") is not None:
+        with warnings.catch_warnings(record=True) as shown:  # with Python's own filters
+            for page in ("README.md", "docs/guide.md"):
+                run_blocks(Path(__file__).resolve().parents[1] / page)
+        assert shown == [], f"expected no warning, found {[str(each) for each in shown]}"
         trip(kind)
-        done.append("whole trip")
+        done.append("README, guide, whole trip")
     version = importlib.metadata.version("jagcodec")
     print(f"jagcodec {version} on Python {sys.version.split()[0]}: {', '.join(done)}")
 
@@ -100,6 +107,13 @@ def trip(kind: str) -> None:
     assert torch.equal(batch["ids"], masked), f"found {batch['ids']}"
     assert batch["answer"].tolist() == ["42", "", "yes"], f"found {batch['answer']}"
     assert decode(received)["ids"].offsets().tolist() == [0, 2, 6, 9], "offsets"
+
+
+def run_blocks(page: Path) -> None:
+    """The blocks of a page in order, as a reader would run them."""
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        exec(compile(block, str(page), "exec"), names)
 
 
 if __name__ == "__main__":

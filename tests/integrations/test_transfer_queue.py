@@ -8,10 +8,15 @@ import asyncio
 import enum
 import inspect
 import logging
+import os
 import runpy
 import sys
+import types
+from abc import ABCMeta, abstractmethod
+from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,6 +46,7 @@ from transfer_queue.storage import simple_storage
 from transfer_queue.storage.bootstrap import StorageBootstrapProvider, simple_storage_bootstrap
 from transfer_queue.storage.managers import simple_storage_manager as managers
 from transfer_queue.storage.managers.base import StorageManagerFactory
+from transfer_queue.utils.zmq_utils import ZMQRequestType
 
 from jagcodec.integrations import transfer_queue as backend
 
@@ -401,6 +407,17 @@ def test_options_reach_every_process_and_a_unit_that_dies_is_an_error(use, monke
     assert type(caught.value).__name__ in ("StorageUnitTimeout", "RuntimeError")
 
 
+def test_every_process_has_the_version_that_make_was_asked_for(cluster):
+    @ray.remote(num_cpus=0)
+    def version():
+        import transfer_queue
+
+        return transfer_queue.__version__
+
+    asked = os.environ.get("JAGCODEC_TRANSFERQUEUE", tq.__version__)
+    assert [tq.__version__, ray.get(version.remote(), timeout=SECONDS)] == [asked, asked]
+
+
 @pytest.mark.parametrize("actor", [simple_storage.SimpleStorageUnit, TransferQueueController])
 def test_a_process_without_jagcodec_is_named(use, monkeypatch, tmp_path, actor):
     """Storage units, or the controller, in an environment where jagcodec is missing."""
@@ -577,3 +594,76 @@ def test_another_version_of_transfer_queue_is_named(monkeypatch, owner, name):
                 monkeypatch.delattr(cls, key)  # which sets it on an instance, or reads it
     with pytest.raises(ImportError, match=rf"\b{name}\b.*found version 9\.9"):
         runpy.run_path(backend.__file__, run_name=backend.__name__)
+
+
+class LaterUnit:
+    """A storage unit of the versions after 0.1.11, whose requests a `PayloadTransfer` answers."""
+
+    def __init__(self, transfer):
+        self.storage_unit_id, self.storage_unit_size, self.storage_data = "unit", None, None
+        self.payload_transfer = transfer
+
+    def get_zmq_server_info(self): ...
+    def _handle_save_checkpoint(self, request): ...
+    def _handle_load_checkpoint(self, request): ...
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """The names of this module, imported beside a TransferQueue of such a version."""
+
+    def names(*methods):
+        package = "transfer_queue.storage.payload_transfer"
+        for name in (package, f"{package}.base"):
+            module: Any = types.ModuleType(name)
+            module.__spec__ = ModuleSpec(name, None)
+            abstract = {method: abstractmethod(lambda *_, **__: None) for method in methods}
+            module.PayloadTransfer = ABCMeta("PayloadTransfer", (), abstract)
+            monkeypatch.setitem(sys.modules, name, module)
+        for registry in StorageManagerFactory._registry, StorageBootstrapProvider._providers:
+            for name, entry in registry.items():
+                monkeypatch.setitem(registry, name, entry)  # put back after the test
+        stock = simple_storage.SimpleStorageUnit.__ray_metadata__
+        monkeypatch.setattr(stock, "modified_class", LaterUnit)
+        return runpy.run_path(backend.__file__, run_name=backend.__name__)
+
+    return names
+
+
+def test_a_payload_transfer_of_later_versions_moves_the_same_messages(later):
+    names = later("put", "get", "handle_request")
+    theirs = mock.AsyncMock(handle_request=mock.Mock(), bootstrap_info=mock.Mock())
+    theirs.close = mock.Mock()
+    unit = names["_JagcodecStorageUnit"](theirs, options=backend.StorageOptions())
+    transfer, storage = unit.payload_transfer, unit.storage_data
+    callbacks = {"load_data": storage.get_data, "store_data": storage.store}
+
+    def answer(kind, **body):
+        request = types.SimpleNamespace(request_type=kind, body=body)
+        return request, transfer.handle_request(request, storage_id="unit", **callbacks)
+
+    kinds, rows = ZMQRequestType, [4, 7]
+    body = TestStorage.body(ids=torch.tensor([[1, 2], [3, 4]]))
+    _, stored = answer(kinds.PUT_DATA, global_indexes=rows, data=body)
+    asked = {backend.MESSAGE: ["ids"]}
+    _, found = answer(kinds.GET_DATA, global_indexes=[7], fields=asked)
+    assert (stored.request_type, stored.sender_id) == (kinds.PUT_DATA_RESPONSE, "unit")
+    got = jagcodec.open_wire(found.body["data"][backend.MESSAGE])["ids"]
+    assert [row.tolist() for row in got.unbind()] == [[3, 4]]
+    theirs.handle_request.assert_not_called()
+    # What fails, and what is neither a put nor a get, is TransferQueue's.
+    for kind in (kinds.PUT_DATA, kinds.GET_DATA, kinds.CLEAR_DATA):
+        request, answered = answer(kind, global_indexes=[9], fields=asked, data=None)
+        theirs.handle_request.assert_called_with(request, storage_id="unit", **callbacks)
+        assert answered is theirs.handle_request.return_value
+    for method in ("put", "get"):
+        sent = asyncio.run(getattr(transfer, method)(target_id="unit"))
+        assert sent is getattr(theirs, method).return_value
+    assert transfer.bootstrap_info() is theirs.bootstrap_info.return_value
+    transfer.close()
+    theirs.close.assert_called_once_with()
+
+
+def test_a_payload_transfer_that_asks_for_more_is_named(later):
+    with pytest.raises(ImportError, match=r"PayloadTransfer that does not ask for pull, found"):
+        later("put", "get", "handle_request", "pull")

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +92,12 @@ try:
     from transfer_queue.storage.simple_storage import StorageUnitData
     from transfer_queue.utils.logging_utils import get_logger
     from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, ZMQServerInfo
+
+    # Up to 0.1.11 a storage unit has a method for each request, later one `PayloadTransfer`.
+    PayloadTransfer: Any = object
+    if find_spec("transfer_queue.storage.payload_transfer") is not None:
+        base = import_module("transfer_queue.storage.payload_transfer.base")
+        PayloadTransfer = _part(base, "PayloadTransfer")
 except ImportError as _error:
     raise _changed(f"all modules and names of 0.1.11 ({_error})") from _error
 
@@ -328,6 +336,10 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         """Keep a message."""
         self._keep(self.options.open(content_of(field_data, "put")), global_indexes)
 
+    def store(self, global_indexes: list[int], field_data: Any, data_parser: None) -> None:
+        """`put_data`, called as a `PayloadTransfer` calls it."""
+        self.put_data(field_data, global_indexes)
+
     def _keep(self, batch: WireBatch, global_indexes: list[int]) -> None:
         if len(batch) != len(global_indexes):
             found = f"expected {len(global_indexes)} rows, found {len(batch)}"
@@ -442,6 +454,50 @@ def _holds_tensors(column: Any) -> bool:
     )
 
 
+def _answer(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
+    """The answer to a put or a get; None to other requests, and to those that fail.
+
+    TransferQueue's own code answers then, and names the fault. It counts the cores of the host at
+    each request, which is slower than a put.
+    """
+    body, kind = request.body, request.request_type
+    with suppress(Exception):
+        if kind == ZMQRequestType.PUT_DATA:
+            store_data(body["global_indexes"], body["data"], None)
+            return ZMQMessage.create(ZMQRequestType.PUT_DATA_RESPONSE, unit, {})
+        if kind == ZMQRequestType.GET_DATA:
+            reply = {"data": load_data(body["fields"], body["global_indexes"])}
+            return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, unit, reply)
+    return None
+
+
+class _Transfer(PayloadTransfer):  # type: ignore[misc]
+    """What moves the puts and gets of a storage unit: TransferQueue's own, with our answers."""
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+
+    async def put(self, **given: Any) -> Any:
+        return await self._theirs.put(**given)
+
+    async def get(self, **given: Any) -> Any:
+        return await self._theirs.get(**given)
+
+    def handle_request(
+        self, request: Any, *, storage_id: str, load_data: Any, store_data: Any
+    ) -> Any:
+        ours = _answer(request, storage_id, load_data, store_data)
+        return ours or self._theirs.handle_request(
+            request, storage_id=storage_id, load_data=load_data, store_data=store_data
+        )
+
+    def bootstrap_info(self) -> Any:
+        return self._theirs.bootstrap_info()
+
+    def close(self) -> None:
+        self._theirs.close()
+
+
 _Stock: Any = _part(simple_storage, "SimpleStorageUnit.__ray_metadata__.modified_class")
 
 
@@ -452,30 +508,23 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         # No client knows the address before this returns.
         self.storage_data = _RowStorage(self.storage_unit_size, options)
+        if PayloadTransfer is not object:
+            self.payload_transfer: Any = _Transfer(self.payload_transfer)
 
     def get_zmq_server_info(self) -> _StorageUnitInfo:
         """The address, as a class of this module: unpickling it registers the backend."""
         info = super().get_zmq_server_info()
         return _StorageUnitInfo(info.role, info.id, info.ip, info.ports)
 
-    # TransferQueue's own handlers count the cores of the host first, which is slower than a put.
-    # They run if ours fail, and name the fault.
-
     def _handle_put(self, request: Any) -> Any:
-        body = request.body
-        try:
-            self.storage_data.put_data(body["data"], body["global_indexes"])
-        except Exception:
-            return super()._handle_put(request)
-        return ZMQMessage.create(ZMQRequestType.PUT_DATA_RESPONSE, self.storage_unit_id, {})
+        return self._answer(request) or super()._handle_put(request)
 
     def _handle_get(self, request: Any) -> Any:
-        body = request.body
-        try:
-            reply = {"data": self.storage_data.get_data(body["fields"], body["global_indexes"])}
-        except Exception:
-            return super()._handle_get(request)
-        return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, self.storage_unit_id, reply)
+        return self._answer(request) or super()._handle_get(request)
+
+    def _answer(self, request: Any) -> Any:
+        storage = self.storage_data
+        return _answer(request, self.storage_unit_id, storage.get_data, storage.store)
 
     # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
 
@@ -662,16 +711,17 @@ _RELIED_ON: dict[Any, str] = {
     AsyncSimpleStorageManager: "put_data get_data notify_data_update _group_by_hash "
     "_pack_field_values _put_to_single_storage_unit _get_from_single_storage_unit "
     "storage_unit_infos",
-    _Stock: "get_zmq_server_info _handle_put _handle_get _handle_save_checkpoint "
-    "_handle_load_checkpoint storage_data storage_unit_id storage_unit_size",
+    _Stock: "get_zmq_server_info _handle_save_checkpoint _handle_load_checkpoint storage_data "
+    "storage_unit_id storage_unit_size "
+    + ("_handle_put _handle_get" if PayloadTransfer is object else "payload_transfer"),
     StorageUnitData: "put_data get_data clear field_data storage_size _active_keys",
     BatchMeta: "size global_indexes field_names partition_ids",
     RoutingGroup: "global_indexes batch_positions",
     StorageBootstrapProvider: "register_provider",
     StorageManagerFactory: "register",
     ZMQMessage: "create",
-    ZMQRequestType: "PUT_DATA_RESPONSE GET_DATA_RESPONSE SAVE_STORAGE_CHECKPOINT_RESPONSE "
-    "LOAD_STORAGE_CHECKPOINT_RESPONSE",
+    ZMQRequestType: "PUT_DATA GET_DATA PUT_DATA_RESPONSE GET_DATA_RESPONSE "
+    "SAVE_STORAGE_CHECKPOINT_RESPONSE LOAD_STORAGE_CHECKPOINT_RESPONSE",
     ZMQServerInfo: "role id ip ports",
     interface: "_TQ_CLIENT",
 }
@@ -692,6 +742,9 @@ def _check_version() -> None:
     missing = [f"{_name_of(owner)}.{name}" for owner, name in names if not _has(owner, name)]
     if missing:
         raise _changed(", ".join(missing))
+    abstract = getattr(_Transfer, "__abstractmethods__", None)
+    if abstract:
+        raise _changed(f"a PayloadTransfer that does not ask for {', '.join(sorted(abstract))}")
     code = getattr(_START, "__code__", None)
     if code is None or "SimpleStorageUnit" not in code.co_names or code.co_freevars:
         raise _changed("initialize_simple_storage, a function that starts each SimpleStorageUnit")
