@@ -22,7 +22,7 @@ _NO_NAMES: frozenset[Any] = frozenset()
 _MOST_NAMED = 8
 _LARGEST = (1 << 63) - 1
 
-ODD = (TypeError, ValueError, RuntimeError, MemoryError, OverflowError)
+FOREIGN_ERRORS = (TypeError, ValueError, RuntimeError, MemoryError, OverflowError)
 """What Python, numpy and torch raise of an object that is not what it seems to be."""
 
 
@@ -62,7 +62,7 @@ def items_of(values: Any, path: str, expected: str) -> list[Any]:
         if not isinstance(values, (str, bytes)):
             # By an iterator, because a subclass of list may lie about its length.
             return list(iter(values))
-    except ODD as error:
+    except FOREIGN_ERRORS as error:
         detail = f"expected {expected}, found {describe(values)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(values)}")
@@ -87,7 +87,7 @@ def _names_in(names: Any, path: str, collect: Callable[[Any], Any]) -> Any:
         raise ArgumentTypeError("bad_type", path, detail)
     try:
         found = collect(names)
-    except ODD as error:
+    except FOREIGN_ERRORS as error:
         detail = f"expected names, found {describe(names)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     check_names(found, path)
@@ -154,7 +154,7 @@ def integer_of(number: Any) -> int | None:
         return None
     try:
         return operator.index(number)
-    except ODD:  # a tensor may have several cells, or no values
+    except FOREIGN_ERRORS:  # a tensor may have several cells, or no values
         return None
 
 

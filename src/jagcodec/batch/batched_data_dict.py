@@ -9,7 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import ODD, check_name, flag_of, known_names, mapping_of, named_columns
+from jagcodec._arguments import (
+    FOREIGN_ERRORS,
+    check_name,
+    flag_of,
+    known_names,
+    mapping_of,
+    named_columns,
+)
 from jagcodec.batch.compare import same_values
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
@@ -211,7 +218,7 @@ def _given(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
     """Columns by name, from what the constructor of a dict accepts."""
     try:
         found = dict(*columns, **named)
-    except ODD as error:
+    except FOREIGN_ERRORS as error:
         detail = f"expected columns by name, or pairs of them, found {describe(columns[0])}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     return named_columns(found, path)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import (
-    ODD,
+    FOREIGN_ERRORS,
     check_names,
     check_option,
     integer_of,
@@ -694,7 +694,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         index = rank if isinstance(rank, slice) else integer_of(rank)
         try:
             return self._steps[index]  # type: ignore[index]
-        except (IndexError, *ODD):
+        except (IndexError, *FOREIGN_ERRORS):
             raise _outside("MicroBatches", "rank", rank, len(self)) from None
 
     def __repr__(self) -> str:
@@ -872,9 +872,9 @@ class MicroBatches(Sequence[list[IntArray]]):
     def _rising(self, first: int, last: int) -> IntArray:
         """Where rows, rising, are among those of these ranks; copies are left out."""
         bounds = self._assignment.bounds
-        own = slice(bounds[first * self._count], bounds[last * self._count])
-        rows = np.flatnonzero(~self._assignment.is_copy[own])
-        return rows[np.argsort(self.order[own][rows])]
+        places = slice(bounds[first * self._count], bounds[last * self._count])
+        rows = np.flatnonzero(~self._assignment.is_copy[places])
+        return rows[np.argsort(self.order[places][rows])]
 
     def _checked_rank(self, rank: Any, where: str) -> int:
         known = integer_of(rank)

@@ -15,7 +15,7 @@ from jagcodec.memory import aligned
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
-from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes, lacks_kernel
+from jagcodec.memory.tensor_bytes import IntArray, are_disjoint, as_bytes, lacks_kernel
 from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
 from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
@@ -202,7 +202,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
                 pads.append(task)
             if others is not None:
                 rest.append(others)
-    if reused and not _are_apart([*copies, *pads], rest):
+    if reused and not _are_disjoint([*copies, *pads], rest):
         detail = "expected separate memory for each column, apart from the batch, found an overlap"
         raise ArgumentError("conflict", "materialize(out)", detail)
     copy_all(copies)
@@ -228,12 +228,12 @@ def _fill_by_torch(rectangle: Rectangle) -> None:
         raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
 
 
-def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
+def _are_disjoint(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
     """Whether no target overlaps another buffer; targets of `rest` are among those of `tasks`."""
     parts = [part for task in (*tasks, *rest) for part in task[1:]]
     read = [part for part in parts if isinstance(part, np.ndarray)]
     read += [buffer for part in parts if isinstance(part, tuple) for buffer in part]
-    return are_apart([task.dst for task in tasks], read)
+    return are_disjoint([task.dst for task in tasks], read)
 
 
 # --- of one message ----------------------------------------------------------------------------

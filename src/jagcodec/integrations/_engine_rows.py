@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
-from jagcodec._arguments import ODD
+from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.errors import ArgumentError, JagcodecError, brief
 
 Row = dict[str, Any]
@@ -20,7 +20,7 @@ def reading_output(path: str, expected: str) -> Iterator[None]:
         yield
     except JagcodecError:
         raise
-    except (AttributeError, LookupError, *ODD) as error:
+    except (AttributeError, LookupError, *FOREIGN_ERRORS) as error:
         found = f"expected {expected}, found {type(error).__name__}: {error}"
         raise ArgumentError("bad_type", path, f"{found}; leave out failed requests") from error
 

@@ -126,8 +126,8 @@ def trim(column: torch.Tensor) -> Trimmed:
 def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
     """The pad of each row, one pad if all padded rows share it, or none if no row is padded."""
     wanted = pads[padded]
-    alike = not len(wanted) or bool((wanted == wanted[0]).all())
-    return np.ascontiguousarray(wanted[:1] if alike else pads)
+    all_equal = not len(wanted) or bool((wanted == wanted[0]).all())
+    return np.ascontiguousarray(wanted[:1] if all_equal else pads)
 
 
 def _kept(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:

@@ -168,15 +168,15 @@ class _Exchange:
 
     def is_source(self, src: Any, batch: Any) -> bool:
         """Whether this rank is the one that sends."""
-        own = self.ranks[self.place]
+        this_rank = self.ranks[self.place]
         if not self._is_rank(src):
             found = f"expected a global rank of the group, one of {self.ranks}, found {brief(src)}"
             raise ArgumentError("bad_option", f"{self.where}(src)", found)
-        if src != own and batch is not None:
-            found = f"{type(batch).__name__} on rank {own}"
+        if src != this_rank and batch is not None:
+            found = f"{type(batch).__name__} on rank {this_rank}"
             expected = f"expected None on every rank but src={src}, found {found}"
             raise ArgumentError("conflict", f"{self.where}(batch)", expected)
-        return bool(src == own)
+        return bool(src == this_rank)
 
     def _is_rank(self, src: Any) -> bool:
         # A bool is an Integral too, and 1.0 is in [1].
@@ -209,7 +209,7 @@ class _Exchange:
             self.allow_pickle = flag_of(self.allow_pickle, f"{self.where}(allow_pickle)")
             return prepare()
 
-        own, sizes = self._agree(src, checked)
+        encoded, sizes = self._agree(src, checked)
         places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
 
         def opened(place: int, blob: torch.Tensor) -> tuple[int, Message]:
@@ -218,16 +218,16 @@ class _Exchange:
                 how = Reading(self.limits, None, device, self.allow_pickle)
                 return place, open_message(blob.numpy(), "message", how)
 
-        blobs, _ = self._agree(src, lambda: [(i, self._room(i, sizes[i], own)) for i in places])
+        blobs, _ = self._agree(src, lambda: [(i, self._room(i, sizes[i], encoded)) for i in places])
         arrived = self._broadcast(blobs)
         messages: list[tuple[int, Message]]
         messages, _ = self._agree(src, lambda: [*map(opened, places, arrived)])
         return messages
 
-    def _room(self, place: int, size: int, own: torch.Tensor | None) -> torch.Tensor:
+    def _room(self, place: int, size: int, encoded: torch.Tensor | None) -> torch.Tensor:
         """Memory for a message to be received; this rank's own one has it."""
-        if own is not None and place == self.place:
-            return own
+        if encoded is not None and place == self.place:
+            return encoded
         most = self.limits.bytes
         if size > most:
             raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")

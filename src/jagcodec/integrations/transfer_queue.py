@@ -361,13 +361,13 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
             columns |= one | others
             if len(batches) > max(1, len(index) // 4):
                 scattered += list(one)
-        apart = [name for name, column in columns.items() if _holds_tensors(column)]
+        with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
         batch = Columns(len(global_indexes), {name: columns[name] for name in found})
-        frames = self.options.encode(batch, {APART: apart} if apart else None)
+        frames = self.options.encode(batch, {APART: with_tensors} if with_tensors else None)
         if scattered:  # from now on this message holds the rows, so the next get is faster
             kept = self.options.open(frames, NO_LIMITS)
             rows = [_Row(kept, row) for row in range(len(kept))]
-            for name in set(scattered).difference(apart):
+            for name in set(scattered).difference(with_tensors):
                 self.field_data[name].update(zip(global_indexes, rows, strict=True))
         return body_of(frames)
 
@@ -600,10 +600,12 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         # The rows of all storage units as one batch, in the order that was asked for.
         places = np.concatenate([group.batch_positions for group in groups.values()])
         index = np.argsort(places).tolist()
-        apart = {name for batch in batches for name in batch.meta.get(APART, ())}
-        alike = [name for name in names if name not in apart]
-        leaves, others = _rows_of(batches, index, alike, lambda b: b.to_tensordict().items())
-        others |= {name: _column_of(*_values_of_rows(batches, index, name)) for name in apart}
+        with_tensors = {name for batch in batches for name in batch.meta.get(APART, ())}
+        joinable = [name for name in names if name not in with_tensors]
+        leaves, others = _rows_of(batches, index, joinable, lambda b: b.to_tensordict().items())
+        others |= {
+            name: _column_of(*_values_of_rows(batches, index, name)) for name in with_tensors
+        }
         leaves |= {name: self._packed(column) for name, column in others.items()}
         return batch_of({name: leaves[name] for name in names}, metadata.size)
 

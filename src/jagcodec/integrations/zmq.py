@@ -208,8 +208,8 @@ async def _send(
 
 async def _recv(socket: Any, timeout: float | None, where: str) -> Received:
     _check(socket, timeout, where)
-    own = socket.getsockopt(zmq.RCVTIMEO)
-    limit = timeout if timeout is not None else own / 1000 if own >= 0 else math.inf
+    own_limit = socket.getsockopt(zmq.RCVTIMEO)
+    limit = timeout if timeout is not None else own_limit / 1000 if own_limit >= 0 else math.inf
     end = time.monotonic() + limit
     with _reported(where, timeout, "a message", "none"):
         parts = _parts_if_any(socket)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from tensordict import MemoryMappedTensor
 
-from jagcodec._arguments import ODD, integer_of
+from jagcodec._arguments import FOREIGN_ERRORS, integer_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import has_memory, resolved
 
@@ -121,7 +121,9 @@ def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
         check_plain(value, path)
     try:
         return value.numpy() if type(value) is torch.Tensor else np.asarray(value)
-    except ODD as error:  # lists of several lengths; a dtype or a layout that numpy lacks
+    except (
+        FOREIGN_ERRORS
+    ) as error:  # lists of several lengths; a dtype or a layout that numpy lacks
         detail = f"expected {expected}, found {describe(value)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
 
@@ -140,5 +142,5 @@ def usable_device(device: Any, path: str) -> torch.device | None:
         if str(known_as) == "meta":
             return torch.device("meta")
         return torch.empty(0, device=known_as).device
-    except (*ODD, AssertionError) as error:
+    except (*FOREIGN_ERRORS, AssertionError) as error:
         raise ArgumentError("bad_option", path, f"{expected}: {error}") from error

@@ -173,14 +173,16 @@ def borrowed(start: int, size: int, owner: object, writable: bool = True) -> Byt
     return np.asarray(_Borrowed(start, size, owner, writable), dtype=np.uint8)
 
 
-def are_apart(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
+def are_disjoint(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
     """Whether no target overlaps a source, or another target."""
     written = [(address(data), data.nbytes) for data in targets]
-    return spans_are_apart(written, [(address(data), data.nbytes) for data in sources])
+    return spans_are_disjoint(written, [(address(data), data.nbytes) for data in sources])
 
 
-def spans_are_apart(targets: Iterable[tuple[int, int]], sources: Iterable[tuple[int, int]]) -> bool:
-    """As `are_apart`, of memory by its addresses and sizes in bytes."""
+def spans_are_disjoint(
+    targets: Iterable[tuple[int, int]], sources: Iterable[tuple[int, int]]
+) -> bool:
+    """As `are_disjoint`, of memory by its addresses and sizes in bytes."""
     spans = [(start, size, True) for start, size in targets if size]
     spans += [(start, size, False) for start, size in sources if size]
     written = read = 0  # where the furthest of them ends

@@ -48,11 +48,11 @@ def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> Jagcodec
     """An error of `cells_of_rows` for a column at `path`; without `of_rows` for one chunk."""
     place, detail = error.path, error.detail
     if not of_rows:
-        place, detail = place.removeprefix(", row 0"), detail.removesuffix(_OBJECTS)
+        place, detail = place.removeprefix(", row 0"), detail.removesuffix(_OR_OBJECTS)
     return type(error)(error.reason, path + place, detail)
 
 
-_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
+_OR_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
 
 # How C writes numbers as cells of a dtype, for `cells.fill`: code, stored dtype, and bits
 # of precision. float16 and bfloat16 by way of float32, as torch rounds Python's floats.
@@ -95,11 +95,11 @@ _ARRAYS, _TENSORS, _SEQUENCES = {np.ndarray}, {torch.Tensor}, {list, tuple}
 
 
 def cells_of_rows(
-    rows: Sequence[Any], dtype: Any = None, *, own: bool = True, dim: int = 0
+    rows: Sequence[Any], dtype: Any = None, *, copied: bool = True, dim: int = 0
 ) -> RowCells | list[Any]:
     """The cells of N rows, one or more; a list of the rows, if they are objects.
 
-    With `own` the cells do not alias the rows. The tokens of a row are along its dim `dim`.
+    With `copied` the cells do not alias the rows. The tokens of a row are along its dim `dim`.
     """
     if dtype is object:
         return payloads_of_rows(rows, "")
@@ -115,7 +115,7 @@ def cells_of_rows(
             rows, types = arrays, _ARRAYS
     # Most columns are of one kind, which shows without reading every row.
     if types == _ARRAYS and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
-        return _joined(rows, own, dim) if dtype is None else _of_arrays(rows, dtype, own, dim)
+        return _joined(rows, copied, dim) if dtype is None else _of_arrays(rows, dtype, copied, dim)
     if types <= _SEQUENCES and type(next((row[0] for row in rows if row), None)) in _DEFAULTS:
         kinds = {_SEQUENCE}
     elif types <= _SEQUENCES and {type(row[0]) for row in rows if row} in _DOCUMENTS:
@@ -128,10 +128,10 @@ def cells_of_rows(
         return RowCells(_filled([rows], (len(rows),), dtype, rows[0], None), None)
     if _OBJECT in kinds:
         if dtype is not None or kinds - {_OBJECT, _NOTHING}:
-            raise _odd_row(rows, dtype)
+            raise _object_among_numbers(rows, dtype)
         return payloads_of_rows(rows, "")
     if kinds == {_ARRAY}:
-        return _of_arrays(list(map(_readable, rows)), dtype, own, dim)
+        return _of_arrays(list(map(_readable, rows)), dtype, copied, dim)
     kinds.discard(_NOTHING)
     if not kinds and dtype is None and any(map(len, rows)) and _first(chain(*rows)) is None:
         return list(rows)  # of None
@@ -225,14 +225,14 @@ def plain_number(item: Any) -> Any:
         return None
 
 
-def _odd_row(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
+def _object_among_numbers(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
     """The error of a row that is an object among numbers, or the other way round."""
     kinds = [_kind(row) for row in rows]
-    odd = kinds.index(_OBJECT)
-    number = next((i for i, kind in enumerate(kinds) if kind not in (_OBJECT, _NOTHING)), odd)
-    if dtype is not None or number < odd or rows[odd] is None:
-        return _other_kind("numbers", rows[odd], f", row {odd}")
-    expected = f"an object, as {type(rows[odd]).__name__} in row {odd}"
+    first = kinds.index(_OBJECT)
+    number = next((i for i, kind in enumerate(kinds) if kind not in (_OBJECT, _NOTHING)), first)
+    if dtype is not None or number < first or rows[first] is None:
+        return _other_kind("numbers", rows[first], f", row {first}")
+    expected = f"an object, as {type(rows[first]).__name__} in row {first}"
     return _other_kind(expected, rows[number], f", row {number}")
 
 
@@ -242,7 +242,7 @@ def _other_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
         other = "a bool" if expected == "bools" else "a number"
         detail = f"expected {other}, found None; put {other} in its place, such as "
         detail += "False" if expected == "bools" else "float('nan')"
-    return ArgumentTypeError("bad_type", place, detail + _OBJECTS)
+    return ArgumentTypeError("bad_type", place, detail + _OR_OBJECTS)
 
 
 def described(item: Any) -> str:
@@ -310,7 +310,7 @@ def _unequal(
     detail = f"expected inner lists of length {shape[-1]}, found {brief(item)}"
     if row and index == 0 and _size_of_items(flat[row]):
         detail += _tokens_along(len(shape))
-    return ArgumentError("bad_shape", place, detail + _OBJECTS)
+    return ArgumentError("bad_shape", place, detail + _OR_OBJECTS)
 
 
 def _size_of_items(row: Sequence[Any]) -> int | None:
@@ -464,11 +464,11 @@ def _remedy(number: float, dtype: torch.dtype) -> str:
         if cells.fill([[number]], one, cell, code, precision, plain_number) is None:
             to_floats = isinstance(number, float) and not dtype.is_floating_point
             return _other_cells(wider, "floats" if to_floats else "other cells")
-    return _OBJECTS
+    return _OR_OBJECTS
 
 
 def _other_cells(dtype: torch.dtype, what: str = "other cells") -> str:
-    return f"; for {what} pass dtypes={{...: {dtype}}}{_OBJECTS}"
+    return f"; for {what} pass dtypes={{...: {dtype}}}{_OR_OBJECTS}"
 
 
 # --- arrays and tensors ------------------------------------------------------------------------
@@ -484,13 +484,13 @@ def _readable(row: Any) -> Any:
     return array if array.dtype in PLAIN_DTYPES else torch.from_numpy(np.array(array))
 
 
-def _of_arrays(parts: Sequence[Any], dtype: torch.dtype | None, own: bool, dim: int) -> RowCells:
+def _of_arrays(parts: Sequence[Any], dtype: torch.dtype | None, copied: bool, dim: int) -> RowCells:
     """`_readable` rows, which are joined first and then cast in whole."""
     if len(set(map(type, parts))) > 1:
         parts = [p if isinstance(p, torch.Tensor) else torch.from_numpy(np.array(p)) for p in parts]
     if dtype is not None and any(part.dtype != parts[0].dtype for part in parts):
         return _of_mixed(parts, dtype, dim)
-    made = _joined(parts, own, dim)
+    made = _joined(parts, copied, dim)
     return made if dtype in (None, made.dtype) else _cast(made, dtype, dim)
 
 
@@ -522,7 +522,7 @@ def _alone(row: Any, i: int, dtype: torch.dtype | None, dim: int) -> RowCells:
     return made  # type: ignore[no-any-return]
 
 
-def _joined(parts: Sequence[Any], own: bool, dim: int) -> RowCells:
+def _joined(parts: Sequence[Any], copied: bool, dim: int) -> RowCells:
     """Arrays, or tensors, of one dtype and one shape of cells, end to end along `dim`."""
     first = parts[0]
     is_array = type(first) is np.ndarray
@@ -536,7 +536,7 @@ def _joined(parts: Sequence[Any], own: bool, dim: int) -> RowCells:
     values: Any = first
     if len(parts) > 1:
         values = _end_to_end(parts, dim)
-    elif own:
+    elif copied:
         values = first.copy() if is_array else cat_bits([first], 0)
     if is_array and not values.flags.c_contiguous:
         values = np.ascontiguousarray(values)
@@ -578,7 +578,7 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
 def _one_dtype(*both: torch.dtype) -> str:
     """What to pass for a column with rows of two dtypes."""
     if torch.bool in both or not _NUMERIC.issuperset(both):
-        return f"; convert the rows{_OBJECTS}"
+        return f"; convert the rows{_OR_OBJECTS}"
     if any(dtype.is_floating_point for dtype in both):
         return _other_cells(torch.float64)
     signed = [dtype for dtype in both if not str(dtype).startswith("torch.uint")]
@@ -589,7 +589,7 @@ def _cast(made: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
     """The same numbers as cells of another dtype, or an error; floats are rounded."""
     values, lengths = made
     if dtype not in _CODES or made.dtype not in _NUMERIC or torch.bool in (dtype, made.dtype):
-        detail = f"expected {dtype}, found {made.dtype}; convert the rows{_OBJECTS}"
+        detail = f"expected {dtype}, found {made.dtype}; convert the rows{_OR_OBJECTS}"
         raise ArgumentTypeError("bad_dtype", ", row 0", detail)
     numbers = values if isinstance(values, np.ndarray) else number_array(values)
     cells = _cast_at_once(numbers, dtype)

@@ -288,14 +288,14 @@ def _pack_rule(
     return _PackRule(row_splits, None, named, row_splits.max, widest)
 
 
-_OBJECTS = frozenset((str, bytes, dict, type(None)))
+_OBJECT_TYPES = frozenset((str, bytes, dict, type(None)))
 """A list of these holds one object per row: none of them can be cells."""
 
 
 def _checked_rows(column: Any, rows: int | None, path: str) -> int:
     """The number of rows of a column, if it can be one, and has as many as the others."""
     objects = type(column) in ARRAY_TYPES and column.dtype == object and column.ndim == 1
-    if objects or (type(column) is list and all(type(row) in _OBJECTS for row in column)):
+    if objects or (type(column) is list and all(type(row) in _OBJECT_TYPES for row in column)):
         found = len(column)
     elif is_non_tensor(column) and column.batch_dims:
         found = int(column.batch_size[0])
@@ -366,8 +366,8 @@ def tensordict_of(columns: Columns, where: str) -> TensorDict:
         for name, column in columns.columns.items()
     }
     views = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, RaggedView)}
-    apart = [name for name, view in views.items() if view.starts is not None]
-    copied = dict(zip(apart, gathered(views[name] for name in apart), strict=True))
+    scattered = [name for name, view in views.items() if view.starts is not None]
+    copied = dict(zip(scattered, gathered(views[name] for name in scattered), strict=True))
     for name, leaf in leaves.items():
         if isinstance(leaf, RaggedView):
             values = copied[name] if name in copied else values_of(leaf)

@@ -108,7 +108,7 @@ def pack_rows(
             numbers), or a `NonTensorStack`; or `rows` or an argument is of another type.
     """
     where = "pack_rows"
-    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, own=True)
+    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True)
     return tensordict_of(columns, where)
 
 
@@ -145,7 +145,7 @@ def encode_rows(
         if frames is not None:
             return frames
     check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
-    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, own=False)
+    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, copied=False)
     frames = frames_at_once(columns, options)
     return frames_of(pending(columns, **options)) if frames is None else frames
 
@@ -163,7 +163,7 @@ def _columns(
     ragged_dims: Any,
     where: str,
     *,
-    own: bool,
+    copied: bool,
 ) -> Columns:
     """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
     count, given = _by_name(rows, dtypes, where)
@@ -191,7 +191,7 @@ def _columns(
         dtype = object if field.kind == "object" else field.dtype
         try:
             made: Any = (
-                cells_of_rows(column, dtype, own=own, dim=dim - 1)
+                cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
                 if count
                 else _without_rows(field, dim)
             )
@@ -206,7 +206,7 @@ def _columns(
             detail += "one number per row" if type(made) is RowCells else "Python objects"
             raise ArgumentTypeError("bad_type", path, detail)
         columns[name] = made.values if type(made) is RowCells else made
-        if own and type(made) is not RowCells and field.kind != "object":
+        if copied and type(made) is not RowCells and field.kind != "object":
             _check_objects(made, path)
     if same_length is not _NO_NAMES:
         _check_lengths(same_length, lengths, columns, where)
@@ -215,9 +215,9 @@ def _columns(
 
 def _check_objects(rows: Sequence[Any], path: str) -> None:
     """Refuse tensors that are objects only because their values cannot be read."""
-    odd = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
-    for i, row in enumerate(rows if odd else ()):
-        if type(row) in odd and not is_jagged(row) and registered_name(type(row)) is None:
+    tensor_types = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
+    for i, row in enumerate(rows if tensor_types else ()):
+        if type(row) in tensor_types and not is_jagged(row) and registered_name(type(row)) is None:
             check_plain(row, f"{path}, row {i}")
 
 
@@ -343,7 +343,7 @@ def _frames_of_row(
         kind = type(value)
         if kind is list or kind is tuple:
             try:
-                made = cells_of_rows((value,), own=False)
+                made = cells_of_rows((value,), copied=False)
             except JagcodecError as error:
                 raise misfit(error, f"{where}({name!r})") from None
             value = made.values if type(made) is RowCells else value

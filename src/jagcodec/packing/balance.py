@@ -90,15 +90,15 @@ def longest_first(items: Items, which: Iterable[int], rooms: Sequence[Room]) -> 
     for left, item in zip(range(len(order), 0, -1), order, strict=True):
         passed = []
         while heap:
-            cost, held, part = heap[0]
-            needs = held < rooms[part].items
+            cost, items_there, part = heap[0]
+            needs = items_there < rooms[part].items
             fits = items.cells[item] <= cells[part] and items.rows[item] <= rows[part]
             if fits and (needs or needed < left):
                 break
             passed.append(heapq.heappop(heap))
         else:
             raise NoRoomError
-        heapq.heapreplace(heap, (cost + items.cost[item], held + 1, part))
+        heapq.heapreplace(heap, (cost + items.cost[item], items_there + 1, part))
         for entry in passed:
             heapq.heappush(heap, entry)
         bins[part].append(item)
@@ -139,26 +139,28 @@ def _into_steps(items: Items, which: Sequence[int], rooms: Sequence[Room]) -> Bi
 def _split(items: Items, bins: Bins, count: int) -> Bins:
     """The items of these bins in `count` bins: the most expensive is halved until there are."""
     number = counter()
-    heap = [(-items.cost_of(own), next(number), own) for own in bins]
+    heap = [(-items.cost_of(each), next(number), each) for each in bins]
     heapq.heapify(heap)
     single: Bins = []
     while len(heap) + len(single) < count:
-        own = items.falling_cost(heapq.heappop(heap)[-1])
-        if len(own) == 1:
-            single.append(own)
+        largest = items.falling_cost(heapq.heappop(heap)[-1])
+        if len(largest) == 1:
+            single.append(largest)
             continue
-        for half in (own[::2], own[1::2]):
+        for half in (largest[::2], largest[1::2]):
             heapq.heappush(heap, (-items.cost_of(half), next(number), half))
-    return [*single, *(own for *_, own in heap)]
+    return [*single, *(each for *_, each in heap)]
 
 
 def _spread_whole(items: Items, packed: Bins, ranks: int, count: int) -> list[Bins]:
     """Bins by rank, `count` each."""
     bins = _split(items, packed, ranks * count)
-    alike = [0] * len(bins)
-    whole = Items(alike, alike, [*map(items.cost_of, bins)])
+    zeros = [0] * len(bins)
+    whole = Items(zeros, zeros, [*map(items.cost_of, bins)])
     by_rank = longest_first(whole, range(len(bins)), [Room(0, 0, count)] * ranks)
-    return [[bins[i] for i in own] for own in _swapped(np.array(whole.cost), np.array(by_rank))]
+    return [
+        [bins[i] for i in numbers] for numbers in _swapped(np.array(whole.cost), np.array(by_rank))
+    ]
 
 
 def _swapped(cost: npt.NDArray[np.float64], by_rank: IntArray) -> list[list[int]]:

@@ -146,7 +146,7 @@ class PaddedRows:
 
     def _pieces(self, rank: int | None, shift: int) -> Pieces:
         """The same, of the padded rows by their places here."""
-        row, first, size = self._held(None if self.cp_size == 1 else rank)
+        row, first, size = self._stretches(None if self.cp_size == 1 else rank)
         # Of each stretch: pads, the cells that have a token, pads.
         low = np.clip(max(shift, 0), first, first + size)
         high = np.clip(self.lengths[row] + min(shift, 0), low, first + size)
@@ -156,7 +156,7 @@ class PaddedRows:
         is_pad = np.tile([True, False, True], len(row))
         return Pieces.of(np.repeat(row, 3), source, length, is_pad)
 
-    def _held(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
+    def _stretches(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
         """Stretches of padded rows, in a rank's order: which one, first cell of it, and size."""
         padded = self.padded
         rows = np.arange(len(padded))
@@ -266,11 +266,11 @@ class PackLayout:
             # Where each piece goes, and its row, source and length: pads, then buffer by buffer.
             parts = [np.stack([starts, none, none, lost])]
             for buffer in range(self.cp_size if split else 1):
-                held = self.pieces(buffer if split else None, -shift)
-                goes = self.starts[held.row] + held.source
+                pieces = self.pieces(buffer if split else None, -shift)
+                goes = self.starts[pieces.row] + pieces.source
                 row = np.full_like(goes, buffer)
-                part = np.stack([goes, row, held.destination, held.length])
-                parts.append(part[:, ~held.is_pad])
+                part = np.stack([goes, row, pieces.destination, pieces.length])
+                parts.append(part[:, ~pieces.is_pad])
             every = np.concatenate(parts, axis=1)
             order = np.argsort(every[0], kind="stable")
             row, source, length = every[1:, order]
@@ -353,10 +353,10 @@ def plan_buffers(
     padded = _padded(lengths, bounds, multiple, made_by)
     totals = _Totals(total, total_multiple, min_total, tail, where, made_by)
     places = [f", {each} {i}" if each else "" for i in range(len(bounds) - 1)]
-    held = _sums(padded, bounds)
-    wanted = np.array([totals.of(*h) for h in zip(held.tolist(), places, strict=True)], np.int64)
+    cells = _sums(padded, bounds)
+    wanted = np.array([totals.of(*h) for h in zip(cells.tolist(), places, strict=True)], np.int64)
     unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
-    before, surplus, ends = padded.copy(), wanted - held, bounds[1:]
+    before, surplus, ends = padded.copy(), wanted - cells, bounds[1:]
     if tail == "last_row":
         for i in np.flatnonzero((surplus > 0) & (np.diff(bounds) == 0)).tolist():
             detail = f"expected 'own_row' for {wanted[i]} cells without rows, found 'last_row'"
@@ -419,12 +419,12 @@ class _Totals:
             detail += "total needs beyond the rows, found None"
             raise ArgumentError("bad_option", f"{where}(tail)", detail)
 
-    def of(self, held: int, place: str) -> int:
+    def of(self, cells: int, place: str) -> int:
         """The total, if padded rows have `held` cells; errors name the place of the buffer."""
-        wanted = _up(max(held, self.least), self.multiple) if self.exact is None else self.exact
-        if wanted < held:
-            detail = f"expected {held} cells or more, which the padded rows have, found {wanted}; "
-            detail += f"raise it by {held - wanted}"
+        wanted = _up(max(cells, self.least), self.multiple) if self.exact is None else self.exact
+        if wanted < cells:
+            detail = f"expected {cells} cells or more, which the padded rows have, found {wanted}; "
+            detail += f"raise it by {cells - wanted}"
             raise ArgumentError("bad_option", self.path + place, detail)
         check_size(wanted, self.path + place)
         return wanted
@@ -463,9 +463,9 @@ def _check_rows(
     padded: IntArray, before: IntArray, number: IntArray, unit: int, multiple: int, where: str
 ) -> None:
     """Refuse padded rows that are not `unit` equal chunks, unless the tail alone is to blame."""
-    odd = np.flatnonzero(padded % unit * (before % unit))
-    if len(odd):
-        row = int(odd[0])
+    uneven = np.flatnonzero(padded % unit * (before % unit))
+    if len(uneven):
+        row = int(uneven[0])
         detail = f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
         detail += f"row_multiple={math.lcm(multiple, unit)}"
         raise ArgumentError("bad_option", f"{where}(row_multiple), row {number[row]}", detail)

@@ -52,8 +52,8 @@ def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
     except Exception:  # of a stranger's `__array__`
         found = None
     # What a subclass adds, such as a mask, would be lost without a word.
-    odd = isinstance(lengths, np.ndarray) and type(lengths) not in (np.ndarray, np.memmap)
-    if found is None or odd:
+    is_subclass = isinstance(lengths, np.ndarray) and type(lengths) not in (np.ndarray, np.memmap)
+    if found is None or is_subclass:
         detail = "expected (N,) lengths: a list, a tuple, an array or a strided tensor"
         raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
     if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` is of floats

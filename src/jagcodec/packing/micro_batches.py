@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import ODD, check_option, items_of, result_of, whole_number
+from jagcodec._arguments import FOREIGN_ERRORS, check_option, items_of, result_of, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.packing.balance import Bins, Items, Room, first_fit, spread
 from jagcodec.packing.lengths import IntArray
@@ -178,7 +178,7 @@ def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArr
     if groups is None:
         return None, np.arange(rows)
     expected = "(N,) hashable ids, one for each row"
-    with suppress(AttributeError, *ODD):
+    with suppress(AttributeError, *FOREIGN_ERRORS):
         groups = groups.tolist()  # of an array or a tensor
     listed = items_of(groups, path, expected)
     numbers: dict[Any, int] = {}
@@ -186,7 +186,7 @@ def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArr
         # Tensors of one number each would be as many groups.
         listed = [each.item() if hasattr(each, "item") else each for each in listed]
         item_of = [numbers.setdefault(each, len(numbers)) for each in listed]
-    except ODD as error:
+    except FOREIGN_ERRORS as error:
         detail = f"expected {expected}, found {describe(groups)}: {error!s:.200}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     if len(listed) != rows:
@@ -202,7 +202,7 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
         found = _numbers(returned, lengths.shape)
         if found is None:
             detail = f"expected a function that returns ({len(lengths)},) numbers, found "
-            with suppress(AttributeError, *ODD):
+            with suppress(AttributeError, *FOREIGN_ERRORS):
                 detail += f"{returned.shape} "
             detail += describe(returned)
             raise ArgumentError("bad_shape", path, detail)
@@ -226,7 +226,7 @@ def _numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
     """Real numbers of this shape; None of anything else."""
     try:
         found = np.asarray(value)
-    except ODD:  # of a device, or of lists of several lengths
+    except FOREIGN_ERRORS:  # of a device, or of lists of several lengths
         return None
     if found.dtype.kind not in "iuf" or found.shape != shape:
         return None
@@ -276,14 +276,14 @@ def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None
 def _numbered(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
     """(items,) the micro-batch of each; the most expensive ones of a rank come first."""
 
-    def place(own: list[int]) -> tuple[bool, float]:
-        fewer = sum(items.rows[item] for item in own) < (rules.rows_per_batch or 0)
-        return fewer, -items.cost_of(own)
+    def place(members: list[int]) -> tuple[bool, float]:
+        fewer = sum(items.rows[item] for item in members) < (rules.rows_per_batch or 0)
+        return fewer, -items.cost_of(members)
 
     number = np.empty(len(items.rows), dtype=np.int64)
-    ordered = [own for bins in by_rank for own in sorted(bins, key=place)]
-    for i, own in enumerate(ordered):
-        number[own] = i
+    ordered = [members for bins in by_rank for members in sorted(bins, key=place)]
+    for i, members in enumerate(ordered):
+        number[members] = i
     return number
 
 

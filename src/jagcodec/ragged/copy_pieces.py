@@ -27,7 +27,7 @@ from jagcodec.memory.tensor_bytes import (
     from_bytes,
     from_words,
     lacks_kernel,
-    spans_are_apart,
+    spans_are_disjoint,
 )
 from jagcodec.packing.layout import Pieces
 from jagcodec.ragged.copy_rows import is_on_host, values_of
@@ -96,8 +96,8 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
     for buffer, data in zip(buffers, targets, strict=True):
         memory = buffer.view.memory
         if id(memory) not in known:
-            own = _bytes_of(memory)
-            known[id(memory)] = (*own, block), sum(map(len, own))
+            parts = _bytes_of(memory)
+            known[id(memory)] = (*parts, block), sum(map(len, parts))
         sources, end = known[id(memory)]
         if len(data):
             starts, lengths = _runs(buffer, end + pad_starts[buffer.pad])
@@ -217,7 +217,7 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
         check_not_followed(view.memory, path)
     targets = [span for buffer in outs for span in _spans(buffer.out)]
     sources = [span for buffer in buffers for span in _spans(buffer.view.memory)]
-    if not spans_are_apart(targets, sources):
+    if not spans_are_disjoint(targets, sources):
         detail = "expected memory apart from the columns, and for each buffer its own, found an "
         raise ArgumentError("conflict", f"{outs[0].path}(out)", detail + "overlap")
 

@@ -227,20 +227,24 @@ def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
 
 def fields_of(value: Any) -> tuple[TensorDictBase, dict[str, Any]]:
     """The fields of a tensorclass: a TensorDict, and what that cannot hold and is not None."""
-    own = vars(value)
-    others = own["_non_tensordict"] or {}
-    return own["_tensordict"], {key: item for key, item in others.items() if item is not None}
+    attributes = vars(value)
+    others = attributes["_non_tensordict"] or {}
+    return attributes["_tensordict"], {
+        key: item for key, item in others.items() if item is not None
+    }
 
 
 def tensorclass_of(cls: Any, fields: TensorDictBase, others: Mapping[str, Any]) -> Any:
     """The tensorclass of these fields, without another call of its `__post_init__`."""
     names = set(cls.__expected_keys__)
-    held = set(fields.keys())
-    if not names >= held | others.keys() or held & others.keys():
-        raise ValueError(f"expected the fields {sorted(names)} once, found {[*held, *others]}")
+    in_tensors = set(fields.keys())
+    if not names >= in_tensors | others.keys() or in_tensors & others.keys():
+        raise ValueError(
+            f"expected the fields {sorted(names)} once, found {[*in_tensors, *others]}"
+        )
     rest = dict(others)
     if _NONE_IS_STORED:
-        rest |= dict.fromkeys(names - held - others.keys())
+        rest |= dict.fromkeys(names - in_tensors - others.keys())
     value = object.__new__(cls)
     vars(value).update(_tensordict=fields, _non_tensordict=rest, _is_initialized=True)
     return value

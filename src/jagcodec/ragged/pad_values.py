@@ -55,10 +55,10 @@ def _bits(number: Any, dtype: torch.dtype) -> bytes | None:
     try:
         if dtype.is_floating_point or dtype.is_complex:
             cell = torch.tensor(number, dtype=dtype)
-            held = cell.to(torch.complex128).item()
+            rounded = cell.to(torch.complex128).item()
             given = complex(number)
-            pairs = ((given.real, held.real), (given.imag, held.imag))
-            fits = held == number if isinstance(number, int) else _all_round(pairs, dtype)
+            pairs = ((given.real, rounded.real), (given.imag, rounded.imag))
+            fits = rounded == number if isinstance(number, int) else _all_round(pairs, dtype)
             return bytes(cell.reshape(1).view(torch.uint8).tolist()) if fits else None
         whole = int(number)
         limits = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
@@ -79,12 +79,12 @@ def _all_round(pairs: Iterable[tuple[float, float]], dtype: torch.dtype) -> bool
     # Dtypes without infinity cut larger numbers off.
     infinity = torch.tensor(math.inf, dtype=dtype).to(torch.complex128).item().real
     limit = math.inf if math.isinf(infinity) else torch.finfo(dtype).max
-    for given, held in pairs:
+    for given, rounded in pairs:
         if math.isnan(given) or given == 0 or math.isinf(given):
-            fits = held == given or (math.isnan(held) and math.isnan(given))
+            fits = rounded == given or (math.isnan(rounded) and math.isnan(given))
         else:
-            fits = held != 0 and (held > 0) == (given > 0) and abs(given) <= limit
-            fits = fits and math.isfinite(held)
+            fits = rounded != 0 and (rounded > 0) == (given > 0) and abs(given) <= limit
+            fits = fits and math.isfinite(rounded)
         if not fits:
             return False
     return True

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jagcodec._arguments import ODD
+from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
 from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
@@ -22,7 +22,7 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     if isinstance(index, slice):
         try:
             chosen = range(rows)[index]
-        except ODD as error:
+        except FOREIGN_ERRORS as error:
             detail = f"expected a slice of integers, its step not 0, found {_shown(index)}"
             raise ArgumentTypeError("bad_type", where, detail) from error
         if chosen.step == 1:
@@ -56,8 +56,8 @@ def joined_ranges(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray,
     """Ranges that meet, as one: begins, ends, and how far each moves to lie end to end."""
     order = np.argsort(starts, kind="stable")
     begins, reach = starts[order], np.maximum.accumulate(ends[order])
-    apart = np.append(True, begins[1:] > reach[:-1])
-    firsts, lasts = begins[apart], reach[np.append(apart[1:], True)]
+    begins_new = np.append(True, begins[1:] > reach[:-1])
+    firsts, lasts = begins[begins_new], reach[np.append(begins_new[1:], True)]
     sizes = lasts - firsts
     moves = sizes.cumsum() - sizes - firsts
     return firsts, lasts, moves[np.searchsorted(firsts, starts, side="right") - 1]

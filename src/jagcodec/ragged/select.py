@@ -313,8 +313,8 @@ class _Choice(NamedTuple):
                 leaf_path = f"{path}[{name!r}]"
                 view = view_of(column, leaf_path, self.pool, detach=False)
                 views[name] = _chosen_view(view, self.chosen, self.pool, leaf_path)
-        apart = {name: view for name, view in views.items() if view.starts is not None}
-        values = dict(zip(apart, gathered(apart.values()), strict=True))
+        scattered = {name: view for name, view in views.items() if view.starts is not None}
+        values = dict(zip(scattered, gathered(scattered.values()), strict=True))
         found = {}
         for name, view in views.items():
             cells = values[name] if name in values else values_of(view)
@@ -410,10 +410,10 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
             first = names
             continue
         # In the order of the columns, and not in that of a set, which the hash seed decides.
-        known, held = dict.fromkeys(first), dict.fromkeys(names)
-        odd = [(name, "missing") for name in known if name not in held]
-        odd += [(name, "in addition") for name in held if name not in known]
-        for name, how in odd:
+        known, these = dict.fromkeys(first), dict.fromkeys(names)
+        different = [(name, "missing") for name in known if name not in these]
+        different += [(name, "in addition") for name in these if name not in known]
+        for name, how in different:
             found = f"found {brief(name)} {how}; select the others"
             detail = f"expected the columns of batch 0, {found}"
             raise ArgumentKeyError("no_such_field", f"{where} of batch {i}", detail)

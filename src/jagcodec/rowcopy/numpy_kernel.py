@@ -23,9 +23,9 @@ def copy(tasks: Sequence[Copy], threads: int) -> None:
         if isinstance(src, tuple):  # where starts count bytes
             buffers = [buffer.data for buffer in src] or [memoryview(b"")]
             ends = np.cumsum([*map(len, buffers)])
-            held = np.minimum(np.searchsorted(ends, begins, side="right"), len(buffers) - 1)
-            begins = begins - np.append(0, ends)[held]
-            sources = [buffers[i] for i in held.tolist()]
+            buffer_of = np.minimum(np.searchsorted(ends, begins, side="right"), len(buffers) - 1)
+            begins = begins - np.append(0, ends)[buffer_of]
+            sources = [buffers[i] for i in buffer_of.tolist()]
         else:
             sources = [array_bytes(src).data] * len(lengths)
             begins = begins * cell_bytes

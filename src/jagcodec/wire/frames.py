@@ -19,7 +19,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, d
 from jagcodec.memory import aligned
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.tensor_bytes import ByteArray, are_apart
+from jagcodec.memory.tensor_bytes import ByteArray, are_disjoint
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
@@ -218,7 +218,7 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
     first = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header)) + message.header
     parts: list[Any] = [np.frombuffer(first, dtype=np.uint8), *message.buffers]
     ready = [part for part in message.buffers if not isinstance(part, int)]
-    if not are_apart([target[:size]], [*message.sources(), *ready]):
+    if not are_disjoint([target[:size]], [*message.sources(), *ready]):
         expected = "expected memory apart from what is encoded, found an overlap"
         remedy = "write to memory that no tensor of the value uses"
         raise ArgumentError("conflict", path, f"{expected}; {remedy}")
