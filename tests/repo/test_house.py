@@ -183,6 +183,33 @@ def test_what_the_page_names_exists_where_it_says():
     assert words - set(re.findall(r"\w+", source)) - {"LAYERS"} == set()
 
 
+GLOSSARY = PROSE.partition("## Glossary")[2].partition("\n## ")[0]
+
+
+def identifiers(tree):
+    """Every name that a module gives to something, or uses."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                yield name.strip("_")
+
+
+def test_the_glossary_has_each_word_once_and_the_code_uses_its_words():
+    rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \| ([^|]*?) \|$", GLOSSARY, re.M)[1:]
+    words = [word for cell, _, _ in rows for word in cell.split(", ")]
+    assert 25 <= len(words) == len(set(words)) <= 30
+    known = {name for tree in trees().values() for name in identifiers(tree)}
+    named = {name.strip("_") for *_, cell in rows for name in re.findall(r"`(\w+)`", cell)}
+    assert len(named) > 20
+    assert named - known == set()
+    retired = set(re.findall(r"~~(\w+)~~", GLOSSARY))
+    assert len(retired) > 5
+    for module, tree in trees().items():
+        if module.split(".")[0] != "wire" and module != "batch.join":  # these are next
+            assert retired & {*identifiers(tree)} == set(), module
+
+
 def test_the_table_of_modules_is_that_of_the_docstrings_and_has_every_module():
     names = runpy.run_path(str(ROOT / "docs/modules.py"))
     assert names["rewritten"](PAGE) == PAGE, "run: python docs/modules.py"
