@@ -99,6 +99,33 @@ def test_copies_that_nobody_waits_for_are_made_in_memory_staging_alone():
         assert name == "memory.staging" or not found, f"{name}: {found}"
 
 
+def test_numbers_of_headers_are_found_by_names_that_wire_schema_defines():
+    """Nowhere is a `node.number + 3`, a `schema.numbers + 2` or a `numbers[i + 2]`."""
+    counted = {"number", "numbers", "dims", "first_group", "group_count"}
+
+    def names(node):
+        return {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(node)}
+
+    def literals(node):
+        found = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+        return {value for value in found if type(value) is int and value > 1}
+
+    for name, tree in trees().items():
+        if not name.startswith(("wire", "batch")):
+            continue
+        found = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+                sides = (node.left, node.right), (node.right, node.left)
+                bad = any(literals(a) and names(b) & counted for a, b in sides)
+            elif isinstance(node, ast.Subscript):
+                bad = bool(names(node.value) & {"numbers", "own"} and literals(node.slice))
+            else:
+                continue
+            found += [ast.unparse(node)] if bad else []
+        assert found == [], name
+
+
 # Functions that several modules of one package have, because they are one interface.
 INTERFACES = {
     "rowcopy": {"copy", "pad", "ends"},  # row kernels

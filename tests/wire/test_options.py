@@ -17,7 +17,7 @@ import jagcodec
 from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materialize, open_wire
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.wire import compress, header
-from jagcodec.wire.header import read_header
+from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
 from tests.helpers import Store, message, message_in, nested, receive, rollouts, size

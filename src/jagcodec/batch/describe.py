@@ -20,20 +20,13 @@ from jagcodec.errors import WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.checks import inside
+from jagcodec.wire.claims import Places, check_node
 from jagcodec.wire.decoder import build, message_meta
 from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
 from jagcodec.wire.message import Message, Reading, runs_at
 from jagcodec.wire.opening import open_message
-from jagcodec.wire.schema import (
-    FORMS,
-    INTEGER_ROWS,
-    Node,
-    Places,
-    check_node,
-    child_step,
-    stored_size,
-)
+from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
 from jagcodec.wire.wire_batch import batch_in, batch_of_message, open_whole
 
@@ -219,7 +212,7 @@ class _Walk(Places):
         self._size, self._stored = 0, set()
         self._count(node)
         if node.kind is Kind.JAGGED:
-            group = self._message.numbers[node.number + 3]
+            group = self._message.numbers[node.number + GROUP]
             rows, names = self.groups.setdefault(group, (len(self.groups), []))
             names.append(entry.name)
         kind = f"type {node.fields[0]}" if node.kind is Kind.USER else kind_of(node)

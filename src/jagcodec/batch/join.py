@@ -38,7 +38,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Documents, Name
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.schema import Node
+from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 from jagcodec.wire.stacked import InMemory, Stack, open_together, stacks_of
 from jagcodec.wire.wire_batch import (
@@ -68,6 +68,8 @@ class _GroupRows(NamedTuple):
     begins: IntArray  # (N,) at which cell of its message each begins
     cells: IntArray  # (messages,) how many cells they have
 
+
+_IN_GROUP = np.arange(GROUP_NUMBERS)
 
 _FEW_ROWS = 8
 """Of each message, on average; the starts of so few need less memory than the messages."""
@@ -113,9 +115,9 @@ class Messages:
             stack.numbers[:, node.number : node.end]
             for stack, node in zip(self.stacks, nodes, strict=True)
         )
-        buffer, offset, stored = numbers[:, :3].T
-        group = None if kind is Kind.TENSOR else numbers[:, 3]
-        dims = numbers[:, 3 if group is None else 4 :]
+        buffer, offset, stored = numbers[:, :GROUP].T
+        group = None if kind is Kind.TENSOR else numbers[:, GROUP]
+        dims = numbers[:, GROUP if group is None else GROUP + 1 :]
         cells, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
         if inner and (dims[:, 1:] != inner).any():
             return None
@@ -194,7 +196,7 @@ class Messages:
         numbers = self._of_all(
             stack.numbers[
                 np.arange(len(stack.members))[:, None],
-                stack.first_group + 5 * group[stack.members, None] + np.arange(5),
+                stack.first_group + GROUP_NUMBERS * group[stack.members, None] + _IN_GROUP,
             ]
             for stack in self.stacks
         )

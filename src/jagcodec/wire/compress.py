@@ -19,7 +19,7 @@ from jagcodec.errors import ArgumentError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import PendingMessage, blob_size, written
-from jagcodec.wire.header import Header, is_accepted, with_stored_sizes
+from jagcodec.wire.header import Header, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
 K = TypeVar("K")
@@ -54,8 +54,14 @@ def zstandard() -> Any:
         raise ArgumentError("bad_option", "compress='zstd'", detail) from error
 
 
-def compressed(message: PendingMessage, level: int) -> PendingMessage:
-    """A message without checksums, with its large frames compressed where that saves bytes."""
+def compressed(
+    message: PendingMessage, level: int, is_accepted: Callable[[bytes, int], bool]
+) -> PendingMessage:
+    """A message without checksums, with its large frames compressed where that saves bytes.
+
+    `is_accepted` says of a header, and the bytes of its indirect documents, whether readers accept
+    the message by default.
+    """
     library = zstandard()
     frames = written(message)
     large = {i: len(frame) for i, frame in enumerate(frames) if len(frame) >= _SMALLEST}
@@ -67,8 +73,12 @@ def compressed(message: PendingMessage, level: int) -> PendingMessage:
     plain = PendingMessage(message.header, [*frames])
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
     smaller = PendingMessage(header, [*sent])
-    pays = _is_smaller(smaller, plain) and is_accepted(header, message.documents)
-    return smaller if pays else plain
+    accepted = is_accepted(header, message.documents)
+    return smaller if _pays(smaller, plain, accepted) else plain
+
+
+def _pays(smaller: PendingMessage, plain: PendingMessage, accepted: bool) -> bool:
+    return accepted and _is_smaller(smaller, plain)
 
 
 def _is_smaller(message: PendingMessage, plain: PendingMessage) -> bool:

@@ -34,7 +34,7 @@ from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import Budget, ChosenRows, Message, writable
 from jagcodec.wire.opening import open_message, open_row, reading
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import Node, child_step, numpy_itemsize
+from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import MAX_BYTES, ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -182,7 +182,7 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
     shape = message.shape(node)
     size = math.prod(shape) * dtype.itemsize
     alignment = math.gcd(dtype.alignment, 16)
-    buffer, offset = message.numbers[node.number : node.number + 2]
+    buffer, offset = message.numbers[node.number : node.dims]
     data = message.bytes_at(buffer, offset, size, alignment)
     array: AnyArray = np.ndarray(shape, dtype=dtype, buffer=data)
     check_text(array)
@@ -240,7 +240,7 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     shape = message.shape(node)
     for child in node.children:
         expect(child.kind is Kind.TENSOR, "bad_value", "a dense tensor", child.kind.name)
-    stored = message.numbers[node.children[0].number + 2]
+    stored = message.numbers[node.children[0].number + STORED]
     expect(stored == PLAIN, "bad_value", "indices as wide as their dtype", stored)
     indices, values = _children(message, node, budget)
     if indices.dtype != torch.int64:
@@ -280,10 +280,10 @@ def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
         try:
             if child.kind is _JAGGED:
                 leaves[key] = message.jagged(child)
-                fits = fits and message.header.groups[numbers[child.number + 3]].rows == size[0]
+                fits = fits and message.header.groups[numbers[child.number + GROUP]].rows == size[0]
             elif child.kind is _TENSOR:
                 leaves[key] = message.tensor(child)
-                fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
+                fits = fits and child.fields[1] > 0 and numbers[child.dims] == size[0]
             else:
                 leaf = leaves[key] = build(message, child, budget)
                 _check_leaf(leaf, child, size)
@@ -442,7 +442,7 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     ),
     Kind.DICT: _dict,
     Kind.BYTES: lambda message, node, budget: message.read(
-        *message.numbers[node.number : node.number + 3]
+        *message.numbers[node.number : node.end]
     ).tobytes(),
     Kind.ARRAY: _array,
     Kind.OBJECT_ARRAY: _object_array,

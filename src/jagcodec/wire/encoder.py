@@ -30,7 +30,8 @@ from jagcodec.memory.staging import HostCopies
 from jagcodec.wire import documents
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
-from jagcodec.wire.header import NO_VALUES, is_accepted, with_checksums
+from jagcodec.wire.header import NO_VALUES, with_checksums
+from jagcodec.wire.header_reader import is_accepted
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.place import PlacingAll, frames_of_items, items_of_columns
@@ -210,7 +211,7 @@ def pending(
     if placing.elided and not is_accepted(message.header, message.documents):
         message = PlacingAll(copies, narrows=bool(narrow)).all_of(lowered)
     if level is not None:
-        message = compressed(message, level)
+        message = compressed(message, level, is_accepted)
     if checksum:
         frames = written(message)
         header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])

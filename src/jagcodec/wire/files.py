@@ -16,7 +16,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, b
 from jagcodec.memory import ALIGNMENT
 from jagcodec.wire.checks import fail
 from jagcodec.wire.frames import PREAMBLE, blob_pieces, read_preamble, starts_of
-from jagcodec.wire.header import read_header
+from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import Limits, exceeded
 
 

@@ -1,4 +1,4 @@
-"""The header: bytes to schema, numbers and values, and back.
+"""The header: schema, numbers and values to bytes, and bytes to these parts.
 
 A header is one msgpack map::
 
@@ -10,7 +10,6 @@ groups, the sizes of the frames and, if there are any, their stored sizes and ch
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -20,12 +19,11 @@ import msgpack
 from msgpack import ExtType, UnpackException, unpackb
 
 from jagcodec.errors import UnsupportedTypeError, WireFormatError, brief
-from jagcodec.wire import documents
 from jagcodec.wire.checks import fail
 from jagcodec.wire.documents import not_msgpack
-from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
-from jagcodec.wire.schema import Group, Schema, check_numbers, keep, read_schema
-from jagcodec.wire.spec import EXPANSION, MAGIC, MAX_BYTES, VERSION, Kind
+from jagcodec.wire.limits import NO_LIMITS, Limits, exceeded
+from jagcodec.wire.schema import Group, Schema, keep, read_schema
+from jagcodec.wire.spec import MAGIC, VERSION, Kind
 
 
 class Header(NamedTuple):
@@ -95,7 +93,7 @@ def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
 def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
     """A header with its own checksum and those of the frames after it."""
     _, schema, numbers, values = header_parts(header, NO_LIMITS)
-    whole = _header_checksum(schema, numbers, values)
+    whole = header_checksum(schema, numbers, values)
     return _with_numbers(schema, numbers, (whole, *frames), values)
 
 
@@ -143,7 +141,7 @@ def _too_large(detail: str) -> UnsupportedTypeError:
     return UnsupportedTypeError("too_large", "$", detail)
 
 
-def _header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
+def header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
     return zlib.crc32(values, zlib.crc32(numbers, zlib.crc32(schema)))
 
 
@@ -154,92 +152,27 @@ _START = _MAGIC + msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
 
 
-def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
-    """Check frame 0, and every number in it; `in_row`: the message is a row of another."""
+_starts: dict[bytes, Schema] = {}
+
+
+def opened_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]:
+    """The size of frame 0, its schema, and the bytes of its numbers and values, unchecked."""
     known = _known_parts(data, limits)
     if known is not None:
-        size, schema, packed_numbers, packed_values = known
-    else:
-        size, packed_schema, packed_numbers, packed_values = header_parts(data, limits)
-        schema = read_schema(packed_schema)
-        if packed_values == NO_VALUES:
-            keep(_starts, _until_numbers(packed_schema), schema, schema.weight)
-    numbers = memoryview(packed_numbers).cast("q").tolist()
-    first = schema.numbers + 2
-    if len(numbers) < first:
-        raise _bad(f"{first} numbers or more", len(numbers))
-    if not packed_numbers[7::8].isascii():  # their high bytes, with the signs
-        raise _bad("no negative number", min(numbers))
-    count = numbers[first - 1]
-    ends = first + 5 * numbers[first - 2]
-    sizes = stored = numbers[ends : ends + count]
-    checksums: list[int] = []
-    more = len(numbers) - ends - count
-    if more:
-        checksums = numbers[ends + count :]
-        if count and more in (count, 1 + 2 * count):
-            stored, checksums = checksums[:count], checksums[count:]
-        if more < 0 or len(checksums) not in (0, 1 + count):
-            what = f"numbers of {numbers[first - 2]} groups and {count} frames"
-            raise _bad(what, f"{len(numbers) - first} numbers")
-    groups = [Group._make(numbers[i : i + 5]) for i in range(first, ends, 5)]
-    if checksums:
-        covered = packed_numbers[: -8 * len(checksums)]
-        check_crc(_header_checksum(schema.packed, covered, packed_values), checksums[0], "header")
-
-    payload = sum(sizes)
-    if payload >= MAX_BYTES:
-        raise _bad("sizes below 2**56 in all", brief(sizes))
-    total = size + payload
-    if total > limits.bytes:
-        raise exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")
-    if schema.depth > limits.depth:
-        raise exceeded("depth", limits.depth, schema.depth, "levels", "header")
-    if stored is not sizes:
-        _check_stored(stored, sizes, in_row=in_row)
-        total = size + sum(stored)
-    expanded, asked = check_numbers(schema, numbers, groups, sizes, in_row=in_row)
-    beyond = expanded - EXPANSION * total
-    if stored is not sizes:
-        beyond += payload
-        _check_rectangles(schema, numbers, groups, total, limits)
-    if beyond > limits.expanded:
-        what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
-        raise exceeded("expanded", limits.expanded, beyond, what, "header")
-    objects = schema.size + len(groups) + count + asked
-    if objects > limits.objects:
-        raise exceeded("objects", limits.objects, objects, "objects", "header")
-    values: list[Any] = []
-    records = False
-    if packed_values != NO_VALUES or schema.values:
-        values = documents.unpack(packed_values, "values")
-        records = documents.may_hold_records(packed_values)
-        # One more than the schema has is what belongs to the whole message.
-        if type(values) is not list or len(values) - schema.values not in (0, 1):
-            raise _bad(f"{schema.values} values", brief(values))
-    return Header(
-        schema,
-        numbers,
-        values,
-        packed_numbers,
-        packed_values,
-        records,
-        groups,
-        sizes,
-        stored,
-        total,
-        checksums[1:] if checksums else None,
-        objects,
-    )
+        return known
+    size, packed_schema, numbers, values = header_parts(data, limits)
+    schema = read_schema(packed_schema)
+    if values == NO_VALUES:
+        keep(_starts, _until_numbers(packed_schema), schema, schema.weight)
+    return size, schema, numbers, values
 
 
-_starts: dict[bytes, Schema] = {}
 _SHORT = 1 << 16
 _WITHOUT_VALUES = behind_numbers(NO_VALUES)
 
 
 def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
-    """As `header_parts`, with the schema itself, if it is known and the header has no values."""
+    """As `opened_header`, of a header without values whose schema is known; None of any other."""
     size = len(data)
     if size > _SHORT or size > limits.header:
         return None
@@ -251,41 +184,6 @@ def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] 
     if schema is None or rest[end:] != _WITHOUT_VALUES or len(numbers) % 8:
         return None
     return (size, schema, numbers, NO_VALUES) if rest[:begin] == _bin_start(numbers) else None
-
-
-def _check_rectangles(
-    schema: Schema, numbers: list[int], groups: list[Group], total: int, limits: Limits
-) -> None:
-    """Refuse compressed rows that ask for larger rectangles than plain rows could."""
-    # The cells of plain rows are in the message: rectangles are less than the square of its bytes.
-    padded = 0
-    for node in schema.nodes:
-        if node.kind is Kind.JAGGED:
-            inner = numbers[node.dims : node.end]
-            del inner[node.fields[2] - 1]
-            group = groups[numbers[node.number + 3]]
-            padded += group.rows * group.max * math.prod(inner) * node.itemsize
-    if padded > max(total**2, limits.expanded):
-        what = "bytes of padded rows, more than the square of the message's bytes"
-        raise exceeded("expanded", limits.expanded, padded, what, "header")
-
-
-def is_accepted(header: bytes, documents: int) -> bool:
-    """Whether readers accept, by default, a message with so many bytes of indirect documents."""
-    try:
-        total = read_header(header, DEFAULT_LIMITS).total
-    except WireFormatError:
-        return False
-    return EXPANSION * (documents - EXPANSION * total) <= DEFAULT_LIMITS.expanded
-
-
-def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:
-    if in_row:
-        raise fail("bad_record", "expected no compressed frames in a row, found some")
-    for i, (sent, size) in enumerate(zip(stored, sizes, strict=True)):
-        if sent > size:
-            path = f"frame {i + 1}"
-            raise fail("bad_header", f"expected at most {size} bytes, found {sent}", path=path)
 
 
 def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
@@ -303,14 +201,14 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
     except (ValueError, TypeError, UnpackException) as error:
         raise not_msgpack(error, "header") from error
     if [*fields] != _KEYS:
-        raise _bad(f"the keys {', '.join(_KEYS)}", brief(list(fields)))
+        raise bad_header(f"the keys {', '.join(_KEYS)}", brief(list(fields)))
     _, schema, numbers, values = fields.values()
     if type(schema) is not ExtType or schema.code != _SCHEMA:
-        raise _bad(f"a schema (extension {_SCHEMA})", brief(schema))
+        raise bad_header(f"a schema (extension {_SCHEMA})", brief(schema))
     if type(numbers) is not bytes or len(numbers) % 8:
-        raise _bad("int64 numbers", brief(numbers))
+        raise bad_header("int64 numbers", brief(numbers))
     if type(values) is not bytes:
-        raise _bad("values", brief(values))
+        raise bad_header("values", brief(values))
     return size, schema.data, numbers, values
 
 
@@ -334,7 +232,7 @@ def _check_start(data: Any, start: bytes) -> None:
         raise fail("unknown_version", detail, path="header")
 
 
-def _bad(expected: str, found: Any) -> WireFormatError:
+def bad_header(expected: str, found: Any) -> WireFormatError:
     return fail("bad_header", f"expected {expected}, found {found}", path="header")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN
-from jagcodec.wire.schema import DOCUMENT_ROWS, INTEGER_ROWS, Group, Node, runs_of
+from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, INTEGER_ROWS, SIZE, Group, Node, runs_of
 from jagcodec.wire.spec import BLOBS, PLAIN, TORCH_DTYPES, Kind
 
 
@@ -56,7 +56,7 @@ def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) ->
     A list says it if it has buffers, and a dict if one of its columns does.
     """
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
-        return groups[numbers[node.number + 3]].rows
+        return groups[numbers[node.number + GROUP]].rows
     if node.kind in INTEGER_ROWS:
         return numbers[node.children[1].dims]
     if node.kind is Kind.LIST:
@@ -145,11 +145,11 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     elif kind is Kind.TENSOR:
         name = node.fields[0]
     elif kind in DOCUMENT_ROWS:
-        documents, shape = True, (numbers[i + 4],)
+        documents, shape = True, (numbers[i + SIZE],)
     else:
         return None
-    buffer, offset, stored = numbers[i : i + 3]
-    group = None if kind is Kind.TENSOR else numbers[i + 3]
+    buffer, offset, stored = numbers[i : i + GROUP]
+    group = None if kind is Kind.TENSOR else numbers[i + GROUP]
     cells = math.prod(shape)
     # `stored` is ignored where there are no cells.
     runs = runs_of(kind, stored) if cells and stored != PLAIN else 0

@@ -27,7 +27,7 @@ from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.schema import Node, stored_size
+from jagcodec.wire.schema import GROUP, OFFSET, STORED, Node, stored_size
 from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_DTYPES
 
 
@@ -292,12 +292,12 @@ class Message:
     def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
         """The rows of a TENSOR (one cell each), a JAGGED or of documents in place; read only."""
         i, numbers = node.number, self.numbers
-        if chosen is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN:
+        if chosen is None and node.kind is _JAGGED and numbers[i + STORED] == PLAIN:
             # Most columns, in as few steps as possible.
             name, _, dim = node.fields
             shape = tuple(numbers[node.dims : node.end])
-            rows = self.splits(numbers[i + 3], shape[dim - 1])
-            data = self.read(numbers[i], numbers[i + 1], math.prod(shape) * node.itemsize)
+            rows = self.splits(numbers[i + GROUP], shape[dim - 1])
+            data = self.read(numbers[i], numbers[i + OFFSET], math.prod(shape) * node.itemsize)
             return RaggedView(data, torch_dtype(name), shape, dim, None, rows)
         leaf = self.leaf(node)
         place, shape, dim = leaf.place, leaf.shape, leaf.ragged_dim
@@ -359,7 +359,7 @@ class Message:
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """The cells of a TENSOR or a JAGGED, or of some of its rows, in memory that may be kept."""
         numbers, device = self.numbers, self.device
-        if chosen is None and numbers[node.number + 2] <= INDIRECT:
+        if chosen is None and numbers[node.number + STORED] <= INDIRECT:
             values = self._whole(node, tuple(numbers[node.dims : node.end]))
         else:
             values = self._chosen(node, chosen)
@@ -368,16 +368,16 @@ class Message:
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A JAGGED column as a nested tensor, or some of its rows."""
         numbers, dim = self.numbers, node.fields[2]
-        row_splits = self.splits(numbers[node.number + 3], numbers[node.dims + dim - 1])
+        row_splits = self.splits(numbers[node.number + GROUP], numbers[node.dims + dim - 1])
         values = self.tensor(node, chosen)
         if chosen is not None:
             row_splits = chosen.among(row_splits)[0]
         return nested_tensor(values, row_splits, dim)
 
     def _whole(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
-        i, numbers, name = node.number, self.numbers, node.fields[0]
+        numbers, name = self.numbers, node.fields[0]
         dtype = torch_dtype(name)
-        buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
+        buffer, offset, stored = numbers[node.number : node.number + GROUP]
         cells = math.prod(shape)
         # `stored` is ignored where there are no cells.
         if stored != PLAIN and cells:
@@ -395,7 +395,8 @@ class Message:
     def _chosen(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """Some rows of a column, or all of an indirect one."""
         data: Any
-        if chosen is not None and node.kind is _TENSOR and self.numbers[node.number + 2] < INDIRECT:
+        stored = self.numbers[node.number + STORED]
+        if chosen is not None and node.kind is _TENSOR and stored < INDIRECT:
             leaf = self.leaf(node)
             data, rows = self._cells_of_rows(leaf, None, chosen)
             dtype, shape = leaf.dtype, leaf.shape_of(rows)

@@ -14,8 +14,9 @@ from jagcodec.wire import frames
 from jagcodec.wire.checks import bad, expect
 from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.frames import PREAMBLE, buffer_bytes, frame_arrays, is_blob, starts_of
-from jagcodec.wire.header import Header, check_crc, read_header
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
+from jagcodec.wire.header import Header, check_crc
+from jagcodec.wire.header_reader import read_header
+from jagcodec.wire.limits import Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, Reading
 
 
@@ -29,12 +30,21 @@ def reading(
     verify: bool = True,
 ) -> Reading:
     """The options of a caller, checked."""
-    if not (limits is device is copy is None and allow_pickle is False):
-        limits = usable_limits(limits, f"{where}(limits)")
-        device = usable_device(device, f"{where}(device)")
-        copy = None if copy is None else flag_of(copy, f"{where}(copy)")
-        allow_pickle = flag_of(allow_pickle, f"{where}(allow_pickle)")
-    return Reading(limits or DEFAULT_LIMITS, copy, device, allow_pickle, by_range, verify)
+    if limits is device is copy is None and allow_pickle is False:
+        return _WITHOUT_OPTIONS[by_range, verify]
+    limits = usable_limits(limits, f"{where}(limits)")
+    device = usable_device(device, f"{where}(device)")
+    copy = None if copy is None else flag_of(copy, f"{where}(copy)")
+    allow_pickle = flag_of(allow_pickle, f"{where}(allow_pickle)")
+    return Reading(limits, copy, device, allow_pickle, by_range, verify)
+
+
+_WITHOUT_OPTIONS = {
+    (by_range, verify): Reading(by_range=by_range, verify=verify)
+    for by_range in (False, True)
+    for verify in (False, True)
+}
+"""What most callers ask for, by `by_range` and `verify`."""
 
 
 def open_message(source: Any, where: str, reading: Reading) -> Message:

@@ -1,4 +1,4 @@
-"""The schema of a message: nodes, their forms, and the checks of their numbers.
+"""The schema of a message: nodes, their forms, and where their numbers are.
 
 Each kind of node has a *form*: fields in the schema, numbers in the message's array of numbers, and
 children. So the schema fixes where the numbers and values of each node are. What was made of a
@@ -7,18 +7,17 @@ schema depends on its bytes alone, and is kept for the next message that has the
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.memory import INT64_MAX
 from jagcodec.wire import spec
-from jagcodec.wire.checks import cells_of, expect, fail, inside
+from jagcodec.wire.checks import expect, fail, inside
 from jagcodec.wire.documents import unpack
-from jagcodec.wire.spec import INDIRECT, MAX_NDIM, MAX_UNBACKED_ROWS, PLAIN, TORCH_DTYPES, Kind
+from jagcodec.wire.spec import INDIRECT, MAX_NDIM, PLAIN, TORCH_DTYPES, Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +35,9 @@ class Node:
 
 
 class Group(NamedTuple):
-    """A ragged group: rows that columns share; from two on, their offsets are at a place."""
+    """The numbers of a ragged group: rows that columns share; the offsets of two or more are at a
+    place.
+    """
 
     buffer: int
     offset: int
@@ -44,6 +45,8 @@ class Group(NamedTuple):
     min: int
     max: int
 
+
+GROUP_NUMBERS = len(Group._fields)
 
 # --- checks of fields --------------------------------------------------------------------------
 
@@ -83,9 +86,12 @@ class Form(NamedTuple):
     children: int = 0  # how many, or `ANY` or `PER_KEY`
 
 
-_PLACE = ("buffer", "offset")
-_CELLS = (*_PLACE, "stored")
-_DOCUMENTS = (*_CELLS, "group", "size")
+# Each form has the first of these, as many as it needs, and then its dims.
+_DOCUMENTS = ("buffer", "offset", "stored", "group", "size")
+_ROWS, _CELLS, _PLACE = _DOCUMENTS[:4], _DOCUMENTS[:3], _DOCUMENTS[:2]
+
+BUFFER, OFFSET, STORED, GROUP, SIZE = range(len(_DOCUMENTS))
+"""Where these are among the numbers of a node, counted from `Node.number`."""
 
 _RANK = {"rank": _between(0, MAX_NDIM)}
 _TENSOR = {"dtype": _is_torch_dtype, **_RANK}
@@ -100,7 +106,7 @@ FORMS: dict[Kind, Form] = {
     Kind.ARRAY: Form({"dtype": _is_numpy_dtype, **_RANK}, (*_PLACE, "*")),
     Kind.OBJECT_ARRAY: Form(_RANK, (*_DOCUMENTS, "*")),
     Kind.TENSOR: Form(_TENSOR, (*_CELLS, "*")),
-    Kind.JAGGED: Form({**_TENSOR, "ragged_dim": _between(1, MAX_NDIM)}, (*_CELLS, "group", "*")),
+    Kind.JAGGED: Form({**_TENSOR, "ragged_dim": _between(1, MAX_NDIM)}, (*_ROWS, "*")),
     Kind.STRIDED_NESTED: Form(_RANK, children=2),
     Kind.SPARSE_COO: Form({**_RANK, "coalesced": _between(0, 1)}, ("*",), 2),
     Kind.TENSOR_VIEWS: Form({}, children=2),
@@ -121,21 +127,24 @@ class Schema:
 
     def __init__(self, data: bytes) -> None:
         self.packed: bytes = data
-        self.numbers: int = 0  # how many its nodes have
+        self.numbers: int = 0  # how many its nodes have; after them, the counts of a header
         self.values: int = 0  # how many documents
-        # Nodes with numbers to check; a tensor's before those that are made of it. Of each TENSOR
-        # and JAGGED what a check needs: its number, the indices of its first dim and of the others,
-        # `itemsize`, and whether it is jagged; of each TENSORDICT of one dim its number; and the
-        # other nodes.
+        # Nodes with numbers to check; a tensor's before those that are made of it.
         self.nodes: list[Node] = []
-        self.cells: list[tuple[int, int, Sequence[int], int, bool]] = []
-        self.batches: list[int] = []
-        self.others: list[Node] = []
+        self.plan: Any = None  # what `claims.py` makes of them
         self.weight: int = 32 * len(data)  # about how many bytes of memory it needs
         self.size: int = 0  # how many nodes, those without numbers too
         self.depth: int = 0  # how many others its deepest node is inside
         self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack(data, "schema", records=False), 0)
+        # Among the numbers of a header: the counts of groups and of frames, and the first group.
+        self.group_count: int = self.numbers
+        self.frame_count: int = self.group_count + 1
+        self.first_group: int = self.frame_count + 1
+
+    def first_size(self, groups: int) -> int:
+        """The index of the size of frame 1 among the numbers of a header with so many groups."""
+        return self.first_group + GROUP_NUMBERS * groups
 
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
@@ -180,7 +189,6 @@ class Schema:
         if kind in INTEGER_ROWS:
             _check_integer_rows(node)
             self.nodes.append(node)
-            self.others.append(node)
         self._stacks = around
         return node
 
@@ -194,13 +202,6 @@ class Schema:
         node = Node(kind, fields, first, dims, self.numbers, self.values, itemsize)
         if form.numbers:
             self.nodes.append(node)
-            if rank and kind in (Kind.TENSOR, Kind.JAGGED):
-                others = tuple(range(dims + 1, node.end))
-                self.cells.append((first, dims, others, itemsize, kind is Kind.JAGGED))
-            elif kind is Kind.TENSORDICT and rank == 1:
-                self.batches.append(first)
-            else:
-                self.others.append(node)
         return node
 
 
@@ -248,117 +249,7 @@ def child_step(node: Node, child: int) -> Any:
     return None
 
 
-# --- numbers -----------------------------------------------------------------------------------
-
-
-class Places:
-    """The buffers of a message, as its numbers are checked against them."""
-
-    def __init__(self, sizes: Sequence[int], *, in_row: bool = False) -> None:
-        self.sizes: Sequence[int] = sizes
-        self.payload: int = sum(sizes)
-        self.left: int = self.payload  # what no value has claimed yet
-        self.objects: int = 0  # rows of objects, views and components
-        self.expanded: int = 0  # bytes that values need at full width
-        self.in_row: bool = in_row
-
-    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """Check that bytes are in a buffer, and that all values fit the payload."""
-        if size == 0:
-            return
-        self.left -= size
-        if buffer >= len(self.sizes):
-            error = f"a buffer below {len(self.sizes)}, found buffer {buffer}"
-        elif offset + size > self.sizes[buffer]:
-            at = f"{size} bytes at {offset} of buffer {buffer}"
-            error = f"{at}, found a buffer of {self.sizes[buffer]}"
-        elif self.left < 0:
-            found = f"more bytes of them than the {self.payload} of the payload"
-            error = f"values that do not overlap, found {found}"
-        else:
-            return
-        raise fail("out_of_bounds", f"expected {error}", path=path)
-
-    def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """The same for documents and offsets, whose rows need more memory than their bytes."""
-        self.claim(buffer, offset, size, path)
-        self.expanded += spec.EXPANSION * size
-
-
-def check_groups(groups: Sequence[Group], places: Places) -> None:
-    """Check the numbers of the ragged groups."""
-    for i, group in enumerate(groups):
-        path, (buffer, offset, rows, low, high) = f"ragged group {i}", group
-        expect(low <= high, "bad_offsets", "min <= max", [low, high], path)
-        if rows > 1:
-            places.claim_rows(buffer, offset, 8 * (rows + 1), path)
-        else:
-            fits = low == high and (rows == 1 or not high)
-            expect(fits, "bad_offsets", "one length of one row, 0 without rows", [low, high], path)
-
-
-def _check_at_sight(
-    schema: Schema, numbers: Sequence[int], sizes: Sequence[int]
-) -> tuple[int, int] | None:
-    """The unclaimed bytes and `Places.expanded`, if numbers are as most are; None of all others."""
-    frames, left, rows_claimed = len(sizes), sum(sizes), 0
-    first = schema.numbers + 2
-    groups = numbers[first - 2]
-    for i in range(first, first + 5 * groups, 5):
-        buffer, offset, rows, low, high = numbers[i : i + 5]
-        if rows > 1 and low <= high:
-            size = 8 * rows + 8
-            if buffer >= frames or offset + size > sizes[buffer]:
-                return None
-            rows_claimed += size
-        elif low != high or high > 0 == rows:
-            return None
-    for i in schema.batches:
-        if numbers[i] > MAX_UNBACKED_ROWS:
-            return None
-    for i, dim, others, size, is_jagged in schema.cells:
-        size *= numbers[dim]
-        for at in others:
-            size *= numbers[at]
-        buffer = numbers[i]
-        if (
-            not size
-            or numbers[i + 2] != PLAIN
-            or buffer >= frames
-            or numbers[i + 1] + size > sizes[buffer]
-            or (is_jagged and numbers[i + 3] >= groups)
-        ):
-            return None
-        left -= size
-    left -= rows_claimed
-    return None if left < 0 else (left, spec.EXPANSION * rows_claimed)
-
-
-def check_numbers(
-    schema: Schema,
-    numbers: Sequence[int],
-    groups: Sequence[Group],
-    sizes: Sequence[int],
-    *,
-    in_row: bool,
-) -> tuple[int, int]:
-    """Check numbers, of which `read_header` found none negative; `Places.expanded`, `.objects`."""
-    nodes, simple = schema.others, _check_at_sight(schema, numbers, sizes)
-    if simple is not None and not nodes:
-        return simple[1], 0
-    places = Places(sizes, in_row=in_row)
-    if simple is not None:
-        places.left, places.expanded = simple
-    else:
-        nodes = schema.nodes
-        check_groups(groups, places)
-    for node in nodes:
-        try:
-            check_node(node, numbers, groups, places)
-        except WireFormatError as error:
-            raise _with_path(error, schema.root, node) or error from error
-    return places.expanded, places.objects
-
+# --- rows ---------------------------------------------------------------------------------------
 
 DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
 """What holds one document per row."""
@@ -374,92 +265,6 @@ def runs_of(kind: Kind, stored: int) -> int:
     if kind in DOCUMENT_ROWS:
         return int(stored & ~spec.BLOBS in (INDIRECT + 1, spec.ONE_OBJECT))
     return int(stored == INDIRECT + 1)
-
-
-def _claim_table(
-    node: Node, own: list[int], shape: list[int], groups: Sequence[Group], places: Places
-) -> None:
-    """Check that the table of an indirect column is there, and count what the column needs."""
-    kind, runs = node.kind, runs_of(node.kind, own[2])
-    # What repeats would repeat again in each row, and so on for every level of rows.
-    expect(not places.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
-    rows = shape[0] if kind is Kind.TENSOR and shape else 0
-    if kind is Kind.TENSOR:
-        # Each has a number in an index, of a bit at least.
-        expect(0 < rows <= 8 * places.payload, "bad_record", "rows with an index", rows)
-    else:
-        rows = groups[own[3]].rows
-    if kind is Kind.JAGGED:
-        expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
-    places.claim(own[0], own[1], 8 * len(spec.RUN_NUMBERS) * runs)
-    size = own[4] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
-    # Also rows without cells: each costs a step.
-    places.expanded += size + spec.ROW_COST * rows * runs
-
-
-def _cell_bytes(node: Node) -> int:
-    """Bytes of memory per cell; 0 of a node whose dims are not those of cells."""
-    if node.kind is Kind.ARRAY:
-        return numpy_itemsize(node.fields[0])
-    return 8 if node.kind is Kind.OBJECT_ARRAY else node.itemsize
-
-
-def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places) -> None:
-    """Check the numbers of one node, and claim every place that they name."""
-    kind, i = node.kind, node.number
-    own = list(numbers[i : node.end])
-    shape = own[node.dims - i :]
-    cells = cells_of(shape, _cell_bytes(node))
-    held = own[4] if kind in DOCUMENT_ROWS else cells  # `stored` is ignored where there is nothing
-    if kind is Kind.JAGGED or kind in DOCUMENT_ROWS:
-        most = len(groups)
-        expect(own[3] < most, "bad_record", f"a ragged group below {most}", own[3])
-    if kind in DOCUMENT_ROWS:
-        places.objects += groups[own[3]].rows
-    if kind in ROW_KINDS and held and runs_of(kind, own[2]):
-        _claim_table(node, own, shape, groups, places)
-    elif kind in (Kind.TENSOR, Kind.JAGGED):
-        places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
-        places.expanded += 0 if own[2] == PLAIN else cells * node.itemsize
-    elif kind is Kind.ARRAY:
-        size = cells * _cell_bytes(node)
-        expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
-        places.claim(own[0], own[1], size)
-    elif kind is Kind.BYTES:
-        places.claim(own[0], own[1], own[2])
-    elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
-        known = own[2] & ~spec.BLOBS == PLAIN or not own[4]
-        expect(known, "bad_record", "documents or messages as they are", own[2])
-        places.claim_rows(own[0], own[1], own[4])
-    elif kind in INTEGER_ROWS:
-        _count_integer_rows(node, numbers, places)
-    elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        few = extent_of(shape) <= max(MAX_UNBACKED_ROWS, places.payload)
-        expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
-        expect(few, "bad_rows", expected, shape)
-
-
-def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> None:
-    """Count what views and components need, whose bytes were claimed as those of a tensor."""
-    child = node.children[1]
-    stored = numbers[child.number + 2]
-    expect(stored == PLAIN, "bad_record", "integers as wide as their dtype", stored)
-    rows, width = numbers[child.dims : child.end]
-    wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
-    expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
-    places.objects += rows
-    places.expanded += spec.EXPANSION * 8 * width * rows
-
-
-def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatError | None:
-    """The error of a node `target`, with the path to it from `node`; None if it is not in it."""
-    if node is target:
-        return inside(error, None)
-    for i, child in enumerate(node.children):
-        found = _with_path(error, child, target)
-        if found is not None:
-            return inside(found, child_step(node, i))
-    return None
 
 
 # --- dtypes ------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, reading
 from jagcodec.wire.registry import BATCHED_DATA_DICT, ORDERED_DICT
-from jagcodec.wire.schema import ROW_KINDS, Node
+from jagcodec.wire.schema import GROUP, ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
 from jagcodec.wire.stacked import InMemory
@@ -394,9 +394,10 @@ class MessageColumns(ColumnSource):
         buffers, header = self.message.buffers, self.message.header
         if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
-        first = header.schema.numbers + 2
         values = id(self) if self.beside else header.packed_values
-        return InMemory(self.node, first, header.packed_numbers, values, buffers)
+        return InMemory(
+            self.node, header.schema.first_group, header.packed_numbers, values, buffers
+        )
 
     def meta(self) -> dict[str, Any]:
         message, meta = self.message, dict[str, Any]()
@@ -490,7 +491,7 @@ class MessageColumns(ColumnSource):
             lengths: IntArray = view.row_splits.lengths
             return lengths
         self._check_rows(node)
-        splits = self.message.row_splits(self.message.numbers[node.number + 3])
+        splits = self.message.row_splits(self.message.numbers[node.number + GROUP])
         return (splits if chosen is None else chosen.among(splits)[0]).lengths
 
     def _check_rows(self, node: Node) -> None:
@@ -501,7 +502,10 @@ class MessageColumns(ColumnSource):
         else:
             # Batches of several dims have columns that are ragged in a later one.
             outer = node.fields[2] - 1 if node.kind is _JAGGED else 0
-            sizes = [groups[numbers[node.number + 3]].rows, *numbers[node.dims : node.dims + outer]]
+            sizes = [
+                groups[numbers[node.number + GROUP]].rows,
+                *numbers[node.dims : node.dims + outer],
+            ]
         if sizes[: len(self.sizes)] != self.sizes:
             raise rows_differ(self.sizes, sizes)
 

@@ -1,0 +1,411 @@
+"""What the numbers of a header may claim: a quick check, and the rule, which explains.
+
+Every message passes through `check_claims`. The quick check knows the numbers that nearly all
+messages have. It says yes, or it says nothing: then the rule decides, and names the fault. It never
+says yes where the rule says no (`tests/wire/test_claims.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from jagcodec.errors import WireFormatError
+from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.wire import spec
+from jagcodec.wire.checks import cells_of, expect, fail, inside
+from jagcodec.wire.limits import Limits, exceeded
+from jagcodec.wire.schema import (
+    BUFFER,
+    DOCUMENT_ROWS,
+    GROUP,
+    INTEGER_ROWS,
+    OFFSET,
+    ROW_KINDS,
+    SIZE,
+    STORED,
+    Group,
+    Node,
+    Schema,
+    child_step,
+    numpy_itemsize,
+    runs_of,
+    stored_size,
+)
+from jagcodec.wire.spec import EXPANSION, MAX_BYTES, MAX_UNBACKED_ROWS, PLAIN, Kind
+
+
+def check_claims(
+    schema: Schema,
+    numbers: Sequence[int],
+    groups: Sequence[Group],
+    sizes: Sequence[int],
+    stored: Sequence[int],
+    header: int,
+    limits: Limits,
+    in_row: bool,
+) -> tuple[int, int]:
+    """Check numbers, none of them negative, of a header of so many bytes.
+
+    `sizes` are those of the frames, and `stored` how many bytes of each are sent: `sizes` itself
+    where none is compressed. Returns the bytes of the message as it is sent, and how many objects
+    it asks for.
+    """
+    known = None
+    if stored is sizes:
+        known = sound_at_sight(schema, numbers, groups, sizes, header, limits)
+        sound, _, _, objects = known
+        if sound and not schema.plan.others:
+            return header + sum(sizes), objects
+    return _ask_the_rule(schema, numbers, groups, sizes, stored, header, limits, in_row, known)
+
+
+# --- the quick check ---------------------------------------------------------------------------
+
+
+class Plan:
+    """Where the numbers of a schema are that the quick check knows: indices among all numbers."""
+
+    __slots__ = ("batches", "cells", "documents", "groups", "others", "places", "shapes", "stored")
+
+    def __init__(self, schema: Schema) -> None:
+        # Cells in a buffer: the buffer, the offset, the first dim, the others, the bytes of a cell.
+        self.places: list[tuple[int, int, int, Sequence[int], int]] = []
+        self.cells: list[tuple[int, int, int]] = []  # one cell without dims: the same
+        self.shapes: list[tuple[Sequence[int], int]] = []  # several dims, and the bytes of a cell
+        self.documents: list[tuple[int, int]] = []  # the group, and how many bytes
+        self.batches: list[int] = []  # how many rows a batch has
+        self.others: list[Node] = []  # nodes that only the rule knows
+        stored: list[int] = []  # how cells are stored
+        groups: list[int] = []  # which ragged group a column has
+        for node in schema.nodes:
+            kind, number, dims = node.kind, node.number, tuple(range(node.dims, node.end))
+            if kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA) and len(dims) < 2:
+                self.batches += dims
+            elif kind in _IN_BUFFERS:
+                self._add_place(node, dims)
+                stored += [number + STORED] if kind in ROW_KINDS else []
+                groups += [number + GROUP] if kind in ROW_KINDS and kind is not Kind.TENSOR else []
+            else:
+                self.others.append(node)
+        self.stored, self.groups = _picks(stored), _picks(groups)
+
+    def _add_place(self, node: Node, dims: tuple[int, ...]) -> None:
+        place, cell = dims, _cell_bytes(node)
+        if len(dims) > 1:
+            self.shapes.append((dims, cell or 1))
+        if node.kind is Kind.BYTES:
+            place, cell = (node.end - 1,), 1
+        elif node.kind in DOCUMENT_ROWS:
+            place, cell = (node.number + SIZE,), 1
+            self.documents.append((node.number + GROUP, node.number + SIZE))
+        buffer, offset = node.number + BUFFER, node.number + OFFSET
+        if place:
+            self.places.append((buffer, offset, place[0], place[1:], cell))
+        else:
+            self.cells.append((buffer, offset, cell))
+
+
+_IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY, Kind.BYTES)
+
+
+def _picks(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
+    """What takes the numbers at these indices out of all; None if there are no indices."""
+    # With a second index it returns a tuple also of one.
+    return itemgetter(*indices, indices[0]) if indices else None
+
+
+EXACT = 1 << 52
+"""Integers up to here are exact as floats, and so are sums of a few of them."""
+
+
+def sound_at_sight(
+    schema: Schema,
+    numbers: Sequence[Any],
+    groups: Sequence[Sequence[Any]],
+    sizes: Sequence[Any],
+    header: int,
+    limits: Limits,
+    table: Callable[[list[Any]], Any] = list,
+    largest: Callable[[Sequence[Any]], Any] = max,
+) -> tuple[Any, Any, Any, Any]:
+    """Check the numbers of one message, or of many that have one schema, at once.
+
+    Each number is an int; or, of many messages, an array with a float for each of them. Then
+    `table` makes what such an array is looked up in, and `largest` of arrays is one. No number is
+    negative. A float that is not exact is larger than all that it is compared with, and so is what
+    was computed from it.
+
+    Returns whether the rule says yes, of all nodes but `Plan.others`; how many bytes of the payload
+    they claim; how many bytes of memory documents and offsets need; and how many objects.
+    """
+    plan = schema.plan
+    if plan is None:
+        plan = schema.plan = Plan(schema)
+    # None is negative: their sum is 0 if each of them is.
+    sound = plan.stored is None or sum(plan.stored(numbers)) == PLAIN
+    if sound is False:  # of one message, most often because its cells are stored narrow
+        return _UNSOUND
+    payload = sum(sizes)
+    sound &= (payload <= EXACT) & (header + payload <= limits.bytes)
+    room = table([*sizes, 0 * payload])  # a buffer that does not exist is as one of no bytes
+    claimed = expanded = 0
+    try:
+        for buffer, offset, rows, low, high in groups:
+            several = rows > 1
+            size = several * (8 * rows + 8)
+            sound &= (low <= high) & (several | (low == high)) & (high <= (rows > 0) * EXACT)
+            sound &= offset + size <= room[buffer]
+            expanded += size
+        claimed += expanded
+        for buffer, offset, dim, others, size in plan.places:
+            size = size * numbers[dim]
+            for other in others:
+                size = size * numbers[other]
+            sound &= numbers[offset] + size <= room[numbers[buffer]]
+            claimed += size
+        for buffer, offset, size in plan.cells:
+            sound &= numbers[offset] + size <= room[numbers[buffer]]
+            claimed += size
+        objects = schema.size + len(groups) + len(sizes)
+        if plan.documents:
+            rows_of = table([*[rows for _, _, rows, _, _ in groups], 0 * payload])
+            for group, size in plan.documents:
+                objects += rows_of[numbers[group]]
+                expanded += numbers[size]
+    except IndexError:  # no such buffer, or no such group
+        return _UNSOUND
+    if plan.groups is not None:
+        sound &= largest(plan.groups(numbers)) < len(groups)
+    for i in plan.batches:
+        sound &= numbers[i] <= MAX_UNBACKED_ROWS
+    if plan.shapes:
+        sound &= _fit_memory(plan.shapes, numbers)
+    sound &= (claimed <= payload) & (objects <= limits.objects) & (schema.depth <= limits.depth)
+    return sound, claimed, EXPANSION * expanded, objects
+
+
+_UNSOUND = False, 0, 0, 0
+
+
+def _fit_memory(shapes: Sequence[tuple[Sequence[int], int]], numbers: Sequence[Any]) -> Any:
+    """Whether shapes are small whatever is 0 in them: the rule bounds the dims next to a 0, too."""
+    fit = True
+    for dims, size in shapes:
+        for dim in dims:
+            size = size * (numbers[dim] + 1)
+        fit &= size <= EXACT
+    return fit
+
+
+# --- the rule ----------------------------------------------------------------------------------
+
+
+def _ask_the_rule(
+    schema: Schema,
+    numbers: Sequence[int],
+    groups: Sequence[Group],
+    sizes: Sequence[int],
+    stored: Sequence[int],
+    header: int,
+    limits: Limits,
+    in_row: bool,
+    known: tuple[bool, int, int, int] | None,
+) -> tuple[int, int]:
+    """As `check_claims`, number by number; `known` is what the quick check found."""
+    payload = sum(sizes)
+    expect(payload < MAX_BYTES, "bad_header", "sizes below 2**56 in all", sizes, "header")
+    total = header + payload
+    if total > limits.bytes:
+        raise exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")
+    if schema.depth > limits.depth:
+        raise exceeded("depth", limits.depth, schema.depth, "levels", "header")
+    if stored is not sizes:
+        _check_stored(stored, sizes, in_row=in_row)
+        total = header + sum(stored)
+    places = Places(sizes, in_row=in_row)
+    nodes = schema.nodes
+    if known is not None and known[0]:
+        nodes = schema.plan.others
+        _, claimed, places.expanded, objects = known
+        places.left = payload - claimed
+        places.objects = objects - schema.size - len(groups) - len(sizes)
+    else:
+        check_groups(groups, places)
+    for node in nodes:
+        try:
+            check_node(node, numbers, groups, places)
+        except WireFormatError as error:
+            raise _with_path(error, schema.root, node) or error from error
+    beyond = places.expanded - EXPANSION * total
+    if stored is not sizes:
+        beyond += payload
+        _check_rectangles(schema, numbers, groups, total, limits)
+    if beyond > limits.expanded:
+        what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
+        raise exceeded("expanded", limits.expanded, beyond, what, "header")
+    objects = schema.size + len(groups) + len(sizes) + places.objects
+    if objects > limits.objects:
+        raise exceeded("objects", limits.objects, objects, "objects", "header")
+    return total, objects
+
+
+def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:
+    if in_row:
+        raise fail("bad_record", "expected no compressed frames in a row, found some")
+    for i, (sent, size) in enumerate(zip(stored, sizes, strict=True)):
+        expect(sent <= size, "bad_header", f"at most {size} bytes", sent, f"frame {i + 1}")
+
+
+def _check_rectangles(
+    schema: Schema, numbers: Sequence[int], groups: Sequence[Group], total: int, limits: Limits
+) -> None:
+    """Refuse compressed rows that ask for larger rectangles than plain rows could."""
+    # The cells of plain rows are in the message: rectangles are less than the square of its bytes.
+    padded = 0
+    for node in schema.nodes:
+        if node.kind is Kind.JAGGED:
+            inner = list(numbers[node.dims : node.end])
+            del inner[node.fields[2] - 1]
+            group = groups[numbers[node.number + GROUP]]
+            padded += group.rows * group.max * math.prod(inner) * node.itemsize
+    if padded > max(total**2, limits.expanded):
+        what = "bytes of padded rows, more than the square of the message's bytes"
+        raise exceeded("expanded", limits.expanded, padded, what, "header")
+
+
+class Places:
+    """The buffers of a message, as its numbers are checked against them."""
+
+    def __init__(self, sizes: Sequence[int], *, in_row: bool = False) -> None:
+        self.sizes: Sequence[int] = sizes
+        self.payload: int = sum(sizes)
+        self.left: int = self.payload  # what no value has claimed yet
+        self.objects: int = 0  # rows of objects, views and components
+        self.expanded: int = 0  # bytes that values need at full width
+        self.in_row: bool = in_row
+
+    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        """Check that bytes are in a buffer, and that all values fit the payload."""
+        if size == 0:
+            return
+        self.left -= size
+        if buffer >= len(self.sizes):
+            error = f"a buffer below {len(self.sizes)}, found buffer {buffer}"
+        elif offset + size > self.sizes[buffer]:
+            at = f"{size} bytes at {offset} of buffer {buffer}"
+            error = f"{at}, found a buffer of {self.sizes[buffer]}"
+        elif self.left < 0:
+            found = f"more bytes of them than the {self.payload} of the payload"
+            error = f"values that do not overlap, found {found}"
+        else:
+            return
+        raise fail("out_of_bounds", f"expected {error}", path=path)
+
+    def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        """The same for documents and offsets, whose rows need more memory than their bytes."""
+        self.claim(buffer, offset, size, path)
+        self.expanded += spec.EXPANSION * size
+
+
+def check_groups(groups: Sequence[Group], places: Places) -> None:
+    """Check the numbers of the ragged groups."""
+    for i, group in enumerate(groups):
+        path, (buffer, offset, rows, low, high) = f"ragged group {i}", group
+        expect(low <= high, "bad_offsets", "min <= max", [low, high], path)
+        if rows > 1:
+            places.claim_rows(buffer, offset, 8 * (rows + 1), path)
+        else:
+            fits = low == high and (rows == 1 or not high)
+            expect(fits, "bad_offsets", "one length of one row, 0 without rows", [low, high], path)
+
+
+def _claim_table(
+    node: Node, own: list[int], shape: list[int], groups: Sequence[Group], places: Places
+) -> None:
+    """Check that the table of an indirect column is there, and count what the column needs."""
+    kind, runs = node.kind, runs_of(node.kind, own[STORED])
+    # What repeats would repeat again in each row, and so on for every level of rows.
+    expect(not places.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
+    rows = shape[0] if kind is Kind.TENSOR and shape else 0
+    if kind is Kind.TENSOR:
+        # Each has a number in an index, of a bit at least.
+        expect(0 < rows <= 8 * places.payload, "bad_record", "rows with an index", rows)
+    else:
+        rows = groups[own[GROUP]].rows
+    if kind is Kind.JAGGED:
+        expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
+    places.claim(own[BUFFER], own[OFFSET], 8 * len(spec.RUN_NUMBERS) * runs)
+    size = own[SIZE] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
+    # Also rows without cells: each costs a step.
+    places.expanded += size + spec.ROW_COST * rows * runs
+
+
+def _cell_bytes(node: Node) -> int:
+    """Bytes of memory per cell; 0 of a node whose dims are not those of cells."""
+    if node.kind is Kind.ARRAY:
+        return numpy_itemsize(node.fields[0])
+    return 8 if node.kind is Kind.OBJECT_ARRAY else node.itemsize
+
+
+def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places) -> None:
+    """Check the numbers of one node, and claim every place that they name."""
+    kind, i = node.kind, node.number
+    own = list(numbers[i : node.end])
+    shape = own[node.dims - i :]
+    cells = cells_of(shape, _cell_bytes(node))
+    # How they are stored is ignored where there is nothing.
+    filled = own[SIZE] if kind in DOCUMENT_ROWS else cells
+    if kind is Kind.JAGGED or kind in DOCUMENT_ROWS:
+        most = len(groups)
+        expect(own[GROUP] < most, "bad_record", f"a ragged group below {most}", own[GROUP])
+    if kind in DOCUMENT_ROWS:
+        places.objects += groups[own[GROUP]].rows
+    if kind in ROW_KINDS and filled and runs_of(kind, own[STORED]):
+        _claim_table(node, own, shape, groups, places)
+    elif kind in (Kind.TENSOR, Kind.JAGGED):
+        size = stored_size(node.fields[0], own[STORED], cells)
+        places.claim(own[BUFFER], own[OFFSET], size)
+        places.expanded += 0 if own[STORED] == PLAIN else cells * node.itemsize
+    elif kind is Kind.ARRAY:
+        size = cells * _cell_bytes(node)
+        expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
+        places.claim(own[BUFFER], own[OFFSET], size)
+    elif kind is Kind.BYTES:
+        buffer, offset, size = own
+        places.claim(buffer, offset, size)
+    elif kind in DOCUMENT_ROWS:
+        known = own[STORED] & ~spec.BLOBS == PLAIN or not own[SIZE]
+        expect(known, "bad_record", "documents or messages as they are", own[STORED])
+        places.claim_rows(own[BUFFER], own[OFFSET], own[SIZE])
+    elif kind in INTEGER_ROWS:
+        _count_integer_rows(node, numbers, places)
+    elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
+        few = extent_of(shape) <= max(MAX_UNBACKED_ROWS, places.payload)
+        expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
+        expect(few, "bad_rows", expected, shape)
+
+
+def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> None:
+    """Count what views and components need, whose bytes were claimed as those of a tensor."""
+    child = node.children[1]
+    stored = numbers[child.number + STORED]
+    expect(stored == PLAIN, "bad_record", "integers as wide as their dtype", stored)
+    rows, width = numbers[child.dims : child.end]
+    wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
+    expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
+    places.objects += rows
+    places.expanded += spec.EXPANSION * 8 * width * rows
+
+
+def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatError | None:
+    """The error of a node `target`, with the path to it from `node`; None if it is not in it."""
+    if node is target:
+        return inside(error, None)
+    for i, child in enumerate(node.children):
+        found = _with_path(error, child, target)
+        if found is not None:
+            return inside(found, child_step(node, i))
+    return None

@@ -1,0 +1,136 @@
+"""The quick check of a header's numbers says yes only where the rule and the second reader do."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jagcodec import WireFormatError, encode, encode_rows
+from jagcodec.wire import claims, header_reader
+from jagcodec.wire.claims import EXACT, sound_at_sight
+from jagcodec.wire.header import opened_header
+from jagcodec.wire.header_reader import read_header
+from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
+from jagcodec.wire.spec import EXPANSION
+from jagcodec.wire.stacked import _open_alike
+from tests.helpers import nested, rollout
+from tests.strategies import tensordicts, trees
+from tests.wire import forge, spec_reader
+from tests.wire.test_golden import NAMES, OPAQUE, kept, message_of
+
+NUMBERS = (*(n for n in forge.NUMBERS if n >= 0), EXACT, EXACT + 1, 2 * EXACT + 1, 1 << 24)
+LIMITS = (DEFAULT_LIMITS, NO_LIMITS, Limits(bytes=4096), Limits(objects=8), Limits(depth=1))
+# What the second reader says of numbers alone, whatever the payload is.
+OF_NUMBERS = {
+    *("below 0", "counts", "numbers", "too many cells", "group", "too many rows", "too much"),
+    *("no such buffer", "outside of the buffer", "copies of the same bytes", "stored"),
+}
+
+
+def forged(frame, seed):
+    """A header with up to three of its numbers changed, most often to one that might be right."""
+    rng, parts = random.Random(seed), forge.Parts(frame)
+    numbers = parts.numbers
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
+        at = rng.randrange(len(numbers))
+        near = (numbers[at] - 1, numbers[at] + 1, rng.choice(numbers), 0, 1)
+        numbers[at] = max(0, rng.choice((*NUMBERS, *near * 5)))
+    return parts.frame()
+
+
+def at_sight(frame, limits):
+    """What the quick check says of a header, and the rule too if it says yes."""
+    try:
+        size, schema, packed, _ = opened_header(frame, limits)
+        numbers = np.frombuffer(packed, np.int64).tolist()
+        groups, sizes, stored, checksums = header_reader._after_nodes(schema, numbers)
+    except WireFormatError:  # counts that do not fit
+        return False
+    sound, claimed, expanded, objects = sound_at_sight(schema, numbers, groups, sizes, size, limits)
+    if not sound or checksums or stored is not sizes or schema.plan.others:
+        return False
+    rule = schema, numbers, groups, sizes, sizes, size, limits, False
+    assert claims._ask_the_rule(*rule, None) == (size + sum(sizes), objects)
+    assert claimed <= sum(sizes)
+    assert expanded <= EXPANSION * claimed
+    return True
+
+
+def refusal(frames):
+    """Why the second reader refuses a message; of its payload as much as its sizes say is read."""
+    try:
+        sizes = spec_reader.Header(frames[0]).sizes
+        if sum(sizes) > 1 << 20:
+            return ""
+        payload = zip([*frames[1:], *[b""] * len(sizes)], sizes, strict=False)
+        spec_reader.read([frames[0], *(old[:size].ljust(size, b"\0") for old, size in payload)])
+    except spec_reader.RefusedError as error:
+        return str(error)
+    return ""
+
+
+def check(frames, seed, limits):
+    """If the quick check says yes, the rule does, and the second reader of the numbers."""
+    frame = forged(frames[0], seed)
+    if at_sight(frame, limits):
+        assert refusal([frame, *frames[1:]]) not in OF_NUMBERS
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - OPAQUE))
+def test_a_yes_at_first_sight_is_a_yes_of_the_rule_and_of_the_second_reader(name):
+    frames = message_of(kept(name))
+    for seed in range(60):
+        check(frames, f"{name}{seed}", LIMITS[seed % len(LIMITS)])
+
+
+@given(trees() | tensordicts(trees(max_leaves=3)), st.integers(0), st.sampled_from(LIMITS))
+def test_a_yes_is_right_whatever_the_message(value, seed, limits):
+    frames = [bytes(memoryview(frame)) for frame in encode(value)]
+    for more in range(4):
+        check(frames, seed + more, limits)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(["rollout", "small_batch", "tensordict"]),
+    st.lists(st.integers(0), min_size=1, max_size=6),
+    st.sampled_from(LIMITS),
+)
+@example("rollout", [0] * 3, DEFAULT_LIMITS)
+def test_a_yes_to_one_of_many_messages_is_a_yes_to_it_alone(name, seeds, limits):
+    """Of messages that are opened together the numbers are floats, which may be inexact."""
+    headers = [forged(message_of(kept(name))[0], seed) for seed in seeds]
+    arrays = [np.frombuffer(header, np.uint8) for header in headers]
+    # Those of blobs, before their sizes are known.
+    stack = _open_alike(arrays, np.arange(len(headers)), None, limits)
+    for i in [] if stack is None else stack.members.tolist():
+        read_header(headers[i], limits)
+
+
+def test_numbers_that_only_floats_take_for_each_other_are_left_to_the_rule():
+    """Two lengths of 2^53 and one more are one float."""
+    low = 2 * EXACT
+    for rows, high in ((1, low + 1), (2, low), (1, low)):
+        group = [0, 0, rows, low + (rows > 1), high]
+        batch = forge.tensordict([rows], {"a": forge.jagged(shape=(high, 0))})
+        (frame, *_) = forge.message(batch, bytes(64), groups=[group])
+        stack = _open_alike([np.frombuffer(frame, np.uint8)], np.zeros(1, int), None, NO_LIMITS)
+        assert stack is None
+
+
+def test_the_rule_is_not_asked_about_what_writers_write(monkeypatch):
+    messages = [encode(rollout()), encode({"a": np.arange(3), "b": [b"x" * 5000, "text"]})]
+    rows = [
+        {"ids": np.arange(n), "none": np.zeros((0, 3)), "uid": str(n), "says": [{"n": n}]}
+        for n in (0, 5)
+    ]
+    messages += [encode_rows(rows[:1]), encode_rows(rows), encode(nested([[2], [3, 4]]))]
+    monkeypatch.setattr(claims, "_ask_the_rule", None)
+    for frames in messages:
+        read_header(bytes(frames[0]))
+    headers = [np.frombuffer(frames[0], np.uint8) for frames in messages[2:4]]
+    for header in headers:
+        stack = _open_alike([header] * 3, np.arange(3), None, DEFAULT_LIMITS)
+        assert len(stack.members) == 3
