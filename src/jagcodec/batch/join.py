@@ -61,6 +61,23 @@ class InPlace(NamedTuple):
     view: RaggedView
 
 
+class _Cells(NamedTuple):
+    """Where the cells of a column are in several messages."""
+
+    kind: Kind
+    dtype: str
+    inner: tuple[int, ...]  # the dims after the first, which are the same in all messages
+    start: IntArray  # (messages,) their first bytes, as if all frames were end to end
+    stored: IntArray  # (messages,) how they are stored
+    counts: IntArray  # (messages,) how many there are along the first dim
+    group: IntArray | None  # (messages,) their ragged group; None of rectangles
+
+    @property
+    def size(self) -> int:
+        """Bytes of one cell with its inner dims."""
+        return math.prod(self.inner) * TORCH_DTYPES[self.dtype]
+
+
 class _GroupRows(NamedTuple):
     """The rows of a ragged group of each message, or of rectangles."""
 
@@ -106,11 +123,22 @@ class Messages:
         return self._columns[name]
 
     def _column(self, name: str) -> InPlace | None:
+        cells = self._cells_of(name)
+        if cells is None or not self._are_bounded(cells):
+            return None
+        rows = self._rows_of(cells.group)
+        if rows is None or (rows.cells != cells.counts).any():
+            return None
+        narrow = bool(cells.stored.any())
+        return InPlace(cells.kind, narrow, self._view(cells, rows, narrow))
+
+    def _cells_of(self, name: str) -> _Cells | None:
+        """Where the cells of a column are; None if its messages have it in different forms."""
         nodes = [known[name] for known in self._nodes]
         form, *others = {_form_of(node) for node in nodes}
         if form is None or others:
             return None
-        kind, spelled = form[:2]
+        kind, dtype = form[:2]
         numbers = self._of_all(
             stack.numbers[:, node.number : node.end]
             for stack, node in zip(self.stacks, nodes, strict=True)
@@ -118,59 +146,62 @@ class Messages:
         buffer, offset, stored = numbers[:, :GROUP].T
         group = None if kind is Kind.TENSOR else numbers[:, GROUP]
         dims = numbers[:, GROUP if group is None else GROUP + 1 :]
-        cells, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
-        if inner and (dims[:, 1:] != inner).any():
+        counts, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
+        if (dims[:, 1:] != inner).any():
             return None
-        each = math.prod(inner)
-        if not (each and cells.all()):  # empty columns may be anywhere
-            some = (cells > 0) & (each > 0)
-            buffer, offset, stored = buffer * some, offset * some, stored * some
-        dtype = torch_dtype(spelled)
-        cell, most = each * dtype.itemsize, int(stored.max())
-        if not cell and sum(cells.tolist()) * extent_of(inner) * dtype.itemsize > INT64_MAX:
-            return None  # joined one by one, with an error that names the column
-        if most >= INDIRECT:
-            return None
-        if group is None and not (cell and (cells == self._counts).all()):
-            return None  # before anything is made for each of the rows, which nothing vouches for
-        rows = self._rows_of(group)
-        if rows is None or (rows.cells != cells).any():
-            return None
-        memory, start = self._buffers, self._starts[self._first_buffers + buffer] + offset
-        narrow = most != PLAIN
+        filled = (counts > 0) & (math.prod(inner) > 0)
+        if not filled.all():  # an empty column may be anywhere
+            buffer, offset, stored = buffer * filled, offset * filled, stored * filled
+        start = self._starts[self._first_buffers + buffer] + offset
+        return _Cells(kind, dtype, inner, start, stored, counts, group)
+
+    def _are_bounded(self, cells: _Cells) -> bool:
+        """Whether the messages are large enough to vouch for what a view of the column needs."""
+        size = cells.size
+        if not size:
+            whole = extent_of(cells.inner) * TORCH_DTYPES[cells.dtype]
+            # Of more, each message is read: the error names the column.
+            if sum(cells.counts.tolist()) * whole > INT64_MAX:
+                return False
+        if cells.group is None and not (size and (cells.counts == self._counts).all()):
+            return False
+        return int(cells.stored.max()) < INDIRECT
+
+    def _view(self, cells: _Cells, rows: _GroupRows, narrow: bool) -> RaggedView:
+        """The rows of a column in all messages."""
+        memory, start, size = self._buffers, cells.start, cells.size
         if narrow:
-            memory, start = self._widened(start, stored, cells * each, spelled)
-        shape = (rows.splits.total, *inner)
+            memory, start = self._widened(cells)
+        dtype, shape = torch_dtype(cells.dtype), (rows.splits.total, *cells.inner)
         few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
-        if few or cell * rows.splits.total >= 8 * rows.splits.rows:
-            starts = rows.begins * cell + start.repeat(self._counts)
-            view = RaggedView(memory, dtype, shape, 1, starts, rows.splits)
-        else:  # rows that need less memory than their starts
-            of_messages = RowSplits.from_lengths(rows.cells)
-            data = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
-            view = RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
-        return InPlace(kind, narrow, view)
+        if few or size * rows.splits.total >= 8 * rows.splits.rows:
+            starts = rows.begins * size + start.repeat(self._counts)
+            return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+        # Rows that need less memory than their starts are copied.
+        of_messages = RowSplits.from_lengths(rows.cells)
+        data = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
+        return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
 
     def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
         """Numbers of the messages of each stack, as those of all messages in their order."""
         each = list(numbers)
         return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
 
-    def _widened(
-        self, start: IntArray, stored: IntArray, cells: IntArray, name: str
-    ) -> tuple[tuple[ByteArray, ...], IntArray]:
-        """Memory in which all cells are as wide as their dtype, widened together; `start` in it."""
-        memory, end, starts = [*self._buffers], int(self._starts[-1]), start.copy()
-        for code in np.unique(stored[stored != PLAIN]).tolist():
-            members = np.flatnonzero(stored == code)
+    def _widened(self, column: _Cells) -> tuple[tuple[ByteArray, ...], IntArray]:
+        """Memory in which all cells are as wide as their dtype, and where they start in it."""
+        memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
+        cells = column.counts * math.prod(column.inner)
+        for code in np.unique(column.stored[column.stored != PLAIN]).tolist():
+            members = np.flatnonzero(column.stored == code)
             counts = cells[members]
             sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
             if code == BITS:  # of each message whole bytes
                 counts = 8 * sizes
             runs = RowSplits.from_lengths(sizes)
             narrow = RaggedView(self._buffers, torch.uint8, (runs.total,), 1, starts[members], runs)
-            wide = widened(as_bytes(gathered([narrow])[0]), code, name, int(counts.sum()))
-            starts[members] = end + (counts.cumsum() - counts) * TORCH_DTYPES[name]
+            data = as_bytes(gathered([narrow])[0])
+            wide = widened(data, code, column.dtype, int(counts.sum()))
+            starts[members] = end + (counts.cumsum() - counts) * TORCH_DTYPES[column.dtype]
             memory.append(wide)
             end += len(wide)
         return tuple(memory), starts

@@ -88,24 +88,32 @@ def _spread(hashes: Sequence[int], mask: int, run: int) -> bool:
     if len(hashes) - len({value & mask for value in hashes}) <= MOST_PROBES:
         return True
     taken = bytearray(mask + 1)
-    left = MOST_PROBES * len(hashes)
+    steps = MOST_PROBES * len(hashes)
     for value in hashes:
-        place = value & mask
-        perturb = value & _UINT64
-        while taken[place]:
-            if run > 1 and place + run <= mask + 1:
-                found = taken.find(0, place, place + run)
-                left -= 1  # next to each other, they take about as long as one step
-                if found >= 0:
-                    place = found
-                    break
-            perturb >>= 5
-            place = (5 * place + 1 + perturb) & mask
-            left -= 1
-            if left < 0:
-                return False
+        place, steps = _free_place(taken, value, run, steps)
+        if place < 0:
+            return False
         taken[place] = 1
     return True
+
+
+def _free_place(taken: bytearray, value: int, run: int, steps: int) -> tuple[int, int]:
+    """The first free place for a hash, -1 if it is not found in so many steps; and those left."""
+    mask = len(taken) - 1
+    place = value & mask
+    perturb = value & _UINT64
+    while taken[place]:
+        if run > 1 and place + run <= mask + 1:
+            found = taken.find(0, place, place + run)
+            steps -= 1  # next to each other, they take about as long as one step
+            if found >= 0:
+                return found, steps
+        perturb >>= 5
+        place = (5 * place + 1 + perturb) & mask
+        steps -= 1
+        if steps < 0:
+            return -1, steps
+    return place, steps
 
 
 _UINT64 = (1 << 64) - 1

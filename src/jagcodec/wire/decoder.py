@@ -479,12 +479,14 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
     tag, parts = None, value
     if kind is list and value and type(value[0]) is Kind:
         tag, parts = value[0], value[1:]
+    items: Any = value.items() if kind is dict else enumerate(parts)
+    if tag in (Kind.SCALAR, Kind.NUMBERS):  # whose fields are not records
+        items = ()
     step: Any = None
     try:
-        if tag not in (Kind.SCALAR, Kind.NUMBERS):  # whose fields are plain
-            for step, item in value.items() if kind is dict else enumerate(parts):
-                if type(item) not in _NATIVE:
-                    parts[step] = revived(item, depth + 1, most, allow_pickle)
+        for step, item in items:
+            if type(item) not in _NATIVE:
+                parts[step] = revived(item, depth + 1, most, allow_pickle)
     except WireFormatError as error:
         raise inside(error, step) from error
     return parts if tag is None else _record(tag, parts, allow_pickle)

@@ -46,12 +46,12 @@ def equal_documents(rows: Sequence[Sequence[Any]]) -> tuple[list[int] | None, bo
     one_object = len(first) < len(rows)
     if not one_object:
         first.clear()
-        for i, row in enumerate(rows):
-            if sizes[i] >= _LARGE:
-                other = first.setdefault((*map(len, row), *map(_sample, row)), i)
-                pairs = zip(rows[other], row, strict=True)
-                if all(_equal(*(np.frombuffer(p, np.uint8) for p in pair)) for pair in pairs):
-                    like[i] = other
+        for i in (i for i, size in enumerate(sizes) if size >= _LARGE):
+            row = rows[i]
+            other = first.setdefault((*map(len, row), *map(_sample, row)), i)
+            pairs = zip(rows[other], row, strict=True)
+            if all(_equal(*(np.frombuffer(p, np.uint8) for p in pair)) for pair in pairs):
+                like[i] = other
     saved = sum(size for i, size in enumerate(sizes) if like[i] != i)
     # Offsets of all bytes take no more than these.
     return (like, one_object) if saved > RUN_COST + 8 * len(rows) else (None, False)
