@@ -13,7 +13,6 @@ from jagcodec.wire.claims import EXACT, sound_at_sight
 from jagcodec.wire.header import opened_header
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
-from jagcodec.wire.spec import EXPANSION
 from jagcodec.wire.stacked import _open_alike
 from tests.helpers import nested, rollout
 from tests.strategies import tensordicts, trees
@@ -53,8 +52,11 @@ def at_sight(frame, limits):
         return False
     rule = schema, numbers, groups, sizes, sizes, size, limits, False
     assert claims._ask_the_rule(*rule, None) == (size + sum(sizes), objects)
-    assert claimed <= sum(sizes)
-    assert expanded <= EXPANSION * claimed
+    places = claims.Places(sizes)
+    claims.check_groups(groups, places)
+    for node in schema.nodes:
+        claims.check_node(node, numbers, groups, places)
+    assert (claimed, expanded) == (places.payload - places.left, places.expanded)
     return True
 
 
@@ -92,6 +94,46 @@ def test_a_yes_is_right_whatever_the_message(value, seed, limits):
         check(frames, seed + more, limits)
 
 
+# One node of each kind that the quick check knows, in a batch of one dim.
+KNOWN = forge.tensordict(
+    [2],
+    {
+        "rectangle": forge.tensor("int16", (2, 3)),
+        "jagged": forge.jagged(shape=(5, 2)),
+        "objects": forge.rows_node(2),
+        "array": forge.array("|S0", (2, 2)),
+        "more": forge.object_array([2, 1], 2),
+        "bytes": forge.node("BYTES", numbers=[0, 0, 3]),
+        "cell": forge.tensor("int64", ()),
+        "all": forge.payload("text", 2),
+    },
+)
+SMALL = (*[0] * 12, *[1] * 6, 2, 2, 3, 8, 24, 40, 64, 1 << 24, 1 << 31)
+LARGE = tuple(n + d for n in (EXACT, 2 * EXACT, 1 << 60, (1 << 63) - 2) for d in (0, 1))
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_a_yes_is_right_whatever_the_numbers(data):
+    """Small numbers that often fit, and a few that are too large to be added up or to be floats."""
+    draw = st.sampled_from(SMALL) | st.sampled_from(SMALL) | st.sampled_from(LARGE)
+    few = st.integers(0, 3)
+    headers = []
+    for _ in range(3):
+        numbers = [0] * len(KNOWN.numbers)
+        for at in data.draw(st.lists(st.integers(0, len(numbers) - 1), max_size=6)):
+            numbers[at] = data.draw(draw)
+        group = st.tuples(few, few, few, few | draw, few | draw)
+        groups, sizes = data.draw(st.lists(group, min_size=1, max_size=1)), [64]
+        headers.append(forge.header(KNOWN, sizes, groups, numbers=numbers))
+    for header in headers:
+        at_sight(header, NO_LIMITS)
+    arrays = [np.frombuffer(header, np.uint8) for header in headers]
+    stack = _open_alike(arrays, np.arange(3), None, NO_LIMITS)
+    for i in [] if stack is None else stack.members.tolist():
+        read_header(headers[i], NO_LIMITS)
+
+
 @settings(max_examples=300)
 @given(
     st.sampled_from(["rollout", "small_batch", "tensordict"]),
@@ -112,12 +154,14 @@ def test_a_yes_to_one_of_many_messages_is_a_yes_to_it_alone(name, seeds, limits)
 def test_numbers_that_only_floats_take_for_each_other_are_left_to_the_rule():
     """Two lengths of 2^53 and one more are one float."""
     low = 2 * EXACT
-    for rows, high in ((1, low + 1), (2, low), (1, low)):
-        group = [0, 0, rows, low + (rows > 1), high]
-        batch = forge.tensordict([rows], {"a": forge.jagged(shape=(high, 0))})
-        (frame, *_) = forge.message(batch, bytes(64), groups=[group])
+    for rows, *lengths in ((1, low, low + 1), (2, low + 1, low), (1, low, low)):
+        batch = forge.tensordict([1], {"a": forge.tensor()})
+        (frame, *_) = forge.message(batch, bytes(64), groups=[[0, 0, rows, *lengths]])
         stack = _open_alike([np.frombuffer(frame, np.uint8)], np.zeros(1, int), None, NO_LIMITS)
         assert stack is None
+    dims = (1 << 40, 1 << 40)  # of cells without bytes, too
+    (frame, *_) = forge.message(forge.array("|S0", dims), bytes(64))
+    assert not at_sight(frame, NO_LIMITS)
 
 
 def test_the_rule_is_not_asked_about_what_writers_write(monkeypatch):
