@@ -368,10 +368,10 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     read_offsets(in_memory_ones, pool)
     _check_side_by_side(open_ones, replace, where, pool)
     if len(in_memory_ones) < len(open_ones):
-        for batch in in_memory_ones:  # whose offsets the columns of the messages share
-            for name, leaf in batch.items():
-                if is_jagged(leaf):
-                    pool.unique(view_of(leaf, f"{where}[{name!r}]", pool).row_splits)
+        # Columns of the messages share the offsets of those in memory.
+        for name, leaf in itertools.chain.from_iterable(batch.items() for batch in in_memory_ones):
+            if is_jagged(leaf):
+                pool.unique(view_of(leaf, f"{where}[{name!r}]", pool).row_splits)
         each = [open_memory(b, f"{where}(batches[{i}])") for i, b in enumerate(open_ones)]
         return side_by_side(each, where, pool)
     kind = open_ones[0]
