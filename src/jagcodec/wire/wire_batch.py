@@ -64,7 +64,6 @@ from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
 from jagcodec.wire.stacked import InMemory
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
-_IN_ROWS = (_JAGGED, _TENSOR, Kind.NON_TENSOR_ROWS)
 
 
 class As(Enum):
@@ -510,40 +509,46 @@ class MessageColumns(ColumnSource):
             raise rows_differ(self.sizes, sizes)
 
     def _column(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
-        kind, message = node.kind, self.message
-        if kind in _IN_ROWS:
+        read = _READERS.get(node.kind)
+        if read is not None:
             self._check_rows(node)
-        if kind is _JAGGED:
-            view = form is As.VIEW or form is As.ITEM
-            return (message.rows if view else message.jagged)(node, chosen)
-        if kind is _TENSOR:
-            return (self._rectangle if form is As.ITEM else message.tensor)(node, chosen)
-        if kind is Kind.NON_TENSOR_ROWS:
-            if form is As.ITEM:
-                return raw_documents(message, node, budget, chosen)
-            items = objects(message, node, budget, chosen)
-            if form is As.VIEW:
-                return non_tensor.object_array(items)
-            return (stack_of_payloads if chosen is None else leaf_of_rows)(items)
+            return read(self, node, chosen, form, budget)
         columns = self._inner(node)
         if columns is None:
             return self._value(node, chosen, form, budget)
-        inner = MessageColumns(message, columns, _sizes_of(message, columns, self.sizes))
+        return self._batch(columns, chosen, form, budget)
+
+    def _jagged(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+        if form is As.VIEW or form is As.ITEM:
+            return self.message.rows(node, chosen)
+        return self.message.jagged(node, chosen)
+
+    def _rectangle(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+        """A TENSOR; to be encoded, as an array in place if it can be one, which is only read."""
+        leaf = self.message.leaf(node) if form is As.ITEM else None
+        # Indirect rows would be fetched here, and again below.
+        if leaf is not None and leaf.dtype in NUMPY_DTYPES and not leaf.runs:
+            view: Any = self.message.rows(node, chosen)
+            if view.starts is None:
+                return np.ndarray(view.shape, NUMPY_DTYPES[leaf.dtype], view.memory)
+        return self.message.tensor(node, chosen)
+
+    def _objects(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+        if form is As.ITEM:
+            return raw_documents(self.message, node, budget, chosen)
+        items = objects(self.message, node, budget, chosen)
+        if form is As.VIEW:
+            return non_tensor.object_array(items)
+        return stack_of_payloads(items) if chosen is None else leaf_of_rows(items)
+
+    def _batch(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+        """The batch whose columns are the children of a node."""
+        inner = MessageColumns(self.message, node, _sizes_of(self.message, node, self.sizes))
         batch = WireBatch(inner, None, chosen)
         if form is As.LEAF or form is As.VIEW:
             return batch
-        nodes = dict(zip(batch.fields, columns.children, strict=True))
+        nodes = dict(zip(batch.fields, node.children, strict=True))
         return batch.tensordict_of(inner.each(nodes, inner._column, chosen, As.LEAVES, budget))
-
-    def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
-        """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
-        leaf = self.message.leaf(node)
-        dtype = NUMPY_DTYPES.get(leaf.dtype)
-        if dtype is not None and not leaf.runs:  # which would be fetched here and again below
-            view: Any = self.message.rows(node, chosen)
-            if view.starts is None:
-                return np.ndarray(view.shape, dtype, view.memory)
-        return self.message.tensor(node, chosen)
 
     def _value(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """A column of any other kind."""
@@ -567,6 +572,13 @@ class MessageColumns(ColumnSource):
             return column
         return select_leaf(column, chosen.index, RowSplitsPool(), _CHOSEN)
 
+
+_READERS: dict[Kind, Callable[..., Any]] = {
+    Kind.JAGGED: MessageColumns._jagged,
+    Kind.TENSOR: MessageColumns._rectangle,
+    Kind.NON_TENSOR_ROWS: MessageColumns._objects,
+}
+"""What reads the kinds of column that have rows of cells; `MessageColumns._value` reads others."""
 
 _CHOSEN = "WireBatch.rows(index)"
 
