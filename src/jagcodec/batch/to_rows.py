@@ -125,15 +125,7 @@ class _Making:
             check_extent(column.shape, column.itemsize, path)
         if self._form == "tensor":
             if column.layout in (torch.strided, torch.sparse_coo):
-                check_memory(column, path)
-                try:
-                    return list(column.unbind())
-                except RuntimeError as error:  # of sparse tensors of most dtypes
-                    if not lacks_kernel(error):
-                        raise
-                    detail = f"expected rows that torch can take apart, found {column.dtype}"
-                    remedy = f"; convert the column, or call .to_dense(), of a {column.layout}"
-                    raise ArgumentTypeError("bad_dtype", path, detail + remedy) from error
+                return _unbound(column, path)
         elif column.is_nested:
             return [self._value(row, path) for row in column.unbind()]
         elif column.layout is torch.strided:
@@ -166,3 +158,16 @@ class _Making:
         except (TypeError, RuntimeError) as error:
             detail = f"expected rows as_={self._form!r}, found {tensor.dtype}; use as_='tensor'"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
+
+
+def _unbound(column: torch.Tensor, path: str) -> list[torch.Tensor]:
+    """The rows of a tensor, as views of it."""
+    check_memory(column, path)
+    try:
+        return list(column.unbind())
+    except RuntimeError as error:  # of sparse tensors of most dtypes
+        if not lacks_kernel(error):
+            raise
+        detail = f"expected rows that torch can take apart, found {column.dtype}"
+        remedy = f"; convert the column, or call .to_dense(), of a {column.layout}"
+        raise ArgumentTypeError("bad_dtype", path, detail + remedy) from error
