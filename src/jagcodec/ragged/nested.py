@@ -8,6 +8,7 @@ are read by attribute; each function names the public way next to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,13 @@ with private_names("torch", tested="2.13.0"):
         NestedTensor,
         _store_val_in_tensor,
         get_tensor_symint,
+    )
+
+    _make_subclass: Any = torch.Tensor._make_wrapper_subclass
+    _strided_view: Callable[..., torch.Tensor] = torch._nested_view_from_buffer
+    _without_torch_function: Any = torch._C.DisableTorchFunctionSubclass
+    _DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
+        torch._C.DispatchKey.AutogradNestedTensor
     )
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
@@ -92,7 +100,7 @@ def _is_followed(jagged: torch.Tensor) -> bool:
     inner: Any = jagged
     if inner._values.requires_grad or not torch.is_grad_enabled():
         return False
-    with torch._C.DisableTorchFunctionSubclass():  # which would take ten times as long
+    with _without_torch_function():  # which would take ten times as long
         return jagged.requires_grad
 
 
@@ -250,12 +258,6 @@ def _new_bounds(row_splits: RowSplits) -> dict[str, torch.Tensor]:
     return bounds
 
 
-_make_subclass: Any = torch.Tensor._make_wrapper_subclass
-_DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
-    torch._C.DispatchKey.AutogradNestedTensor
-)
-
-
 # --- strided -----------------------------------------------------------------------------------
 
 
@@ -269,7 +271,7 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
             if not lacks_kernel(error):
                 raise
             none = torch.empty((0, 0), dtype=torch.int64)
-            return torch._nested_view_from_buffer(values[:0], none, none, none.view(-1))
+            return _strided_view(values[:0], none, none, none.view(-1))
     if values.storage_offset():  # which torch passes over
         grad = values.requires_grad
         values = values.clone() if grad else from_words(as_words(values).clone(), values.dtype)
@@ -279,7 +281,7 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
     ends = np.cumsum(shapes.prod(axis=1))
     starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
     parts = map(torch.from_numpy, (np.ascontiguousarray(shapes), strides, starts))
-    return torch._nested_view_from_buffer(values, *parts)
+    return _strided_view(values, *parts)
 
 
 def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
