@@ -1,4 +1,4 @@
-"""Checks of arguments without tensors: names, mappings, numbers, flags, words and functions."""
+"""Checks of arguments without tensors: names, mappings, numbers, words, arrays and functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jagcodec.errors import (
     ArgumentError,
@@ -66,6 +67,13 @@ def items_of(values: Any, path: str, expected: str) -> list[Any]:
         detail = f"expected {expected}, found {describe(values)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(values)}")
+
+
+def named_item(values: Any, key: str | tuple[str, ...]) -> Any:
+    """What nested mappings hold for a column; None if they lack it, as if it were not given."""
+    for name in (key,) if isinstance(key, str) else key:
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values
 
 
 # --- names -------------------------------------------------------------------------------------
@@ -182,6 +190,37 @@ def check_option(value: Any, options: tuple[str, ...], path: str) -> None:
     if not isinstance(value, str) or value not in options:
         detail = f"expected one of {', '.join(map(repr, options))}, found {brief(value)}"
         raise ArgumentError("bad_option", path, detail)
+
+
+# --- arrays ------------------------------------------------------------------------------------
+
+ARRAY_TYPES = frozenset((np.ndarray, np.memmap))
+"""The types of arrays that are plain: what a subclass adds, such as a mask, would be lost."""
+
+_ARRAY_REMEDIES = {
+    "MaskedArray": "call .filled(fill) first",
+    "recarray": "make a dict of its fields",
+    "ndarray": "call numpy.asarray(x) first, which keeps the values alone",
+}
+"""What to do with an array of another type, by the name of its class or of the next base here."""
+
+
+def array_remedy(array: npt.NDArray[Any]) -> str:
+    """What to do with an array that is not plain; empty if it is."""
+    kind = type(array)
+    if kind in ARRAY_TYPES:
+        return ""
+    return next(_ARRAY_REMEDIES[b.__name__] for b in kind.__mro__ if b.__name__ in _ARRAY_REMEDIES)
+
+
+def check_array(array: npt.NDArray[Any], path: str) -> None:
+    """Refuse an array that is not plain."""
+    remedy = array_remedy(array)
+    if remedy:
+        found = f"found a {type(array).__name__}; {remedy}"
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected an array whose values can be read, {found}"
+        )
 
 
 # --- functions ---------------------------------------------------------------------------------

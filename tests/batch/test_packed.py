@@ -935,3 +935,40 @@ def test_a_packed_column_travels_by_names_and_is_read_where_nothing_was_imported
             restore("jagcodec.PackedColumn", wrong)
     backwards = {name: state[name] for name in reversed(state)}
     assert_same(restore("jagcodec.PackedColumn", backwards), column)
+
+
+@pytest.mark.parametrize("key", ["x", ("inner", "x")])
+def test_memory_of_none_is_memory_that_out_lacks_for_pack_and_for_materialize(key):
+    ids = torch.nested.nested_tensor([torch.arange(3), torch.arange(1)], layout=torch.jagged)
+    inner = {"x": ids} if key == "x" else {"inner": TensorDict({"x": ids}, batch_size=[2])}
+    batch = TensorDict(inner, batch_size=[2])
+    for empty in ({"x": None}, {"inner": None}, {"inner": {"x": None}}):
+        packed = plan_packing([3, 1]).pack(batch, out=empty)
+        padded = materialize(batch, out=empty)
+        for found, cells in ((packed, 4), (padded, 6)):
+            column = found["x"] if key == "x" else found["inner"]["x"]
+            assert column.numel() == cells
+
+
+def test_arrays_of_micro_batches_are_copies():
+    batches = plan_micro_batches([5, 1, 4, 2, 3, 6], ranks=2, max_tokens=8)
+    results = [rows.tolist() for steps in batches for rows in steps]
+    arrays = [batches[0][0], batches.order, batches.inverse]
+    for written in arrays:
+        before = [array.copy() for array in arrays]
+        written[:] = 7
+        others = [(a, b) for a, b in zip(arrays, before, strict=True) if a is not written]
+        assert all(np.array_equal(a, b) for a, b in others)
+    assert batches.restore(results) == [0, 1, 2, 3, 4, 5]
+
+
+def test_errors_of_restore_name_the_micro_batch():
+    batches = plan_micro_batches([1, 1], rows_per_batch=1)
+    for bad, text in (
+        ([torch.ones(1), torch.ones(2)], r"restore\(results\[1\]\): expected 1 rows, .* found 2"),
+        ([torch.ones(1), "a"], r"restore\(results\[1\]\): expected a column"),
+        ([torch.ones(1), [1]], r"restore\(results\) of batch 1: expected one kind of column"),
+        ([torch.ones(1), torch.ones(1, 2)], r"restore\(results\) of batch 1: expected row shape"),
+    ):
+        with pytest.raises(JagcodecError, match=text):
+            batches.restore(bad)

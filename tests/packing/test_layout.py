@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jagcodec.errors import ArgumentError
-from jagcodec.packing.layout import plan_layout
+from jagcodec.packing.layout import PackOptions, plan_layout
 from tests.packing.written_out import multiple_of, written_out
 
 CP_LAYOUTS = ["zigzag", "zigzag_buffer", "contiguous"]
@@ -25,7 +25,7 @@ def flat(lists):
 
 
 def planned(lengths, **options):
-    return plan_layout(np.array(lengths, np.int64), "plan", **options)
+    return plan_layout(np.array(lengths, np.int64), PackOptions(**options), "plan")
 
 
 def cells_at(index, cells):

@@ -53,7 +53,11 @@ def test_every_form_of_the_same_lengths_gives_a_new_int64_array():
         (np.array(3), "bad_shape", r"x: lengths shape \(\) != \(N,\)"),
         *((bad, "bad_type", "x: .* found") for bad in ("12", b"12", 3, None, {1: 2}, {3})),
         (range(2**70, 2**70 + 1), "bad_length", "x, row 0: .* found an int of 71 bits"),
-        (np.ma.masked_array([1, 2], [False, True]), "bad_type", "x: .* found MaskedArray"),
+        (
+            np.ma.masked_array([1, 2], [False, True]),
+            "bad_type",
+            "x: .* found a MaskedArray; call .filled",
+        ),
     ],
 )
 def test_a_bad_length_is_an_error_that_names_the_row_and_what_was_found(lengths, reason, text):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from jagcodec._arguments import (
     items_of,
     mapping_of,
     name_set,
+    named_item,
 )
 from jagcodec.errors import (
     ArgumentError,
@@ -34,6 +35,7 @@ from jagcodec.errors import (
 from jagcodec.packing.layout import (
     CpLayout,
     PackLayout,
+    PackOptions,
     Pieces,
     Tail,
     plan_buffers,
@@ -106,18 +108,8 @@ def plan_packing(
     """
     where = "plan_packing"
     numbers, packer = _read(lengths, f"{where}(lengths)")
-    layout = plan_layout(
-        numbers,
-        where,
-        row_multiple=row_multiple,
-        total_multiple=total_multiple,
-        total=total,
-        min_total=min_total,
-        tail=tail,
-        cp_size=cp_size,
-        cp_layout=cp_layout,
-    )
-    return PackPlan(layout, packer)
+    options = PackOptions(row_multiple, total_multiple, total, min_total, tail, cp_size, cp_layout)
+    return PackPlan(plan_layout(numbers, options, where), packer)
 
 
 def _read(lengths: Any, path: str) -> tuple[IntArray, Packer | None]:
@@ -471,10 +463,7 @@ class _Packing:
         return self.buffer(view, key, self.pads.get(key, 0))
 
     def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
-        out = cast(Any, self.out)
-        for name in (key,) if isinstance(key, str) else key:
-            out = out.get(name) if isinstance(out, Mapping) else None
-        pieces, path = self.pieces_of(shift), self.path(key)
+        pieces, path, out = self.pieces_of(shift), self.path(key), named_item(self.out, key)
         made = self.buffers[key] = self.packer.buffer(view, pieces, path, pad=pad, out=out)
         return made
 
@@ -645,7 +634,8 @@ class MicroBatches(Sequence[list[IntArray]]):
     """The rows of each micro-batch; made by `plan_micro_batches`.
 
     ``batches[rank][step]`` are the rows of one, (rows,) int64 and rising. Each rank has the same
-    number of them, the most expensive ones first. ``len(batches)`` is the number of ranks.
+    number of them, the most expensive ones first. ``len(batches)`` is the number of ranks. These
+    arrays, `order` and `inverse` are copies: writing to one changes none of the others.
 
     Attributes:
         order: (M,) int64 rows of all micro-batches end to end: rank by rank, step by step. M > N if
@@ -671,9 +661,9 @@ class MicroBatches(Sequence[list[IntArray]]):
         """Use `plan_micro_batches`."""
         self._lengths, self._rules, self._assignment = lengths, rules, assignment
         self._packer = packer
-        self.order: IntArray = assignment.order
+        self.order: IntArray = assignment.order.copy()
         self._count = len(assignment.costs) // rules.ranks  # of each rank
-        each = [assignment.order[rows] for rows in self._places(0, rules.ranks)]
+        each = [assignment.order[rows].copy() for rows in self._places(0, rules.ranks)]
         starts = range(0, rules.ranks * max(self._count, 1), max(self._count, 1))
         self._steps = [each[start : start + self._count] for start in starts]
         self.inverse: IntArray = self._rising(0, rules.ranks)
@@ -766,18 +756,22 @@ class MicroBatches(Sequence[list[IntArray]]):
         """
         where = "MicroBatches.pack"
         steps = self._steps[self._checked_rank(rank, where)]
-        order = np.concatenate([*steps, self.order[:0]])
+        order = np.concatenate([*steps, np.empty(0, np.int64)])
         bounds = np.cumsum([0, *map(len, steps)])
-        buffers = plan_buffers(
-            (self._lengths[order], order, bounds),
-            len(self._lengths),
-            where,
+        options = PackOptions(
             row_multiple=self._rules.row_multiple,
             total_multiple=self._rules.total_multiple if total is None else 1,
             total=total,
             tail=tail,
             cp_size=cp_size,
             cp_layout=cp_layout,
+        )
+        rows = self._lengths[order], order, bounds
+        buffers = plan_buffers(
+            rows,
+            len(self._lengths),
+            options,
+            where,
             made_by="plan_micro_batches",
             each="micro-batch",
         )
@@ -874,7 +868,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         bounds = self._assignment.bounds
         places = slice(bounds[first * self._count], bounds[last * self._count])
         rows = np.flatnonzero(~self._assignment.is_copy[places])
-        return rows[np.argsort(self.order[places][rows])]
+        return rows[np.argsort(self._assignment.order[places][rows])]
 
     def _checked_rank(self, rank: Any, where: str) -> int:
         known = integer_of(rank)
@@ -886,23 +880,27 @@ class MicroBatches(Sequence[list[IntArray]]):
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
     """Batches or columns of these numbers of rows, joined; then the rows of an index of these."""
     from jagcodec.batch.columns import concat_in_memory, is_batch, is_encoded, opened, row_count_of
+    from jagcodec.batch.compare import same_values
+    from jagcodec.batch.devices import read_offsets
     from jagcodec.batch.join import join_rows
     from jagcodec.ragged.row_splits import RowSplitsPool
-    from jagcodec.ragged.select import select_leaf
+    from jagcodec.ragged.select import join_leaves, row_count, select_leaf
 
-    columns = not is_batch(results[0])
-    batches = []
+    are_batches, pool = is_batch(results[0]), RowSplitsPool()
+    parts = []
     for i, (result, size) in enumerate(zip(results, sizes, strict=True)):
         path = f"{where}(results[{i}])"
-        batches.append(opened({"result": result} if columns else result, path))
-        found = row_count_of(batches[i], path)
+        parts.append(opened(result, path) if are_batches else result)
+        found = row_count_of(parts[i], path) if are_batches else row_count(result, path) or 0
         if found != size:
             detail = f"expected {size} rows, like its micro-batch, found {found}"
             raise ArgumentError("row_mismatch", path, detail)
-    if all(map(is_encoded, batches)):
-        return join_rows(batches, where).at(index)
-    restored = select_leaf(concat_in_memory(batches, where), index, RowSplitsPool(), where)
-    return restored["result"] if columns else restored
+    if not are_batches:
+        read_offsets(parts, pool)
+        return join_leaves(parts, index, pool, f"{where}(results)", same_values)
+    if all(map(is_encoded, parts)):
+        return join_rows(parts, where).at(index)
+    return select_leaf(concat_in_memory(parts, where), index, pool, where)
 
 
 def _outside(where: str, what: str, found: Any, many: int) -> ArgumentIndexError:

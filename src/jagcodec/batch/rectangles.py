@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from jagcodec._arguments import named_item
 from jagcodec.errors import ArgumentError, WireFormatError, column_name
 from jagcodec.memory import aligned
 from jagcodec.memory.blocks import Wanted, allocate, new_block
@@ -166,12 +167,10 @@ def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentErr
 
 def _is_in(out: Any, rectangle: Rectangle) -> bool:
     """Whether `out` has a tensor for a rectangle, which then gets it."""
-    key, found = rectangle.key, out
-    for name in (key,) if isinstance(key, str) else key:
-        if not isinstance(found, Mapping) or name not in found:
-            return False
-        found = found[name]
-    where = f"materialize(out)[{column_name(key)}]"
+    found = named_item(out, rectangle.key)
+    if found is None:
+        return False
+    where = f"materialize(out)[{column_name(rectangle.key)}]"
     check_out(found, rectangle.shape, rectangle.dtype, rectangle.device, where)
     _check_reusable(rectangle)
     rectangle.tensor = found

@@ -13,15 +13,12 @@ import numpy.typing as npt
 import torch
 from tensordict import MemoryMappedTensor
 
-from jagcodec._arguments import FOREIGN_ERRORS, integer_of
+from jagcodec._arguments import FOREIGN_ERRORS, array_remedy, integer_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import has_memory, resolved
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 """The types of plain tensors; that of jagged ones is known to `ragged.nested` alone."""
-
-ARRAY_TYPES = frozenset((np.ndarray, np.memmap))
-"""The types of arrays that are plain."""
 
 _REMEDIES = {
     "DTensor": "call .full_tensor() first",
@@ -29,9 +26,6 @@ _REMEDIES = {
     "MaskedTensor": "call .to_tensor(fill) first",
     "FakeTensor": "it has no values; leave FakeTensorMode first",
     "UninitializedTensorMixin": "it has no values yet; run its module once first",
-    "MaskedArray": "call .filled(fill) first",
-    "recarray": "make a dict of its fields",
-    "ndarray": "call numpy.asarray(x) first, which keeps the values alone",
     "Tensor": "call .as_subclass(torch.Tensor) first, which keeps the values alone",
 }
 """What to do with a subclass, by the name of the class, or of the next base that is here."""
@@ -39,11 +33,11 @@ _REMEDIES = {
 
 def remedy_for(value: Any) -> str:
     """What to do with a tensor or an array whose values cannot be read; empty if they can."""
+    if isinstance(value, np.ndarray):
+        return array_remedy(value)
     kind = type(value)
-    if kind not in TENSOR_TYPES and kind not in ARRAY_TYPES:
+    if kind not in TENSOR_TYPES:
         return next(_REMEDIES[base.__name__] for base in kind.__mro__ if base.__name__ in _REMEDIES)
-    if kind in ARRAY_TYPES:
-        return ""
     if value.is_meta:
         return "a meta tensor has no values; make it on another device"
     try:

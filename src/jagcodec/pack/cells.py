@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import cells
+from jagcodec._arguments import ARRAY_TYPES
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
-from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, remedy_for, with_remedy
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for, with_remedy
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
     cat_bits,

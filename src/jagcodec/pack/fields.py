@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec._arguments import (
+    ARRAY_TYPES,
     check_known,
     check_options,
     flag_of,
@@ -21,7 +22,7 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.plain_types import ARRAY_TYPES, check_plain, check_rectangle
+from jagcodec.memory.plain_types import check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     IntArray,

@@ -294,47 +294,31 @@ def _offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
 # --- from arguments ----------------------------------------------------------------------------
 
 
-def plan_layout(
-    lengths: IntArray,
-    where: str,
-    *,
-    row_multiple: int = 1,
-    total_multiple: int = 1,
-    total: int | None = None,
-    min_total: int = 0,
-    tail: Tail | None = None,
-    cp_size: int = 1,
-    cp_layout: CpLayout = "zigzag",
-) -> PackLayout:
+@dataclass(frozen=True)
+class PackOptions:
+    """The options of `plan_packing`, as callers pass them."""
+
+    row_multiple: Any = 1
+    total_multiple: Any = 1
+    total: Any = None
+    min_total: Any = 0
+    tail: Any = None
+    cp_size: Any = 1
+    cp_layout: Any = "zigzag"
+
+
+def plan_layout(lengths: IntArray, options: PackOptions, where: str) -> PackLayout:
     """The layout of rows of (N,) lengths, none of them negative; see `plan_packing`."""
     number, bounds = np.arange(len(lengths)), np.array([0, len(lengths)])
-    rows = plan_buffers(
-        (lengths, number, bounds),
-        len(lengths),
-        where,
-        row_multiple=row_multiple,
-        total_multiple=total_multiple,
-        total=total,
-        min_total=min_total,
-        tail=tail,
-        cp_size=cp_size,
-        cp_layout=cp_layout,
-    )
-    return rows.layout(0)
+    return plan_buffers((lengths, number, bounds), len(lengths), options, where).layout(0)
 
 
 def plan_buffers(
     rows: tuple[IntArray, IntArray, IntArray],
     column_rows: int,
+    options: PackOptions,
     where: str,
     *,
-    row_multiple: int,
-    total_multiple: int,
-    total: int | None,
-    min_total: int = 0,
-    tail: Tail | None,
-    cp_size: int,
-    cp_layout: CpLayout,
     made_by: str | None = None,
     each: str | None = None,
 ) -> PaddedRows:
@@ -344,14 +328,15 @@ def plan_buffers(
     """
     lengths, number, bounds = rows
     made_by = made_by or where
-    multiple = whole_number(row_multiple, 1, f"{made_by}(row_multiple)")
-    cp_size = whole_number(cp_size, 1, f"{where}(cp_size)")
+    multiple = whole_number(options.row_multiple, 1, f"{made_by}(row_multiple)")
+    cp_size = whole_number(options.cp_size, 1, f"{where}(cp_size)")
+    cp_layout, tail = options.cp_layout, options.tail
     if cp_size >= 1 << 31:
         detail = f"expected fewer than 2**31 ranks, found {cp_size}"
         raise ArgumentError("bad_option", f"{where}(cp_size)", detail)
     check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
     padded = _padded(lengths, bounds, multiple, made_by)
-    totals = _Totals(total, total_multiple, min_total, tail, where, made_by)
+    totals = _Totals(options, where, made_by)
     places = [f", {each} {i}" if each else "" for i in range(len(bounds) - 1)]
     cells = _sums(padded, bounds)
     wanted = np.array([totals.of(*h) for h in zip(cells.tolist(), places, strict=True)], np.int64)
@@ -400,12 +385,11 @@ def rank_of(rank: Any, cp_size: int, path: str) -> int | None:
 class _Totals:
     """The arguments that decide how many cells there are."""
 
-    def __init__(
-        self, total: Any, multiple: Any, least: Any, tail: Any, where: str, made_by: str
-    ) -> None:
+    def __init__(self, options: PackOptions, where: str, made_by: str) -> None:
+        total, tail = options.total, options.tail
         self.path, self.multiple_path = f"{where}(total)", f"{made_by}(total_multiple)"
-        self.multiple = whole_number(multiple, 1, self.multiple_path)
-        self.least = whole_number(least, 0, f"{where}(min_total)")
+        self.multiple = whole_number(options.total_multiple, 1, self.multiple_path)
+        self.least = whole_number(options.min_total, 0, f"{where}(min_total)")
         self.exact = None if total is None else whole_number(total, 0, self.path)
         self.tail = tail
         asked = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}

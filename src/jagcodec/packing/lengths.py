@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import integer_of
+from jagcodec._arguments import check_array, integer_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -46,14 +46,14 @@ def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
     """Lengths as an array of integers, which may alias them."""
     if isinstance(lengths, (list, tuple, range)):
         return np.array([_length(item, f"{path}, row {i}") for i, item in enumerate(lengths)], int)
+    if isinstance(lengths, np.ndarray):
+        check_array(lengths, path)
     known = isinstance(lengths, (np.ndarray, array)) or hasattr(lengths, "__array__")
     try:
         found = np.asarray(lengths) if known else None
     except Exception:  # of a stranger's `__array__`
         found = None
-    # What a subclass adds, such as a mask, would be lost without a word.
-    is_subclass = isinstance(lengths, np.ndarray) and type(lengths) not in (np.ndarray, np.memmap)
-    if found is None or is_subclass:
+    if found is None:
         detail = "expected (N,) lengths: a list, a tuple, an array or a strided tensor"
         raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
     if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` is of floats

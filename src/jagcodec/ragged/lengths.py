@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -30,8 +29,6 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
     """The row splits of a caller's (N,) lengths. One device sync, none for a CPU tensor."""
     if isinstance(lengths, torch.Tensor):
         lengths = _host_numbers(lengths, path)
-    elif isinstance(lengths, np.ndarray):
-        check_plain(lengths, path)
     return RowSplits.from_lengths(length_array(lengths, path, rows=rows))
 
 

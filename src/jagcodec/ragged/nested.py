@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from tensordict import UnbatchedTensor
 
+from jagcodec._arguments import ARRAY_TYPES
 from jagcodec._dependencies import private_names
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.extents import check_extent, total_of
-from jagcodec.memory.plain_types import ARRAY_TYPES, TENSOR_TYPES, check_plain
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import (
     IntArray,
