@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-ByteArray: TypeAlias = npt.NDArray[np.uint8]
-IntArray: TypeAlias = npt.NDArray[np.int64]
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 
 Starts: TypeAlias = IntArray | int
 """Where rows begin, in cells: (N,) numbers, or a stride, and then row i begins at i times that."""
