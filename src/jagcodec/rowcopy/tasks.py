@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
 Starts: TypeAlias = IntArray | int
 """Where rows begin, in cells: (N,) numbers, or a stride, and then row i begins at i times that."""
