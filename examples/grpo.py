@@ -174,6 +174,7 @@ def train_step(model, optimizer, batch, rank):
     tokens = int(batch["response_mask"].values().sum())
     batch = join_columns([batch, {"advantages": group_advantages(batch)}])
     lengths = open_wire(batch).row_lengths("input_ids")
+    assert lengths is not None  # the column is jagged
     batches = plan_micro_batches(lengths, RANKS, max_tokens=MAX_TOKENS, row_multiple=ROW_MULTIPLE)
 
     # What the policy says before the step: put back into rows, and written into the batch.
