@@ -52,7 +52,7 @@ def at_sight(frame, limits):
         return False
     rule = schema, numbers, groups, sizes, sizes, size, limits, False
     assert claims._ask_the_rule(*rule, None) == (size + sum(sizes), objects)
-    places = claims.Places(sizes)
+    places = claims.Claims(sizes)
     claims.check_groups(groups, places)
     for node in schema.nodes:
         claims.check_node(node, numbers, groups, places)
@@ -103,7 +103,6 @@ KNOWN = forge.tensordict(
         "objects": forge.rows_node(2),
         "array": forge.array("|S0", (2, 2)),
         "more": forge.object_array([2, 1], 2),
-        "bytes": forge.node("BYTES", numbers=[0, 0, 3]),
         "cell": forge.tensor("int64", ()),
         "all": forge.payload("text", 2),
     },
@@ -165,7 +164,7 @@ def test_numbers_that_only_floats_take_for_each_other_are_left_to_the_rule():
 
 
 def test_the_rule_is_not_asked_about_what_writers_write(monkeypatch):
-    messages = [encode(rollout()), encode({"a": np.arange(3), "b": [b"x" * 5000, "text"]})]
+    messages = [encode(rollout()), encode({"a": np.arange(3), "b": [np.ones((2, 2)), "text"]})]
     rows = [
         {"ids": np.arange(n), "none": np.zeros((0, 3)), "uid": str(n), "says": [{"n": n}]}
         for n in (0, 5)

@@ -20,7 +20,7 @@ from jagcodec.errors import WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.checks import inside
-from jagcodec.wire.claims import Places, check_node
+from jagcodec.wire.claims import Claims, check_node
 from jagcodec.wire.decoder import build, message_meta
 from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
@@ -191,7 +191,7 @@ UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
 """Reasons of errors about values that this process cannot make, in messages that may be sound."""
 
 
-class _Walk(Places):
+class _Walk(Claims):
     """One walk over the columns of a message, which counts their bytes."""
 
     def __init__(self, message: Message) -> None:

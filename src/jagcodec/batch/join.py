@@ -173,8 +173,8 @@ class Messages:
         if narrow:
             memory, start = self._widened(cells)
         dtype, shape = torch_dtype(cells.dtype), (rows.splits.total, *cells.inner)
-        few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
-        if few or size * rows.splits.total >= 8 * rows.splits.rows:
+        are_few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
+        if are_few or size * rows.splits.total >= 8 * rows.splits.rows:
             starts = rows.begins * size + start.repeat(self._counts)
             return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
         # Rows that need less memory than their starts are copied.
@@ -375,9 +375,9 @@ class JoinedRows(ColumnSource):
                 columns[name] = nested_tensor(data, view.row_splits)
             elif kind is Kind.NON_TENSOR_ROWS:
                 columns[name] = _objects(data, view.row_splits, unread=form is As.ITEM)
-        apart = [name for name, column in columns.items() if column is None]
-        if apart:
-            columns |= self._apart(apart, chosen)
+        missing = [name for name, column in columns.items() if column is None]
+        if missing:
+            columns |= self._batch_by_batch(missing, chosen)
         if leaves:
             rows = self.sizes[0] if chosen is None else len(chosen)
             return {name: as_leaf(column, rows, _path(name)) for name, column in columns.items()}
@@ -398,7 +398,7 @@ class JoinedRows(ColumnSource):
 
     # Batch by batch
 
-    def _apart(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
+    def _batch_by_batch(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
         """Columns that are read from each batch, in the form that `WireBatch.columns` has."""
         each: dict[str, list[Any]] = {name: [] for name in names}
         wanted, order = self._rows_of_parts(chosen)
@@ -434,7 +434,9 @@ class JoinedRows(ColumnSource):
         order = np.argsort(part_of, kind="stable")
         numbers, firsts = np.unique(part_of[order], return_index=True)
         rows = np.split(index[order], firsts[1:])
-        wanted = [(i, own - begins[i]) for i, own in zip(numbers.tolist(), rows, strict=True)]
+        wanted = [
+            (i, members - begins[i]) for i, members in zip(numbers.tolist(), rows, strict=True)
+        ]
         in_order = bool((order[:-1] < order[1:]).all())
         return wanted, None if in_order else np.argsort(order)
 
@@ -480,7 +482,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         buffers: list[Sequence[ByteArray]] = [()] * len(parts)
     else:  # the caller may change a list of frames before a column is read
         frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
-        parts, buffers = list[Any](frames), [own[1:] for own in frames]
+        parts, buffers = list[Any](frames), [message[1:] for message in frames]
     counts = np.full(len(parts), -1, dtype=np.int64)
     fields: dict[int, Sequence[str]] = {}
     for stack in stacks:

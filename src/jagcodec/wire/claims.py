@@ -96,9 +96,7 @@ class Plan:
         place, cell = dims, _cell_bytes(node)
         if len(dims) > 1:
             self.shapes.append((dims, cell or 1))
-        if node.kind is Kind.BYTES:
-            place, cell = (node.end - 1,), 1
-        elif node.kind in DOCUMENT_ROWS:
+        if node.kind in DOCUMENT_ROWS:
             place, cell = (node.number + SIZE,), 1
             self.documents.append((node.number + GROUP, node.number + SIZE))
         buffer, offset = node.number + BUFFER, node.number + OFFSET
@@ -108,7 +106,7 @@ class Plan:
             self.cells.append((buffer, offset, cell))
 
 
-_IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY, Kind.BYTES)
+_IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES, whose plans would need more memory than they
 
 
 def _picks(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
@@ -225,28 +223,28 @@ def _ask_the_rule(
     if stored is not sizes:
         _check_stored(stored, sizes, in_row=in_row)
         total = header + sum(stored)
-    places = Places(sizes, in_row=in_row)
+    claims = Claims(sizes, in_row=in_row)
     nodes = schema.nodes
     if known is not None and known[0]:
         nodes = schema.plan.others
-        _, claimed, places.expanded, objects = known
-        places.left = payload - claimed
-        places.objects = objects - schema.size - len(groups) - len(sizes)
+        _, claimed, claims.expanded, objects = known
+        claims.left = payload - claimed
+        claims.objects = objects - schema.size - len(groups) - len(sizes)
     else:
-        check_groups(groups, places)
+        check_groups(groups, claims)
     for node in nodes:
         try:
-            check_node(node, numbers, groups, places)
+            check_node(node, numbers, groups, claims)
         except WireFormatError as error:
             raise _with_path(error, schema.root, node) or error from error
-    beyond = places.expanded - EXPANSION * total
+    beyond = claims.expanded - EXPANSION * total
     if stored is not sizes:
         beyond += payload
         _check_rectangles(schema, numbers, groups, total, limits)
     if beyond > limits.expanded:
         what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
         raise exceeded("expanded", limits.expanded, beyond, what, "header")
-    objects = schema.size + len(groups) + len(sizes) + places.objects
+    objects = schema.size + len(groups) + len(sizes) + claims.objects
     if objects > limits.objects:
         raise exceeded("objects", limits.objects, objects, "objects", "header")
     return total, objects
@@ -276,7 +274,7 @@ def _check_rectangles(
         raise exceeded("expanded", limits.expanded, padded, what, "header")
 
 
-class Places:
+class Claims:
     """The buffers of a message, as its numbers are checked against them."""
 
     def __init__(self, sizes: Sequence[int], *, in_row: bool = False) -> None:
@@ -310,37 +308,37 @@ class Places:
         self.expanded += spec.EXPANSION * size
 
 
-def check_groups(groups: Sequence[Group], places: Places) -> None:
+def check_groups(groups: Sequence[Group], claims: Claims) -> None:
     """Check the numbers of the ragged groups."""
     for i, group in enumerate(groups):
         path, (buffer, offset, rows, low, high) = f"ragged group {i}", group
         expect(low <= high, "bad_offsets", "min <= max", [low, high], path)
         if rows > 1:
-            places.claim_rows(buffer, offset, 8 * (rows + 1), path)
+            claims.claim_rows(buffer, offset, 8 * (rows + 1), path)
         else:
             fits = low == high and (rows == 1 or not high)
             expect(fits, "bad_offsets", "one length of one row, 0 without rows", [low, high], path)
 
 
 def _claim_table(
-    node: Node, own: list[int], shape: list[int], groups: Sequence[Group], places: Places
+    node: Node, its: list[int], shape: list[int], groups: Sequence[Group], claims: Claims
 ) -> None:
     """Check that the table of an indirect column is there, and count what the column needs."""
-    kind, runs = node.kind, runs_of(node.kind, own[STORED])
+    kind, runs = node.kind, runs_of(node.kind, its[STORED])
     # What repeats would repeat again in each row, and so on for every level of rows.
-    expect(not places.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
+    expect(not claims.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
     rows = shape[0] if kind is Kind.TENSOR and shape else 0
     if kind is Kind.TENSOR:
         # Each has a number in an index, of a bit at least.
-        expect(0 < rows <= 8 * places.payload, "bad_record", "rows with an index", rows)
+        expect(0 < rows <= 8 * claims.payload, "bad_record", "rows with an index", rows)
     else:
-        rows = groups[own[GROUP]].rows
+        rows = groups[its[GROUP]].rows
     if kind is Kind.JAGGED:
         expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
-    places.claim(own[BUFFER], own[OFFSET], 8 * len(spec.RUN_NUMBERS) * runs)
-    size = own[SIZE] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
+    claims.claim(its[BUFFER], its[OFFSET], 8 * len(spec.RUN_NUMBERS) * runs)
+    size = its[SIZE] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
     # Also rows without cells: each costs a step.
-    places.expanded += size + spec.ROW_COST * rows * runs
+    claims.expanded += size + spec.ROW_COST * rows * runs
 
 
 def _cell_bytes(node: Node) -> int:
@@ -350,45 +348,45 @@ def _cell_bytes(node: Node) -> int:
     return 8 if node.kind is Kind.OBJECT_ARRAY else node.itemsize
 
 
-def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places) -> None:
+def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], claims: Claims) -> None:
     """Check the numbers of one node, and claim every place that they name."""
     kind, i = node.kind, node.number
-    own = list(numbers[i : node.end])
-    shape = own[node.dims - i :]
+    its = list(numbers[i : node.end])
+    shape = its[node.dims - i :]
     cells = cells_of(shape, _cell_bytes(node))
     # How they are stored is ignored where there is nothing.
-    filled = own[SIZE] if kind in DOCUMENT_ROWS else cells
+    filled = its[SIZE] if kind in DOCUMENT_ROWS else cells
     if kind is Kind.JAGGED or kind in DOCUMENT_ROWS:
         most = len(groups)
-        expect(own[GROUP] < most, "bad_record", f"a ragged group below {most}", own[GROUP])
+        expect(its[GROUP] < most, "bad_record", f"a ragged group below {most}", its[GROUP])
     if kind in DOCUMENT_ROWS:
-        places.objects += groups[own[GROUP]].rows
-    if kind in ROW_KINDS and filled and runs_of(kind, own[STORED]):
-        _claim_table(node, own, shape, groups, places)
+        claims.objects += groups[its[GROUP]].rows
+    if kind in ROW_KINDS and filled and runs_of(kind, its[STORED]):
+        _claim_table(node, its, shape, groups, claims)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
-        size = stored_size(node.fields[0], own[STORED], cells)
-        places.claim(own[BUFFER], own[OFFSET], size)
-        places.expanded += 0 if own[STORED] == PLAIN else cells * node.itemsize
+        size = stored_size(node.fields[0], its[STORED], cells)
+        claims.claim(its[BUFFER], its[OFFSET], size)
+        claims.expanded += 0 if its[STORED] == PLAIN else cells * node.itemsize
     elif kind is Kind.ARRAY:
         size = cells * _cell_bytes(node)
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
-        places.claim(own[BUFFER], own[OFFSET], size)
+        claims.claim(its[BUFFER], its[OFFSET], size)
     elif kind is Kind.BYTES:
-        buffer, offset, size = own
-        places.claim(buffer, offset, size)
+        buffer, offset, size = its
+        claims.claim(buffer, offset, size)
     elif kind in DOCUMENT_ROWS:
-        known = own[STORED] & ~spec.BLOBS == PLAIN or not own[SIZE]
-        expect(known, "bad_record", "documents or messages as they are", own[STORED])
-        places.claim_rows(own[BUFFER], own[OFFSET], own[SIZE])
+        known = its[STORED] & ~spec.BLOBS == PLAIN or not its[SIZE]
+        expect(known, "bad_record", "documents or messages as they are", its[STORED])
+        claims.claim_rows(its[BUFFER], its[OFFSET], its[SIZE])
     elif kind in INTEGER_ROWS:
-        _count_integer_rows(node, numbers, places)
+        _count_integer_rows(node, numbers, claims)
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        few = extent_of(shape) <= max(MAX_UNBACKED_ROWS, places.payload)
+        bounded = extent_of(shape) <= max(MAX_UNBACKED_ROWS, claims.payload)
         expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
-        expect(few, "bad_rows", expected, shape)
+        expect(bounded, "bad_rows", expected, shape)
 
 
-def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> None:
+def _count_integer_rows(node: Node, numbers: Sequence[int], claims: Claims) -> None:
     """Count what views and components need, whose bytes were claimed as those of a tensor."""
     child = node.children[1]
     stored = numbers[child.number + STORED]
@@ -396,8 +394,8 @@ def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> N
     rows, width = numbers[child.dims : child.end]
     wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
     expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
-    places.objects += rows
-    places.expanded += spec.EXPANSION * 8 * width * rows
+    claims.objects += rows
+    claims.expanded += spec.EXPANSION * 8 * width * rows
 
 
 def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatError | None:

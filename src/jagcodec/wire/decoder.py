@@ -250,14 +250,14 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
         invariants.disable()  # torch 2.11 warns at `check_invariants` where nobody said either
     try:
         # Copied: torch relies on indices, so what was checked must not change with the memory.
-        own = indices.clone()
+        copied = indices.clone()
         tensor = torch.sparse_coo_tensor(
-            own, values, shape, device=values.device, check_invariants=True
+            copied, values, shape, device=values.device, check_invariants=True
         )
         if not node.fields[1]:
             return tensor._coalesced_(False)  # of no more than one cell torch says otherwise
         # torch believes this flag, so see that the indices rise.
-        if not _rising(own):
+        if not _rising(copied):
             raise ValueError("coalesced indices that do not rise")
         return tensor._coalesced_(True)
     except (RuntimeError, ValueError) as error:
@@ -300,10 +300,10 @@ def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
 def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
     if not is_leaf(leaf):
         raise bad("a leaf", type(leaf).__name__)
-    own = node.kind is Kind.USER and not isinstance(
+    of_user = node.kind is Kind.USER and not isinstance(
         leaf, (torch.Tensor, tensordict.UnbatchedTensor)
     )
-    if own or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
+    if of_user or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
         # tensordict would change the batch size of these rather than reject them.
         found = list(leaf.batch_size)
         if found[: len(size)] != size:

@@ -60,25 +60,25 @@ def equal_documents(rows: Sequence[Sequence[Any]]) -> tuple[list[int] | None, bo
 def elide(columns: Sequence[EndToEnd]) -> None:
     """Give the columns runs of cells that are sent once, where that pays."""
     searched = [_Searched(column) for column in columns if _may_gain(column)]
-    alike: dict[Any, dict[int, list[_Searched]]] = defaultdict(lambda: defaultdict(list))
+    by_kind: dict[Any, dict[int, list[_Searched]]] = defaultdict(lambda: defaultdict(list))
     for one in searched:
-        by_total = alike[one.kind]
+        by_total = by_kind[one.kind]
         if one.ragged and sum(map(len, by_total.values())) < _MOST_ALIKE:
             by_total[one.splits.total].append(one)
-    few: dict[RowSplits, tuple[IntArray, IntArray]] = {}
+    sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
     first: dict[Any, _Searched] = {}
     # Columns that others are made of come first: they have fewer cells.
     for one in sorted(searched, key=lambda one: one.splits.total):
         splits = one.splits
-        if splits not in few:
+        if splits not in sample:
             rows = _few_rows(splits.rows)
-            few[splits] = splits.offsets_array[rows], splits.offsets_array[rows + 1]
-        repeats = one.begin_alike(*few[splits])
+            sample[splits] = splits.offsets_array[rows], splits.offsets_array[rows + 1]
+        repeats = one.begin_alike(*sample[splits])
         other = first.setdefault((one.kind, one.column.splits, _sample(one.data)), one)
         runs = (
             one.equals(other)
             or (one.prefixes() if repeats else None)
-            or one.in_two(alike[one.kind])
+            or one.in_two(by_kind[one.kind])
             or (one.rows_alike() if repeats else None)
         )
         one.column.runs = runs if runs and len(runs) <= MOST_RUNS else None
@@ -98,8 +98,8 @@ def _few_rows(rows: int) -> IntArray:
     # Neighbours, as repeats often are; so many that about four pairs are among them if rows are in
     # no order, but each is there twice.
     groups = math.isqrt(rows // 2)
-    few = np.arange(4 * groups)
-    return few + few // 4 * ((rows - 4 * groups) // (groups - 1))
+    sample = np.arange(4 * groups)
+    return sample + sample // 4 * ((rows - 4 * groups) // (groups - 1))
 
 
 class _Searched:
@@ -128,17 +128,17 @@ class _Searched:
         cells, taken = self.cells, saved * self.size
         if cells.narrow and cells.dtype is not None:
             numbers = self.data.view(f"u{TORCH_DTYPES[cells.dtype]}")
-            few = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_CELLS)]).view(np.uint8)
+            sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_CELLS)]).view(np.uint8)
             # All of them take as many bits each, or more.
-            taken = taken * len(cells.like(few).stored()[1]) // len(few)
+            taken = taken * len(cells.like(sample).stored()[1]) // len(sample)
         return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
 
     def begin_alike(self, starts: IntArray, ends: IntArray) -> bool:
         """Whether of a few rows, from one cell to another, two begin with the same bytes."""
         words, size, view = self.words, self.size, self.data.data
         firsts = np.minimum(starts, self.splits.total - 1)
-        few = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
-        if len(set(few.tolist())) == len(few):
+        sample = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
+        if len(set(sample.tolist())) == len(sample):
             return False
         # Flags and small numbers are often the same. Fewer bytes that are do not pay for an index.
         heads_end = np.minimum(ends * size, starts * size + _INDICES).tolist()
@@ -163,13 +163,13 @@ class _Searched:
         pays = self.pays(splits.total - splits.max, indices=0)
         return [Run(splits, self.cells.like(longest), None)] if pays else None
 
-    def in_two(self, alike: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
+    def in_two(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
         """Two columns whose rows are the heads and the tails of these."""
         whole = self.splits
         pairs = [
-            itertools.product(heads, alike[whole.total - total])
-            for total, heads in alike.items()
-            if self.ragged and whole.total - total in alike
+            itertools.product(heads, by_total[whole.total - total])
+            for total, heads in by_total.items()
+            if self.ragged and whole.total - total in by_total
         ]
         for head, tail in itertools.chain(*pairs):
             first, last = head.splits, tail.splits
@@ -186,10 +186,10 @@ class _Searched:
     def are_in(self, data: ByteArray, starts: IntArray) -> bool:
         """Whether the rows are the cells of `data` that begin at `starts`."""
         splits, size = self.splits, self.size
-        held = np.flatnonzero(splits.lengths)
-        few, others = held[:: -(-len(held) // 16)], _words(data, size)
-        for at in (0, splits.lengths[few] - 1):
-            if (self.words[splits.starts[few] + at] != others[starts[few] + at]).any():
+        filled = np.flatnonzero(splits.lengths)
+        sample, others = filled[:: -(-len(filled) // 16)], _words(data, size)
+        for at in (0, splits.lengths[sample] - 1):
+            if (self.words[splits.starts[sample] + at] != others[starts[sample] + at]).any():
                 return False
         step = max(1, splits.rows * 8 * _AT_ONCE // len(self.data))
         for first in range(0, splits.rows, step):

@@ -34,7 +34,7 @@ from jagcodec.wire.header import NO_VALUES, with_checksums
 from jagcodec.wire.header_reader import is_accepted
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.place import PlacingAll, frames_of_items, items_of_columns
+from jagcodec.wire.place import LoweredWriter, frames_of_items, items_of_columns
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
@@ -206,10 +206,10 @@ def pending(
     lowered = lowering.finished(tree)
     copies = HostCopies()
     copies.fetch(lowering.on_devices)
-    placing = PlacingAll(copies, narrows=bool(narrow), elides=elide)
-    message = placing.all_of(lowered)
-    if placing.elided and not is_accepted(message.header, message.documents):
-        message = PlacingAll(copies, narrows=bool(narrow)).all_of(lowered)
+    writer = LoweredWriter(copies, narrows=bool(narrow), elides=elide)
+    message = writer.all_of(lowered)
+    if writer.elided and not is_accepted(message.header, message.documents):
+        message = LoweredWriter(copies, narrows=bool(narrow)).all_of(lowered)
     if level is not None:
         message = compressed(message, level, is_accepted)
     if checksum:

@@ -43,7 +43,7 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
             except TypeError:
                 raise TypeError(f"{type(buffer).__name__}, which is not a buffer") from None
             if not view.nbytes:
-                return _NOTHING
+                return NO_BYTES
             if not view.c_contiguous:
                 raise TypeError("one with gaps")
             buffer = view.cast("B")
@@ -70,7 +70,7 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
         raise _no_message(frames, path)
     return [
         # Most frames, as sockets return them.
-        np.frombuffer(frame, _BYTE)
+        np.frombuffer(frame, BYTE)
         if type(frame) is bytearray or type(frame) is bytes
         else buffer_bytes(frame, f"frame {i}")
         for i, frame in enumerate(frames)
@@ -80,8 +80,8 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
 _ONE_BUFFER = (bytes, bytearray, memoryview, str, array.array)
 """Sequences that are one buffer, or not a message at all; others hold frames."""
 
-_BYTE = np.dtype(np.uint8)
-_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
+BYTE = np.dtype(np.uint8)
+NO_BYTES: ByteArray = np.empty(0, dtype=np.uint8)
 
 
 def _no_message(found: Any, path: str) -> ArgumentTypeError:

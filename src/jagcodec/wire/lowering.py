@@ -598,11 +598,11 @@ _ARRAY_OF_ONE = b"\x91"  # what msgpack writes before the only item
 def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
     """Plain tensors over one storage: a view without gaps, and (N, 2) starts and ends in it."""
     # TransferQueue sends thousands of row views, which would be a frame each.
-    alike = _storage_and_cell(values[0])
-    if alike is None or any(_storage_and_cell(value) != alike for value in values):
+    common = _storage_and_cell(values[0])
+    if common is None or any(_storage_and_cell(value) != common for value in values):
         return None
 
-    first, (_, held, dtype, cell) = values[0], alike
+    first, (_, room, dtype, cell) = values[0], common
     inner = cell.numel()
     places = np.array([value.storage_offset() for value in values], dtype=np.int64)
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
@@ -612,7 +612,7 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     if ((places - start) % inner).any():
         return None
     # A storage may have been made smaller since; then the tensor that needs more is refused.
-    if int((places + lengths * inner).max()) * dtype.itemsize > held:
+    if int((places + lengths * inner).max()) * dtype.itemsize > room:
         return None
     if inner * dtype.itemsize >= spec.MAX_BYTES:  # no view has a cell of so many
         return None

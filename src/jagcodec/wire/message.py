@@ -23,6 +23,7 @@ from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import bad, expect, fail
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
+from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
@@ -197,7 +198,7 @@ class Message:
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """Bytes as they came, only to be read."""
         if not size:
-            return _NOTHING  # an empty value needs no buffer
+            return NO_BYTES  # an empty value needs no buffer
         found = self.buffers[buffer]
         data: ByteArray = found(offset, size) if callable(found) else found[offset : offset + size]
         return data
@@ -205,7 +206,7 @@ class Message:
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         """Bytes, flat, aligned and safe to write to."""
         if not size:
-            return _NOTHING
+            return NO_BYTES
         data = self._owned.get(buffer)
         if data is None:
             data = self.buffers[buffer]
@@ -351,7 +352,7 @@ class Message:
             for a, b in bounds
             if a < b
         ]
-        data = parts[0] if len(parts) == 1 else np.concatenate([_NOTHING, *parts])
+        data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
         return data, sum(b - a for a, b in bounds)
 
     # Tensors
@@ -415,7 +416,6 @@ _JAGGED, _TENSOR = spec.Kind.JAGGED, spec.Kind.TENSOR
 MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""
 
-_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 _TAKEN = object()
 """In the place of a document of the header that a reader has."""
 
@@ -544,16 +544,16 @@ def _fetched(
     message: Message, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
 ) -> tuple[ByteArray, IntArray]:
     """The cells of some rows alone, fetched in ranges, and where each row begins among these."""
-    held = np.flatnonzero(lengths)
-    if not len(held):
-        return _NOTHING, np.zeros_like(starts)
-    begins = starts[held]
-    firsts, lasts, moves = joined_ranges(begins, begins + lengths[held])
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return NO_BYTES, np.zeros_like(starts)
+    begins = starts[filled]
+    firsts, lasts, moves = joined_ranges(begins, begins + lengths[filled])
     if len(firsts) > MOST_RANGES:
         return message.all_cells(place), starts
     each = place.cells // cells
     bounds = zip(firsts.tolist(), lasts.tolist(), strict=True)
     data = [message.cells(place, each * a, each * b) for a, b in bounds]
     moved = np.zeros_like(starts)
-    moved[held] = begins + moves
+    moved[filled] = begins + moves
     return np.concatenate(data), moved

@@ -30,8 +30,10 @@ def _narrowest(cells: npt.NDArray[Any]) -> int | None:
     """How cells are stored in the fewest bytes; None if they need their width, or do not exist."""
     if not len(cells):
         return None
-    few = cells[:: -(-len(cells) // _FEW_CELLS)]
-    if len(few) < len(cells) and _narrowest(few) is None:  # nor do all of them need fewer bytes
+    sample = cells[:: -(-len(cells) // _FEW_CELLS)]
+    if (
+        len(sample) < len(cells) and _narrowest(sample) is None
+    ):  # nor do all of them need fewer bytes
         return None
     low, high = int(cells.min()), int(cells.max())
     if low >= 0 and high <= 1:

@@ -1,4 +1,4 @@
-"""`Placing`: items to buffers, numbers and a header, and then the copy of rows: the only writer."""
+"""`MessageWriter`, the only one: items to buffers, numbers and a header; then it copies rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes
 from jagcodec.wire.elide import elide, equal_documents
-from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of
+from jagcodec.wire.frames import BYTE, NO_BYTES, Frame, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import start_of, write_header
 from jagcodec.wire.lowered import (
     Cells,
@@ -40,7 +40,7 @@ from jagcodec.wire.lowered import (
 from jagcodec.wire.spec import PLAIN, Code
 
 
-class Placing(PendingMessage):
+class MessageWriter(PendingMessage):
     """A message while its items are placed: small buffers end to end in frame 1, then the large."""
 
     __slots__ = ("_group_of", "_groups", "_size", "_small")
@@ -61,19 +61,19 @@ class Placing(PendingMessage):
                 numbers.append(item)
                 continue
             data, stored, rows, dims = item
-            apart = type(data) is RaggedView
-            size = math.prod(dims) * data.dtype.itemsize if apart else data.nbytes
+            scattered = type(data) is RaggedView
+            size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
             buffer = offset = 0  # if there are no bytes, too
             if size >= spec.SMALL_BUFFER:
                 buffer = len(buffers)
-                buffers.append(size if apart else np.frombuffer(data, np.uint8))
+                buffers.append(size if scattered else np.frombuffer(data, np.uint8))
             elif size:
                 end = self._size
                 offset = (end + 63) & -ALIGNMENT
                 small.append(_GAPS[offset - end])
-                small.append(bytes(size) if apart else data)
+                small.append(bytes(size) if scattered else data)
                 self._size = offset + size
-            if apart and size:
+            if scattered and size:
                 self.rows.append((buffer, offset, size, data))
             if rows is None:
                 numbers += (buffer, offset) if stored is None else (buffer, offset, stored)
@@ -113,7 +113,7 @@ class Placing(PendingMessage):
         """The message, once everything is placed."""
         buffers = self.buffers
         if self._size:
-            buffers[0] = np.frombuffer(bytearray().join(self._small), _BYTE)
+            buffers[0] = np.frombuffer(bytearray().join(self._small), BYTE)
         else:
             buffers[:1] = [] if len(buffers) == 1 else [np.empty(0, np.uint8)]
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
@@ -143,8 +143,8 @@ class Placing(PendingMessage):
         return sources
 
 
-class PlacingAll(Placing):
-    """`Placing` for whatever was lowered: tensors on any device, documents, shared cells."""
+class LoweredWriter(MessageWriter):
+    """`MessageWriter` for whatever was lowered: tensors on any device, documents, shared cells."""
 
     def __init__(self, copies: HostCopies, *, narrows: bool = False, elides: bool = False) -> None:
         """`copies` are those of the tensors on devices."""
@@ -212,7 +212,7 @@ class PlacingAll(Placing):
         if isinstance(source, torch.Tensor):
             return as_bytes(self._copies.of(source))
         parts = [as_bytes(self._copies.of(part)) for part in source]
-        return np.concatenate(parts) if parts else _NOTHING
+        return np.concatenate(parts) if parts else NO_BYTES
 
     def _rows_of_documents(self, documents: Documents) -> Item:
         made: dict[int, list[Any]] = {}  # rows may be one object
@@ -233,7 +233,7 @@ class PlacingAll(Placing):
         return data, stored, row_splits, (row_splits.total,)
 
     def _message_in_row(self, row: Lowered) -> list[Any]:
-        message = PlacingAll(self._copies, narrows=self._narrows).all_of(row)
+        message = LoweredWriter(self._copies, narrows=self._narrows).all_of(row)
         pieces = blob_pieces(frames_of(message))
         return [*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)]
 
@@ -242,23 +242,25 @@ class PlacingAll(Placing):
     def _end_to_end(self, items: Sequence[Any]) -> list[Any]:
         """The items with the cells of columns to narrow, or to look for repeats in, end to end."""
         made = list(items)
-        apart: list[tuple[Cells, RaggedView]] = []
+        scattered: list[tuple[Cells, RaggedView]] = []
         searched: list[EndToEnd] = []
         rows: Any
         for i, item in enumerate(items):
             if type(item) is not UnreadCells or not (item.narrow or (self._elides and item.dtype)):
                 continue
             data, _, rows, shape = self._column(item)
-            cells = Cells(_NOTHING, item.dtype, item.narrow)
+            cells = Cells(NO_BYTES, item.dtype, item.narrow)
             splits = None if rows is None else self._pool.unique(rows)
             made[i] = column = EndToEnd(cells, splits, shape)
             if type(data) is RaggedView:
-                apart.append((cells, data))
+                scattered.append((cells, data))
             else:
                 cells.data = array_bytes(data)
             if not item.is_ragged or item.source.ragged_dim == 1:
                 searched.append(column)
-        for (cells, _), values in zip(apart, gathered(view for _, view in apart), strict=True):
+        for (cells, _), values in zip(
+            scattered, gathered(view for _, view in scattered), strict=True
+        ):
             cells.data = as_bytes(values)
         if self._elides:
             elide(searched)
@@ -299,9 +301,7 @@ class PlacingAll(Placing):
         return np.array(table, dtype=np.int64).view(np.uint8)
 
 
-_BYTE = np.dtype(np.uint8)
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))  # those between small buffers, by size
-_NOTHING: ByteArray = np.empty(0, _BYTE)
 
 
 def _in_order(view: RaggedView) -> Any:
@@ -317,8 +317,8 @@ def _laid_out(
     row_splits = RowSplits.from_lengths(np.array([sum(map(len, row)) for row in rows], np.int64))
     starts = row_splits.starts
     if like is not None:
-        own = np.where(np.array(like) == np.arange(len(rows)), row_splits.lengths, 0)
-        starts = (np.cumsum(own) - own)[list(like)]
+        sent = np.where(np.array(like) == np.arange(len(rows)), row_splits.lengths, 0)
+        starts = (np.cumsum(sent) - sent)[list(like)]
         rows = [row for i, row in enumerate(rows) if like[i] == i]
     pieces = itertools.chain.from_iterable(rows)
     return np.frombuffer(bytearray().join(pieces), dtype=np.uint8), starts, row_splits
@@ -329,8 +329,8 @@ def _laid_out(
 
 def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) -> list[Frame]:
     """The message of the start of its header, its plain items, and the packed documents."""
-    placing = Placing()
-    return frames_of(placing.finish(start, placing.place(items), values))
+    writer = MessageWriter()
+    return frames_of(writer.finish(start, writer.place(items), values))
 
 
 def is_wide(dims: Sequence[int], itemsize: int) -> bool:

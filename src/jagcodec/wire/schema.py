@@ -201,6 +201,7 @@ class Schema:
         itemsize = TORCH_DTYPES.get(named.get("dtype", ""), 0)
         node = Node(kind, fields, first, dims, self.numbers, self.values, itemsize)
         if form.numbers:
+            self.weight += 0 if kind is Kind.BYTES else 256  # of its part of the plan
             self.nodes.append(node)
         return node
 

@@ -51,9 +51,9 @@ class Slicer(NamedTuple):
             if which is None:
                 items.append((data[start * cell : stop * cell], PLAIN, None, (rows, *dims)))
             else:
-                first, last, own = bounds[which]
+                first, last, group = bounds[which]
                 cut = data[first * cell : last * cell]
-                items.append((cut, PLAIN, own, (last - first, *dims)))
+                items.append((cut, PLAIN, group, (last - first, *dims)))
         return frames_of_items(self.start, items, self.values)
 
 

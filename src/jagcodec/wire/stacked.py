@@ -48,11 +48,11 @@ class Stack(NamedTuple):
 
 def stacks_of(messages: Mapping[int, InMemory]) -> list[Stack]:
     """Messages that were opened one by one, by which of several each is."""
-    alike: dict[tuple[int, int], list[int]] = {}
+    by_form: dict[tuple[int, int], list[int]] = {}
     for i, message in messages.items():
-        alike.setdefault((id(message.node), len(message.numbers)), []).append(i)
+        by_form.setdefault((id(message.node), len(message.numbers)), []).append(i)
     stacks = []
-    for members in alike.values():
+    for members in by_form.values():
         some = [messages[i] for i in members]
         packed = b"".join([message.numbers for message in some])
         numbers = np.frombuffer(packed, dtype=np.int64).reshape(len(some), -1)
@@ -67,17 +67,17 @@ def open_together(
     """The frames of messages, and those messages that are sound at first sight."""
     frames = [frame_arrays(source, where) for source in sources]
     # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
-    alike: dict[tuple[int, int], list[tuple[int, ByteArray]]] = defaultdict(list)
-    for i, own in enumerate(frames):
-        header, count = own[0], len(own) - 1
+    by_form: dict[tuple[int, int], list[tuple[int, ByteArray]]] = defaultdict(list)
+    for i, parts in enumerate(frames):
+        header, count = parts[0], len(parts) - 1
         if not count and is_blob(header):
             try:
                 header, count = header_of_blob(header), _IN_BLOBS
             except WireFormatError:  # which is raised when it is opened by itself
                 continue
-        alike[len(header), count].append((i, header))
+        by_form[len(header), count].append((i, header))
     stacks: list[Stack] = []
-    for (_, count), messages in alike.items():
+    for (_, count), messages in by_form.items():
         members, headers = zip(*messages, strict=True)
         sizes = None
         if count != _IN_BLOBS:
@@ -98,9 +98,9 @@ def _are_split(stack: Stack, frames: list[list[ByteArray]]) -> bool:
     count = int(stack.numbers[0, stack.first_group - 1])  # of frames
     sizes = stack.numbers[:, stack.numbers.shape[1] - count :].tolist()
     try:
-        for i, own in zip(stack.members.tolist(), sizes, strict=True):
+        for i, each in zip(stack.members.tolist(), sizes, strict=True):
             (blob,) = frames[i]
-            frames[i] = frames_of_blob(blob, header_of_blob(blob), own)
+            frames[i] = frames_of_blob(blob, header_of_blob(blob), each)
     except WireFormatError:
         return False
     return True

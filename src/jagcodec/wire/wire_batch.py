@@ -331,7 +331,7 @@ class WireBatch(OpenBatch):
         keys: dict[ColumnSource, dict[str, Any]] = {}
         for name, (source, key) in columns.items():
             keys.setdefault(source, {})[name] = key
-        found = [source.read(own, self.chosen, form) for source, own in keys.items()]
+        found = [source.read(wanted, self.chosen, form) for source, wanted in keys.items()]
         if list(keys) == [self.source]:
             return found[0]
         each = {name: value for values in found for name, value in values.items()}
@@ -422,8 +422,8 @@ class MessageColumns(ColumnSource):
         if form is As.VIEW and message.header.compressed:
             stored = [node for node in keys.values() if node.kind in ROW_KINDS]
             places = {message.numbers[node.number] for node in stored}
-            held = range(len(message.buffers))  # an empty column needs no buffer
-            prepare(message.buffers[i] for i in places if i in held)
+            existing = range(len(message.buffers))  # an empty column needs no buffer
+            prepare(message.buffers[i] for i in places if i in existing)
         return self.each(keys, self._column, chosen, form, Budget(message))
 
     def each(
