@@ -16,7 +16,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 import jagcodec
 from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materialize, open_wire
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
-from jagcodec.wire import compress, header
+from jagcodec.wire import compress, header_reader
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
@@ -294,10 +294,10 @@ def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
     ):
         assert size(encode(value, elide=True)) < 20_000
         with monkeypatch.context() as patch:
-            patch.setattr(header, "DEFAULT_LIMITS", Limits(expanded=100))
+            patch.setattr(header_reader, "DEFAULT_LIMITS", Limits(expanded=100))
             assert encode(value, elide=True) == encode(value)
     # Documents count for more than their bytes only beyond what a message is always given.
-    monkeypatch.setattr(header, "DEFAULT_LIMITS", Limits(expanded=0))
+    monkeypatch.setattr(header_reader, "DEFAULT_LIMITS", Limits(expanded=0))
     image = torch.rand(60, 100)
     images = TensorDict({"mm": NonTensorStack(*[{"px": image.clone()} for _ in range(40)])}, [40])
     frames = encode(images, elide=True)
@@ -510,7 +510,7 @@ def test_a_writer_makes_no_bombs(monkeypatch):
     beyond = (1 << 20) - 64 * size(encode(value, compress="zstd"))
     for limit, compresses in ((beyond, True), (beyond - 1, False)):
         limits = Limits(expanded=limit)
-        monkeypatch.setattr(header, "DEFAULT_LIMITS", limits)
+        monkeypatch.setattr(header_reader, "DEFAULT_LIMITS", limits)
         frames = encode(value, compress="zstd")
         assert read_header(frames[0]).compressed is compresses
         assert_same(decode(frames, limits=limits), value)
