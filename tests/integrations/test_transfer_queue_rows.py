@@ -42,9 +42,17 @@ def unit_of(rows):
     return unit
 
 
+KINDS = {
+    "put": ZMQRequestType.PUT_DATA,
+    "get": ZMQRequestType.GET_DATA,
+    "save_checkpoint": ZMQRequestType.SAVE_STORAGE_CHECKPOINT,
+    "load_checkpoint": ZMQRequestType.LOAD_STORAGE_CHECKPOINT,
+}
+
+
 def answer_of(unit, request, body):
     """The answer of a storage unit; both messages are serialized, and read again."""
-    sent = ZMQMessage.create(ZMQRequestType.PUT_DATA, "client", body).serialize()
+    sent = ZMQMessage.create(KINDS[request], "client", body).serialize()
     received = ZMQMessage.deserialize([bytes(frame) for frame in sent])
     answer = getattr(unit, f"_handle_{request}")(received)
     return ZMQMessage.deserialize([bytes(frame) for frame in answer.serialize()])
@@ -258,7 +266,7 @@ def test_a_load_that_fails_is_reported_and_the_rows_stay(tmp_path, monkeypatch):
     for content, text in (
         (None, "No such file"),
         (b"\0", "invalid load key"),
-        (pickle.dumps([1]), "'list' object"),
+        (pickle.dumps([1]), "list"),
         (state(field_data=None), "NoneType"),
         (state(field_data={"x": [1]}), "'items'"),
         (state(field_data=paths), "$.path[1]: pathlib."),
