@@ -20,7 +20,17 @@ import zmq
 from tensordict import TensorDict
 
 import jagcodec
-from jagcodec import ArgumentError, WireFormatError, decode, dump, encode, load, open_wire, to_blob
+from jagcodec import (
+    ArgumentError,
+    WireBatch,
+    WireFormatError,
+    decode,
+    dump,
+    encode,
+    load,
+    open_wire,
+    to_blob,
+)
 from jagcodec.errors import ArgumentTypeError
 from tests.helpers import nested, run_python
 from tests.oracle import assert_same
@@ -127,7 +137,7 @@ def test_memory_of_a_tensor_is_never_written_over(begin):
 )
 def test_what_is_not_a_message_at_all_is_the_caller_s_mistake(value, text):
     calls: Any = {"decode(frames)": decode, "to_blob(frames)": to_blob}
-    if not isinstance(value, (str, Path)):  # which it reads as files
+    if not isinstance(value, (str, Path, dict, TensorDict, WireBatch)):  # files, open batches
         calls["open_wire(source)"] = open_wire
     for path, call in calls.items():
         with pytest.raises(ArgumentTypeError, match=text) as caught:
