@@ -16,5 +16,5 @@ INT64_MAX = (1 << 63) - 1
 
 
 def extent_of(dims: Sequence[int]) -> int:
-    """The product of dims, those of 0 counted as 1: one does not make those next to it smaller."""
+    """The product of dims, where a dim of 0 counts as 1, so that it does not hide the others."""
     return math.prod(dim or 1 for dim in dims)

@@ -3,8 +3,8 @@
 The system zeroes fresh memory page by page, which needs several times as long as the rows. So a
 block that nothing refers to is kept for the next batch of about that size. It is marked with
 ``MADV_FREE``: the system may take its pages when it needs them. `release` unmaps all kept blocks;
-``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C library's; without ``MADV_FREE`` all
-memory is.
+``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory comes from the C library, and so does all
+memory on systems without ``MADV_FREE``.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from jagcodec.memory.tensor_bytes import (
     same_width_ints,
 )
 
-# The C library keeps smaller memory well enough. Larger memory it may take anew, page by page.
+# The C library keeps smaller memory well enough. It may take larger memory anew, page by page.
 _SMALLEST_KEPT = (128 << 10) + 1
 _LARGEST_KEPT = 4 << 30
 
-# From here on blocks are worth huge pages, and lending to the system; one of each size is kept.
+# Blocks of this size or more get huge pages, and are lent to the system; one of each size is kept.
 _LARGE = 4 << 20
 
-# Bytes of smaller blocks that are kept, of each size.
+# How many bytes of smaller blocks are kept, for each size.
 _KEPT_SMALL = 16 << 20
 
 # Each block needs a mapping, and a process has 65,530: no more small ones past this many.
 _MOST_LOANS = 1024
 
-# From here on (glibc's upper bound) the C library's memory is fresh from the system, and zeroed.
+# The C library takes memory of this size or more (glibc's upper bound) from the system, zeroed.
 _FRESH_FROM_THE_SYSTEM = 32 << 20
 
-# By size. Single operations only, so that no thread and no finalizer can come between.
+# Kept blocks by size. Each access is one operation, so no thread or finalizer can come between.
 _kept: dict[int, list[mmap.mmap]] = {1 << bits: [] for bits in range(18, 33)}
 
 
@@ -61,7 +61,8 @@ def new_block(size: int) -> Block:
     """`size` bytes that belong to the holder of the array, or of a view of it."""
     if not (_keeps and _SMALLEST_KEPT <= size <= _LARGEST_KEPT):
         return _unkept(size)
-    # Of a size that the next batch can use too. The rest is not touched, and needs no memory.
+    # Round the size up, so that the next batch can use the block, too. Pages that nobody touches
+    # need no memory.
     room = 1 << (size - 1).bit_length()
     mapped = _let_go(room)
     zeroed = mapped is None
@@ -70,10 +71,10 @@ def new_block(size: int) -> Block:
             return _unkept(size)
         try:
             mapped = _mapped(room)
-        except OSError:  # a limit on addresses
+        except OSError:  # the process has a limit on addresses
             return _unkept(size)
     whole = np.frombuffer(mapped, dtype=np.uint8)
-    # Every view refers to `whole`, so it goes with the last of them.
+    # Every view refers to `whole`, so `whole` is freed with the last of them.
     loan = _Loan(whole, _returned)
     loan.mapped, loan.room = mapped, room
     _loans[id(loan)] = loan
@@ -93,13 +94,13 @@ def release() -> None:
 
 
 def _unkept(size: int) -> Block:
-    """Memory of the C library."""
+    """A block from the C library."""
     zeroed = size >= _FRESH_FROM_THE_SYSTEM
     make = np.zeros if zeroed else np.empty
     try:
         return Block(make(size, dtype=np.uint8), zeroed)
     except MemoryError:
-        # Kept blocks still count as addresses and as promised memory.
+        # Kept blocks count towards the limits on addresses and on memory: try again without them.
         release()
         return Block(make(size, dtype=np.uint8), zeroed)
 
@@ -118,7 +119,7 @@ def _let_go(room: int) -> mmap.mmap | None:
 def _mapped(room: int) -> mmap.mmap:
     mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if room >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # from a kernel without them
+        with suppress(OSError):  # the kernel may lack huge pages
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
 
@@ -131,14 +132,14 @@ class _Loan(weakref.ref[ByteArray]):
     room: int
 
 
-# By id. A loan that is not in here was returned.
+# Loans by id. A loan that is missing here was returned.
 _loans: dict[int, _Loan] = {}
 
 
 def _returned(loan: _Loan) -> None:
-    """Keep the block of a loan, once."""
-    # Ctrl-C may come between any two steps, and is lost then: before the first, the block waits for
-    # `_collect`; after it, it is unmapped.
+    """Keep the block of a loan for the next batch, once."""
+    # Ctrl-C may interrupt any two steps, and weakref callbacks swallow it. If it comes before the
+    # first step, the block waits for `_collect`; if it comes later, the block is unmapped.
     if _loans.pop(id(loan), None) is None:
         return
     kept = _kept[loan.room]
@@ -149,12 +150,12 @@ def _returned(loan: _Loan) -> None:
         if loan.room >= _LARGE:
             loan.mapped.madvise(mmap.MADV_FREE)
     except OSError:
-        return  # locked memory, which cannot be taken back: unmapped
+        return  # the system cannot take back locked memory: let the block be unmapped
     kept.append(loan.mapped)
 
 
 def _collect() -> None:
-    """Keep the blocks that are not in use, and whose return was interrupted."""
+    """Return the blocks that nobody uses any more, but whose return was interrupted."""
     for loan in list(_loans.values()):
         if loan() is None:
             _returned(loan)
@@ -199,16 +200,17 @@ class Wanted:
 def allocate(
     wanted: Iterable[Wanted], out: ByteArray | None = None, pin_memory: bool = False
 ) -> None:
-    """Give tensors memory: on the CPU in one block (of `out`, or new), freed with the last.
+    """Give tensors memory.
 
-    Page-locked memory is not in one block, see `_page_locked`.
+    Those on the CPU share one block, of `out` or new, which is freed with the last of them.
+    Page-locked tensors share no block, see `_page_locked`.
     """
     # Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
     # a tenth of many smaller ones.
     on_host: list[tuple[Wanted, int, int]] = []
     end = 0
     for one in wanted:
-        # `device.type` makes a new object, and takes as long as the rest of this.
+        # `device.type` makes a new object, which takes as long as the rest of this loop.
         if one.device == _CPU or one.device.type == "cpu":
             if pin_memory and out is None:
                 _page_locked(one)
@@ -229,10 +231,10 @@ def allocate(
 
 
 def _page_locked(one: Wanted) -> None:
-    """Give a tensor page-locked memory of torch's own.
+    """Give a tensor its own page-locked memory, which torch allocates.
 
-    Torch reuses such memory when the copies from it are done, but knows only of copies from a
-    tensor that it made: one over a part of a block may be overwritten while a device reads it.
+    Torch reuses such memory when the copies from it are done. It only knows of copies from tensors
+    that it made, so it may overwrite a tensor over a part of a block while a device reads it.
     """
     words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), pin_memory=True)
     one.tensor, one.data, one.zeroed = words.view(one.dtype), as_bytes(words), False

@@ -11,32 +11,32 @@ import torch
 
 
 class SupportsBuffer(Protocol):
-    """Memory that memoryview accepts, as `collections.abc.Buffer` from Python 3.12 on."""
+    """Memory that memoryview accepts: what Python 3.12 calls `collections.abc.Buffer`."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class SupportsWritableBuffer(SupportsBuffer, Protocol):
-    """Writable memory: not bytes."""
+    """Writable memory, such as a bytearray; bytes are not writable."""
 
     def __setitem__(self, index: Any, value: Any, /) -> None: ...
 
 
 class HoldsBuffer(Protocol):
-    """Memory whose type stubs name it alone: `zmq.Frame`."""
+    """An object whose type stubs show its memory only as an attribute: `zmq.Frame`."""
 
     @property
     def buffer(self) -> memoryview: ...
 
 
 Buffer: TypeAlias = SupportsBuffer | HoldsBuffer | npt.NDArray[Any] | torch.Tensor
-"""Contiguous memory: of the buffer protocol, or a CPU tensor."""
+"""Contiguous memory: an object with the buffer protocol, or a CPU tensor."""
 
 WritableBuffer: TypeAlias = SupportsWritableBuffer | npt.NDArray[Any] | torch.Tensor
-"""The same, to be written to."""
+"""Contiguous memory that may be written to."""
 
 Target: TypeAlias = WritableBuffer | Callable[[int], WritableBuffer]
-"""Such memory, or what is called with the bytes that are needed and returns it."""
+"""Writable memory, or a function that takes the number of bytes needed and returns such memory."""
 
 MessageLike: TypeAlias = Buffer | Sequence[Buffer]
 """A message: one buffer that is a blob, or its frames in order, header first."""

@@ -1,4 +1,4 @@
-"""How large dims may be, those next to one of 0 included."""
+"""How large dims may be, including those next to a dim of 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jagcodec.memory import INT64_MAX, extent_of
 
 
 def total_of(lengths: Any) -> int:
-    """The sum of an array of (N,) lengths, none below 0; numpy's own may wrap around."""
+    """The exact sum of (N,) lengths, none below 0; numpy's own sum may wrap around."""
     if len(lengths) * int(lengths.max(initial=0)) <= INT64_MAX:
         return int(lengths.sum())
     return sum(lengths.tolist())

@@ -1,7 +1,7 @@
-"""Checks of arguments with tensors: which types are plain, and the remedy for each other one.
+"""Checks of arguments with tensors: which types are plain, and the remedy for each other type.
 
-A subclass of a tensor or an array means something by what it adds: a mask, a placement, fields. It
-would be lost without a word, or fail inside torch, so every function refuses it by its name.
+A subclass of a tensor or an array adds something that matters: a mask, a placement, fields. A
+copy would silently lose it, or fail inside torch, so every function refuses such types by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import has_memory, resolved
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
-"""The types of plain tensors; that of jagged ones is known to `ragged.nested` alone."""
+"""The types of plain tensors; only `ragged.nested` knows the type of jagged ones."""
 
 _REMEDIES = {
     "DTensor": "call .full_tensor() first",
@@ -28,7 +28,7 @@ _REMEDIES = {
     "UninitializedTensorMixin": "it has no values yet; run its module once first",
     "Tensor": "call .as_subclass(torch.Tensor) first, which keeps the values alone",
 }
-"""What to do with a subclass, by the name of the class, or of the next base that is here."""
+"""What to do with a subclass: the entry of its class, or of the first base that has one."""
 
 
 def remedy_for(value: Any) -> str:
@@ -43,21 +43,21 @@ def remedy_for(value: Any) -> str:
     try:
         if value.layout is not torch.strided or has_memory(value):
             return ""
-    except (RuntimeError, NotImplementedError):  # of a storage that is not there
+    except (RuntimeError, NotImplementedError):  # the tensor has no storage
         return "it has no memory of its own, as inside torch.vmap and torch.func; leave that first"
     found = "its storage was made smaller than its cells, as FSDP frees parameters"
     return f"{found}; gather it, or pass what is left as a slice"
 
 
 def with_remedy(value: Any) -> str:
-    """What such a tensor or array is, and what to do with it; empty if its values can be read."""
+    """The description of an unreadable tensor or array, and its remedy; empty if it can be read."""
     remedy = remedy_for(value)
     found = describe(value) if type(value) in TENSOR_TYPES else f"a {type(value).__name__}"
     return f"{found}; {remedy}" if remedy else ""
 
 
 def check_plain(value: Any, path: str) -> None:
-    """Refuse a tensor, other than a jagged one, or an array whose values cannot be read."""
+    """Refuse an array or a tensor (but not a jagged one) whose values cannot be read."""
     if remedy_for(value):
         expected = "an array" if isinstance(value, np.ndarray) else "a tensor"
         detail = f"expected {expected} whose values can be read, found {with_remedy(value)}"
@@ -78,7 +78,7 @@ def check_rectangle(value: Any, path: str) -> None:
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, path: str
 ) -> None:
-    """Refuse memory of a caller into which cells of this shape cannot be written."""
+    """Refuse a caller's `out` if cells of this shape cannot be written to it."""
     fits = (
         type(out) in TENSOR_TYPES
         and not remedy_for(out)
@@ -100,7 +100,10 @@ def is_followed(memory: Any) -> bool:
 
 
 def check_not_followed(memory: Any, path: str) -> None:
-    """Refuse to write what autograd follows over memory that an earlier step may still need."""
+    """Refuse to reuse the caller's memory for a column that autograd follows.
+
+    The backward pass of an earlier step may still need what the memory holds.
+    """
     if is_followed(memory):
         detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
         raise ArgumentError("conflict", path, detail)
@@ -117,7 +120,7 @@ def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
         return value.numpy() if type(value) is torch.Tensor else np.asarray(value)
     except (
         FOREIGN_ERRORS
-    ) as error:  # lists of several lengths; a dtype or a layout that numpy lacks
+    ) as error:  # lists differ in length, or numpy lacks the dtype or the layout
         detail = f"expected {expected}, found {describe(value)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
 
@@ -126,7 +129,7 @@ def usable_device(device: Any, path: str) -> torch.device | None:
     """The device, if tensors can be put there; None stays None."""
     if device is None:
         return None
-    # Torch reads other types, too, and ends the process if one lies about its length.
+    # Torch accepts other types, too, and crashes the process if one reports a wrong length.
     known = isinstance(device, (str, torch.device))
     known_as = device if known else integer_of(device)
     expected = f"expected a device of this machine, found {brief(device)}"

@@ -1,7 +1,7 @@
-"""Tensors between the host and devices: those to the host are copied together, with one wait.
+"""Copies between the host and devices: tensors reach the host together, with one wait.
 
-A copy by itself, as `Tensor.cpu` makes it, waits for everything the device was asked to do before.
-One that is made with `non_blocking` may be read before it has arrived, so only this file makes any.
+`Tensor.cpu` waits for everything that the device was asked to do before, once for each tensor. A
+`non_blocking` copy may be read before it has arrived, so only this file makes such copies.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jagcodec.memory.tensor_bytes import flat_bytes
 def to_device(
     tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
 ) -> torch.Tensor:
-    """A tensor on a device. What goes to the host has arrived when this returns.
+    """A tensor on a device. A copy to the host is complete when this returns.
 
-    With `non_blocking`, an accelerator may still be reading page-locked memory.
+    With `non_blocking`, an accelerator may still be reading page-locked memory after the return.
     """
-    # From any other memory CUDA has read everything when the call returns, without a wait for the
+    # CUDA reads memory that is not page-locked before the call returns, without waiting for the
     # device.
     if device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned():
         non_blocking = True
@@ -33,14 +33,14 @@ class HostCopies:
     """Host copies of device tensors."""
 
     def __init__(self, *, kept: bool = False) -> None:
-        """Copies to read; or, if `kept`, tensors of their own, which autograd follows."""
+        """Copies that are only read; or, if `kept`, separate tensors, which autograd follows."""
         self._kept = kept
-        # By address and layout: the parts of a jagged or sparse tensor are new objects each time.
-        # The tensor is kept, so that its address is not reused.
+        # Keys are addresses and layouts, because each access to a part of a jagged or sparse tensor
+        # makes a new object. The tensor is kept, so that its address is not reused.
         self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy those that are not on the CPU, each once, and wait for them once."""
+        """Copy each tensor that is not on the CPU once, and wait once for all."""
         wanted: dict[tuple[Any, ...], torch.Tensor] = {}
         for tensor in tensors:
             if not tensor.is_cpu:
@@ -53,7 +53,7 @@ class HostCopies:
                 self._copies[place] = (tensor, copy)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy of a tensor that was fetched; a CPU tensor itself."""
+        """The copy of a fetched tensor; a CPU tensor is returned unchanged."""
         return tensor if tensor.is_cpu else self._copies[_place(tensor)][1]
 
 
@@ -63,13 +63,13 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _on_host(tensors: Sequence[torch.Tensor], kept: bool) -> list[torch.Tensor]:
-    """Contiguous copies, complete when this returns; in one block, unless they are kept.
+    """Contiguous copies, complete when this returns; they share one block unless they are kept.
 
-    Kept copies have memory of torch's own, which is pickled alone, and which torch does not reuse
-    while a copy to a device reads it.
+    Torch allocates each kept copy separately. So each is pickled without the others, and torch does
+    not reuse its memory while a copy to a device reads it.
     """
     devices = {tensor.device for tensor in tensors if tensor.numel()}
-    # A CUDA device writes to page-locked memory by itself.
+    # A CUDA device can write to page-locked memory without the CPU.
     pinned = any(device.type == "cuda" for device in devices)
     options: dict[str, Any] = {"device": "cpu", "pin_memory": pinned}
     total = 0 if kept else sum(aligned(tensor.numel() * tensor.itemsize) for tensor in tensors)
@@ -82,7 +82,7 @@ def _on_host(tensors: Sequence[torch.Tensor], kept: bool) -> list[torch.Tensor]:
             copies.append(copy.copy_(tensor, non_blocking=True) if followed else copy)
             continue
         source = flat_bytes(tensor)
-        sources.append(source)  # which may be a copy: until it has been read
+        sources.append(source)  # it may be a copy: keep it until the device has read it
         if kept:
             cells = torch.empty(source.numel(), dtype=torch.uint8, **options)
         else:
@@ -92,7 +92,7 @@ def _on_host(tensors: Sequence[torch.Tensor], kept: bool) -> list[torch.Tensor]:
     for device in devices:
         module = torch.get_device_module(device)
         if hasattr(module, "current_stream"):
-            module.current_stream(device).synchronize()  # the stream that the copies were put on
+            module.current_stream(device).synchronize()  # the copies are on this stream
         else:
             module.synchronize()
     return copies

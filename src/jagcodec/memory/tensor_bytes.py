@@ -1,6 +1,6 @@
 """Any tensor as bytes, and bytes as a tensor, whatever the dtype.
 
-Everything above moves rows by their width in bytes and never asks what the bits mean.
+The layers above copy rows by their width in bytes and never ask what the bits mean.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Same-width integers: viewing a strided tensor as one of these needs no copy, they compare as bits,
-# and they have the kernels, on every device, that torch's sub-byte, bits and other dtypes lack.
+# Integers of the same width. A strided tensor can be viewed as one of these without a copy. They
+# compare as bits, and have the kernels, on every device, that torch's rarer dtypes lack.
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -29,7 +29,7 @@ def lacks_kernel(error: RuntimeError) -> bool:
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with lazy conjugation and negation carried out; itself without any."""
+    """`tensor` with lazy conjugation and negation carried out; aliased if it has neither."""
     if tensor._is_zerotensor():
         tensor = tensor.clone()
     if tensor.is_conj():
@@ -38,7 +38,7 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a storage holds all cells of a tensor: `resize_` may have freed some, or all.
+    """Whether the storage holds all cells of a tensor: `resize_` may have freed some, or all.
 
     Raises RuntimeError or NotImplementedError for a tensor that has no storage.
     """
@@ -54,17 +54,17 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` detached, contiguous and resolved, with its dtype; the same memory if it is that."""
+    """`tensor` detached, contiguous and resolved; it aliases a tensor that already is."""
     tensor = resolved(tensor.detach())
     if tensor.is_contiguous():
         return tensor
-    # As words: torch's own copy of complex128 can crash the process if the memory has only the
-    # 8-byte alignment that numpy requires.
+    # Copy as integers: torch's own copy of complex128 can crash the process if the memory has only
+    # the 8-byte alignment that numpy requires.
     return from_words(as_words(tensor).contiguous(), tensor.dtype)
 
 
 def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """`torch.cat` of strided tensors of one dtype, for every dtype."""
+    """`torch.cat` of strided tensors of one dtype; it works for every dtype."""
     if tensors[0].dtype in NUMPY_DTYPES or any(tensor.requires_grad for tensor in tensors):
         return torch.cat(list(tensors), dim)
     return from_words(torch.cat(list(map(as_words, tensors)), dim), tensors[0].dtype)
@@ -86,11 +86,11 @@ def from_words(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The cells of a strided tensor, not empty, as (nbytes,) uint8; aliased if contiguous."""
     flat = contiguous_bits(tensor)
-    # Not reshape: a dim of size 1 may keep a stride that no view as bytes allows.
+    # `reshape` is not enough: it may keep a stride of a dim of size 1 that a view as bytes rejects.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
-# Those that numpy has under every supported torch: what most columns are.
+# The dtypes that numpy has under every supported torch; most columns have one of them.
 NUMPY_DTYPES = {
     getattr(torch, name): np.dtype(name)
     for name in (
@@ -101,7 +101,7 @@ NUMPY_DTYPES = {
 
 
 def plain_array(tensor: object) -> npt.NDArray[Any] | None:
-    """A strided CPU tensor as an array over its memory; None if that needs more than a view."""
+    """A strided CPU tensor as an array over its memory; None if a view is not enough."""
     return plain_arrays((tensor,))[0]
 
 
@@ -112,9 +112,9 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
         plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES
         try:
             array = tensor.numpy() if plain else None
-        except (RuntimeError, TypeError, ValueError):  # on a device; dims of 0 and of 2**62
+        except (RuntimeError, TypeError, ValueError):  # on a device; dims 0 and 2**62
             array = None
-        # For a tensor whose memory was freed numpy makes some of its own, with anything in it.
+        # If the tensor's memory was freed, numpy allocates new memory with arbitrary contents.
         if array is not None and array.flags.owndata and array.size:
             array = None
         arrays.append(array)
@@ -122,7 +122,7 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
 
 
 def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """A strided tensor as an array, aliased if possible; floats that numpy lacks become wider."""
+    """A strided tensor as an array, aliased if possible; floats that numpy lacks are widened."""
     array = plain_array(tensor)
     if array is not None:
         return array
@@ -137,8 +137,8 @@ def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 def array_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """An array of numbers as a tensor, aliased if possible; TypeError if torch lacks the dtype."""
-    # Torch warns of memory that is not writable, and knows neither another byte order nor a step
-    # backwards.
+    # Torch warns about memory that is not writable, and supports neither foreign byte orders nor
+    # negative strides.
     plain = array.flags.writeable and all(step >= 0 for step in array.strides)
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, native, None if plain else ("C", "O", "W")))
@@ -182,10 +182,10 @@ def are_disjoint(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDAr
 def spans_are_disjoint(
     targets: Iterable[tuple[int, int]], sources: Iterable[tuple[int, int]]
 ) -> bool:
-    """As `are_disjoint`, of memory by its addresses and sizes in bytes."""
+    """Whether `are_disjoint` holds for memory given by addresses and sizes in bytes."""
     spans = [(start, size, True) for start, size in targets if size]
     spans += [(start, size, False) for start, size in sources if size]
-    written = read = 0  # where the furthest of them ends
+    written = read = 0  # where the target, or the source, that reaches furthest ends
     for start, size, is_target in sorted(spans):
         if start < written or (is_target and start < read):
             return False
@@ -202,7 +202,7 @@ def as_bytes(tensor: torch.Tensor) -> ByteArray:
     if array is not None and array.flags.c_contiguous:
         return array_bytes(array)
     if tensor.numel() == 0:
-        # numpy gives empty arrays stride 0, and a tensor over one cannot be viewed as bytes.
+        # numpy gives empty arrays stride 0, and a tensor with it cannot be viewed as bytes.
         return np.empty(0, dtype=np.uint8)
     flat: ByteArray = flat_bytes(tensor).cpu().numpy()
     return flat
@@ -212,7 +212,7 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     """A tensor over `data`: flat, writable, aligned to the dtype and of the right size."""
     if data.nbytes == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    # from_numpy makes a storage of just these bytes, so one column is pickled without the others.
+    # from_numpy makes a storage of just these bytes, so pickling one column leaves out the others.
     known = NUMPY_DTYPES.get(dtype)
     if known is not None:
         return torch.from_numpy(np.ndarray(shape, known, data))
@@ -225,7 +225,7 @@ def same_width_ints(dtype: torch.dtype) -> torch.dtype:
 
 
 def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
-    """Every element of a tensor with the bits `pattern`; on a device without a wait for it."""
+    """Write the bits `pattern` to every element of a tensor, without a wait for its device."""
     words = as_words(tensor)
     for i, word in enumerate(np.frombuffer(pattern, NUMPY_DTYPES[words.dtype]).tolist()):
         words[..., i].fill_(word)

@@ -1,7 +1,7 @@
-"""Buffers that are filled with pieces of a column's rows, and pads between them.
+"""Buffers filled with pieces of a column's rows, and with pads between the pieces.
 
-On the CPU the row kernel fills all buffers in one call. For devices and autograd, torch does it, by
-one index per layout of a column.
+On the CPU, the row kernel fills all buffers in one call. For devices and autograd, torch fills each
+with one index, which columns of one layout share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.rowcopy import Copy, copy_all
 
 Indices: TypeAlias = dict[Any, tuple[torch.Tensor, torch.Tensor | None]]
-"""Indices on devices, and masks of tokens if there are pads; kept for the columns to come."""
+"""Indices on devices, with a mask of the tokens if there are pads; later columns reuse them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,18 +45,18 @@ class Buffer:
     view: RaggedView
     pieces: Pieces
     pad: bytes  # the bits of a pad cell
-    path: str  # where an error about it is
+    path: str  # the place that errors name
     out: torch.Tensor | None = None  # the memory for it, if the caller has some
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(A..., total, B...): the view's, with the buffer's cells along the ragged dim."""
+        """(A..., total, B...): the shape of the view, with the buffer's cells as the ragged dim."""
         shape, dim = self.view.shape, self.view.ragged_dim
         return (*shape[: dim - 1], self.pieces.total, *shape[dim:])
 
 
 def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tensor]:
-    """The buffers as tensors, in memory of one block as far as it is on the CPU."""
+    """The filled buffers as tensors; new ones on the CPU share one block."""
     _check_outs(buffers)
     here = [buffer for buffer in buffers if is_on_host(buffer.view)]
     sizes = [0 if b.out is not None else math.prod(b.shape) * b.view.dtype.itemsize for b in here]
@@ -80,7 +80,7 @@ def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tens
 
 
 def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Copy]:
-    """Copies of all pieces: pads are read from a few pad cells after the memory of the column."""
+    """Copies of all pieces. Pads come from a block of pad cells, the last source of each copy."""
     longest: dict[bytes, int] = {}
     for buffer in buffers:
         sizes = buffer.pieces.length[buffer.pieces.is_pad]
@@ -90,7 +90,7 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
         pad_starts[pad] = len(pads)
         pads += pad * count
     block = np.array(pads, np.uint8)
-    # Columns of a join share their many buffers, which the kernel then reads once.
+    # Columns of a join share their many buffers: share the tuple, so the kernel reads it once.
     known: dict[int, tuple[tuple[ByteArray, ...], int]] = {}
     copies = []
     for buffer, data in zip(buffers, targets, strict=True):
@@ -112,7 +112,7 @@ def _bytes_of(memory: Any) -> tuple[ByteArray, ...]:
 
 
 def _runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
-    """Where runs of cells begin, in bytes, and their lengths; in the order of the buffer."""
+    """Where runs of cells begin, in bytes, and their lengths, in the order of the buffer."""
     view, pieces = buffer.view, buffer.pieces
     cell = view.cell_bytes
     unit = 1 if isinstance(view.memory, tuple) else cell
@@ -121,7 +121,7 @@ def _runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
         is_pad, lengths = pieces.is_pad, pieces.length
         starts = firsts + pieces.source * cell
     else:
-        # A piece has cells of several runs of its row; pads are as if they were one run.
+        # A piece may have cells of several runs of its row. Pads count as one run.
         of_row = _and_tail(view.run_lengths)[pieces.row]
         ends = of_row.cumsum(axis=1)
         begins = ends - of_row
@@ -141,7 +141,7 @@ def _runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
 
 
 def _and_tail(numbers: IntArray) -> IntArray:
-    """(N, ...) numbers of rows and zeros for row N, which a tail of its own is."""
+    """The (N, ...) numbers of rows, and zeros for row N, to which a separate tail belongs."""
     return np.concatenate([numbers, np.zeros_like(numbers, shape=(1, *numbers.shape[1:]))])
 
 
@@ -149,14 +149,14 @@ def _and_tail(numbers: IntArray) -> IntArray:
 
 
 def _by_index(buffer: Buffer, indices: Indices) -> torch.Tensor:
-    """A buffer on a device, or one that autograd follows: without a wait."""
+    """Fill a buffer on a device, or one that autograd follows, without a wait."""
     view, dim = buffer.view, buffer.view.ragged_dim - 1
-    if isinstance(view.starts, np.ndarray):  # rows in any order: as many indices as columns
+    if isinstance(view.starts, np.ndarray):  # columns cannot share the index of scattered rows
         view = end_to_end(values_of(view), view.row_splits, view.ragged_dim)
     cells: Any = view.memory
     follow = cells.requires_grad
     cells = cells if follow else as_words(cells)
-    if not cells.shape[dim]:  # a cell that pads are written over
+    if not cells.shape[dim]:  # index 0 needs a cell; pads replace it
         one = cells.new_zeros((*cells.shape[:dim], 1, *cells.shape[dim + 1 :]))
         cells = torch.cat([cells, one], dim)
     index, mask = _index(view, buffer.pieces, indices)
@@ -180,7 +180,7 @@ def _by_index(buffer: Buffer, indices: Indices) -> torch.Tensor:
 def _index(
     view: RaggedView, pieces: Pieces, indices: Indices
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Which cell of a view is in each cell of a buffer, and whether one is; sent in one copy."""
+    """The view's cell for each cell of a buffer, and a mask of those that are not pads."""
     key = pieces, view.starts, view.device
     found = indices.get(key)
     if found is None:
@@ -191,7 +191,7 @@ def _index(
 
 
 def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
-    """A pad cell (B...) on the device of a view: as words, or `as_is` in its dtype."""
+    """A pad cell (B...) on the device of a view: as words, or in its dtype if `as_is`."""
     view = buffer.view
     shape = view.shape[view.ragged_dim :]
     key = "pad", buffer.pad, view.dtype, shape, view.device, as_is
@@ -207,9 +207,9 @@ def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
 
 
 def _check_outs(buffers: Sequence[Buffer]) -> None:
-    """Refuse memory that does not fit, that autograd needs, or that is read, too."""
+    """Refuse memory that does not fit, that autograd needs, or that overlaps other memory."""
     outs = [buffer for buffer in buffers if buffer.out is not None]
-    if not outs:  # the parts of a join are many
+    if not outs:  # skip the spans below: a join has many parts
         return
     for buffer in outs:
         view, path = buffer.view, f"{buffer.path}(out)"

@@ -32,7 +32,7 @@ from jagcodec.rowcopy import Copy, Pad, Starts
 
 
 def values_of(view: RaggedView) -> torch.Tensor:
-    """The rows end to end in a tensor (A..., total, B...); aliased if they are already."""
+    """The rows end to end in a tensor (A..., total, B...); aliased if they are end to end."""
     if view.starts is None:
         if isinstance(view.memory, torch.Tensor):
             return view.memory if view.memory.requires_grad else contiguous_bits(view.memory)
@@ -43,12 +43,12 @@ def values_of(view: RaggedView) -> torch.Tensor:
 
 
 def owned_values(view: RaggedView) -> torch.Tensor:
-    """As `values_of`, in memory that may be written to: not in that of a message."""
+    """What `values_of` returns, in memory that may be written to: never the memory of a message."""
     return values_of(view) if isinstance(view.memory, torch.Tensor) else gathered([view])[0]
 
 
 def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
-    """The rows of each view, copied end to end: those on the CPU into one block, in one call."""
+    """The rows of each view, copied end to end; one call copies all CPU rows into one block."""
     views = list(views)
     on_host = [is_on_host(view) for view in views]
     sizes = [
@@ -71,7 +71,7 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
 
 
 def copy_task(view: RaggedView, out: ByteArray) -> Copy:
-    """What puts the rows of a view in CPU memory end to end into `out`, which has their size."""
+    """The task that copies the rows of a view on the CPU end to end into `out`, which just fits."""
     memory, splits = view.memory, view.row_splits
     in_one_run = view.ragged_dim == 1 and view.run_lengths is None
     if type(memory) is np.ndarray and in_one_run:  # as most are
@@ -82,13 +82,13 @@ def copy_task(view: RaggedView, out: ByteArray) -> Copy:
 
 
 def is_on_host(view: RaggedView) -> bool:
-    """Whether a kernel copies the rows, and not torch, which autograd follows."""
+    """Whether the row kernel copies the rows; torch does it on devices, and for autograd."""
     memory = view.memory
     return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
 
 
 def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
-    """Where runs of cells begin, and their lengths; `by_row`: all runs of row 0 come first."""
+    """Where runs of cells begin, and their lengths. With `by_row`, all runs of row 0 come first."""
     if view.run_lengths is not None:
         return view.row_starts().reshape(-1), view.run_lengths.reshape(-1)
     lengths = view.row_splits.lengths
@@ -102,7 +102,7 @@ def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
 
 
 def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:
-    """(A..., M, B...) as (A * M, B...) cells, and the runs of the rows among them."""
+    """The memory as (A * M, B...) cells, and starts and lengths of the runs in it."""
     memory: Any = view.memory
     values = memory.contiguous() if memory.requires_grad else contiguous_bits(memory)
     starts, lengths = _runs(view, by_row=by_row)
@@ -112,13 +112,13 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
     return values.reshape(cells, *view.shape[view.ragged_dim :]), starts, lengths
 
 
-# --- apart -------------------------------------------------------------------------------------
+# --- into rectangles ---------------------------------------------------------------------------
 
 
 def pad_tasks(
     view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
 ) -> tuple[Pad, Copy | None]:
-    """What writes rows and pads into a rectangle, and a copy of runs for afterwards."""
+    """The tasks that fill a rectangle: rows and pads, then all runs but the last of each row."""
     memory, splits = view.memory, view.row_splits
     in_one_run = view.ragged_dim == 1 and view.run_lengths is None
     if type(memory) is np.ndarray and in_one_run:  # as most are
@@ -155,7 +155,7 @@ def pad_into(
     *,
     fresh: bool = False,
 ) -> torch.Tensor:
-    """`pad_tasks` by torch, for devices and autograd; `fresh`: `out` holds pads already."""
+    """Fill a rectangle with torch, for devices and autograd. With `fresh`, `out` holds pads."""
     cells, starts, lengths = _cells_and_runs(view, by_row=True)
     left_pad = _for_runs(left_pad, view)
     flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])
@@ -169,7 +169,8 @@ def _for_runs(left_pad: IntArray | None, view: RaggedView) -> IntArray | None:
 
 
 # --- by torch: for accelerators, and for tensors that autograd follows ---------------------------
-# By index: no kernel per row, and no wait, because the host knows every size.
+# One index per column copies all rows: no kernel per row, and no wait, because the host knows every
+# size.
 
 
 def gather_by_torch(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
@@ -181,7 +182,7 @@ def gather_by_torch(cells: torch.Tensor, starts: IntArray, lengths: IntArray) ->
 
 
 def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
-    """``tensor[rows]`` of a strided tensor, for every dtype; the result owns its memory."""
+    """``tensor[rows]`` of a strided tensor of any dtype; the result owns its memory."""
     index = to_device(torch.from_numpy(rows), tensor.device)
     if tensor.requires_grad:
         return tensor.index_select(0, index)
@@ -195,9 +196,9 @@ def pad_by_torch(
     out: torch.Tensor,
     left_pad: IntArray | None,
     pad_bits: bytes,
-    fresh: bool,  # whether `out` holds the pad bits in every element
+    fresh: bool,  # whether every element of `out` holds the pad bits
 ) -> torch.Tensor:
-    """`out`, (R, width, ...), with rows of `cells` and their pads; for autograd a new tensor."""
+    """Fill `out` (R, width, ...) with rows and pads; if autograd follows, return a new tensor."""
     rows, width = out.shape[:2]
     if not fresh:
         refill(out.detach(), pad_bits)
@@ -216,14 +217,14 @@ def pad_by_torch(
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: torch has index kernels for them that some dtypes lack."""
+    """The same memory as integers, for which torch has the index kernels that some dtypes lack."""
     return tensor.view(same_width_ints(tensor.dtype))
 
 
 def _cell_index(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:
-    """(sum(lengths),) int64 on `device`: the cells of all rows, one row after the other."""
+    """(sum(lengths),) int64 on `device`: the indices of the cells of all rows, row after row."""
     total = int(lengths.sum())
-    # Cell k of the result is `shift` further on in the source, a constant within each row.
+    # Cell k of the result is cell k + shift of the source; `shift` is constant within a row.
     shift = starts - (np.cumsum(lengths) - lengths)
     both = to_device(torch.from_numpy(np.stack([shift, lengths])), device)
     shifts = torch.repeat_interleave(both[0], both[1], output_size=total)

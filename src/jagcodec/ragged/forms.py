@@ -39,7 +39,7 @@ def as_leaf(column: Any, rows: int, path: str) -> Any:
     if isinstance(column, np.ndarray):
         try:
             return leaf_of_array(column)
-        except TypeError as error:  # of numbers
+        except TypeError as error:  # torch lacks a dtype of numbers
             detail = f"expected a dtype that torch has, found {column.dtype}; convert it by .astype"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
     if isinstance(column, dict):
@@ -92,7 +92,7 @@ def _like_objects(column: Any, model: Any) -> Any:
 def _like_array(column: Any, model: Any) -> Any:
     if isinstance(column, torch.Tensor):
         plain = column.layout is torch.strided and column.is_cpu and not column.requires_grad
-        with suppress(TypeError, RuntimeError):  # of a dtype that numpy lacks, of a nested tensor
+        with suppress(TypeError, RuntimeError):  # numpy lacks the dtype, or it is nested
             return resolved(column).numpy() if plain and is_numeric(model) else None
         return None
     array = array_of_leaf(column)
@@ -107,7 +107,7 @@ def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
     if isinstance(batch, dict):
         make: Callable[[dict[str, Any]], dict[str, Any]] = getattr(batch, "with_columns", dict)
         return make(columns)
-    # tensordict 0.10 cannot be given names, not even None, where there is a NonTensorStack.
+    # tensordict 0.10 rejects names, even None, if a leaf is a NonTensorStack.
     names = batch.names if any(name is not None for name in batch.names) else None
     flat = not any(
         isinstance(leaf, TensorDictBase) or is_tensorclass(leaf) for leaf in columns.values()

@@ -1,4 +1,4 @@
-"""`read_lengths`, `read_rows`: the row lengths that callers pass, tensors among them."""
+"""`read_lengths`, `read_rows`: the row lengths that callers pass, also as tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.varlen import PackedColumn
 
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
-"""What callers may hand in where lengths are asked for."""
+"""What callers may pass as lengths."""
 
 LENGTH_DTYPES = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -50,7 +50,7 @@ def _host_numbers(lengths: torch.Tensor, path: str) -> npt.NDArray[Any]:
 
 
 def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
-    """As `read_lengths`; a jagged tensor has its row lengths read, and its offsets object kept."""
+    """The row splits of lengths, or of a jagged tensor, whose offsets object is kept."""
     if not is_jagged(lengths):
         if isinstance(lengths, PackedColumn):
             detail = "expected (N,) lengths, found PackedColumn; pass its .cu_seqlens.diff()"

@@ -1,9 +1,9 @@
 """Nested tensors, made and taken apart: the only use of private torch.
 
-`torch.jagged` ones throughout; those of torch's older layout, strided, at the end.
+Nested tensors are `torch.jagged` here; the last section handles torch's older layout, strided.
 
-Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds, so their parts
-are read by attribute; each function names the public way next to it.
+Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds. So the
+functions here read the parts as attributes.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def check_column(column: Any, path: str) -> None:
 
 
 def check_memory(tensor: torch.Tensor, path: str) -> None:
-    """Refuse a tensor that has no memory to copy rows from; one on the meta device has shapes."""
+    """Refuse a tensor without memory to copy rows from. Meta tensors pass: they have shapes."""
     if not (type(tensor) in TENSOR_TYPES and tensor.is_meta):
         check_plain(tensor, path)
 
 
 def check_jagged(jagged: torch.Tensor, path: str) -> None:
-    """Refuse a jagged tensor whose rows or whose lengths cannot be read."""
+    """Refuse a jagged tensor whose values or offsets cannot be read."""
     parts = parts_of(jagged)
     for part in (parts.values, parts.offsets):
         check_plain(part, path)
@@ -79,11 +79,11 @@ def is_jagged(value: object) -> bool:
     return type(value) is NestedTensor
 
 
-# --- apart -------------------------------------------------------------------------------------
+# --- taken apart -------------------------------------------------------------------------------
 
 
 def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
-    """The parts of a nested tensor; `detach` detaches the values, far cheaper than `jagged`."""
+    """The parts of a nested tensor. `detach` detaches its values, which costs less than it does."""
     inner: Any = jagged
     values = inner._values
     if detach:
@@ -96,17 +96,17 @@ def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
 def _is_followed(jagged: torch.Tensor) -> bool:
     """Whether autograd follows the nested tensor itself, and not the values inside it.
 
-    It does so for a leaf, and for what functions of torch return.
+    It follows leaves themselves, and results of torch functions.
     """
     inner: Any = jagged
     if inner._values.requires_grad or not torch.is_grad_enabled():
         return False
-    with _without_torch_function():  # which would take ten times as long
+    with _without_torch_function():  # its dispatch takes ten times as long
         return jagged.requires_grad
 
 
 def offsets_of(jagged: torch.Tensor) -> torch.Tensor | None:
-    """Where its rows begin and end; None if there are holes between them."""
+    """The offsets of a nested tensor; None if there are holes between its rows."""
     inner: Any = jagged
     offsets: torch.Tensor | None = inner._offsets if inner._lengths is None else None
     return offsets
@@ -126,7 +126,7 @@ def view_of(
 
 
 def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> RaggedView:
-    """`view_of` over memory that is only read: an array, unless autograd must follow it."""
+    """A view to read only: over an array, unless autograd must follow the values."""
     inner: Any = jagged
     values = inner._values
     row_splits = pool.of_source(inner._offsets)
@@ -142,7 +142,7 @@ def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> Ragge
 def view_of_parts(
     parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
 ) -> RaggedView:
-    """As `view_of`. Columns that share offsets read them once, from `copies` if on a device."""
+    """The rows in place. Shared offsets are read once, from `copies` if they are on a device."""
     check_memory(parts.values, path)
     return view_of_readable(parts, path, pool, copies)
 
@@ -150,7 +150,7 @@ def view_of_parts(
 def view_of_readable(
     parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
 ) -> RaggedView:
-    """As `view_of_parts`, of values whose memory was checked."""
+    """What `view_of_parts` returns, for values that `check_memory` has passed."""
     values, dim = parts.values, parts.ragged_dim
     shape = tuple(values.shape)
     cells = shape[dim - 1]
@@ -161,14 +161,14 @@ def view_of_readable(
         check_plain(parts.offsets, path)
     if copies is None and parts.lengths is not None:
         copies = HostCopies()
-        copies.fetch((parts.offsets, parts.lengths))  # with one wait
+        copies.fetch((parts.offsets, parts.lengths))  # waits once for both
     host = host_numbers(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
         row_splits.offsets_tensors[parts.offsets.device] = parts.offsets
         pool.remember(parts.offsets, row_splits)
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
-    # Rows with holes between them, or that begin or end inside the values.
+    # The rows have holes between them, or they begin or end inside the values.
     starts = host[:-1]
     lengths = np.diff(host) if parts.lengths is None else host_numbers(parts.lengths, copies)
     if not ((starts >= 0) & (lengths >= 0) & (lengths <= cells - starts)).all():
@@ -191,8 +191,8 @@ def host_numbers(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
 
 def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> torch.Tensor:
     """Rows end to end along dim ``ragged_dim - 1``, with the offsets tensor of `row_splits`."""
-    # With the lengths of the shortest and longest row: without them padding goes to the sum of all
-    # lengths (pytorch/pytorch#159380).
+    # Give torch the lengths of the shortest and longest row: without them it pads rows to the sum
+    # of all lengths (pytorch/pytorch#159380).
     device = values.device
     offsets = row_splits.offsets_tensors.get(device)
     if offsets is None:
@@ -202,8 +202,8 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
         return torch.nested.nested_tensor_from_jagged(
             values, offsets, jagged_dim=ragged_dim, min_seqlen=low, max_seqlen=high
         )
-    # What that call comes down to where no gradient has to pass; three times as fast, and without
-    # the warning about fx tracing that torch 2.13 logs in every process.
+    # Without a gradient, this does the same as that call, but three times as fast, and without the
+    # warning about fx tracing that torch 2.13 logs in every process.
     shared = row_splits.jagged_parts
     bounds = dict(shared.get("bounds") or shared.setdefault("bounds", _new_bounds(row_splits)))
     if not values.is_contiguous():
@@ -215,9 +215,9 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
         jagged: Any = NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
         shared[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
         return jagged  # type: ignore[no-any-return]
-    # Columns of equal rows and shapes differ in nothing but their values. To say so takes a tenth
-    # of the time that the constructor takes to find it out. The sizes given here are never asked
-    # for, only how many there are: a nested tensor answers with its `_size` and `_strides`.
+    # Columns of equal rows and shapes differ only in their values. Copying the other attributes
+    # takes a tenth of the constructor's time. Torch reads only the number of sizes given here,
+    # never the sizes: a nested tensor answers with its `_size` and `_strides`.
     jagged = _make_subclass(
         NestedTensor,
         (0, *shape),
@@ -242,18 +242,19 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
 def _new_offsets(row_splits: RowSplits, device: torch.device) -> torch.Tensor:
     """The offsets tensor that all columns of these rows share on a device."""
     offsets = to_device(torch.from_numpy(row_splits.offsets_array), device)
-    # Torch gives each offsets tensor a number when it first sees it, without a lock. Let it do so
-    # before another thread can have the tensor, or columns of the same rows get different numbers.
+    # Torch gives each offsets tensor a number when it first sees it, without a lock. Have it do so
+    # before other threads can see the tensor: otherwise columns of the same rows may get different
+    # numbers.
     get_tensor_symint(offsets, coeff=1)  # type: ignore[no-untyped-call]
     return row_splits.offsets_tensors.setdefault(device, offsets)
 
 
 def _new_bounds(row_splits: RowSplits) -> dict[str, torch.Tensor]:
-    """The lengths of the shortest and longest row, as all columns of these rows share them."""
+    """The lengths of the shortest and longest row, in the form that all columns of them share."""
     lengths = {"min_seqlen": row_splits.min, "max_seqlen": row_splits.max}
     bounds = {name: _store_val_in_tensor(length) for name, length in lengths.items()}
-    # Torch does so in each constructor, in steps that two threads must not make at once. Marked
-    # before another thread can have them, they stay as they are.
+    # Each constructor of torch marks its bounds, in steps that two threads must not take at once.
+    # Marks that are set before other threads can see the bounds stay unchanged.
     for bound in bounds.values():
         torch._dynamo.mark_dynamic(bound, 0)
     return bounds
@@ -268,12 +269,12 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
         try:
             return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
-        except RuntimeError as error:  # torch fills a tensor, which it cannot do for all dtypes
+        except RuntimeError as error:  # torch fills a tensor, but some dtypes lack the kernel
             if not lacks_kernel(error):
                 raise
             none = torch.empty((0, 0), dtype=torch.int64)
             return _strided_view(values[:0], none, none, none.view(-1))
-    if values.storage_offset():  # which torch passes over
+    if values.storage_offset():  # torch ignores the offset
         grad = values.requires_grad
         values = values.clone() if grad else from_words(as_words(values).clone(), values.dtype)
     strides = np.ones_like(shapes)
@@ -299,7 +300,7 @@ def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
 def view_of_strided(nested: torch.Tensor, path: str, pad_bits: bytes | None = None) -> RaggedView:
     """The rows of a strided nested tensor end to end along the first dim in which they differ.
 
-    With `pad_bits`, they are padded to the longest in all later dims in which they differ.
+    With `pad_bits`, each later dim in which they differ is padded to its largest size.
     """
     check_memory(nested, path)
     rows = list(nested.unbind())

@@ -1,9 +1,9 @@
 """How tensordict stores Python objects: the only use of private tensordict.
 
-Everything else sees plain lists of rows. Holds for tensordict 0.10 to 0.15: a Python object is a
-`NonTensorData` of its batch's size, a list of them a `NonTensorStack`, and an object array put
-into a TensorDict becomes one `NonTensorData` around the whole array. A tensorclass is a TensorDict
-of its fields, and a dict of those fields that a TensorDict cannot hold.
+All other files see plain lists of rows. tensordict 0.10 to 0.15 stores a Python object as a
+`NonTensorData` of its batch's size, and a list of objects as a `NonTensorStack`. An object array
+in a TensorDict becomes one `NonTensorData` around the whole array. A tensorclass has a TensorDict
+of its fields, and a dict of the fields that a TensorDict cannot hold.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ with private_names("tensordict", tested="0.15.3"):
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
 TENSORDICT_TYPES = (TensorDict, TensorDictParams, PersistentTensorDict, _SubTensorDict)
-"""What holds leaves by name, with a batch size."""
+"""The types that hold leaves by name, with a batch size."""
 
 LAZY_VIEW: type = _CustomOpTensorDict
-"""What `squeeze` and the like return if views of TensorDicts are lazy."""
+"""The type that `squeeze` and similar methods return if views of TensorDicts are lazy."""
 
 LIST_TYPES: tuple[type, ...] = (list, LinkedList)
-"""What `NonTensorStack.tolist` and the like give for a list."""
+"""The types that `NonTensorStack.tolist` and similar methods return for a list."""
 
 
 def unwrap_wire_stripped_payload(item: Any) -> Any:
@@ -82,12 +82,12 @@ def is_non_tensor(leaf: Any) -> bool:
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether a TensorDict can hold this under a name."""
+    """Whether a TensorDict can hold the value under a name."""
     return isinstance(value, (torch.Tensor, TensorDictBase)) or is_tensorclass(value)
 
 
 def fits_into(leaf: Any, td: TensorDictBase) -> bool:
-    """Whether a TensorDict can be built around a leaf: a batch in it has its batch size."""
+    """Whether a TensorDict can hold a leaf: a batch must begin with its batch size."""
     batch = isinstance(leaf, TensorDictBase) or is_tensorclass(leaf)
     if not batch or isinstance(leaf, UnbatchedTensor):
         return True
@@ -95,7 +95,7 @@ def fits_into(leaf: Any, td: TensorDictBase) -> bool:
 
 
 def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:
-    """The Python objects of a non-tensor leaf, one per row; one of the whole batch fills them."""
+    """The Python objects of a non-tensor leaf, one per row. All rows get an object of the batch."""
     if isinstance(leaf, NonTensorStack):
         payloads = payloads_of_stack(leaf)
         if payloads is not None:
@@ -106,10 +106,10 @@ def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:
 
 
 def array_of_leaf(leaf: Any) -> npt.NDArray[Any] | None:
-    """The array (N, ...) of which each item is a row of a leaf; None if the leaf has none.
+    """The array (N, ...) with one item per row of a leaf; None if the leaf is not around one.
 
-    An array that is not one of numbers is stored so, if it is put into a TensorDict. One of numbers
-    would be a tensor there: in a payload it belongs to the whole batch.
+    A TensorDict stores arrays of anything but numbers as such leaves, and turns arrays of numbers
+    into tensors. So an array of numbers in a leaf belongs to the whole batch.
     """
     array = leaf.data if isinstance(leaf, NonTensorData) else None
     if not isinstance(array, np.ndarray) or is_numeric(array):
@@ -119,7 +119,7 @@ def array_of_leaf(leaf: Any) -> npt.NDArray[Any] | None:
 
 
 def is_numeric(array: npt.NDArray[Any]) -> bool:
-    """Whether an array is one of numbers or bools."""
+    """Whether an array holds numbers or bools."""
     return array.dtype.kind in "biufc"
 
 
@@ -133,35 +133,35 @@ def leaf_of_array(array: npt.NDArray[Any]) -> Any:
 
 
 def object_array(items: Sequence[Any]) -> ObjectArray:
-    """(N,) object array of the items as they are; `numpy.array` would open nested sequences up."""
+    """(N,) object array of the unchanged items; `numpy.array` would unpack nested sequences."""
     return np.fromiter(items, dtype=object, count=len(items))
 
 
 def leaf_of_rows(items: Sequence[Any]) -> Any:
     """N Python objects as a leaf with one row each."""
     if not items:
-        # A stack of nothing has no batch dim to speak of.
+        # A stack without members has no batch dim.
         return NonTensorData(np.empty(0, dtype=object), batch_size=[0])
     return stack_of_payloads(payloads_of_rows(items))
 
 
 def payloads_of_rows(rows: Sequence[Any], path: str = "objects") -> list[Any]:
-    """Rows of objects, out of the `NonTensorData` that each may be in."""
+    """The objects of rows, without the `NonTensorData` around some of them."""
     if not _PLAIN.issuperset(map(type, rows)):
         for i, row in enumerate(rows):
             if isinstance(row, NonTensorStack):
                 detail = "expected an object, found a NonTensorStack; pass its .tolist()"
                 raise ArgumentTypeError("bad_type", f"{path}, row {i}", detail)
-        # One that is itself a NonTensorData would lend the stack its own batch size.
+        # A payload that is a NonTensorData would give the stack its own batch size.
         rows = [row.data if isinstance(row, NonTensorDataBase) else row for row in rows]
     return list(rows)
 
 
 def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:
-    """A flat `NonTensorStack`; the payloads themselves are kept, TensorDicts among them."""
+    """A flat `NonTensorStack` of the payloads themselves, even if they are TensorDicts."""
     if not _PLAIN.issuperset(map(type, payloads)):
         return NonTensorStack(*[NonTensorData(payload) for payload in payloads])
-    # Without constructors, which inspect each payload in 10 microseconds.
+    # Avoid the constructors: they inspect each payload, for 10 microseconds.
     stack = object.__new__(NonTensorStack)
     size = torch.Size((len(payloads),))
     stack.__dict__.update(_STACK, tensordicts=list(_members(payloads)), _batch_size=size)
@@ -169,15 +169,15 @@ def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:
 
 
 _STACK = vars(NonTensorStack(NonTensorData(None)))
-"""What a flat stack consists of, next to its members and its size."""
+"""The attributes of a flat stack other than its members and its size."""
 
-# Payloads that a NonTensorData holds as they are: its constructor looks for nothing in them.
+# The types of payloads that the constructor of NonTensorData stores without inspecting them.
 _PLAIN = frozenset((dict, list, tuple, str, bytes, int, float, bool, type(None)))
 
 
 def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
-    """``NonTensorData(payload)`` of each, in a twentieth of the time of its constructor."""
-    # Attributes are set one by one: the garbage collector takes long for objects with a `__dict__`.
+    """A ``NonTensorData(payload)`` for each, made in a twentieth of its constructor's time."""
+    # Set attributes one by one: asking for `__dict__` makes the object slow to garbage-collect.
     like = vars(NonTensorData(None))
     data, empty = like["_non_tensordict"], vars(like["_tensordict"])
     entries = type(empty["_tensordict"])
@@ -197,7 +197,7 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
 
 
 def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
-    """A TensorDict (N,) of leaves of N rows, which its constructor would ask for their shapes."""
+    """A TensorDict (N,) of leaves of N rows, without the constructor's check of their shapes."""
     return TensorDict._new_unsafe(leaves, batch_size=torch.Size((rows,)), nested=False)
 
 
@@ -208,17 +208,17 @@ def tensordict_of_view(view: TensorDictBase) -> TensorDict:
 
 
 def stack_dim_name(stack: Any) -> str | None:
-    """The name of the dim that a lazy stack stacks along; its members are not asked for theirs."""
+    """The name of the dim that a lazy stack stacks along, without a look at its members."""
     name: str | None = stack._td_dim_name
     return name
 
 
 def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
-    """The payloads of a flat stack of `NonTensorData`, or None if it is not that."""
+    """The payloads of a flat stack of `NonTensorData`; None for any other stack."""
     members = stack.tensordicts
     if stack.batch_dims != 1 or any(type(member) is not NonTensorData for member in members):
         return None
-    # From its dict: the attribute is looked up by tensordict, at 5 microseconds.
+    # Read the dict: tensordict looks attributes up in Python, which takes 5 microseconds.
     return [vars(member)["_non_tensordict"]["data"] for member in members]
 
 
@@ -226,7 +226,7 @@ def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
 
 
 def fields_of(value: Any) -> tuple[TensorDictBase, dict[str, Any]]:
-    """The fields of a tensorclass: a TensorDict, and what that cannot hold and is not None."""
+    """The fields of a tensorclass: a TensorDict, and a dict of all others that are not None."""
     attributes = vars(value)
     others = attributes["_non_tensordict"] or {}
     return attributes["_tensordict"], {
@@ -235,7 +235,7 @@ def fields_of(value: Any) -> tuple[TensorDictBase, dict[str, Any]]:
 
 
 def tensorclass_of(cls: Any, fields: TensorDictBase, others: Mapping[str, Any]) -> Any:
-    """The tensorclass of these fields, without another call of its `__post_init__`."""
+    """The tensorclass of these fields, made without calling its `__post_init__` again."""
     names = set(cls.__expected_keys__)
     in_tensors = set(fields.keys())
     if not names >= in_tensors | others.keys() or in_tensors & others.keys():
@@ -250,20 +250,20 @@ def tensorclass_of(cls: Any, fields: TensorDictBase, others: Mapping[str, Any]) 
     return value
 
 
-# Since 0.15 a field that is None is in neither of the two.
+# Since 0.15, tensordict stores a field that is None in neither of the two.
 _NONE_IS_STORED = tuple(map(int, str(tensordict.__version__).split(".")[:2])) < (0, 15)
 
 
 def source_of(value: Any) -> TensorDictBase:
-    """The TensorDict that a `TypedTensorDict` is around."""
+    """The TensorDict inside a `TypedTensorDict`."""
     source: TensorDictBase = value._source
     return source
 
 
 def unbatched_parts(leaf: Any) -> tuple[torch.Size | None, torch.Tensor]:
-    """The batch size that such a tensor was given, if it was, and the tensor itself."""
+    """The batch size of an `UnbatchedTensor`, None if it was given none, and the plain tensor."""
     size = vars(leaf).get("_batch_size")
-    if not isinstance(leaf, torch.Tensor):  # below 0.12 it is a tensorclass
+    if not isinstance(leaf, torch.Tensor):  # below 0.12 the type is a tensorclass
         return size, vars(leaf)["_tensordict"].get("data")
     inner = getattr(leaf, "_data", None)
     if isinstance(inner, torch.Tensor) and type(inner) is not UnbatchedTensor:
@@ -272,7 +272,7 @@ def unbatched_parts(leaf: Any) -> tuple[torch.Size | None, torch.Tensor]:
 
 
 def unbatched_of(size: torch.Size | None, tensor: torch.Tensor) -> Any:
-    """A tensor that belongs to the whole batch."""
+    """An `UnbatchedTensor`: a tensor that belongs to the whole batch."""
     make: Any = UnbatchedTensor
     leaf = make(tensor)
     if size is not None:

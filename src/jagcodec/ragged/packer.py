@@ -1,4 +1,4 @@
-"""`Packer`: rows of columns into buffers, and what was computed for each cell back to rows."""
+"""`Packer`: puts rows of columns into buffers, and turns values of each cell back into rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sent(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.Tensor
 
 
 def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits:
-    """The row lengths in a tensor; of a jagged one, whose offsets the pool then knows."""
+    """The row splits of a tensor of lengths, or of a jagged one, whose offsets `pool` keeps."""
     if not is_jagged(lengths):
         return read_rows(lengths, path)
     check_column(lengths, path)
@@ -53,37 +53,37 @@ def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits
 
 
 class Packer:
-    """What a plan needs as soon as tensors come: made once, and kept for all columns."""
+    """Packs the columns of one plan. It keeps what columns share: row splits, and indices."""
 
     def __init__(self, row_splits: RowSplits, pool: RowSplitsPool | None = None) -> None:
         self.row_splits: RowSplits = row_splits
-        self.pool: RowSplitsPool = pool or RowSplitsPool()  # what is known of offsets tensors
+        self.pool: RowSplitsPool = pool or RowSplitsPool()  # knows offsets tensors
         self._indices: Indices = {}
 
     @classmethod
     def of_lengths(cls, lengths: IntArray) -> Packer:
-        """For rows of (N,) lengths."""
+        """A packer for rows of (N,) lengths."""
         return cls(RowSplits.from_lengths(lengths))
 
     def anew(self) -> Packer:
-        """The same without indices, for other pieces of the rows."""
+        """A packer of the same rows, for other pieces of them, and so without indices."""
         return Packer(self.row_splits, self.pool)
 
     # Columns
 
     def is_ragged(self, column: Any) -> bool:
-        """Whether a column of a batch has rows of several lengths, by its type."""
+        """Whether the type of a column lets its rows differ in length."""
         return isinstance(column, RaggedView) or (column.is_nested and column.dim() > 1)
 
     def kept(self, column: Any) -> Any:
-        """A column that is not packed."""
+        """A column that is not packed, in its usual form."""
         if not isinstance(column, RaggedView):
             return column
         row_splits = self.pool.unique(column.row_splits)
         return nested_tensor(owned_values(column), row_splits, column.ragged_dim)
 
     def rows_of(self, column: Any, path: str, remedy: str = "") -> RaggedView:
-        """The rows of a column: a tensor that is jagged, a rectangle, or values end to end."""
+        """The rows of a column, which is jagged, a rectangle, or values end to end."""
         if isinstance(column, RaggedView):
             return self._checked(column, path, remedy)
         if isinstance(column, PackedColumn):
@@ -121,7 +121,7 @@ class Packer:
         return rows_of_rectangle(followed, self.row_splits, path, plain_array(followed))
 
     def _checked(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
-        """A view whose row lengths are those of the plan."""
+        """The view, if its row lengths are those of the plan; an error otherwise."""
         expected, found = self.row_splits.lengths, view.row_splits.lengths
         if len(expected) != len(found):
             detail = f"expected the {len(expected)} rows of the plan, found {len(found)}"
@@ -138,11 +138,11 @@ class Packer:
     def buffer(
         self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any = 0, out: Any = None
     ) -> Buffer:
-        """The buffer of pieces of rows that were checked."""
+        """A buffer for pieces of a view from `rows_of`."""
         return Buffer(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
 
     def fill(self, buffers: Sequence[Buffer]) -> list[torch.Tensor]:
-        """See `copy_pieces.fill_buffers`."""
+        """The filled buffers, see `copy_pieces.fill_buffers`."""
         return fill_buffers(buffers, self._indices)
 
     # The way back
@@ -150,7 +150,7 @@ class Packer:
     def unpacked(
         self, layout: PackLayout, values: Any, shift: int, pad: Any, path: str
     ) -> torch.Tensor:
-        """The rows of values of every cell of a layout, or of a list of each rank's."""
+        """Values of the cells of a layout, whole or as a list with one part per rank, as rows."""
         split = isinstance(values, (list, tuple))
         expected = f"a tensor, or a list of {layout.cp_size}"
         parts = items_of(values, path, expected) if split else [values]
@@ -172,7 +172,7 @@ class Packer:
 
 
 def _followed(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor, without its gradient where autograd is off."""
+    """The tensor; detached if autograd is off."""
     return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
 
 
@@ -181,7 +181,7 @@ def _kind(part: torch.Tensor) -> Any:
 
 
 def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
-    """A part of so many cells, without a leading dim of 1."""
+    """A part as (cells, ...): checked, and without a leading dim of 1."""
     check_rectangle(part, path)
     shape = tuple(part.shape)
     if shape[:2] == (1, cells):
@@ -193,7 +193,7 @@ def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
 
 
 def _joined(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
-    """Parts as rows of so many cells each; in place if the row kernel copies them."""
+    """Parts as rows of `cells` cells each; in place if the row kernel copies them."""
     splits = RowSplits.from_lengths(np.full(len(parts), cells, np.int64))
     first = parts[0]
     if not first.is_cpu or any(part.requires_grad for part in parts):
@@ -206,14 +206,14 @@ def _joined(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
 
 
 def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
-    """The bits of one cell (B...) of pads: of a number, or of a value of that shape."""
-    if type(pad) is int and not pad:  # whatever the dtype, as in `materialize`
+    """The bits of one pad cell (B...), made of a number or of a value of that shape."""
+    if type(pad) is int and not pad:  # 0 fits every dtype, as in `materialize`
         return bytes(view.cell_bytes)
     shape = view.shape[view.ragged_dim :]
     if isinstance(pad, (list, tuple, np.ndarray, torch.Tensor)):
         try:
             numbers = number_array(pad) if isinstance(pad, torch.Tensor) else np.asarray(pad)
-        except (RuntimeError, TypeError, ValueError):  # without cells, or lists of several lengths
+        except (RuntimeError, TypeError, ValueError):  # no memory, or lists differ in length
             numbers = np.empty(0)
         if numbers.shape == shape:
             each = numbers.reshape(-1).tolist()

@@ -1,4 +1,4 @@
-"""Pad values as bits: of every dtype, or an error."""
+"""Pad values as bits of any dtype, or an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
 
 
 def bits_of(value: Any, dtype: torch.dtype) -> bytes | None:
-    """As `pad_bits`; None where that raises."""
+    """The bits of one pad cell; None where `pad_bits` raises."""
     number = value if type(value) in (int, float) else _number_in(value)
     if number is None:
         return None
@@ -41,11 +41,11 @@ def bits_of(value: Any, dtype: torch.dtype) -> bytes | None:
 
 
 def _number_in(value: Any) -> Any:
-    """A number, or the only cell of a tensor or an array; None of anything else."""
+    """A number, or the only cell of a tensor or an array; None for any other value."""
     if isinstance(value, (torch.Tensor, np.generic, np.ndarray)):
         try:
             value = value.item()
-        except (RuntimeError, ValueError):  # several cells; no memory
+        except (RuntimeError, ValueError):  # it has several cells, or no memory
             return None
     return value if isinstance(value, (bool, int, float, complex)) else None
 
@@ -69,14 +69,14 @@ def _bits(number: Any, dtype: torch.dtype) -> bytes | None:
     return bytes(whole.to_bytes(dtype.itemsize, "little", signed=whole < 0))
 
 
-# A run pads with the same few numbers from its first batch to its last, and the bits of a float
-# take longer than a small rectangle. Equal keys have equal bits: 0.0 never comes here, but -0.0.
+# A training run pads with the same few numbers throughout, and computing the bits of a float takes
+# longer than filling a small rectangle. Equal keys have equal bits: -0.0 is a key, 0.0 never is.
 _kept_bits = lru_cache(maxsize=256, typed=True)(_bits)
 
 
 def _all_round(pairs: Iterable[tuple[float, float]], dtype: torch.dtype) -> bool:
-    """Whether numbers are held to the precision of a dtype: none became infinite, NaN or zero."""
-    # Dtypes without infinity cut larger numbers off.
+    """Whether a dtype holds numbers to its precision: none became infinite, NaN or zero."""
+    # Dtypes without infinity clamp larger numbers.
     infinity = torch.tensor(math.inf, dtype=dtype).to(torch.complex128).item().real
     limit = math.inf if math.isinf(infinity) else torch.finfo(dtype).max
     for given, rounded in pairs:

@@ -1,4 +1,4 @@
-"""Row indices: slices, integers, booleans; ranges that meet, joined."""
+"""Row indices: slices, integers and booleans become rows; ranges that meet are joined."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jagcodec.memory.plain_types import host_array
 from jagcodec.memory.tensor_bytes import IntArray
 
 Chosen: TypeAlias = "range | IntArray"
-"""Rows that were chosen: a range is contiguous, of step 1."""
+"""Rows that were chosen. A range is contiguous: its step is 1."""
 
 
 def choose_rows(index: Any, rows: int, where: str) -> Chosen:
-    """A slice, a range, integers, booleans or one integer as rows of 0 to ``rows - 1``."""
+    """The rows that an index chooses, as numbers from 0 to ``rows - 1``."""
     if isinstance(index, range) and index.step == 1 and 0 <= index.start <= index.stop <= rows:
         return index
     if isinstance(index, slice):
@@ -37,7 +37,7 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     if array.dtype.kind not in "iu" or array.ndim > 1:
         detail = f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
         raise ArgumentTypeError("bad_type", where, f"{detail}{array.shape}")
-    if array.dtype == np.uint64:  # which alone may hold more than int64
+    if array.dtype == np.uint64:  # only uint64 has values that int64 lacks
         array = np.minimum(array, np.iinfo(np.int64).max)
     array = np.atleast_1d(array).astype(np.int64)
     low, high = int(array.min(initial=0)), int(array.max(initial=0))
@@ -53,7 +53,11 @@ def _shown(index: slice) -> str:
 
 
 def joined_ranges(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Ranges that meet, as one: begins, ends, and how far each moves to lie end to end."""
+    """Ranges that meet become one.
+
+    Returns where they begin and end, and for each input how far it moves if the joined ranges are
+    put end to end.
+    """
     order = np.argsort(starts, kind="stable")
     begins, reach = starts[order], np.maximum.accumulate(ends[order])
     begins_new = np.append(True, begins[1:] > reach[:-1])
@@ -64,7 +68,7 @@ def joined_ranges(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray,
 
 
 def joined_rows(rows: Chosen) -> list[range]:
-    """Chosen rows as ranges, neighbours joined."""
+    """Chosen rows as ranges; neighbouring rows share one."""
     if isinstance(rows, range):
         return [rows]
     parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)

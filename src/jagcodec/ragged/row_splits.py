@@ -75,12 +75,12 @@ class RowSplitsPool:
 
     def __init__(self) -> None:
         self._by_value: dict[bytes, RowSplits] = {}
-        # The source is kept, so that its id stays its own.
+        # The source is kept, so that no other object gets its id.
         self._by_source: dict[int, tuple[object, RowSplits]] = {}
         self._joined: dict[tuple[int, ...], tuple[Sequence[RowSplits], RowSplits]] = {}
 
     def unique(self, row_splits: RowSplits) -> RowSplits:
-        """The one `RowSplits` of these rows: the first that was asked about."""
+        """The one `RowSplits` of these rows: the first of its value."""
         known = self._by_source.get(id(row_splits))
         if known is not None:
             return known[1]
@@ -89,7 +89,7 @@ class RowSplitsPool:
         return one
 
     def joined(self, parts: Sequence[RowSplits]) -> RowSplits:
-        """The rows of several, one after the other: made once for all columns of the same ones."""
+        """The rows of all parts, one after the other; columns of the same parts share this."""
         key = tuple(map(id, parts))
         known = self._joined.get(key)
         if known is None:
@@ -98,10 +98,10 @@ class RowSplitsPool:
         return known[1]
 
     def of_source(self, source: object) -> RowSplits | None:
-        """What was `remember`ed of an offsets tensor."""
+        """The row splits that `remember` was given for an offsets tensor, if any."""
         known = self._by_source.get(id(source))
         return None if known is None else known[1]
 
     def remember(self, source: object, row_splits: RowSplits) -> None:
-        """Columns that share an offsets tensor have it read once."""
+        """Keep the row splits of an offsets tensor, so that columns that share it read it once."""
         self._by_source[id(source)] = (source, row_splits)

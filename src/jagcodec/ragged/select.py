@@ -1,7 +1,7 @@
 """Rows of columns, counted, joined and chosen: tensors of every layout, objects, batches.
 
-What tensordict can do with them depends on its release (below 0.15 nothing with jagged leaves), so
-nothing here asks it to.
+Nothing here leaves this to tensordict, because its releases differ: below 0.15, it cannot choose or
+join rows of jagged leaves.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ LAZY_STACK = (
 
 
 def row_count(column: Any, path: str) -> int | None:
-    """N, for any column; None if it has any number of rows, as a dict without columns has."""
+    """N, for any column; None if any N fits, as for a dict without columns."""
     if isinstance(column, dict):
         return row_counts(column, path)
     if isinstance(column, list):
-        return list.__len__(column)  # about which a subclass may lie
+        return list.__len__(column)  # a subclass may report another length
     if isinstance(column, UnbatchedTensor):
         return None
     if is_jagged(column):
@@ -69,7 +69,7 @@ def row_count(column: Any, path: str) -> int | None:
         sizes = (len(column.cu_seqlens) - 1,)
     elif isinstance(column, np.ndarray):
         sizes = column.shape
-    elif isinstance(column, TensorDictBase) or is_tensorclass(column):  # objects are some, too
+    elif isinstance(column, TensorDictBase) or is_tensorclass(column):  # or NonTensorData
         sizes = column.batch_size
     if not sizes:
         raise not_a_column(column, path)
@@ -77,9 +77,9 @@ def row_count(column: Any, path: str) -> int | None:
 
 
 def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
-    """N of a dict of columns, which must all have as many rows; None if no column has rows."""
+    """N of a dict of columns, which must all have N rows; None if no column has rows."""
     rows: int | None = None
-    if type(columns).items is not dict.items:  # a subclass of dict may lie about its items
+    if type(columns).items is not dict.items:  # a subclass may return other items
         columns = mapping_of(columns, path, "a dict of columns")
     for name, column in columns.items():
         found = row_count(column, f"{path}[{name!r}]")
@@ -91,7 +91,7 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
-    """These rows of a column or an open batch: a range of a tensor is a slice, the rest copies."""
+    """Chosen rows of a column or a batch. A range of a tensor is a slice; all else is copied."""
     return _Choice(chosen, pool, operator.is_, 0).of([leaf], path)
 
 
@@ -103,9 +103,9 @@ def join_leaves(
     same: Callable[[Any, Any], bool],
     model: int = 0,
 ) -> Any:
-    """The chosen of all rows of several columns, in the form of the one at `model`.
+    """The rows of several columns joined, or those `chosen`, in the form of the one at `model`.
 
-    `same` compares what belongs to whole batches.
+    `same` compares values that belong to whole batches.
     """
     return _Choice(chosen, pool, same, model).of(leaves, path)
 
@@ -113,7 +113,7 @@ def join_leaves(
 def join_views(
     views: Sequence[RaggedView], chosen: Chosen | None, pool: RowSplitsPool, path: str
 ) -> RaggedView:
-    """As `join_leaves`, of the rows of columns in memory that is only to be read."""
+    """What `join_leaves` does, for rows in memory that must not be changed, such as a message's."""
     _check_equal([view.dtype for view in views], "dtype", path, _CONVERT)
     _check_equal([view.device for view in views], "device", path)
     moved = [
@@ -124,9 +124,9 @@ def join_views(
 
 
 class _Choice(NamedTuple):
-    """The rows that are wanted of columns, and how columns of batches are compared."""
+    """Chooses and joins rows: which rows are wanted, and how values of whole batches compare."""
 
-    chosen: Chosen | None  # None: all
+    chosen: Chosen | None  # None means all rows
     pool: RowSplitsPool
     same: Callable[[Any, Any], bool]
     model: int  # the column, or batch, that others are made like
@@ -141,7 +141,7 @@ class _Choice(NamedTuple):
         return _WAYS[kind](self, leaves, path)
 
     def _like_model(self, leaf: Any, leaves: Sequence[Any], i: int, path: str) -> Any:
-        """A column in the form of another that may hold the same."""
+        """A column in the form of the model, if that can hold the same; an error otherwise."""
         model = leaves[self.model]
         kind, wanted = _kind(leaf), _kind(model)
         if kind is wanted:
@@ -157,11 +157,11 @@ class _Choice(NamedTuple):
         raise ArgumentTypeError("bad_type", f"{path} of batch {i}", detail)
 
     def _one(self, leaves: Sequence[Any]) -> bool:
-        """Whether rows are chosen of one column, which need not be copied first."""
+        """Whether rows are chosen from one column, so that nothing is joined."""
         return len(leaves) == 1 and self.chosen is not None
 
     def _check_extent(self, rows: int, cell: Sequence[int], itemsize: int, path: str) -> None:
-        """Refuse rows of such cells that are too many to be joined, or to be chosen again."""
+        """Refuse a result whose sizes int64 cannot hold, before and after rows are chosen."""
         most = max(rows, 0 if self.chosen is None else len(self.chosen))
         check_extent((most, *cell), itemsize, path)
 
@@ -176,7 +176,7 @@ class _Choice(NamedTuple):
         _check_each(leaves, path)
         whole = leaves[0]
         if not self._one(leaves):
-            # Texts of any length may be together, in arrays of the longest.
+            # Arrays of texts may differ in length: the result has the longest.
             kinds = [
                 x.dtype.kind if x.dtype.kind in "US" else x.dtype.newbyteorder("=") for x in leaves
             ]
@@ -288,7 +288,7 @@ class _Choice(NamedTuple):
         return non_tensor.tensorclass_of(type(leaves[0]), self.of(fields, path), rest)
 
     def _batches(self, leaves: Sequence[Any], path: str) -> Any:
-        """Batches of the same columns, each column joined; in the order of the first."""
+        """Batches with the same columns: join each column, in the order of the first batch."""
         if any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
             raise ArgumentError("bad_option", path, LAZY_STACK)
         batches = [dict(leaf.items()) for leaf in leaves]
@@ -329,7 +329,7 @@ class _Choice(NamedTuple):
         return rows
 
     def _the_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
-        """What belongs to the whole batch, of batches that have the same."""
+        """The value of whole batches, which all must have the same; an error otherwise."""
         for i, value in enumerate(values[1:], 1):
             if not self.same(values[0], value):
                 detail = f"expected {expected} for all rows, as in batch 0, found another; {remedy}"
@@ -378,7 +378,7 @@ _CONVERT = "; convert the column, or pass its dtype to encode_rows in every proc
 def _slice_of(tensor: torch.Tensor, chosen: range, path: str) -> torch.Tensor:
     try:
         return tensor[chosen.start : chosen.stop]
-    except RuntimeError:  # of a tensor without memory, which is seldom enough to ask later
+    except RuntimeError:  # rare: the tensor may lack memory
         check_memory(tensor, path)
         raise
 
@@ -403,13 +403,13 @@ def not_a_column(column: Any, path: str) -> ArgumentTypeError:
 
 
 def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
-    """The columns of the first batch, which all must have."""
+    """The names of the columns of the first batch; an error if another batch differs."""
     first: Sequence[str] | None = None
     for i, names in batches:
         if first is None or names == first:
             first = names
             continue
-        # In the order of the columns, and not in that of a set, which the hash seed decides.
+        # Keep the order of the columns: the hash seed decides the order of a set.
         known, these = dict.fromkeys(first), dict.fromkeys(names)
         different = [(name, "missing") for name in known if name not in these]
         different += [(name, "in addition") for name in these if name not in known]
@@ -421,13 +421,13 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
 
 
 def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: str) -> RaggedView:
-    """These rows of a jagged column, end to end: aliased or copied as by `select_leaf`."""
+    """Chosen rows of a jagged column, end to end; aliased or copied as `select_leaf` does it."""
     picked = _chosen_view(view, chosen, pool, path)
     return end_to_end(values_of(picked), picked.row_splits, picked.ragged_dim)
 
 
 def _chosen_view(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) -> RaggedView:
-    """These rows of a jagged column in place; end to end if they are to be aliased."""
+    """Chosen rows of a jagged column in place; as a view end to end if a range can be aliased."""
     rows, dim = _index(chosen), view.ragged_dim
     lengths = view.row_splits.lengths[rows]
     shape = (*view.shape[: dim - 1], total_of(lengths), *view.shape[dim:])

@@ -36,7 +36,7 @@ class PackedColumn(NamedTuple):
 
 
 def refuse_packed(value: object, path: str, expected: str) -> None:
-    """Refuse a varlen column where something else is expected, with what to make of it."""
+    """Refuse a varlen column where something else is expected; the error says how to convert it."""
     if isinstance(value, PackedColumn):
         check_varlen(value, path)
         dim = "" if value.values.shape[:1] == value.position_ids.shape else ", jagged_dim=2"
@@ -46,7 +46,7 @@ def refuse_packed(value: object, path: str, expected: str) -> None:
 
 
 def varlen_column(view: RaggedView, path: str) -> PackedColumn:
-    """The rows of a view as a varlen column; those of one `RowSplits` share all but the values."""
+    """The rows of a view as a varlen column. Views of one `RowSplits` share all but the values."""
     row_splits = view.row_splits
     check_size(row_splits.total, path)
     values = values_of(view)
@@ -55,7 +55,7 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
 
 
 def check_varlen(column: PackedColumn, path: str) -> None:
-    """Refuse a varlen column that a caller made of something else than tensors."""
+    """Refuse a varlen column whose parts are not tensors, or whose `cu_seqlens` are not offsets."""
     for name in ("values", "cu_seqlens", "position_ids"):
         part = getattr(column, name)
         if not isinstance(part, torch.Tensor):
@@ -70,7 +70,7 @@ def check_varlen(column: PackedColumn, path: str) -> None:
 
 
 def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions within each row; made once."""
+    """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions in rows; made once per device."""
     found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.varlen_parts.get(device)
     if found is None:
         layout = PackLayout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads

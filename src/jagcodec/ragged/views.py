@@ -26,7 +26,7 @@ from jagcodec.ragged.row_splits import RowSplits
 _CPU = torch.device("cpu")
 
 
-@dataclass(slots=True, eq=False)  # which is made in half the time of a named tuple
+@dataclass(slots=True, eq=False)  # is made in half the time of a named tuple
 class RaggedView:
     """N rows of a column in memory. Making one copies nothing.
 
@@ -60,7 +60,7 @@ class RaggedView:
 
     @property
     def values_shape(self) -> tuple[int, ...]:
-        """(A..., total, B...): of the rows, once they are end to end."""
+        """(A..., total, B...): the shape of the values once the rows are end to end."""
         if self.starts is None:
             return self.shape
         dim = self.ragged_dim - 1
@@ -80,15 +80,15 @@ class RaggedView:
         return self.starts
 
     def moved(self, starts: IntArray, row_splits: RowSplits | None = None) -> RaggedView:
-        """Rows at other places of the same memory."""
+        """A view of rows at other places of the same memory."""
         return replace(self, starts=starts, row_splits=row_splits or self.row_splits)
 
     def in_runs(self, starts: IntArray, run_lengths: IntArray) -> RaggedView:
-        """Rows of K runs each, at other places of the same memory; both arrays are (N, K)."""
+        """A view of rows of K runs each in the same memory; both arrays are (N, K)."""
         return replace(self, starts=starts, run_lengths=run_lengths)
 
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
-        """Some of the rows, in any order, whose lengths are those of `row_splits`."""
+        """A view of some of the rows, in any order; `row_splits` has their lengths."""
         lengths = None if self.run_lengths is None else self.run_lengths[rows]
         starts = self.row_starts()[rows]
         return replace(self, starts=starts, row_splits=row_splits, run_lengths=lengths)
@@ -122,7 +122,7 @@ def in_buffers(
 
 
 def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
-    """The rows of several views in all their memories; None if cells differ, or not on the host."""
+    """The rows of several views as one; None if their cells differ, or are not on the host."""
     first = views[0]
     if not all(_may_follow(view, first) for view in views) or not first.cell_bytes:
         return None
@@ -157,7 +157,7 @@ def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
 
 
 def _may_follow(view: RaggedView, first: RaggedView) -> bool:
-    """Whether the rows of a view can be in one view with those of another."""
+    """Whether the rows of one view can follow those of another in a joined view."""
     same = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
     return same and view.ragged_dim == 1 and not isinstance(view.memory, torch.Tensor)
 
