@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from benchmarks import shapes
-from jagcodec import ArgumentError, BatchedDataDict, decode, encode, materialize, open_wire, to_blob
+from jagcodec import (
+    ArgumentError,
+    BatchedDataDict,
+    decode,
+    encode,
+    encode_rows,
+    materialize,
+    open_wire,
+    to_blob,
+)
 from jagcodec.batch.rows import concat_rows, join_columns, select_rows, split_rows
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.pack.fields import encode_fields, pack_jagged_fields
@@ -518,3 +527,11 @@ def test_packing_and_padding_hold_the_result_once():
     assert sum(memoryview(frame).nbytes for frame in frames) <= 1.01 * batch.valid_bytes + 8192
     padded = peak_of(lambda: materialize(frames, pad_value_dict=shapes.PADS))
     assert padded <= 1.1 * batch.padded_bytes + 2**18
+
+
+def test_chosen_rows_of_equal_lengths_share_one_offsets_tensor():
+    """Also those of columns whose other rows have other lengths."""
+    frames = encode_rows({"a": [[1, 2], [3, 4, 5]], "b": [[1, 2], [3, 4, 5, 6]]})
+    for batch in (open_wire(frames), concat_rows([frames, frames])):
+        td = batch.rows([0]).to_tensordict()
+        assert (td["a"] * td["b"]).values().tolist() == [1, 4]

@@ -759,3 +759,13 @@ REFUSED: dict[type[Exception], list[tuple[dict[str, Any], str]]] = {
 def test_refused(error, options, text):
     with pytest.raises(error, match=text):
         materialize(**{"td": ids(1, 2), **options})
+
+
+@pytest.mark.parametrize("options", [{"pad_to_multiple": 8}, {"padding_side": "left"}])
+def test_a_rectangle_wider_than_the_width_stays_as_it_is(options):
+    """It may be an image grid; one that is narrower is padded like the rows."""
+    ids = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 2, 3]))
+    grid, mask = torch.ones(2, 63), torch.ones(2, 5)
+    found = materialize({"ids": ids, "grid": grid, "mask": mask}, pad_to_seqlen=32, **options)
+    assert found["grid"] is grid
+    assert found["ids"].shape == found["mask"].shape == (2, 32)

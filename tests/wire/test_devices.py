@@ -200,6 +200,15 @@ def test_batches_on_a_device_are_chosen_from_and_joined_after_one_wait(device):
         assert_same(found, join_columns([own, plain]))
 
 
+def test_an_open_batch_on_a_device_is_sent_after_one_wait(device):
+    columns = {"a": nested([[1, 2], [3]]), "b": nested([[1], [2, 3]]), "reward": torch.ones(2)}
+    there = jagcodec.open_wire(on_device(columns, device))
+    with watched(device) as traffic:
+        frames = encode(there)
+    assert traffic.waits == 1
+    assert_same(decode(frames), TensorDict(columns, [2]))
+
+
 def test_gradients_follow_what_comes_to_the_host(device):
     values, offsets = on_device((torch.arange(3.0), torch.tensor([0, 1, 3])), device)
     rows = torch.nested.nested_tensor_from_jagged(values.requires_grad_(), offsets)

@@ -195,6 +195,13 @@ def test_what_cannot_be_sent_is_refused_with_its_place_and_a_remedy(make, path, 
         assert error.path == place + path or (reason == "too_deep" and error.path.startswith(place))
 
 
+def test_more_rows_than_bytes_are_refused_in_every_form_of_a_batch():
+    flags = torch.zeros((1 << 24) + 64, dtype=torch.bool)  # narrow, an eighth of as many bytes
+    for batch in (TensorDict({"flags": flags}, [len(flags)]), open_wire({"flags": flags})):
+        with pytest.raises(jagcodec.UnsupportedTypeError, match="rows without data"):
+            encode(batch, narrow=True)
+
+
 def test_offsets_that_wrap_around_are_refused():
     offsets = [0, 2**63 - 1, -(2**63), -1, 5]
     jagged = values.jagged(torch.zeros(5), offsets, min_seqlen=1, max_seqlen=5)

@@ -511,14 +511,17 @@ class _Plan:
         if not named or leaf.dim() < 2 or key in options.kept:
             return leaf
         rows, cells = leaf.shape[:2]
-        if options.aligned is not None and 0 < most < cells:
+        is_wider = 0 < most < cells
+        if options.aligned is not None and is_wider:
             detail = f"expected at most pad_to_seqlen={most} cells, found {cells}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
         check_extent(leaf.shape, leaf.itemsize, path_of(key))
         lengths = np.full(rows, cells, dtype=np.int64)
         row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
         # A rectangle that is wider than `pad_to_seqlen`, and was not named, may be an image grid.
-        places = self._placed(row_splits, key, max(most, cells))
+        places = RowPlaces(None, cells)
+        if not is_wider:
+            places = self._placed(row_splits, key, max(most, cells))
         if places.width == cells:
             self._padded[key] = _Padded(row_splits, RowPlaces(None, cells), leaf.device)
             return leaf

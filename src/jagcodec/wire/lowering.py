@@ -419,6 +419,7 @@ class Lowering:
 
     def _columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
+        self._rows_of_batch(value.rows)
         self.items.append(value.rows)
         nodes: list[Tree] = []
         for name in self._entered(value.columns):
@@ -536,10 +537,13 @@ class Lowering:
         if any(dim < 0 for dim in batch_size):
             detail = f"expected a batch size from 0 on, found {list(batch_size)}"
             raise self._refused("bad_shape", detail)
-        rows = extent_of(batch_size)
+        self._rows_of_batch(extent_of(batch_size))
+        self.items += batch_size
+
+    def _rows_of_batch(self, rows: int) -> None:
+        """Note rows for which a reader wants a byte each, if they are many."""
         if rows > spec.MAX_UNBACKED_ROWS:
             self.unbacked.append((self._where(), rows))
-        self.items += batch_size
 
 
 _REMEDY = (

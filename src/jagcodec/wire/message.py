@@ -110,7 +110,7 @@ class ChosenRows:
                 # Rows may repeat, and cells of no bytes may be many.
                 if len(self) * rows.max > INT64_MAX:
                     check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
-                found = RowSplits.from_lengths(lengths), rows.starts[self.at]
+                found = self.pool.unique(RowSplits.from_lengths(lengths)), rows.starts[self.at]
             # Columns of one batch have the same splits, whichever thread reads them.
             known = self._found.setdefault(key, (*found, rows))
         return known[:2]

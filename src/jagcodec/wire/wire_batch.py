@@ -659,11 +659,11 @@ def _in_form(
         meta = getattr(column, "meta_info", {})
         batch = WireBatch(MemoryColumns(column, source.sizes[:1], meta, source), None, chosen)
         return batch if form is As.LEAF or form is As.VIEW else batch.to_tensordict()
-    if not as_leaves:
+    # `encode` fetches tensors from devices, together.
+    if not as_leaves and (form is As.VIEW or _is_on_host(column)):
         pool = pool or RowSplitsPool()
         view = _ragged(column, pool, detach=form is As.ITEM)
-        # `encode` fetches tensors from devices, together.
-        if view is not None and (form is As.VIEW or view.device.type == "cpu"):
+        if view is not None:
             view = replace(view, row_splits=pool.unique(view.row_splits))
             return view if chosen is None else chosen.of_view(view)
     if chosen is not None:
@@ -673,6 +673,11 @@ def _in_form(
         away = isinstance(leaf, torch.Tensor) and source.device is not None
         return leaf.to(source.device) if away else leaf
     return object_array(column) if form is As.VIEW and isinstance(column, list) else column
+
+
+def _is_on_host(column: Any) -> bool:
+    cells = column.values if isinstance(column, PackedColumn) else column
+    return isinstance(cells, torch.Tensor) and cells.is_cpu
 
 
 def _ragged(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
