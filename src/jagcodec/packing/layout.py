@@ -404,7 +404,7 @@ class _Totals:
             raise ArgumentError("bad_option", f"{where}(tail)", detail)
 
     def of(self, cells: int, place: str) -> int:
-        """The total, if padded rows have `held` cells; errors name the place of the buffer."""
+        """The total, if padded rows have `cells` cells; errors name the place of the buffer."""
         wanted = _up(max(cells, self.least), self.multiple) if self.exact is None else self.exact
         if wanted < cells:
             detail = f"expected {cells} cells or more, which the padded rows have, found {wanted}; "

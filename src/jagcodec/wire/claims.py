@@ -47,11 +47,11 @@ def check_claims(
     limits: Limits,
     in_row: bool,
 ) -> tuple[int, int]:
-    """Check numbers, none of them negative, of a header of so many bytes.
+    """Check the numbers of a header of `header` bytes. No number may be negative.
 
-    `sizes` are those of the frames, and `stored` how many bytes of each are sent: `sizes` itself
-    where none is compressed. Returns the bytes of the message as it is sent, and how many objects
-    it asks for.
+    `sizes` are the bytes of each frame, and `stored` the bytes that are sent: `sizes` itself if no
+    frame is compressed. Returns the bytes of the message as it is sent, and the number of objects
+    that it asks for.
     """
     known = None
     if stored is sizes:
@@ -66,7 +66,7 @@ def check_claims(
 
 
 class Plan:
-    """Where the numbers of a schema are that the quick check knows: indices among all numbers."""
+    """The indices, among all numbers of a schema, of those that the quick check knows."""
 
     __slots__ = ("batches", "cells", "documents", "groups", "others", "places", "shapes", "stored")
 
@@ -106,12 +106,12 @@ class Plan:
             self.cells.append((buffer, offset, cell))
 
 
-_IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES, whose plans would need more memory than they
+_IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES: its entry would outweigh the node
 
 
 def _picks(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
-    """What takes the numbers at these indices out of all; None if there are no indices."""
-    # With a second index it returns a tuple also of one.
+    """A getter of the numbers at these indices; None if there are none."""
+    # The repeated index makes `itemgetter` return a tuple even for one index.
     return itemgetter(*indices, indices[0]) if indices else None
 
 
@@ -131,24 +131,24 @@ def sound_at_sight(
 ) -> tuple[Any, Any, Any, Any]:
     """Check the numbers of one message, or of many that have one schema, at once.
 
-    Each number is an int; or, of many messages, an array with a float for each of them. Then
-    `table` makes what such an array is looked up in, and `largest` of arrays is one. No number is
-    negative. A float that is not exact is larger than all that it is compared with, and so is what
-    was computed from it.
+    Each number is an int, or for many messages an array with one float per message. For many
+    messages `table` builds a lookup, and `largest` returns the elementwise maximum. No number is
+    negative. Floats above `EXACT` may be rounded, but they and the results computed from them stay
+    above every bound, so the check never accepts them.
 
-    Returns whether the rule says yes, of all nodes but `Plan.others`; how many bytes of the payload
-    they claim; how many bytes of memory documents and offsets need; and how many objects.
+    Returns whether the rule says yes, for all nodes except `Plan.others`; the bytes of the payload
+    that they claim; the bytes of memory that documents and offsets need; and the number of objects.
     """
     plan = schema.plan
     if plan is None:
         plan = schema.plan = Plan(schema)
-    # None is negative: their sum is 0 if each of them is.
+    # No number is negative, so a sum of 0 means that all are 0.
     sound = plan.stored is None or sum(plan.stored(numbers)) == PLAIN
-    if sound is False:  # of one message, most often because its cells are stored narrow
+    if sound is False:  # one message, whose cells are most often stored narrow
         return _UNSOUND
     payload = sum(sizes)
     sound &= (payload <= EXACT) & (header + payload <= limits.bytes)
-    room = table([*sizes, 0 * payload])  # a buffer that does not exist is as one of no bytes
+    room = table([*sizes, 0 * payload])  # a missing buffer counts as an empty one
     claimed = expanded = 0
     try:
         for buffer, offset, rows, low, high in groups:
@@ -189,7 +189,7 @@ _UNSOUND = False, 0, 0, 0
 
 
 def _fit_memory(shapes: Sequence[tuple[Sequence[int], int]], numbers: Sequence[Any]) -> Any:
-    """Whether shapes are small whatever is 0 in them: the rule bounds the dims next to a 0, too."""
+    """Whether shapes are small even with each dim one larger: the rule bounds dims next to a 0."""
     fit = True
     for dims, size in shapes:
         for dim in dims:
@@ -303,7 +303,7 @@ class Claims:
         raise fail("out_of_bounds", f"expected {error}", path=path)
 
     def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """The same for documents and offsets, whose rows need more memory than their bytes."""
+        """Claim bytes of documents or offsets, and count the memory that their rows need."""
         self.claim(buffer, offset, size, path)
         self.expanded += spec.EXPANSION * size
 
@@ -325,11 +325,11 @@ def _claim_table(
 ) -> None:
     """Check that the table of an indirect column is there, and count what the column needs."""
     kind, runs = node.kind, runs_of(node.kind, its[STORED])
-    # What repeats would repeat again in each row, and so on for every level of rows.
+    # Indirect columns in rows would multiply their repeats at each level of rows.
     expect(not claims.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
     rows = shape[0] if kind is Kind.TENSOR and shape else 0
     if kind is Kind.TENSOR:
-        # Each has a number in an index, of a bit at least.
+        # Each row has a number in an index, which is stored in one bit or more.
         expect(0 < rows <= 8 * claims.payload, "bad_record", "rows with an index", rows)
     else:
         rows = groups[its[GROUP]].rows
@@ -387,7 +387,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
 
 
 def _count_integer_rows(node: Node, numbers: Sequence[int], claims: Claims) -> None:
-    """Count what views and components need, whose bytes were claimed as those of a tensor."""
+    """Count the memory of views and components; a tensor's node claimed their bytes."""
     child = node.children[1]
     stored = numbers[child.number + STORED]
     expect(stored == PLAIN, "bad_record", "integers as wide as their dtype", stored)

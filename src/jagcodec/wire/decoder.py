@@ -155,7 +155,7 @@ def _document(message: Message, index: int, depth: int) -> Any:
 
 
 def message_meta(message: Message) -> dict[str, Any]:
-    """What `encode` was given as `meta`; empty where it was not."""
+    """The `meta` that was passed to `encode`; empty if there was none."""
     index = message.header.schema.values
     if len(message.header.values) == index:
         return {}
@@ -220,7 +220,10 @@ def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tenso
 
 
 def _checked_shapes(shapes: IntArray, rank: int, cells: int, itemsize: int) -> IntArray:
-    """(components, rank) shapes, of so many cells in all; of rank 0 from a 1 for each."""
+    """Check the shapes against the number of cells; return them as (components, rank).
+
+    Components of rank 0 have a 1 each in `shapes`.
+    """
     if not rank:
         if (shapes != 1).any():
             raise bad("a 1 for each component without dims", "another number")
@@ -255,7 +258,8 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
             copied, values, shape, device=values.device, check_invariants=True
         )
         if not node.fields[1]:
-            return tensor._coalesced_(False)  # of no more than one cell torch says otherwise
+            # torch marks tensors of at most one cell as coalesced; restore the sender's flag.
+            return tensor._coalesced_(False)
         # torch believes this flag, so see that the indices rise.
         if not _rising(copied):
             raise ValueError("coalesced indices that do not rise")
@@ -340,14 +344,14 @@ def _object_array(message: Message, node: Node, budget: Budget) -> AnyArray:
 def objects(
     message: Message, node: Node, budget: Budget, chosen: ChosenRows | None = None
 ) -> list[Any]:
-    """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or some of them."""
+    """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or those of the chosen rows."""
     leaf = message.leaf(node)
     view = message.rows(node, chosen)
     rows: Any = range(view.row_splits.rows) if chosen is None else chosen.index
     index = None
     if leaf.runs:
         size = leaf.shape[0]
-        if leaf.place.stored == ONE_OBJECT:  # of rows that are one object, one is made
+        if leaf.place.stored == ONE_OBJECT:  # build one object for rows that share it
             view, index, first = _distinct(view)
             rows, size = np.asarray(rows)[first], view.row_splits.total
         budget.count_documents(message, size)
@@ -362,7 +366,7 @@ def objects(
 
 
 def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
-    """The rows that begin at different bytes, which of them each row is, and the first of each."""
+    """The distinct rows by start, the index of each row among them, and their first occurrences."""
     lengths = view.row_splits.lengths
     _, first, index = np.unique(view.row_starts(), return_index=True, return_inverse=True)
     if (lengths != lengths[first][index]).any():

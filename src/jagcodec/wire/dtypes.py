@@ -16,13 +16,13 @@ DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for na
 """The dtypes by name; None where this torch does not have one."""
 
 TORCH_NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype is not None}
-"""Their names."""
+"""The wire's names of the dtypes that this torch has."""
 
 NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
-"""The names of the same dtypes of numpy."""
+"""The wire's names of numpy's dtypes, where torch has the same ones."""
 
 NAMED_ARRAYS = {name: dtype for dtype, name in NUMPY_NAMES.items()}
-"""These dtypes of numpy by name."""
+"""The dtypes of numpy by their names on the wire."""
 
 
 def torch_dtype(name: str) -> torch.dtype:

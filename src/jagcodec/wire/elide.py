@@ -95,8 +95,8 @@ def _few_rows(rows: int) -> IntArray:
     """Some of N rows: if enough rows repeat, some of them do."""
     if rows <= _FEW_ROWS:
         return np.arange(rows)
-    # Neighbours, as repeats often are; so many that about four pairs are among them if rows are in
-    # no order, but each is there twice.
+    # Repeats are often neighbours, so take groups of four rows. There are enough groups to expect
+    # about four pairs if each row occurs twice, in random order.
     groups = math.isqrt(rows // 2)
     sample = np.arange(4 * groups)
     return sample + sample // 4 * ((rows - 4 * groups) // (groups - 1))
@@ -116,25 +116,25 @@ class _Searched:
         self._whole: Run | None = None
 
     def runs(self) -> list[Run]:
-        """The runs that the rows are."""
+        """The runs of this column, made once."""
         if self.column.runs is not None:
             return self.column.runs
-        if self._whole is None:  # made once, so that its index is placed once
+        if self._whole is None:  # one object, so that its index is placed once
             self._whole = Run(self.splits, self.cells, Cells.of_index(self.splits.starts))
         return [self._whole]
 
     def pays(self, saved: int, indices: int) -> bool:
-        """Whether so many cells need more bytes than a run, and so many numbers for each row."""
+        """Whether the saved cells need more bytes than the runs and their indices."""
         cells, taken = self.cells, saved * self.size
         if cells.narrow and cells.dtype is not None:
             numbers = self.data.view(f"u{TORCH_DTYPES[cells.dtype]}")
             sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_CELLS)]).view(np.uint8)
-            # All of them take as many bits each, or more.
+            # All cells together need at least the bits per cell that the sample needs.
             taken = taken * len(cells.like(sample).stored()[1]) // len(sample)
         return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
 
     def begin_alike(self, starts: IntArray, ends: IntArray) -> bool:
-        """Whether of a few rows, from one cell to another, two begin with the same bytes."""
+        """Whether two of the sampled rows, from `starts` to `ends`, begin with the same bytes."""
         words, size, view = self.words, self.size, self.data.data
         firsts = np.minimum(starts, self.splits.total - 1)
         sample = words.take(firsts) if words.ndim == 1 else words[firsts, 0]

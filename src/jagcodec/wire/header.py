@@ -55,7 +55,7 @@ _known: dict[Any, bytes] = {}
 
 
 def start_of(tree: Any) -> bytes:
-    """A header up to its numbers: with its schema, nested tuples of names, numbers and so on."""
+    """The bytes of a header up to its numbers; `tree` is its schema as nested tuples."""
     known = _known.get(tree)
     if known is None:
         try:

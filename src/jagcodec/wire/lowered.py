@@ -18,7 +18,7 @@ Name: TypeAlias = tuple[str, ...]
 """A column: the names of the nested batches that it is in, and its own."""
 
 Key: TypeAlias = str | tuple[str, ...]
-"""What a column is called in arguments: its name, or inside a nested batch all of them."""
+"""A column in arguments: its name, or for one in a nested batch all names on the way."""
 
 
 class Columns(NamedTuple):
@@ -55,14 +55,18 @@ Tree: TypeAlias = Any
 """A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
 
 Rows: TypeAlias = RowSplits | tuple[int, int, int, bytes]
-"""The rows of a column: their splits; or their number, the lengths of the shortest and the longest,
-and the offsets, if there are several."""
+"""The rows of a column: their splits, or four values: the number of rows, the shortest length, the
+longest length, and the bytes of the offsets (empty for fewer than two rows)."""
 
 Item: TypeAlias = tuple[Any, int | None, Rows | None, tuple[int, ...]]
-"""What has a place, and the numbers around it: contiguous memory, of which only the bytes count, or
-a `RaggedView` of rows that are apart; how it is stored, if that is a number of its node; the rows
-of its ragged group, if it has one; and its dims. A plain tuple, because a message of one row needs
-little else."""
+"""Data that needs a place, and the numbers around it:
+
+1. contiguous memory, whose bytes are sent, or a `RaggedView` of scattered rows;
+2. the storage code; None if the node has none;
+3. the rows of the ragged group; None if the node has none;
+4. the dims.
+
+A plain tuple is fast to make, which counts for messages of one row."""
 
 
 class UnreadCells(NamedTuple):
@@ -95,7 +99,7 @@ class Cells:
 
     @classmethod
     def of_index(cls, starts: IntArray) -> Cells:
-        """Where rows begin."""
+        """An index: the cells where rows begin."""
         return cls(np.ascontiguousarray(starts).view(np.uint8), "int64", narrow=True)
 
     def like(self, data: ByteArray) -> Cells:
@@ -103,7 +107,7 @@ class Cells:
         return Cells(data, self.dtype, self.narrow)
 
     def stored(self) -> tuple[int, ByteArray]:
-        """How they are stored, and their bytes."""
+        """The storage code of the cells, and their bytes."""
         found = narrowed(self.data, self.dtype) if self.narrow and self.dtype else None
         return found or (PLAIN, self.data)
 
@@ -123,7 +127,7 @@ class EndToEnd:
     cells: Cells
     splits: RowSplits | None  # None of a rectangle
     shape: tuple[int, ...]  # (A..., total, B...), or the dims of a rectangle
-    runs: list[Run] | None = None  # what its rows are sent as instead, if that is less
+    runs: list[Run] | None = None  # sent instead of the cells if smaller; else None
 
 
 class Lowered(NamedTuple):

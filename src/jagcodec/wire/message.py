@@ -39,7 +39,7 @@ class Reading(NamedTuple):
     copy: bool | None = None
     device: torch.device | None = None  # where tensors go; None: where their cells are
     allow_pickle: bool = False
-    by_range: bool = False  # only some values are wanted: each is copied by itself, if at all
+    by_range: bool = False  # few values may be read: copy each by itself, if at all
     verify: bool = True  # checksums of frames are compared; that of the header always is
     file: str | None = None  # the name of the file that it is in, for errors
 
@@ -97,7 +97,10 @@ class ChosenRows:
         return slice(index.start, index.stop) if isinstance(index, range) else index
 
     def among(self, rows: RowSplits | None) -> tuple[RowSplits, IntArray]:
-        """The rows, end to end, and where they begin among all of a group, or of a rectangle."""
+        """The splits of the chosen rows, and the cell where each begins in its group.
+
+        `rows` are the splits of the group, or None for a rectangle, whose rows are one cell each.
+        """
         key = id(rows)
         known = self._found.get(key)
         if known is None:
@@ -166,8 +169,8 @@ class Message:
         self.device: torch.device | None = reading.device  # None leaves tensors where cells are
         self.allow_pickle: bool = reading.allow_pickle
         self.frames: Sequence[Any] | None = frames  # header first; None if they are fetched
-        # The documents of the header, but for those that a reader has. The one that pops the list
-        # owns it until it is put back.
+        # The documents of the header, with `_TAKEN` for each that a reader has. A reader pops this
+        # list, takes one document, and puts the list back.
         self._unread: list[list[Any]] = [header.values] if header.values else []
         self._groups: dict[int, RowSplits] = {}
         self._owned: dict[int, ByteArray] = {}  # buffers that may be kept
@@ -259,7 +262,7 @@ class Message:
     def _read_group(self, index: int) -> RowSplits:
         group = self.header.groups[index]
         if group.rows < 2:
-            # The shortest and the longest row are all.
+            # One row or none: min and max describe them.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
         offsets = self.int64s(group.buffer, group.offset, group.rows + 1)
         row_splits = RowSplits.from_offsets(offsets)
@@ -274,7 +277,7 @@ class Message:
         raise fail("bad_offsets", detail, path=f"$ (ragged group {index})")
 
     def splits(self, group: int | None, total: int) -> RowSplits:
-        """The rows of a column of so many cells, which end where its cells do."""
+        """The rows of a column with `total` cells, checked to end at its last cell."""
         if group is None:
             return RowSplits.from_lengths(np.ones(total, dtype=np.int64))
         found = self.row_splits(group)
@@ -358,7 +361,7 @@ class Message:
     # Tensors
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
-        """The cells of a TENSOR or a JAGGED, or of some of its rows, in memory that may be kept."""
+        """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
         numbers, device = self.numbers, self.device
         if chosen is None and numbers[node.number + STORED] <= INDIRECT:
             values = self._whole(node, tuple(numbers[node.dims : node.end]))
@@ -367,7 +370,7 @@ class Message:
         return values if device is None else values.to(device)
 
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
-        """A JAGGED column as a nested tensor, or some of its rows."""
+        """A JAGGED column, or its chosen rows, as a nested tensor."""
         numbers, dim = self.numbers, node.fields[2]
         row_splits = self.splits(numbers[node.number + GROUP], numbers[node.dims + dim - 1])
         values = self.tensor(node, chosen)
@@ -394,7 +397,7 @@ class Message:
         return torch.from_numpy(array if array.flags.aligned else array.copy())
 
     def _chosen(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
-        """Some rows of a column, or all of an indirect one."""
+        """The chosen rows of a column, or all rows of an indirect one."""
         data: Any
         stored = self.numbers[node.number + STORED]
         if chosen is not None and node.kind is _TENSOR and stored < INDIRECT:
@@ -417,7 +420,7 @@ MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""
 
 _TAKEN = object()
-"""In the place of a document of the header that a reader has."""
+"""The mark in place of a document of the header that a reader has taken."""
 
 
 def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
@@ -508,7 +511,7 @@ _RUNS = "runs of the column's rows, in their ragged group"
 
 
 def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
-    """At which of its cells each row of a run begins."""
+    """The cell of the run at which each of its rows begins, checked."""
     most = splits.total
     expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
     if run.index_buffer == spec.NO_INDEX:
@@ -531,7 +534,7 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
 
 
 def _checked(message: Message, place: CellPlace) -> CellPlace:
-    """A place that a table names, if it is in the payload."""
+    """Check that a place in a table is in the payload, and return it."""
     sizes = message.header.sizes
     size = stored_size(place.name, place.stored, place.cells)
     inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
@@ -543,7 +546,7 @@ def _checked(message: Message, place: CellPlace) -> CellPlace:
 def _fetched(
     message: Message, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
 ) -> tuple[ByteArray, IntArray]:
-    """The cells of some rows alone, fetched in ranges, and where each row begins among these."""
+    """The cells of these rows, fetched in ranges, and where each row begins among them."""
     filled = np.flatnonzero(lengths)
     if not len(filled):
         return NO_BYTES, np.zeros_like(starts)

@@ -91,7 +91,7 @@ class MessageWriter(PendingMessage):
         """The ragged group of these rows, made or found."""
         key: Any = rows
         if isinstance(rows, RowSplits):
-            # Of fewer than two rows the shortest and the longest are all.
+            # Fewer than two rows need no offsets: min and max describe them.
             offsets = rows.offsets_array.tobytes() if rows.rows > 1 else b""
             key = rows.rows, rows.min, rows.max, offsets
         group = self._group_of.get(key)

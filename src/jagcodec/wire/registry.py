@@ -151,7 +151,7 @@ def of_type(state: Any, cls: type) -> Any:
 
 
 def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
-    """To a state, and back."""
+    """The functions from a value of a class to a state and back; (None, None) if none fit."""
     if issubclass(cls, enum.Flag):
         back = lambda bits: cls(_known_bits(cls, of_type(bits, int)))  # noqa: E731
         return lambda value: _known_bits(cls, int(value.value)), back

@@ -35,8 +35,8 @@ class Node:
 
 
 class Group(NamedTuple):
-    """The numbers of a ragged group: rows that columns share; the offsets of two or more are at a
-    place.
+    """The numbers of a ragged group: rows that columns share. The first two place the offsets of
+    two or more rows; fewer rows have no offsets.
     """
 
     buffer: int
@@ -79,19 +79,19 @@ ANY, PER_KEY = -1, -2
 
 
 class Form(NamedTuple):
-    """What a kind of node is made of."""
+    """The parts of one kind of node."""
 
     fields: dict[str, Callable[[Any], bool]]  # names and checks of its entries in the schema
-    numbers: tuple[str, ...] = ()  # names; "*" means as many dims as the field "rank" gives
+    numbers: tuple[str, ...] = ()  # names; "*": dims, whose number is the field "rank"
     children: int = 0  # how many, or `ANY` or `PER_KEY`
 
 
-# Each form has the first of these, as many as it needs, and then its dims.
+# Each form has a prefix of these numbers, and then its dims.
 _DOCUMENTS = ("buffer", "offset", "stored", "group", "size")
 _ROWS, _CELLS, _PLACE = _DOCUMENTS[:4], _DOCUMENTS[:3], _DOCUMENTS[:2]
 
 BUFFER, OFFSET, STORED, GROUP, SIZE = range(len(_DOCUMENTS))
-"""Where these are among the numbers of a node, counted from `Node.number`."""
+"""The positions of these numbers in a node, counted from `Node.number`."""
 
 _RANK = {"rank": _between(0, MAX_NDIM)}
 _TENSOR = {"dtype": _is_torch_dtype, **_RANK}
@@ -143,7 +143,7 @@ class Schema:
         self.first_group: int = self.frame_count + 1
 
     def first_size(self, groups: int) -> int:
-        """The index of the size of frame 1 among the numbers of a header with so many groups."""
+        """The index of frame 1's size among the numbers of a header with `groups` groups."""
         return self.first_group + GROUP_NUMBERS * groups
 
     def _node(self, item: Any, depth: int) -> Node:
@@ -223,7 +223,7 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
 
 
 INTEGER_ROWS = (Kind.STRIDED_NESTED, Kind.TENSOR_VIEWS)
-"""What is made of a tensor, and of a row of int64s for each tensor in it."""
+"""Kinds with two children: a tensor, and a row of int64s for each tensor made from it."""
 
 
 def _check_integer_rows(node: Node) -> None:
@@ -253,14 +253,14 @@ def child_step(node: Node, child: int) -> Any:
 # --- rows ---------------------------------------------------------------------------------------
 
 DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
-"""What holds one document per row."""
+"""Kinds that hold one document per row."""
 
 ROW_KINDS = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
-"""What has rows of cells, and may be indirect."""
+"""Kinds that have rows of cells, and may be indirect."""
 
 
 def runs_of(kind: Kind, stored: int) -> int:
-    """How many runs the rows of one of `ROW_KINDS` have; 0 if it is not indirect."""
+    """The number of runs of each row of one of `ROW_KINDS`; 0 if it is not indirect."""
     if kind is Kind.JAGGED:
         return stored - INDIRECT if INDIRECT < stored <= INDIRECT + spec.MOST_RUNS else 0
     if kind in DOCUMENT_ROWS:
@@ -304,16 +304,16 @@ def numpy_itemsize(dtype: Any) -> int:
 # --- what is kept ------------------------------------------------------------------------------
 
 MOST_SCHEMAS = 64
-"""How many schemas a reader keeps, and how many a writer."""
+"""The most schemas that a reader keeps, and the most that a writer keeps."""
 
 LARGEST_KEPT = 128 << 10
-"""Bytes of memory that one may need."""
+"""The most bytes of memory that a kept schema may need."""
 
 _known: dict[bytes, Schema] = {}
 
 
 def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
-    """Keep what was made of a schema of this weight; of too many the oldest makes way."""
+    """Keep a value up to `LARGEST_KEPT` bytes, and drop the oldest beyond `MOST_SCHEMAS`."""
     # Single dict operations, and no lock: a child of a fork would wait for one that was held.
     if weight <= LARGEST_KEPT:
         known[key] = value

@@ -73,7 +73,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
     header = message.header
     if rows > MAX_UNBACKED_ROWS or header.schema.values:
         return None
-    groups: dict[int, int] = {}  # those of the columns, by which of them is which here
+    groups: dict[int, int] = {}  # a group of the message to its index in `Slicer.offsets`
     columns: list[_Cuttable] = []
     for node in nodes.values():
         column = _cuttable(message, node, rows, groups)

@@ -66,7 +66,7 @@ def open_together(
 ) -> tuple[list[list[ByteArray]], list[Stack]]:
     """The frames of messages, and those messages that are sound at first sight."""
     frames = [frame_arrays(source, where) for source in sources]
-    # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
+    # Group messages by header size and number of frames. Most in a group differ only in numbers.
     by_form: dict[tuple[int, int], list[tuple[int, ByteArray]]] = defaultdict(list)
     for i, parts in enumerate(frames):
         header, count = parts[0], len(parts) - 1
@@ -117,7 +117,10 @@ class _Layout(NamedTuple):
 
 
 def _layout_of(header: bytes, frames: int | None, limits: Limits) -> _Layout | None:
-    """The layout of a header before so many frames (None: it says it itself), if it is simple."""
+    """The layout of a header; None if its message must be opened by itself.
+
+    `frames` is the number of frames after it; None for a blob, whose header has the number.
+    """
     try:
         _, packed_schema, packed_numbers, values = header_parts(header, limits)
         schema = read_schema(packed_schema)
@@ -202,7 +205,7 @@ def _sound(
 
 
 class _Table:
-    """What an array of numbers is looked up in: of each message one, in its own entries."""
+    """A lookup table with one column per message; an array of indices picks one entry in each."""
 
     def __init__(self, count: int, entries: list[Any]) -> None:
         self._entries = np.empty((len(entries), count))

@@ -67,7 +67,7 @@ _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
 
 class As(Enum):
-    """In which form columns are read."""
+    """The forms in which columns are read."""
 
     LEAF = "a leaf of a TensorDict; a batch in a batch as a WireBatch"
     LEAVES = "leaves of one TensorDict; a batch in a batch as a TensorDict"
@@ -84,7 +84,7 @@ class Column(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ColumnSource:
-    """What a batch is over: a message, columns in memory, or several of these (`batch/join.py`)."""
+    """The source of a batch: a message, columns in memory, or several such (`batch/join.py`)."""
 
     names: Sequence[str]  # of all columns
     keys: Sequence[Any]  # by which they are read
@@ -104,7 +104,7 @@ class ColumnSource:
         return [self.meta()]
 
     def schema(self, key: Any, rows: int) -> FieldSchema:
-        """Of a column, for `rows` chosen rows."""
+        """The description of a column with `rows` chosen rows."""
         raise NotImplementedError
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
@@ -115,15 +115,15 @@ class ColumnSource:
         raise NotImplementedError
 
     def narrow_names(self, name: str, key: Any) -> list[Name]:
-        """The column if it is stored narrow; of a batch the columns in it that are."""
+        """The paths of the narrow columns: this one, or those inside it if it is a batch."""
         raise NotImplementedError
 
     def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
-        """A column that another source has read, with the offsets of the others of its rows."""
+        """A column from another source, with the offsets that this source shares for equal rows."""
         raise NotImplementedError
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
-        """The frames of columns and rows that need not be read; None if they have to be."""
+        """The frames of the batch, taken from the message's; None if columns must be read."""
         return None
 
 
@@ -389,7 +389,7 @@ class MessageColumns(ColumnSource):
         self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
 
     def in_memory(self) -> InMemory | None:
-        """What a join reads rows from; None unless they are for tensors on the host."""
+        """The message as `InMemory`; None if a join cannot read its rows in place."""
         buffers, header = self.message.buffers, self.message.header
         if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
@@ -429,7 +429,7 @@ class MessageColumns(ColumnSource):
     def each(
         self, keys: Mapping[str, Node], read: Callable[..., Any], *options: Any
     ) -> dict[str, Any]:
-        """What is read of each column; errors name it."""
+        """Call `read` for each column; errors name the column."""
         found: dict[str, Any] = {}
         for name, node in keys.items():
             try:
@@ -578,7 +578,7 @@ _READERS: dict[Kind, Callable[..., Any]] = {
     Kind.TENSOR: MessageColumns._rectangle,
     Kind.NON_TENSOR_ROWS: MessageColumns._objects,
 }
-"""What reads the kinds of column that have rows of cells; `MessageColumns._value` reads others."""
+"""The readers of columns that have rows of cells; `MessageColumns._value` reads all others."""
 
 _CHOSEN = "WireBatch.rows(index)"
 
@@ -601,7 +601,7 @@ class MemoryColumns(ColumnSource):
         meta: Mapping[str, Any],
         around: ColumnSource | Message | None = None,
     ) -> None:
-        """In `around`, if that is a message or a batch of one."""
+        """`around` is the message or source that the columns are from; None for the caller's."""
         self.names: Sequence[str] = tuple(columns)
         self.keys: Sequence[Any] = tuple(columns.values())
         self.sizes: Sequence[int] = sizes
@@ -653,7 +653,7 @@ def _in_form(
     source: ColumnSource,
     pool: RowSplitsPool | None = None,
 ) -> Any:
-    """A column in memory, in a form; the pool knows the offsets of all rows."""
+    """A column in memory in the form asked for; `pool` shares offsets between columns."""
     as_leaves = form is As.LEAF or form is As.LEAVES
     if isinstance(column, dict):
         meta = getattr(column, "meta_info", {})
@@ -811,7 +811,7 @@ def check_tensordict(batch: TensorDictBase, where: str) -> None:
 
 
 _MEMORY = (list, bytes, bytearray)
-"""What most messages are in: asking whether they are paths takes longer."""
+"""The types of most messages. Checking these first is faster than checking for a path."""
 
 
 def open_whole(source: Any, path: str) -> WireBatch:
@@ -886,15 +886,15 @@ def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
         if not sizes or sizes[: len(around)] != around:
             raise rows_differ(around or ["N"], sizes)
         return sizes
-    # Of a dict as many as its first column claims; each is checked again when it is read.
+    # A dict has the rows that its first column claims; reading checks each column again.
     claims = (rows_of_node(each, message.numbers, message.header.groups) for each in node.children)
     rows = next((rows for rows in claims if rows is not None), None)
-    if rows is None:  # which no header says of columns that are documents
+    if rows is None:  # columns that are documents claim no rows in the header
         counts = (_built_rows(message, column) for column in node.children)
         rows = next((count for count in counts if count is not None), None)
     if rows is None:
         return [*around[:1]] or [0]
-    # As for a TensorDict, which says how many rows it has.
+    # The same bound as for a TensorDict, which claims its rows in the header.
     if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
         raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
     if around and [rows] != [*around[:1]]:
@@ -903,7 +903,7 @@ def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
 
 
 def _built_rows(message: Message, column: Node) -> int | None:
-    """N of a column that is built, whose header does not say it."""
+    """Build a column and count its rows; None if any number of rows fits it."""
     try:
         return row_count(build(message, column), "$")
     except ArgumentError as error:
