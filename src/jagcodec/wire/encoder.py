@@ -86,13 +86,13 @@ def encode(
 
     Args:
         obj: Any tree of dict, OrderedDict, list, tuple, set, frozenset, None, bool, int, float,
-            complex, str, bytes, range, slice, numpy arrays and scalars of every dtype, tensors of
-            every layout and every dtype but the quantised, `torch.Size`, `torch.dtype`,
-            `torch.device`, TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack,
-            MetaData and UnbatchedTensor, and of types registered with `register_type` (dataclasses,
-            tensorclasses, ...) or `register_stdlib_types` (`datetime`, `deque`, ...). Or a
-            `WireBatch`, whose chosen columns and rows are sent on as a TensorDict with its `meta`.
-            Its narrow columns stay narrow, whatever `narrow` is; repeats are found with `elide`.
+            complex, str, bytes, range, slice, numpy arrays and scalars of every dtype, tensors
+            (strided, jagged, nested or sparse COO) of every dtype but the quantised, `torch.Size`,
+            `torch.dtype`, `torch.device`, TensorDict, LazyStackedTensorDict, NonTensorData,
+            NonTensorStack, MetaData and UnbatchedTensor, and of types registered with
+            `register_type` (dataclasses, tensorclasses, ...) or `register_stdlib_types`
+            (`datetime`, `deque`, ...). Or a `WireBatch`, whose chosen columns and rows are sent on
+            as a TensorDict with its `meta`. Its narrow columns stay narrow, whatever `narrow` is; repeats are found with `elide`.
         out: Write the message as one blob to the start of this memory: a bytearray, numpy array,
             shared memory or CPU tensor (pinned or not), writable and contiguous. What comes after
             the blob is kept. Or a function that is called once with the size of the blob, and
@@ -113,8 +113,9 @@ def encode(
         compress: Compress large frames that get smaller, for links slower than memory: ``"zstd"``,
             or ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
             Both sides need ``pip install 'zstandard>=0.22'``; readers need no option.
-        allow_pickle: Pickle objects outside this set instead of rejecting them. `decode` must be
-            given the same option; only for peers that you trust with your process.
+        allow_pickle: Pickle objects of other types instead of rejecting them; other tensors are
+            rejected even so. `decode` must be given the same option; only for peers that you trust
+            with your process.
         default: A function, as in json, msgspec and orjson. It is called with each value of a
             type that is not in this list, but not with dict keys and set members. It returns one
             that is encoded in its place, or raises. If it returns the value itself, that is pickled
