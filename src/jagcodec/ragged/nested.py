@@ -1,4 +1,4 @@
-"""Nested tensors, made and taken apart: the only use of private torch.
+"""Nested tensors, made and taken apart: the only import of private torch.
 
 Nested tensors are `torch.jagged` here; the last section handles torch's older layout, strided.
 

@@ -1,4 +1,4 @@
-"""How tensordict stores Python objects: the only use of private tensordict.
+"""How tensordict stores Python objects: the only import of private tensordict.
 
 All other files see plain lists of rows. tensordict 0.10 to 0.15 stores a Python object as a
 `NonTensorData` of its batch's size, and a list of objects as a `NonTensorStack`. An object array
