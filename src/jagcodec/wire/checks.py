@@ -82,7 +82,7 @@ def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
 
 
 def _spread(hashes: Sequence[int], mask: int, run: int) -> bool:
-    """Whether keys of these hashes go into a table of ``mask + 1`` places in a few steps each."""
+    """Whether keys with these hashes need few steps each in a table of ``mask + 1`` places."""
     # The steps are those of CPython (Objects/dictobject.c and setobject.c, 3.11 to 3.14). Most
     # often no key, or hardly one, finds its first place taken.
     if len(hashes) - len({value & mask for value in hashes}) <= MOST_PROBES:
@@ -98,7 +98,7 @@ def _spread(hashes: Sequence[int], mask: int, run: int) -> bool:
 
 
 def _free_place(taken: bytearray, value: int, run: int, steps: int) -> tuple[int, int]:
-    """The first free place for a hash, -1 if it is not found in so many steps; and those left."""
+    """The first free place for a hash, or -1 after `steps` steps; and the steps left."""
     mask = len(taken) - 1
     place = value & mask
     perturb = value & _UINT64

@@ -26,11 +26,11 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 Compress: TypeAlias = Literal["zstd"] | tuple[Literal["zstd"], int] | None
-"""What encoders accept as `compress`."""
+"""The values that encoders accept as `compress`."""
 
 LEVELS = range(-7, 20)  # those whose windows every reader accepts
 _SMALLEST = 4096  # bytes of a frame that is worth compressing
-_WORTH_A_THREAD = 1 << 19  # bytes that take some ten times as long as a thread takes to start
+_WORTH_A_THREAD = 1 << 19  # bytes; they take about ten times as long as starting a thread
 _SINGLE_SEGMENT = 0b100000  # a flag of a frame whose content is its window
 
 
@@ -88,7 +88,7 @@ def _is_smaller(message: PendingMessage, plain: PendingMessage) -> bool:
 
 
 def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
-    """What `work` returns for each key; several threads start with the largest."""
+    """Call `work` for each key, the largest first, in several threads if that pays."""
     order = sorted(sizes, key=sizes.__getitem__, reverse=True)
     most = 1 + sum(sizes.values()) // _WORTH_A_THREAD
     threads = min(torch.get_num_threads(), len(order), most)

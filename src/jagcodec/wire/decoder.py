@@ -129,7 +129,7 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
     """The value of one node; `budget` is that of the whole read."""
     try:
         return _BUILDERS[node.kind](message, node, budget or Budget(message))
-    except (JagcodecError, OSError, MemoryError):  # of the source of the bytes, some of them
+    except (JagcodecError, OSError, MemoryError):  # some are from the source of the bytes
         raise
     except Exception as error:  # torch, numpy and tensordict raise all kinds
         raise bad(f"a {node.kind.name}", error) from error

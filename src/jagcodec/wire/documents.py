@@ -109,7 +109,7 @@ def _has_long_bytes(level: Sequence[Any]) -> bool:
 
 
 def _has_long_numbers(lists: Sequence[list[Any]]) -> bool:
-    """Whether a list may be one of those that a document holds as the bytes of its numbers."""
+    """Whether a document may hold one of the lists as the bytes of its numbers."""
     longest = max(map(len, lists))
     return longest >= LONG_LIST and any(
         len(each) >= LONG_LIST and type(each[0]) in _NUMBERS for each in lists
@@ -192,7 +192,7 @@ _TRUSTED_SIZE = 512
 
 
 def _scanner(data: bytes) -> msgpack.Unpacker | None:
-    """What checks that bytes follow the counts of a document, before it is built; None if small."""
+    """A scanner that checks a document's counts against its bytes first; None if it is small."""
     # msgpack allocates a list as soon as it reads its count.
     if len(data) <= _TRUSTED_SIZE:
         return None

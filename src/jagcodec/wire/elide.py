@@ -27,8 +27,8 @@ AnyArray: TypeAlias = npt.NDArray[Any]
 FEWEST = 256  # bytes of a column in which nothing is looked for
 _LARGE = 1024  # bytes of a document from which on it is compared with others
 _MOST_ALIKE = 16  # columns of one dtype whose rows are looked for in each other
-_FEW_ROWS = 128  # of more rows, only some are compared first
-_FEW_CELLS = 4096  # of more cells, only some decide in how many bits they are stored
+_FEW_ROWS = 128  # if there are more rows, a sample is compared first
+_FEW_CELLS = 4096  # if there are more cells, a sample decides their stored width
 _INDICES = 24  # bytes of a row's share in the indices of rows that begin like others
 _HEAD = 128  # bytes by which rows are told apart first
 _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
@@ -85,14 +85,14 @@ def elide(columns: Sequence[EndToEnd]) -> None:
 
 
 def _may_gain(column: EndToEnd) -> bool:
-    """Whether something may repeat in a column: in a rectangle, an index needs 8 bytes a cell."""
+    """Whether runs may save bytes: the index of a rectangle needs 8 bytes per row."""
     size, shape = len(column.cells.data), column.shape
     ragged = column.splits is not None
     return size >= FEWEST and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
 
 
 def _few_rows(rows: int) -> IntArray:
-    """Some of N rows: if enough rows repeat, some of them do."""
+    """A sample of N rows: if enough rows repeat, some in the sample do."""
     if rows <= _FEW_ROWS:
         return np.arange(rows)
     # Repeats are often neighbours, so take groups of four rows. There are enough groups to expect
@@ -147,12 +147,12 @@ class _Searched:
         return any(itertools.starmap(_begins, itertools.pairwise(heads)))
 
     def equals(self, other: _Searched) -> list[Run] | None:
-        """Another column of the same rows, with the same cells."""
+        """The runs of another column of the same rows, if its cells are the same."""
         equal = other is not self and _equal(other.data, self.data)
         return other.runs() if equal and self.pays(self.splits.total, indices=1) else None
 
     def prefixes(self) -> list[Run] | None:
-        """Rows that all begin the longest of them: one value, positions."""
+        """One run, if all rows are prefixes of the longest, such as one value or positions."""
         splits = self.splits
         if not self.ragged or splits.rows < 2:
             return None
@@ -164,7 +164,7 @@ class _Searched:
         return [Run(splits, self.cells.like(longest), None)] if pays else None
 
     def in_two(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
-        """Two columns whose rows are the heads and the tails of these."""
+        """The runs of two columns whose rows are the heads and the tails of these rows."""
         whole = self.splits
         pairs = [
             itertools.product(heads, by_total[whole.total - total])
@@ -201,7 +201,7 @@ class _Searched:
         return True
 
     def rows_alike(self) -> list[Run] | None:
-        """Rows that are equal to others, or begin like them."""
+        """Runs of cells that rows share: all of a row, or its first cells."""
         splits = self.splits
         like, shared = self._beginnings()
         equal = shared == splits.lengths
@@ -229,12 +229,12 @@ class _Searched:
         return self.cells.like(_gathered(self.data, starts, splits.lengths, self.size))
 
     def _beginnings(self) -> tuple[IntArray, IntArray]:
-        """(N,) with which row each row shares its first cells (itself: none), and how many."""
+        """(N,) for each row the row that its first cells are from (or itself), and how many."""
         splits = self.splits
         like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
         order, host = self._sorted_twins(), splits.offsets_array.tolist()
         rows = [self.words[host[i] : host[i + 1]] for i in order]
-        # Of sorted rows, two have in common what all neighbours between them have.
+        # Two sorted rows share the cells that all neighbours between them share.
         with_next = list(itertools.starmap(_common, itertools.pairwise(rows)))
         kept, with_kept = -1, 0
         for row, before, after in zip(order, [0, *with_next], [*with_next, 0], strict=False):
@@ -260,7 +260,7 @@ class _Searched:
 
 
 def _begins(head: bytes, other: bytes) -> bool:
-    """Whether one begins the other, which is longer or the same."""
+    """Whether `other` starts with `head`."""
     return other.startswith(head)
 
 

@@ -119,7 +119,7 @@ def is_blob(data: ByteArray) -> bool:
 
 
 def starts_of(header_size: int, sizes: Sequence[int]) -> list[int]:
-    """Where the frames of the payload begin in a blob, and where the last of them ends."""
+    """The start of each payload frame in a blob, and the end of the blob."""
     starts = []
     end = PREAMBLE.size + header_size
     for size in sizes:
@@ -152,7 +152,7 @@ def _up_to(blob: ByteArray, size: int, path: str) -> ByteArray:
 
 
 class PendingMessage:
-    """A message, some of whose buffers are not written yet."""
+    """A message with buffers that may not be written yet."""
 
     __slots__ = ("buffers", "documents", "header", "rows")
 

@@ -103,13 +103,13 @@ def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: b
 
 
 def _joined(start: bytes, numbers: bytes, values: bytes) -> bytes:
-    # What msgpack makes of the map, which takes longer to begin than this does.
+    # The bytes that msgpack writes for the map; a call of msgpack takes longer.
     end = _WITHOUT_VALUES if values == NO_VALUES else behind_numbers(values)
     return b"".join((start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, end))
 
 
 def _until_numbers(schema: bytes) -> bytes:
-    """What begins a header: everything before the key of its numbers."""
+    """The start of a header: everything before the key of its numbers."""
     mark, *size = _bin_start(schema)
     # An extension begins as a byte string does, with a mark that is three higher, and has a code.
     return _BEFORE_SCHEMA + bytes((mark + 3, *size, _SCHEMA)) + schema
@@ -126,7 +126,7 @@ _SCHEMA = int(Kind.SCHEMA)
 
 
 def _bin_start(data: bytes) -> bytes:
-    """What msgpack writes before a byte string."""
+    """The bytes that msgpack writes before a byte string."""
     size = len(data)
     if size < 1 << 8:
         return b"\xc4" + size.to_bytes(1, "big")

@@ -82,14 +82,14 @@ def _after_nodes(
 
 def _read_values(schema: Schema, packed: bytes) -> list[Any]:
     values = documents.unpack(packed, "values")
-    # One more than the schema has is what belongs to the whole message.
+    # One value more than the schema has is the `meta` of the whole message.
     if type(values) is not list or len(values) - schema.values not in (0, 1):
         raise bad_header(f"{schema.values} values", brief(values))
     return values
 
 
 def is_accepted(header: bytes, documents: int) -> bool:
-    """Whether readers accept, by default, a message with so many bytes of indirect documents."""
+    """Whether readers accept, by default, this many bytes of indirect documents in a message."""
     try:
         total = read_header(header, DEFAULT_LIMITS).total
     except WireFormatError:

@@ -123,7 +123,7 @@ class Leaf(NamedTuple):
 
     @property
     def outer(self) -> int:
-        """In how many pieces each row is: 1 unless dims come before the ragged one."""
+        """The number of pieces of each row: 1 unless dims come before the ragged one."""
         return math.prod(self.shape[: self.ragged_dim - 1])
 
     @property
@@ -132,12 +132,12 @@ class Leaf(NamedTuple):
         return self.inner * TORCH_DTYPES[self.place.name]
 
     def shape_of(self, total: int) -> tuple[int, ...]:
-        """The shape of values with so many cells along the ragged dim."""
+        """The shape of values with `total` cells along the ragged dim."""
         return (*self.shape[: self.ragged_dim - 1], total, *self.shape[self.ragged_dim :])
 
 
 def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
-    """The leaf that a node is; None of a node of another kind."""
+    """The leaf of a node; None for nodes of other kinds."""
     kind, i, shape = node.kind, node.number, tuple(numbers[node.dims : node.end])
     name, ragged_dim, documents = "uint8", 1, False
     if kind is Kind.JAGGED:

@@ -57,7 +57,7 @@ class Lowering:
         narrow: bool | frozenset[Name] = False,
     ) -> None:
         self._allow_pickle = allow_pickle
-        # The columns that are stored narrow, if some are named, and those that exist.
+        # The names of the columns to store narrow (None: no names given), and all names found.
         self._narrow = None if isinstance(narrow, bool) else narrow
         self.columns: dict[Name, None] = {}
         # The column that is being lowered, and whether it is stored narrow.
@@ -581,7 +581,7 @@ _BASES: tuple[tuple[type, _Handler], ...] = (
     (non_tensor.LAZY_VIEW, Lowering._lazy_view),
 )
 
-# What means something else as one of `Columns`: a list of objects is rows of documents.
+# Types that mean something else in `Columns`: there a list of objects is rows of documents.
 _COLUMNS: dict[type, _Handler] = {
     RaggedView: Lowering._view,
     np.ndarray: Lowering._rectangle,
@@ -596,7 +596,7 @@ def _handler(kind: type) -> _Handler | None:
     return next((handler for base, handler in _BASES if issubclass(kind, base)), None)
 
 
-_ARRAY_OF_ONE = b"\x91"  # what msgpack writes before the only item
+_ARRAY_OF_ONE = b"\x91"  # msgpack writes it before the only item
 
 
 def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
@@ -618,7 +618,7 @@ def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] 
     # A storage may have been made smaller since; then the tensor that needs more is refused.
     if int((places + lengths * inner).max()) * dtype.itemsize > room:
         return None
-    if inner * dtype.itemsize >= spec.MAX_BYTES:  # no view has a cell of so many
+    if inner * dtype.itemsize >= spec.MAX_BYTES:  # more than any view has
         return None
     starts = (places - start) // inner
     ends = starts + lengths

@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
 
 class Budget:
-    """What one read has used of the limits; a message counts nothing, so threads can share it."""
+    """The use of the limits by one read. A message counts nothing, so threads can share it."""
 
     __slots__ = ("depth", "documents", "objects")
 
@@ -61,7 +61,7 @@ class Budget:
             raise exceeded("depth", message.limits.depth, self.depth, "levels")
 
     def count_objects(self, message: Message) -> None:
-        """Count those of a message in a row."""
+        """Count the objects of a message in a row."""
         self.objects += message.header.objects
         most = message.limits.objects
         if self.objects > most:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 
-_FEW_CELLS = 256  # of more cells, some are asked first whether they need their width
+_FEW_CELLS = 256  # if there are more cells, a sample is checked first
 
 
 def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
@@ -27,13 +27,11 @@ def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
 
 
 def _narrowest(cells: npt.NDArray[Any]) -> int | None:
-    """How cells are stored in the fewest bytes; None if they need their width, or do not exist."""
+    """The storage code with the fewest bytes; None if cells need their width, or there are none."""
     if not len(cells):
         return None
     sample = cells[:: -(-len(cells) // _FEW_CELLS)]
-    if (
-        len(sample) < len(cells) and _narrowest(sample) is None
-    ):  # nor do all of them need fewer bytes
+    if len(sample) < len(cells) and _narrowest(sample) is None:  # then all of them need their width
         return None
     low, high = int(cells.min()), int(cells.max())
     if low >= 0 and high <= 1:

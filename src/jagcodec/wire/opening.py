@@ -44,7 +44,7 @@ _WITHOUT_OPTIONS = {
     for by_range in (False, True)
     for verify in (False, True)
 }
-"""What most callers ask for, by `by_range` and `verify`."""
+"""The readings that most callers ask for, by `by_range` and `verify`."""
 
 
 def open_message(source: Any, where: str, reading: Reading) -> Message:

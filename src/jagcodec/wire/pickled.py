@@ -25,13 +25,13 @@ from jagcodec.wire.limits import NO_LIMITS
 
 
 class _Place(NamedTuple):
-    """Where a tensor was."""
+    """The placeholder of a tensor in a pickle."""
 
     name: str  # in the message
 
 
 class _Kind(NamedTuple):
-    """What a message does not say about a tensor."""
+    """The properties of a tensor that a message does not hold."""
 
     device: str | None  # None: the CPU
     requires_grad: bool
@@ -39,7 +39,7 @@ class _Kind(NamedTuple):
 
 
 def pickled_parts(make: Callable[[Any], Any], state: Any, protocol: int) -> tuple[Any, ...]:
-    """What `__reduce_ex__` returns for ``make(state)``.
+    """The parts that `__reduce_ex__` returns for ``make(state)``.
 
     The tensors in the state, in dicts, lists, tuples and arrays of objects, are put into a message;
     its frames are out-of-band buffers from protocol 5 on. Tensors that no message holds, such as
@@ -78,7 +78,7 @@ class _Taken:
         self._places: dict[int, _Place] = {}  # by the id of a tensor
 
     def place_of(self, tensor: Any, path: tuple[Any, ...]) -> Any:
-        """What stands for a tensor in the pickle."""
+        """The placeholder of a tensor; the tensor itself if no message can hold it."""
         if type(tensor) is _Place or not _fits_into_message(tensor):
             return tensor
         place = self._places.get(id(tensor))

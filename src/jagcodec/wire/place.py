@@ -334,7 +334,7 @@ def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) ->
 
 
 def is_wide(dims: Sequence[int], itemsize: int) -> bool:
-    """Whether `Lowering` refuses these dims of a column without cells."""
+    """Whether `Lowering` rejects these dims of a column without cells."""
     return extent_of(dims) * itemsize >= spec.MAX_BYTES
 
 

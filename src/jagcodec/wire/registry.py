@@ -103,7 +103,7 @@ def register_type(
 
 
 def registered_name(cls: type) -> str | None:
-    """What a class is called in messages, or None if it is not registered."""
+    """The name of a class in messages; None if it is not registered."""
     name = _name_of.get(cls)
     if name is None and _loaded_class(_qualified(cls)) is cls:
         register_type(cls)
@@ -172,7 +172,7 @@ def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tu
 
 
 def _known_bits(cls: Any, bits: int) -> int:
-    # Python keeps every combination that was ever made: of known bits there are so many.
+    # Python keeps every combination ever made; the number of known bits bounds them.
     known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
     if bits & ~known:
         raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {bits}")
@@ -232,12 +232,12 @@ def _non_tensor(cls: Any, payload: Any) -> Any:
 
 
 def of_one(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
-    """`make` of a state that is exactly of a type."""
+    """A function that checks the type of a state, exactly, and calls `make` with it."""
     return lambda state: make(of_type(state, cls))
 
 
 def of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
-    """`make` of the fields of a state, which is a tuple of exactly these types."""
+    """A function that checks that a state is a tuple of these types, and calls `make(*state)`."""
 
     def from_state(state: Any) -> Any:
         if [type(part) for part in of_type(state, tuple)] != list(types):
@@ -248,7 +248,7 @@ def of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
 
 
 def _ordered_state(value: OrderedDict[Any, Any]) -> Any:
-    """The items; with them the attribute that a state dict of torch has besides."""
+    """The items; for a state dict of torch, also its attribute `_metadata`."""
     attributes = vars(value)
     if not attributes:
         return dict(value)
@@ -321,7 +321,7 @@ def register_types(types: Iterable[NamedType]) -> None:
 _bounds = operator.attrgetter("start", "stop", "step")
 
 ORDERED_DICT = "collections.OrderedDict"
-"""What an `OrderedDict` is called."""
+"""The name of an `OrderedDict` in messages."""
 
 PLAIN_TYPES: tuple[NamedType, ...] = (
     (OrderedDict, ORDERED_DICT, _ordered_state, _ordered),
@@ -338,10 +338,10 @@ PLAIN_TYPES: tuple[NamedType, ...] = (
 )
 
 BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
-"""What a `BatchedDataDict` is called."""
+"""The name of a `BatchedDataDict` in messages."""
 
 PACKED_COLUMN = "jagcodec.PackedColumn"
-"""What a `PackedColumn` is called."""
+"""The name of a `PackedColumn` in messages."""
 
 # Which module registers them, when a message has one.
 _OWN = dict.fromkeys((BATCHED_DATA_DICT, PACKED_COLUMN), "jagcodec.batch.batched_data_dict")

@@ -69,7 +69,7 @@ def _rows_of(offsets: list[int]) -> tuple[int, int, int, bytes]:
 
 
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:
-    """What cuts rows out of these columns of a message in memory; None where that is not simple."""
+    """A slicer of these columns of a message in memory; None if they cannot be cut out."""
     header = message.header
     if rows > MAX_UNBACKED_ROWS or header.schema.values:
         return None

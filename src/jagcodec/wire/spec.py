@@ -18,7 +18,7 @@ BLOB_MAGIC = b"jagcodec"  # begins a message in one buffer; a header frame begin
 # start at multiples of `memory.ALIGNMENT`.
 SMALL_BUFFER = 16 * 1024  # bytes from which on a buffer has a frame of its own
 INLINE_BYTES = 4 * 1024  # from which on `bytes` are a buffer, so that a header stays small
-LONG_LIST = 64  # from so many on, a list of numbers of one type is bytes in a document, not items
+LONG_LIST = 64  # from this length on, documents hold a list of numbers of one type as bytes
 
 # Levels. Writers reject more containers; readers accept what a value makes inside itself on top.
 MAX_DEPTH = 100
@@ -27,11 +27,11 @@ MAX_STACKS = 8  # lazy stacks in lazy stacks: tensordict's work doubles with eve
 MAX_NDIM = 64  # numpy's limit since 2.0, above what torch's kernels accept
 
 # The frames of a message have fewer bytes than these; so would a value without cells if its dims of
-# 0 were 1. No machine has as many, so a column that merely has no cells yet is never refused.
+# 0 were 1. No machine has that many bytes, so a column is never rejected just for having no cells.
 MAX_BYTES = 1 << 56
 
 # Batch sizes may count this many rows without a byte of payload to show for them (a `NonTensorData`
-# of N rows holds one value). More rows need a payload of as many bytes.
+# of N rows holds one value). More rows need a byte of payload each.
 MAX_UNBACKED_ROWS = 1 << 24
 
 # Keys of a dict or set that collide make a table of n keys cost n squared, and numbers hash
@@ -42,12 +42,12 @@ MOST_PROBES = 100
 FEW_KEYS = 1024
 
 # How far back zstd may refer in a frame that is not a single segment. RFC 8878 asks every reader to
-# support as much.
+# support this distance.
 MAX_WINDOW = 1 << 23
 
 
 class Kind(IntEnum):
-    """What a node of a schema, or a record of a document, is. As extension codes, 1 to 5 stay
+    """The kinds of schema nodes and document records. As extension codes, 1 to 5 stay
     unused: vLLM's and TransferQueue's decoders unpickle those.
     """
 
@@ -95,7 +95,7 @@ COLUMN_KINDS = frozenset(
         *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK),
     )
 )
-"""What may be a column of a TensorDict."""
+"""The kinds that a column of a TensorDict may have."""
 
 
 TORCH_DTYPES: dict[str, int] = {

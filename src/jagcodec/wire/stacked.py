@@ -37,7 +37,7 @@ class InMemory(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Sound messages of one schema, whose headers have as many numbers each."""
+    """Sound messages of one schema, whose headers have the same number of numbers."""
 
     node: Node  # as of `InMemory`
     first_group: int
@@ -47,7 +47,7 @@ class Stack(NamedTuple):
 
 
 def stacks_of(messages: Mapping[int, InMemory]) -> list[Stack]:
-    """Messages that were opened one by one, by which of several each is."""
+    """Stack messages that were opened one by one; a key is the position of its message."""
     by_form: dict[tuple[int, int], list[int]] = {}
     for i, message in messages.items():
         by_form.setdefault((id(message.node), len(message.numbers)), []).append(i)
@@ -90,7 +90,7 @@ def open_together(
 
 
 _IN_BLOBS = -1
-"""In the place of the number of frames, which only the header of a blob knows."""
+"""Stands for a blob's number of frames, which only its header has."""
 
 
 def _are_split(stack: Stack, frames: list[list[ByteArray]]) -> bool:
@@ -107,7 +107,7 @@ def _are_split(stack: Stack, frames: list[list[ByteArray]]) -> bool:
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a header are that this library wrote, without checksums."""
+    """The places of the parts of a header that this library wrote without checksums."""
 
     schema: Schema
     numbers: slice  # the bytes of its numbers
@@ -171,7 +171,7 @@ def _open_alike(
 
 
 def _begin_alike(matrix: ByteArray, layout: _Layout) -> npt.NDArray[np.bool_]:
-    """Which headers have the first one's schema, and as many bytes of numbers and of values."""
+    """Which headers have the first one's schema, and the same sizes of numbers and values."""
     before, between = matrix[:, : layout.numbers.start], matrix[:, layout.numbers.stop :]
     between = between[:, : layout.values.start - layout.numbers.stop]
     same: npt.NDArray[np.bool_] = (before == before[0]).all(axis=1)

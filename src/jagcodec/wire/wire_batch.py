@@ -327,7 +327,7 @@ class WireBatch(OpenBatch):
         return columns[name]
 
     def _read(self, columns: Mapping[str, Column], form: As) -> dict[str, Any]:
-        """Columns in one form: those of each source together."""
+        """Read columns in one form, those of each source together."""
         keys: dict[ColumnSource, dict[str, Any]] = {}
         for name, (source, key) in columns.items():
             keys.setdefault(source, {})[name] = key
@@ -338,9 +338,9 @@ class WireBatch(OpenBatch):
         return {name: self.source.shared(each[name], self.chosen) for name in columns}
 
     def tensordict_of(self, leaves: dict[str, Any]) -> TensorDict:
-        """Its columns, as leaves, in a TensorDict."""
+        """A TensorDict of the columns, which are passed as leaves."""
         source = self.source
-        # What the constructor of a TensorDict makes of values of other types is up to these.
+        # Values of registered types decide what TensorDict's constructor makes of them.
         plain = all(getattr(key, "kind", None) is not Kind.USER for _, key in self.by_name.values())
         try:
             if plain and source.device is None and len(source.sizes) == 1:
@@ -383,7 +383,7 @@ class MessageColumns(ColumnSource):
         self.allow_pickle: bool = message.allow_pickle
         self.message: Message = message
         self.node: Node = node  # whose children are the columns
-        # What is in the message next to the batch: by name, or a mapping without one.
+        # The values next to the batch in the message: by name, or a mapping without one.
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole  # whether the batch is all of the message
         self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
@@ -463,7 +463,7 @@ class MessageColumns(ColumnSource):
         index = range(self.sizes[0]) if chosen is None else chosen.index
         if not isinstance(index, range) or not index:
             return None
-        # Kept for the other parts of the message, of which there are often many.
+        # Keep the slicer: callers often cut many parts from one message.
         known, columns = self._slicer, batch.by_name
         if known is None or known[0] is not columns:
             known = self._slicer = columns, self._slicer_of(batch)
@@ -479,7 +479,7 @@ class MessageColumns(ColumnSource):
     # Of a node
 
     def _inner(self, node: Node) -> Node | None:
-        """The node of the columns of a batch in the batch; only in a dict may that be a dict."""
+        """The node with a nested batch's columns; else None. Only a dict may nest a dict."""
         if node.kind is Kind.TENSORDICT:
             return node
         return columns_of_dict(node) if self.node.kind is Kind.MAP else None
@@ -494,7 +494,7 @@ class MessageColumns(ColumnSource):
         return (splits if chosen is None else chosen.among(splits)[0]).lengths
 
     def _check_rows(self, node: Node) -> None:
-        """See that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
+        """Check that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
         numbers, groups = self.message.numbers, self.message.header.groups
         if node.kind is _TENSOR:
             sizes = numbers[node.dims : node.end]
@@ -524,7 +524,7 @@ class MessageColumns(ColumnSource):
         return self.message.jagged(node, chosen)
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
-        """A TENSOR; to be encoded, as an array in place if it can be one, which is only read."""
+        """A TENSOR; for `As.ITEM` an array in place where possible, which must only be read."""
         leaf = self.message.leaf(node) if form is As.ITEM else None
         # Indirect rows would be fetched here, and again below.
         if leaf is not None and leaf.dtype in NUMPY_DTYPES and not leaf.runs:
@@ -564,7 +564,7 @@ class MessageColumns(ColumnSource):
             found = f"found {type(column).__name__}; decode reads such a column"
             raise fail("bad_value", f"expected a leaf of a TensorDict, {found}")
         nested = isinstance(column, torch.Tensor) and column.is_nested
-        # Of a strided nested tensor, no other dim has one size.
+        # Only the first dim of a strided nested tensor has one size.
         sizes, shape = (self.sizes[:1], [column.size(0)]) if nested else (self.sizes, column.shape)
         if [*shape[: len(sizes)]] != sizes:
             raise rows_differ(self.sizes, [*shape])
@@ -643,7 +643,7 @@ class MemoryColumns(ColumnSource):
 
 
 _OF_DICTS = (list, np.ndarray, dict, PackedColumn)
-"""Columns that a dict may have, and a TensorDict not."""
+"""Types of columns that a dict may have, but not a TensorDict."""
 
 
 def _in_form(
@@ -681,7 +681,7 @@ def _is_on_host(column: Any) -> bool:
 
 
 def _ragged(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
-    """The rows of a jagged or packed column in memory; None of any other."""
+    """The rows of a jagged or packed column in memory; None for any other column."""
     if is_jagged(column):
         return view_of(column, "$", pool, detach=detach)
     if not isinstance(column, PackedColumn):
@@ -695,7 +695,7 @@ def _ragged(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | N
 
 
 def _field_in_memory(column: Any, rows: int) -> FieldSchema:
-    """The description of a column in memory: that which the header of its message would have."""
+    """The description of a column in memory, as the header of its message would give it."""
     if isinstance(column, torch.Tensor) and not isinstance(column, UnbatchedTensor):
         if is_jagged(column):
             values, _, _, dim = parts_of(column)
@@ -802,7 +802,7 @@ def open_memory(batch: Any, where: str) -> WireBatch:
 
 
 def check_tensordict(batch: TensorDictBase, where: str) -> None:
-    """See that a TensorDict has rows, which all have the same columns."""
+    """Check that a TensorDict has rows, and that all rows have the same columns."""
     if isinstance(batch, LazyStackedTensorDict):
         raise ArgumentTypeError("bad_type", where, LAZY_STACK)
     if not batch.batch_dims:
@@ -862,7 +862,7 @@ def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
 
 
 def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
-    """The node whose children are the columns of a value, and what is next to it in the value."""
+    """The node whose children are the columns of a batch, and the nodes next to it; else None."""
     if root.kind is Kind.TENSORDICT:
         return root, []
     if root.kind is Kind.USER and root.fields[0] == ORDERED_DICT:
