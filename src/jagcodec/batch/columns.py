@@ -1,4 +1,4 @@
-"""Which kind of batch something is, and its columns: the only place that asks."""
+"""Which kind of batch a value is, and which columns it has: the only file that asks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def several(batches: Iterable[Any], where: str) -> list[Any]:
 
 
 def are_several(source: Any) -> bool:
-    """Whether a list holds batches, which blobs are, and not the frames of one message."""
+    """Whether a list holds batches (blobs are batches), and not the frames of one message."""
     if not isinstance(source, (list, tuple)) or not source:
         return False
     first = bytes_of(source[0])
@@ -86,7 +86,7 @@ def _is_message(source: Any) -> bool:
 
 
 def bytes_of(value: Any) -> ByteArray | None:
-    """The bytes of a buffer; None of anything else."""
+    """The bytes of a buffer; None for any other value."""
     try:
         return buffer_bytes(value, "")
     except WireFormatError:
@@ -98,7 +98,7 @@ def is_batch(value: Any) -> bool:
     if isinstance(value, (*_BATCHES, PackedColumn)):
         return not isinstance(value, PackedColumn)
     first = value[0] if isinstance(value, (list, tuple)) and value else value
-    data = bytes_of(first)  # which any column of numbers has, too
+    data = bytes_of(first)  # a column of numbers has bytes, too
     return data is not None and MAGIC.encode() in data[:10].tobytes()
 
 
@@ -108,12 +108,12 @@ def is_encoded(batch: Any) -> bool:
 
 
 def row_count_of(batch: Any, where: str) -> int:
-    """N, of an open batch."""
+    """N, the number of rows of an open batch."""
     return (row_counts(batch, where) or 0) if isinstance(batch, dict) else int(batch.batch_size[0])
 
 
 def meta_of(batch: Any) -> dict[str, Any]:
-    """What belongs to the whole of an open batch."""
+    """The values that belong to the whole of an open batch."""
     meta: dict[str, Any] = (
         batch.meta if isinstance(batch, WireBatch) else getattr(batch, "meta_info", {})
     )
@@ -121,7 +121,7 @@ def meta_of(batch: Any) -> dict[str, Any]:
 
 
 def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
-    """The rows of batches in any forms, as a batch of the kind of the first that is not encoded."""
+    """The rows of batches in any form; the first that is not encoded decides the result's kind."""
     open_ones = opened_each(batches, where)
     model = next((i for i, b in enumerate(open_ones) if not isinstance(b, WireBatch)), 0)
     kind = open_ones[model]
@@ -139,12 +139,12 @@ def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
             open_ones.append(opened(batch, path))
         except WireFormatError as error:
             raise in_message(error, i) from error
-        row_count_of(open_ones[i], path)  # which checks a dict of columns
+        row_count_of(open_ones[i], path)  # checks a dict of columns
     return open_ones
 
 
 def in_memory(batch: Any, kind: Any) -> Any:
-    """An open batch as a batch of this kind, if it is a message."""
+    """An open batch in memory: a `WireBatch` becomes a batch of this kind."""
     if not isinstance(batch, WireBatch):
         return batch
     td = batch.to_tensordict()
@@ -154,14 +154,14 @@ def in_memory(batch: Any, kind: Any) -> Any:
 def with_meta(
     joined: Any, batches: Sequence[Any], rule: Callable[[Sequence[Any]], dict[str, Any]]
 ) -> Any:
-    """A batch in memory that was joined, with what `rule` makes of the metas."""
+    """A joined batch in memory; if it has `meta_info`, `rule` makes it of the metas."""
     if hasattr(joined, "meta_info"):
         joined.meta_info = rule([meta_of(batch) for batch in batches])
     return joined
 
 
 def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntArray]:
-    """(N,) row lengths of the jagged and packed columns of an open batch."""
+    """(N,) row lengths of each jagged or packed column of an open batch."""
     if isinstance(batch, WireBatch):
         known = ((name, batch.row_lengths(name)) for name in batch.fields)
         return {name: lengths for name, lengths in known if lengths is not None}
@@ -175,7 +175,7 @@ def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntA
 
 
 def common_lengths(known: Mapping[str, IntArray], path: str, remedy: str) -> IntArray:
-    """The row lengths that all columns of `row_lengths_of` have."""
+    """The row lengths that all columns share, given those of `row_lengths_of`."""
     if not known:
         detail = f"expected a jagged column, which has row lengths, found none; {remedy}"
         raise ArgumentError("bad_option", path, detail)
@@ -195,7 +195,7 @@ def columns_of(
     kept: bool = False,
     pool: RowSplitsPool | None = None,
 ) -> Columns:
-    """The columns of an open batch or of a message; `kept` ones may be kept and written to."""
+    """The columns of an open batch or a message; with `kept`, callers may keep and write them."""
     batch = opened(source, where)
     rows = row_count_of(batch, where)
     listed = None if names is None else known_names(names, batch.keys(), where)
@@ -205,7 +205,7 @@ def columns_of(
 
 
 def with_offsets(batch: Any, where: str, pool: RowSplitsPool) -> Any:
-    """An open batch whose offsets the pool then knows; a dict becomes `Columns`."""
+    """An open batch, with its offsets read into the pool; a dict becomes `Columns`."""
     if isinstance(batch, dict):
         return columns_of(batch, where, pool=pool)
     read_offsets([batch], pool)
@@ -245,7 +245,7 @@ def each_column(
 ) -> dict[str, Any]:
     """The columns of an open batch that is inside the batches `above`, by name.
 
-    `of_tensor` decides what becomes of a tensor, or of the rows of one. Objects become arrays of
+    `of_tensor` is called with each tensor or view, and returns the column. Objects become arrays of
     one object per row, and batches become dicts.
     """
     items = batch.columns if isinstance(batch, Columns) else batch
@@ -277,7 +277,7 @@ def each_column(
 
 
 def _objects(leaf: Any, rows: int) -> Any:
-    """The rows of an array, or of a leaf with objects, as `Columns` has them."""
+    """The rows of an array, or of a leaf with objects, in the form that `Columns` uses."""
     array = leaf if isinstance(leaf, np.ndarray) else array_of_leaf(leaf)
     if array is None or (array.dtype == object and array.ndim == 1):
         return rows_of_leaf(leaf, rows) if array is None else list(array)
@@ -285,7 +285,7 @@ def _objects(leaf: Any, rows: int) -> Any:
 
 
 def _kept(batch: WireBatch) -> list[tuple[str, Any]]:
-    """The columns of a message in memory that may be kept; those of objects as an array."""
+    """The columns of a message, in memory that callers may keep; objects become an array."""
     schema = batch.schema
     return [
         batch.select([name]).columns()[0] if schema[name].kind == "object" else (name, batch[name])

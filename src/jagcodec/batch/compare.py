@@ -67,7 +67,7 @@ def same_values(left: Any, right: Any) -> bool:
 
 
 def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all of several mappings have the same."""
+    """The items that all mappings have, with the same value."""
     first, *others = metas or [{}]
     return {
         name: value
@@ -77,7 +77,7 @@ def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def uncontradicted(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several mappings have, unless two of them have it with other values."""
+    """The items of all mappings, except names for which two mappings have different values."""
     names = dict.fromkeys(name for meta in metas for name in meta)
     each = (agreed([{name: meta[name]} for meta in metas if name in meta]) for name in names)
     return {name: value for found in each for name, value in found.items()}
@@ -131,7 +131,7 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
 
 
 def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
-    """As `compare`; of two batches or dicts, their names and the first of each column."""
+    """The first difference; for two batches or dicts, names, and the first in each column."""
     batches = isinstance(a, (dict, TensorDictBase)) and not isinstance(a, LazyStackedTensorDict)
     if type(a) is not type(b) or not batches:
         found = compare(a, b, at)
@@ -144,7 +144,7 @@ def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
         if found is not None:
             yield found
         nested = at.column != "" and at.row is None
-    # By items, because a TensorDict iterates over its rows.
+    # Use items: iterating over a TensorDict gives its rows.
     left, right = dict(a.items()), dict(b.items())
     if not same_values([*left], [*right]):
         alone = [key for key in left if key not in right], [key for key in right if key not in left]
@@ -177,7 +177,7 @@ def _step(at: Difference, key: Any) -> Difference:
         return replace(at, cell=key)
     if at.column == "" and type(key) is str:
         return replace(at, column=key)
-    of_column = at.column.startswith("$") and at.row is None  # of a value that is not a batch
+    of_column = at.column.startswith("$") and at.row is None  # the value is not a batch
     if at.row is None and type(key) is int and not at.inside and not of_column:
         return replace(at, row=key)
     above = at.column if of_column else at.inside or "$"
@@ -212,12 +212,12 @@ def _are_same(a: Any, b: Any) -> bool:
         return bool(a.dtype == b.dtype) and a.tobytes() == b.tobytes()
     try:
         return bool(_key(a) == _key(b))
-    except Exception:  # whatever an __eq__ raises
+    except Exception:  # an __eq__ may raise anything
         return False
 
 
 def _key(value: Any) -> Any:
-    """What equals only the key of the same value."""
+    """A key that equals only the keys of the same value, bit for bit."""
     kind = type(value)
     if kind is float:
         return struct.pack("d", value)
@@ -280,10 +280,10 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | No
 
 
 def _cells(a: Any, b: Any, at: Difference, rows: RaggedView | None = None) -> Difference | None:
-    """The first cell that differs of two arrays or tensors of one shape; their tokens of `rows`."""
+    """The first difference of two arrays or tensors of one shape, which may hold jagged `rows`."""
     is_tensor, shape = isinstance(a, torch.Tensor), tuple(a.shape)
     if is_tensor and torch.equal(as_words(a), as_words(b.to(a.device))):
-        return None  # which took no memory
+        return None  # the comparison above needs no memory
     x, y = (as_bytes(each) if is_tensor else cell_bytes(each) for each in (a, b))
     differs = x != y
     if not differs.any():
@@ -302,7 +302,7 @@ def _cells(a: Any, b: Any, at: Difference, rows: RaggedView | None = None) -> Di
 
 
 def _unlike(at: Difference, a: Any, b: Any) -> Difference:
-    """The difference of two values, with their bits where their texts do not show it."""
+    """The difference of two values, with their bits if their texts are the same."""
     left, right = _text(a), _text(b)
     if left == right and isinstance(a, (float, np.generic, torch.Tensor)):
         left, right = (f"{_text(x)} (bits {_bits(x)})".strip() for x in (a, b))
@@ -323,12 +323,12 @@ def _text(value: Any) -> str:
             return describe(value)
         try:
             return repr(value.item())
-        except (RuntimeError, NotImplementedError):  # of dtypes that torch cannot print
+        except (RuntimeError, NotImplementedError):  # torch cannot print the dtype
             return ""
     if isinstance(value, (str, bytes)):
         return shown(repr(value[:1000]), 80)
-    with suppress(ValueError):  # an int too long for Python
-        if isinstance(value, (set, frozenset)):  # in an order that the hash seed does not decide
+    with suppress(ValueError):  # Python refuses to print very long ints
+        if isinstance(value, (set, frozenset)):  # sort: the hash seed decides a set's order
             return shown(f"{{{', '.join(sorted(map(_text, value)))}}}", 80)
         if isinstance(value, _PRINTED):
             return shown(repr(value)[:1000], 80)

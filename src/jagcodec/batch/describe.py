@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     """A column of a message, or another value in it, whose name is a path that begins with $."""
 
     name: str
-    keys: tuple[str, ...]  # of a column, from the outermost
+    keys: tuple[str, ...]  # the names on the way to a column; empty for other values
     node: Node
 
 
@@ -47,11 +47,11 @@ class OpenMessage(NamedTuple):
     message: Message
     bytes: int  # of the blob, or of all frames
     entries: list[Entry]
-    batch: Node | None  # which holds the columns
+    batch: Node | None  # the node that holds the columns
 
 
 def open_source(source: Any, path: str) -> OpenMessage:
-    """Open a message of any value, and compare its checksums, if it has any."""
+    """Open a message of any value, and check its checksums, if it has any."""
     message = open_message(source, path, Reading(by_range=True))
     header, size = message.header, message.header.total
     if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
@@ -74,7 +74,7 @@ def _columns_of(node: Node, above: tuple[str, ...]) -> Iterator[Entry]:
 
 
 def _values_of(root: Node) -> list[Entry]:
-    """The entries of a value that is not a batch, one level down."""
+    """The entries of a value that is not a batch: one for each of its direct items."""
     if root.kind not in (Kind.LIST, Kind.TUPLE, Kind.MAP) or not root.children:
         return [Entry("$", (), root)]
     steps = [child_step(root, i) for i in range(len(root.children))]
@@ -83,7 +83,7 @@ def _values_of(root: Node) -> list[Entry]:
 
 
 def chosen_entries(found: OpenMessage, names: Sequence[str]) -> list[Entry]:
-    """The columns and values of these names, in this order."""
+    """The columns and values with these names, in this order."""
     everything = {entry.name: entry for entry in found.entries}
     return [everything[name] for name in known_names(names, everything, "columns")]
 
@@ -196,18 +196,18 @@ class _Walk(Claims):
 
     def __init__(self, message: Message) -> None:
         super().__init__(message.header.sizes)
-        # Of each ragged group: its place among them, and the names of its columns.
+        # For each ragged group: its place among them, and the names of its columns.
         self.groups: dict[int, tuple[int, list[str]]] = {}
         self._message = message
         self._values = _document_bounds(message.header.packed_values)
-        # Writers share whole places alone, so a place is counted once by where it begins.
+        # Writers share only whole places, so where a place begins is enough to count it once.
         self._counted: set[tuple[int, int]] = set()
-        # Of the column that is described now.
+        # The bytes of the column that is described now, and how they are stored.
         self._size = 0
         self._stored: set[str] = set()
 
     def column(self, entry: Entry) -> ColumnDescription:
-        """Describe a column, and count the bytes in it that no column before it has."""
+        """Describe a column, and count its bytes, except those that an earlier column has."""
         node, rows = entry.node, None
         self._size, self._stored = 0, set()
         self._count(node)
@@ -247,7 +247,7 @@ class _Walk(Claims):
             self._count(child)
 
     def _runs(self, leaf: Leaf) -> Iterator[tuple[int, int]]:
-        """Count the places that the table of a column names: how each is stored, and its cells."""
+        """Count the places that a table of runs names; yields how each is stored, and its bytes."""
         self._stored.add("indirect")
         for run in runs_at(self._message, leaf):
             cells = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
@@ -290,7 +290,7 @@ def _document_bounds(packed: bytes) -> list[tuple[int, int]]:
 
 
 def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
-    """Read a message whole; the errors of values that this process cannot make, by name."""
+    """Read a whole message; returns the errors of values that this process cannot make, by name."""
     found = open_source(source, "check_message(source)")
     message = found.message
     try:
@@ -300,7 +300,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     except WireFormatError as error:
         whole = error
     unknown: dict[str, str] = {}
-    for entry in (*found.entries, None):  # which of them it is; None: the meta
+    for entry in (*found.entries, None):  # find which one fails; None is the meta
         try:
             message_meta(message) if entry is None else build(message, entry.node)
         except WireFormatError as error:
@@ -308,12 +308,12 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
                 raise (in_entry(entry, error) if entry else error) from None
             unknown["meta" if entry is None else entry.name] = str(error)
     if not unknown:
-        raise whole  # they do not fit together
+        raise whole  # each is sound, but they do not fit together
     return found, unknown
 
 
 def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
-    """The error of one column, or of another value, with its name in the path."""
+    """The error, with the name of its column or value in the path."""
     if entry.name.startswith("$"):
         return WireFormatError(
             error.reason, entry.name + error.path.removeprefix("$"), error.detail
@@ -325,7 +325,7 @@ def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
 
 
 class Whole(NamedTuple):
-    """All of a message, or some columns of it."""
+    """A whole message, or some columns of it."""
 
     value: Any
     meta: dict[str, Any]
@@ -333,7 +333,7 @@ class Whole(NamedTuple):
 
 
 def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> Whole:
-    """What `differences` compares of a message; errors call it `path`."""
+    """The parts of a message that `differences` compares; errors call it `path`."""
     if columns is not None:
         return Whole(open_whole(source, path).select(columns).to_tensordict(), {}, True)
     message = open_message(source, path, Reading(by_range=True))

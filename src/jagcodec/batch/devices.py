@@ -1,6 +1,6 @@
 """Columns and devices: moved from one to another, and their offsets read, with one wait.
 
-One by one, each copy to the host would wait for all that its device was asked to do before.
+Separate copies to the host would each wait for everything that the device was asked to do before.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def moved(
 ) -> dict[str, Any]:
     """Columns by name with their tensors on a device; gradients flow through them.
 
-    A column that has no tensor, or is on the device, is itself. What goes to the host has arrived.
-    `to_device` says what `non_blocking` is.
+    A column without a tensor, or on that device, is returned unchanged. Copies to the host are
+    complete. `non_blocking` is that of `to_device`.
     """
     move = _Move(device, pool, path_of, non_blocking)
     if device.type == "cpu":
@@ -71,18 +71,18 @@ def moved(
 
 @dataclass(slots=True)
 class _Move:
-    """The way of one batch to a device."""
+    """Moves one batch to a device."""
 
     device: torch.device
     pool: RowSplitsPool
     path_of: PathOf
     non_blocking: bool
     copies: HostCopies = field(default_factory=lambda: HostCopies(kept=True))
-    # Tensors that were moved, by id, and what became of each.
+    # Tensors that were moved, by id, each with its copy.
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def columns(self, columns: Mapping[str, Any], above: tuple[str, ...]) -> dict[str, Any]:
-        # By items, because a TensorDict iterates over its rows.
+        # Use items: iterating over a TensorDict gives its rows.
         return {name: self.leaf(leaf, (*above, name)) for name, leaf in columns.items()}
 
     def leaf(self, leaf: Any, key: tuple[str, ...]) -> Any:
@@ -121,7 +121,7 @@ class _Move:
             device = None if leaf.device is None else self.device
             columns = self.columns(leaf, key)
             return TensorDict(columns, batch_size=leaf.batch_size, names=names, device=device)
-        fields, others = fields_of(leaf)  # of a tensorclass
+        fields, others = fields_of(leaf)  # the leaf is a tensorclass
         return tensorclass_of(type(leaf), self._batch(fields, key), others)
 
     def _jagged(self, leaf: torch.Tensor, key: tuple[str, ...]) -> torch.Tensor:
@@ -137,7 +137,7 @@ class _Move:
         return PackedColumn(self._tensor(values), places, longest, positions)
 
     def _view(self, view: RaggedView) -> RaggedView:
-        """The rows of a view end to end, compacted first, so that no hole moves."""
+        """The rows of a view on the device, end to end: holes are removed before the copy."""
         row_splits, dim = self.pool.unique(view.row_splits), view.ragged_dim
         memory = view.memory
         if isinstance(memory, torch.Tensor):
@@ -146,7 +146,7 @@ class _Move:
         return end_to_end(self._tensor(gathered([view])[0]), row_splits, dim)
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One tensor, which columns may share."""
+        """The copy of one tensor, which columns may share."""
         known = self.known.get(id(tensor))
         if known is None:
             known = self.known[id(tensor)] = tensor, self._new(tensor)
@@ -155,7 +155,7 @@ class _Move:
     def _new(self, tensor: torch.Tensor) -> torch.Tensor:
         plain = _is_plain(tensor)
         if plain and self.device.type == "cpu":
-            self.copies.fetch([tensor])  # unless it was: what was compacted only now
+            self.copies.fetch([tensor])  # does nothing, unless the tensor was compacted only now
             return self.copies.of(tensor)
         if plain and not tensor.requires_grad:
             tensor = contiguous_bits(tensor)  # torch cannot move strided tensors of every dtype
@@ -183,7 +183,7 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
     copies = HostCopies()
     copies.fetch(numbers for numbers, _ in away)
     for _, leaf in away:
-        with suppress(ArgumentError):  # which the reader of the column raises, with its name
+        with suppress(ArgumentError):  # the reader of the column raises it, with its name
             if is_jagged(leaf):
                 view_of_parts(parts_of(leaf), "", pool, copies)
             else:
@@ -191,7 +191,7 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
 
 
 def _flat(leaves: Iterable[Any]) -> Iterator[Any]:
-    """Leaves, those in batches among them in place of these."""
+    """All leaves, with inner batches replaced by their leaves."""
     for leaf in leaves:
         if isinstance(leaf, (torch.Tensor, np.ndarray, list)) or not _is_batch(leaf):
             yield leaf
@@ -212,11 +212,11 @@ def _is_batch(leaf: Any) -> bool:
 
 
 def _parts(leaf: Any) -> list[torch.Tensor]:
-    """The tensors of a column that are copied to the host as they are."""
+    """The tensors of a column that are copied to the host unchanged."""
     parts: list[Any] = [leaf]
     if is_jagged(leaf):
         values, offsets, lengths, _ = parts_of(leaf, detach=False)
-        # Rows with holes between them are compacted on their device, once these are known.
+        # Rows with holes are compacted on their device, once offsets and lengths are known.
         parts = [offsets, values if lengths is None else lengths]
     elif isinstance(leaf, UnbatchedTensor):
         parts = [unbatched_parts(leaf)[1]]
@@ -228,7 +228,7 @@ def _parts(leaf: Any) -> list[torch.Tensor]:
 
 
 def _is_plain(leaf: Any) -> bool:
-    """Whether `HostCopies` can copy something."""
+    """Whether `HostCopies` can copy a value."""
     if type(leaf) not in TENSOR_TYPES or leaf.layout is not torch.strided:
         return False
     return not (leaf.is_nested or leaf.is_quantized or leaf.is_meta)

@@ -2,7 +2,7 @@
 
 Making one reads no payload. Jagged columns, rectangles and documents of messages in memory are
 then read in place: one kernel call writes the rows of all messages to one rectangle. Other columns
-are read from each message, and put together as `concat_rows` does it.
+are read from each message, and joined as `concat_rows` does it.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from jagcodec.wire.wire_batch import (
 
 
 class InPlace(NamedTuple):
-    """The rows of a column in several messages; those of a rectangle are one cell each."""
+    """The rows of a column in several messages; in a rectangle, each row is one cell."""
 
     kind: Kind
-    narrow: bool  # whether a message stores its cells narrow
+    narrow: bool  # whether at least one message stores narrow cells
     view: RaggedView
 
 
@@ -69,8 +69,8 @@ class _Cells(NamedTuple):
     inner: tuple[int, ...]  # the dims after the first, which are the same in all messages
     start: IntArray  # (messages,) their first bytes, as if all frames were end to end
     stored: IntArray  # (messages,) how they are stored
-    counts: IntArray  # (messages,) how many there are along the first dim
-    group: IntArray | None  # (messages,) their ragged group; None of rectangles
+    counts: IntArray  # (messages,) how many cells there are along the first dim
+    group: IntArray | None  # (messages,) their ragged groups; None for rectangles
 
     @property
     def size(self) -> int:
@@ -82,43 +82,43 @@ class _GroupRows(NamedTuple):
     """The rows of a ragged group of each message, or of rectangles."""
 
     splits: RowSplits
-    begins: IntArray  # (N,) at which cell of its message each begins
-    cells: IntArray  # (messages,) how many cells they have
+    begins: IntArray  # (N,) the cell of its message at which each row begins
+    cells: IntArray  # (messages,) how many cells the rows of each message have
 
 
 _IN_GROUP = np.arange(GROUP_NUMBERS)
 
 _FEW_ROWS = 8
-"""Of each message, on average; the starts of so few need less memory than the messages."""
+"""Up to so many rows per message on average, starts need less memory than the messages."""
 
 
 class Messages:
-    """All rows of several messages in memory, one after the other; in as few steps as for one."""
+    """All rows of several messages in memory, one after the other, read together."""
 
     def __init__(
         self, counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
     ) -> None:
-        """Messages of (messages,) `counts` of rows, and the frames after the header of each."""
+        """`counts` are the rows of each message, `buffers` its frames after the header."""
         self.stacks = stacks
         self._counts = counts
         self._first_rows = counts.cumsum() - counts
-        # Where each message is among those of all stacks; of one stack they are in order.
+        # Where each message is among those of all stacks. In one stack, they are in order.
         self._order: Any = slice(None)
         if len(stacks) > 1:
             self._order = np.argsort(np.concatenate([stack.members for stack in stacks]))
         self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
         self._first_buffers = _starts_of(buffers)[:-1]
         self._starts = _starts_of(self._buffers)
-        # Of each stack, its columns by name: a list of many names takes long to search for each.
+        # The columns of each stack by name: searching a list of many names is slow.
         self._nodes = [_by_name(stack.node) for stack in stacks]
         self._columns: dict[str, InPlace | None] = {}
         self._rows: dict[bytes, _GroupRows | None] = {}
 
     def column(self, name: str) -> InPlace | None:
-        """The rows of a column in place; None if each message is read, also to report a fault."""
+        """The rows of a column in place; None if each message must be read, or has a fault."""
         if name not in self._columns:
             self._columns[name] = None
-            with suppress(WireFormatError):  # a dtype that this torch lacks
+            with suppress(WireFormatError):  # this torch lacks the dtype
                 self._columns[name] = self._column(name)
         return self._columns[name]
 
@@ -156,11 +156,11 @@ class Messages:
         return _Cells(kind, dtype, inner, start, stored, counts, group)
 
     def _are_bounded(self, cells: _Cells) -> bool:
-        """Whether the messages are large enough to vouch for what a view of the column needs."""
+        """Whether the bytes of the messages limit the memory that a view of the column needs."""
         size = cells.size
         if not size:
             whole = extent_of(cells.inner) * TORCH_DTYPES[cells.dtype]
-            # Of more, each message is read: the error names the column.
+            # With more cells, read each message: its error names the column.
             if sum(cells.counts.tolist()) * whole > INT64_MAX:
                 return False
         if cells.group is None and not (size and (cells.counts == self._counts).all()):
@@ -177,13 +177,13 @@ class Messages:
         if are_few or size * rows.splits.total >= 8 * rows.splits.rows:
             starts = rows.begins * size + start.repeat(self._counts)
             return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
-        # Rows that need less memory than their starts are copied.
+        # Copy rows that need less memory than their starts.
         of_messages = RowSplits.from_lengths(rows.cells)
         data = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
         return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
 
     def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
-        """Numbers of the messages of each stack, as those of all messages in their order."""
+        """The numbers of all messages, in their order, given those of each stack."""
         each = list(numbers)
         return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
 
@@ -195,7 +195,7 @@ class Messages:
             members = np.flatnonzero(column.stored == code)
             counts = cells[members]
             sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
-            if code == BITS:  # of each message whole bytes
+            if code == BITS:  # each message has whole bytes
                 counts = 8 * sizes
             runs = RowSplits.from_lengths(sizes)
             narrow = RaggedView(self._buffers, torch.uint8, (runs.total,), 1, starts[members], runs)
@@ -207,13 +207,13 @@ class Messages:
         return tuple(memory), starts
 
     def _rows_of(self, group: IntArray | None) -> _GroupRows | None:
-        """The rows in a ragged group of each message, or of rectangles; None if not sound."""
+        """The rows of a ragged group of each message, or of rectangles; None if unsound."""
         key = b"" if group is None else group.tobytes()
         if key not in self._rows:
             self._rows[key] = None
             total = int(self._counts.sum())
             lengths = np.ones(total, np.int64) if group is None else self._lengths(group)
-            # Cells of no bytes may be many.
+            # Cells without bytes may be many: check that their sum does not wrap around.
             if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
                 splits = RowSplits.from_lengths(lengths)
                 begins = splits.offsets_array[self._first_rows]
@@ -223,7 +223,7 @@ class Messages:
         return self._rows[key]
 
     def _lengths(self, group: IntArray) -> IntArray | None:
-        """The lengths of the rows in a ragged group of each message; None if they are not sound."""
+        """The row lengths of a ragged group of each message; None if they are unsound."""
         numbers = self._of_all(
             stack.numbers[
                 np.arange(len(stack.members))[:, None],
@@ -240,7 +240,7 @@ class Messages:
             return lengths
         frames = (self._first_buffers[many] + buffer[many]).tolist()
         places = zip(frames, (rows[many] + 1).tolist(), offset[many].tolist(), strict=True)
-        # A copy: offsets that were checked must not change with the messages' memory.
+        # Copy: offsets that were checked must not change with the messages' memory.
         offsets = np.concatenate(
             [np.frombuffer(self._buffers[i], np.int64, count, at) for i, count, at in places]
         )
@@ -263,14 +263,14 @@ def _by_name(batch: Node) -> dict[str, Node]:
 
 
 def _starts_of(parts: Sequence[Sized]) -> IntArray:
-    """Where each begins if they are end to end, and where the last ends."""
+    """Where each part begins if they are end to end, and where the last one ends."""
     starts = np.zeros(len(parts) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=starts[1:])
     return starts
 
 
 def _form_of(node: Node) -> tuple[Kind, str, int] | None:
-    """Kind, dtype and how many numbers of a column that can be read in place; None of another."""
+    """Kind, dtype and number count of a column that can be read in place; None for others."""
     kind, fields = node.kind, node.fields
     if kind is Kind.NON_TENSOR_ROWS:
         dtype = "uint8"
@@ -290,7 +290,7 @@ class JoinedRows(ColumnSource):
     def __init__(
         self, names: Sequence[str], counts: list[int], parts: list[Any], messages: Messages | None
     ) -> None:
-        """Rows of `parts`: `WireBatch`es, or messages to open; in `messages` if read in place."""
+        """`parts` are `WireBatch`es, or messages to open; `messages` reads them in place."""
         rows = sum(counts)
         check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
@@ -302,7 +302,7 @@ class JoinedRows(ColumnSource):
         self._counts = counts
         self._parts = parts
         self._messages = messages
-        self._pool = RowSplitsPool()  # of all rows; chosen ones have their own
+        self._pool = RowSplitsPool()  # for all rows; `ChosenRows` have another
 
     def parts(self) -> Iterator[WireBatch]:
         return map(self._part, range(len(self._parts)))
@@ -396,10 +396,10 @@ class JoinedRows(ColumnSource):
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
 
-    # Batch by batch
+    # Reading batch by batch
 
     def _batch_by_batch(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
-        """Columns that are read from each batch, in the form that `WireBatch.columns` has."""
+        """Read columns from each batch and join them, in the form of `WireBatch.columns`."""
         each: dict[str, list[Any]] = {name: [] for name in names}
         wanted, order = self._rows_of_parts(chosen)
         for i, rows in wanted:
@@ -419,7 +419,7 @@ class JoinedRows(ColumnSource):
     def _rows_of_parts(
         self, chosen: ChosenRows | None
     ) -> tuple[list[tuple[int, Any]], IntArray | None]:
-        """The batches that rows were chosen of, with these; and the order of all of these then."""
+        """Which rows to read from which batch, and how to order them all; None keeps the order."""
         if chosen is None:
             return [(i, None) for i in range(len(self._parts))], None
         if not len(chosen):
@@ -442,13 +442,13 @@ class JoinedRows(ColumnSource):
 
 
 def _objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
-    """Documents end to end as (N,) objects, or `unread`; None if each message is to be read."""
+    """Documents end to end as (N,) objects, or `unread`; None if each message must be read."""
     raw, bounds = data.numpy().tobytes(), row_splits.offsets_array.tolist()
     if unread:
         rows = [raw[start:end] for start, end in pairwise(bounds)]
         return Documents(rows) if rows else []
     if not documents.may_hold_records(raw):
-        with suppress(WireFormatError):  # found again, in the message that it is of
+        with suppress(WireFormatError):  # reading each message finds it again
             return object_array(documents.unpack_rows(raw, bounds[1:], range(row_splits.rows)))
     return None
 
@@ -456,12 +456,12 @@ def _objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
 def _together(
     name: str, columns: Sequence[Any], order: IntArray | None, pool: RowSplitsPool
 ) -> Any:
-    """A column of several batches, in the order of its rows that was asked for."""
+    """Join a column of several batches, and put its rows in the order asked for."""
     if all(isinstance(column, RaggedView) for column in columns):
         view = concat_views(columns)
         if view is None:
             return join_views(columns, order, pool, _path(name))
-        if order is not None:  # of rows that share what they share in their messages
+        if order is not None:  # the chosen rows keep sharing cells as in their messages
             view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
         return replace(view, row_splits=pool.unique(view.row_splits))
     leaves = [as_leaf(x, 0, _path(name)) if isinstance(x, RaggedView) else x for x in columns]
@@ -474,7 +474,7 @@ def _path(name: str) -> str:
 
 
 def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
-    """The rows of several batches, as chosen in each: a `WireBatch`, frames or a blob each."""
+    """The rows of several batches, each a `WireBatch` (its chosen rows), frames or a blob."""
     parts: list[Any] = list(sources)
     stacks: list[Stack] = []
     if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):
@@ -513,7 +513,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
 
 
 def _parts_of(source: Any) -> Sequence[Any]:
-    """What a batch was joined of, or itself."""
+    """The batches that a batch was joined from; the batch itself if it is not a join."""
     joined = isinstance(source, WireBatch) and source.chosen is None
     if joined and isinstance(source.source, JoinedRows):
         return [part.select(source.fields) for part in source.source.parts()]
@@ -531,12 +531,12 @@ def _open_one(index: int, source: Any) -> WireBatch:
 
 
 class JoinedColumns(ColumnSource):
-    """The columns of several batches of the same rows, each of which its own source reads."""
+    """The columns of several batches of the same rows; the source of each column reads it."""
 
     def __init__(
         self, columns: Mapping[str, Column], batches: Sequence[WireBatch], pool: RowSplitsPool
     ) -> None:
-        """Columns of `batches`; the pool knows the rows of those in memory."""
+        """`columns` are those of `batches`; the pool knows the rows of columns in memory."""
         sources = [batch.source for batch in batches]
         device = next((s.device for s in sources if s.device is not None), None)
         pickle = any(source.allow_pickle for source in sources)
@@ -549,7 +549,7 @@ class JoinedColumns(ColumnSource):
         return self._columns
 
     def meta(self) -> dict[str, Any]:
-        # The rows are the same: a message without a value does not contradict it.
+        # The rows are the same, so a message that lacks a value does not contradict it.
         return uncontradicted(self.metas())
 
     def metas(self) -> list[dict[str, Any]]:
@@ -567,7 +567,7 @@ def _common(sources: Sequence[ColumnSource]) -> list[int]:
 
 
 def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
-    """A column; a jagged one with the offsets of its row lengths in the pool."""
+    """The column; a jagged one gets the offsets that the pool has for its row lengths."""
     if isinstance(column, RaggedView):
         return replace(column, row_splits=pool.unique(column.row_splits))
     if not is_jagged(column):
@@ -581,8 +581,8 @@ def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
 
 
 def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) -> WireBatch:
-    """The columns of batches of the same rows; of two with one name, the later one."""
-    # Rows that were chosen of one are not those that will be chosen of the others.
+    """The columns of batches of the same rows; if two have one name, the later one wins."""
+    # A batch whose rows were chosen becomes a join, so that rows can be chosen again from all.
     whole = [b if b.chosen is None else join_rows([b], where) for b in batches]
     columns = {name: column for batch in whole for name, column in batch.by_name.items()}
     return WireBatch(JoinedColumns(columns, whole, pool))

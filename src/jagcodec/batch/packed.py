@@ -113,8 +113,8 @@ def plan_packing(
 
 
 def _read(lengths: Any, path: str) -> tuple[IntArray, Packer | None]:
-    """(N,) row lengths; of a tensor, with what packs tensors and knows its offsets."""
-    if not (hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens")):  # no tensors
+    """(N,) row lengths; for a tensor also a packer that knows its offsets."""
+    if not (hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens")):  # not tensors
         return length_array(lengths, path), None
     from jagcodec.ragged.packer import Packer, read_plan_lengths
     from jagcodec.ragged.row_splits import RowSplitsPool
@@ -166,7 +166,7 @@ class PackPlan:
         self._cu_seqlens: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __reduce__(self) -> Any:
-        return PackPlan, (self.layout, None, self._device)  # what is made of it is made again
+        return PackPlan, (self.layout, None, self._device)  # the copy makes packer and tensors anew
 
     def __repr__(self) -> str:
         return f"PackPlan(rows={self.rows}, total={self.total}, cp_size={self.layout.cp_size})"
@@ -208,7 +208,7 @@ class PackPlan:
         return PackPlan(self.layout, self._tensors(), found)
 
     def _tensors(self) -> Packer:
-        """What packs tensors, made when the first one comes."""
+        """The packer, made when the first tensor comes."""
         if self._packer is None:
             from jagcodec.ragged.packer import Packer
 
@@ -395,7 +395,7 @@ class _Packing:
 
     def __init__(self, where: str, packer: Packer, pieces_of: Callable[[int], Pieces]) -> None:
         self.where, self.packer = where, packer
-        self.pieces_of = pieces_of  # by the shift
+        self.pieces_of = pieces_of  # takes the shift
         self.pads: dict[Any, Any] = {}
         self.out: dict[Any, Any] = {}
         self.aligned: frozenset[Any] = frozenset()
@@ -403,19 +403,19 @@ class _Packing:
         self.buffers: dict[Key, Buffer] = {}
 
     def options(self, pads: Any, aligned: Any, kept: Any, out: Any = None) -> None:
-        """The options of `pack` by their names, as callers pass them."""
+        """Check and keep the options of `pack`, as callers pass them."""
         self.pads = self.by_name(pads, "pad_value_dict", "pads")
         self.aligned = name_set(aligned, f"{self.where}(token_aligned_fields)")
         self.kept = name_set(kept, f"{self.where}(keep_jagged)")
         self.out = self.by_name(out, "out", "tensors")
 
     def by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
-        """An option that has something for each column."""
+        """An option that is a dict with an entry for each column; empty for None."""
         expected = f"a dict of column names to {what}"
         return {} if value is None else mapping_of(value, f"{self.where}({name})", expected)
 
     def batch(self, source: Any, labels_of: Any) -> dict[str, Any]:
-        """The columns of a batch, with buffers in the place of those that are packed."""
+        """The columns of a batch; those that are packed are replaced by unfilled buffers."""
         from jagcodec.batch.columns import (
             are_several,
             each_column,
@@ -441,17 +441,17 @@ class _Packing:
         known = with_offsets(batch, where, self.packer.pool)
         columns = each_column(known, self.column, self.where)
         for name in self.aligned & columns.keys() - self.buffers.keys() - self.kept:
-            # An array or a list, which is not packed without a word.
+            # It is an array or a list: raise an error, instead of silently not packing it.
             self.packer.rows_of_rectangle(columns[name], self.path(name))
         self.add_labels(columns, labels_of)
         return columns
 
     def path(self, key: Key) -> str:
-        """Where an error about a column is."""
+        """The place that errors about a column name."""
         return f"{self.where}({column_name(key)})"
 
     def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
-        """The buffer of a column that is packed, or else the column."""
+        """The buffer of a column that is packed; any other column unchanged."""
         if key in self.kept:
             return leaf
         if self.packer.is_ragged(leaf):
@@ -468,7 +468,7 @@ class _Packing:
         return made
 
     def add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
-        """The next tokens of columns, under names of their own."""
+        """Add columns of labels, which hold the next tokens of packed columns."""
         where = f"{self.where}(labels_of)"
         wanted = {} if labels_of is None else labels_of
         if isinstance(labels_of, (str, tuple)):
@@ -488,12 +488,12 @@ class _Packing:
             columns[name] = self.buffer(packed[key].view, name, pad, shift=-1)
 
     def filled(self) -> dict[int, torch.Tensor]:
-        """The buffers as tensors, by the id of each; all by one call of the kernel."""
+        """The buffers as tensors, by the id of each; one call of the kernel fills them all."""
         buffers = [*self.buffers.values()]
         return dict(zip(map(id, buffers), self.packer.fill(buffers), strict=True))
 
     def whole(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Columns of `batch`, with tensors."""
+        """The columns of `batch`, with tensors in place of buffers."""
         from jagcodec.ragged.views import RaggedView
 
         filled = self.filled()
@@ -507,7 +507,7 @@ class _Packing:
     def steps(
         self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Columns of `batch` in steps that have these rows, and so many cells of each buffer."""
+        """The columns of each step, which has these rows, and so many cells of each buffer."""
         import torch
 
         from jagcodec.ragged.row_splits import RowSplits
@@ -542,13 +542,13 @@ class _Packing:
 
 
 _NO_LABEL = -100
-"""What PyTorch's `cross_entropy` ignores."""
+"""The label that PyTorch's `cross_entropy` ignores."""
 
 
 def _mapped(
     columns: dict[str, Any], of: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """What a function makes of each column and its key; of those of batches in the batch, too."""
+    """The result of a function for each column and its key, inner batches included."""
     made = {}
     for name, column in columns.items():
         key = (*above, name) if above else name
@@ -558,7 +558,7 @@ def _mapped(
 
 
 def _between(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Where things of these sizes begin and end, if they are end to end."""
+    """Where ranges of these sizes begin and end, if they are end to end."""
     return pairwise(accumulate(sizes, initial=0))
 
 
@@ -662,7 +662,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         self._lengths, self._rules, self._assignment = lengths, rules, assignment
         self._packer = packer
         self.order: IntArray = assignment.order.copy()
-        self._count = len(assignment.costs) // rules.ranks  # of each rank
+        self._count = len(assignment.costs) // rules.ranks  # micro-batches of each rank
         each = [assignment.order[rows].copy() for rows in self._places(0, rules.ranks)]
         starts = range(0, rules.ranks * max(self._count, 1), max(self._count, 1))
         self._steps = [each[start : start + self._count] for start in starts]
@@ -784,7 +784,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         return [*zip(plans, packing.steps(columns, steps, cells), strict=True)]
 
     def _tensors(self) -> Packer:
-        """What packs tensors of all rows; it knows the offsets that it met."""
+        """A packer for tensors of all rows; it knows the offsets of earlier calls."""
         from jagcodec.ragged.packer import Packer
 
         if self._packer is None:
@@ -864,7 +864,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         return [slice(start, end) for start, end in pairwise(bounds.tolist())]
 
     def _rising(self, first: int, last: int) -> IntArray:
-        """Where rows, rising, are among those of these ranks; copies are left out."""
+        """The places of rows, in rising order of rows, within these ranks; without copies."""
         bounds = self._assignment.bounds
         places = slice(bounds[first * self._count], bounds[last * self._count])
         rows = np.flatnonzero(~self._assignment.is_copy[places])
@@ -878,7 +878,7 @@ class MicroBatches(Sequence[list[IntArray]]):
 
 
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
-    """Batches or columns of these numbers of rows, joined; then the rows of an index of these."""
+    """Join batches or columns of these numbers of rows, and choose the rows of `index`."""
     from jagcodec.batch.columns import concat_in_memory, is_batch, is_encoded, opened, row_count_of
     from jagcodec.batch.compare import same_values
     from jagcodec.batch.devices import read_offsets

@@ -130,7 +130,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
 
 
 def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
-    """How often rows are repeated, 0 or more: one number, or with `each` one for each row."""
+    """How often rows are repeated: one number of 0 or more, or with `each` one per row."""
     expected = "an integer, or one per row" if each else "an integer"
     counts = host_array(times, path, expected)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not each):
@@ -259,7 +259,7 @@ def _sizes(sizes: Any, rows: int, where: str) -> IntArray:
     array = host_array(sizes, path, expected)
     array = array.astype(np.int64) if array.size == 0 else array
     plain = array.ndim == 1 and array.dtype.kind in "iu"
-    # None is above the number of rows, so that their sum does not wrap around.
+    # Reject sizes above the number of rows first, so that the sum does not wrap around.
     if not plain or (array < 0).any() or (array > rows).any() or array.sum() != rows:
         raise _bad(path, f"expected {expected}, found {_shown(sizes)}")
     return array.astype(np.int64)
@@ -270,7 +270,7 @@ def _bad(path: str, detail: str) -> ArgumentError:
 
 
 def _opened(batch: Any, where: str) -> tuple[Any, int]:
-    """An open batch, and N."""
+    """The open batch, and its number of rows."""
     source = opened(batch, f"{where}(batch)")
     return source, row_count_of(source, f"{where}(batch)")
 
@@ -368,7 +368,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     read_offsets(in_memory_ones, pool)
     _check_side_by_side(open_ones, replace, where, pool)
     if len(in_memory_ones) < len(open_ones):
-        # Columns of the messages share the offsets of those in memory.
+        # Let columns of the messages share the offsets of columns in memory.
         for name, leaf in itertools.chain.from_iterable(batch.items() for batch in in_memory_ones):
             if is_jagged(leaf):
                 pool.unique(view_of(leaf, f"{where}[{name!r}]", pool).row_splits)

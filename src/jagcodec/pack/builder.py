@@ -30,33 +30,33 @@ from jagcodec.wire.wire_batch import WireBatch, open_wire
 class _Grown:
     """A per-token column."""
 
-    dim: int = 0  # of a chunk, along which its tokens are
-    shape: tuple[int, ...] = (0,)  # of no tokens
-    dtype: torch.dtype | None = None  # until a number decides it
-    is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
+    dim: int = 0  # the dim of a chunk along which its tokens are
+    shape: tuple[int, ...] = (0,)  # the shape without tokens
+    dtype: torch.dtype | None = None  # None until a number decides it
+    is_chosen: bool = False  # whether `dtypes`, an array or a tensor decided the dtype
     tokens: int = 0
     chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
 
     def whole(self) -> torch.Tensor:
-        """All cells, which from now on are one chunk."""
+        """All cells; joins the chunks into one."""
         if not self.chunks:
-            # float32 if nothing decides the dtype, as torch.tensor([]) is
+            # Without numbers the dtype is float32, as that of torch.tensor([]).
             return torch.empty(self.shape, dtype=self.dtype or torch.float32)
         if len(self.chunks) > 1:
             self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
 
     def keep(self, tokens: int) -> _Grown:
-        """A copy of the first tokens."""
+        """A column with a copy of the first tokens."""
         chunks = [cat_bits([self.whole().narrow(self.dim, 0, tokens)], 0)] if tokens else []
         return replace(self, tokens=tokens, chunks=chunks)
 
     def cell_shape(self, cells: torch.Tensor) -> tuple[int, ...]:
-        """The shape that one token of these cells has."""
+        """The shape of one token of these cells."""
         return (*cells.shape[: self.dim], *cells.shape[self.dim + 1 :])
 
     def filled(self, number: torch.Tensor, tokens: int) -> torch.Tensor:
-        """A number in all cells of so many tokens."""
+        """So many tokens, whose cells all hold the number."""
         like = self.chunks[0].shape if self.chunks else self.shape
         return number.expand(*like[: self.dim], tokens, *like[self.dim + 1 :])
 
@@ -311,7 +311,7 @@ class RowBuilder:
         return row
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle has: columns of its own, which later appends do not change."""
+        """The state of a copy: its columns are copied, so later appends do not change them."""
         columns = {name: column.keep(column.tokens) for name, column in self._columns.items()}
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
@@ -328,13 +328,13 @@ class RowBuilder:
     def __reduce_ex__(self, protocol: Any) -> Any:
         columns = {}
         for name, column in self._columns.items():
-            column.whole()  # in place of its chunks
+            column.whole()  # pickles one chunk instead of many
             columns[name] = vars(column)
         return pickled_parts(_of_state, (type(self), {**vars(self), "_columns": columns}), protocol)
 
 
 def _of_state(state: Any) -> RowBuilder:
-    """A row from its type and its attributes, with those of each column."""
+    """A row made of its type and attributes; each column is a dict of its attributes."""
     kind, attributes = state
     row: RowBuilder = object.__new__(kind)
     columns = {name: _Grown(**fields) for name, fields in attributes["_columns"].items()}
@@ -343,7 +343,7 @@ def _of_state(state: Any) -> RowBuilder:
 
 
 def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
-    """The column of a chunk, whose dtype it may decide; cells; tokens (None: one number)."""
+    """Read a chunk: its column, perhaps with a new dtype; cells; token count, None for a number."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):
         chunk = chunk.detach().cpu()
@@ -353,7 +353,7 @@ def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, 
     try:
         made: Any = cells_of_rows([chunk], None if ints else column.dtype, dim=column.dim)
         if ints and isinstance(made, RowCells) and made.dtype != torch.int64:
-            if made.dtype.is_floating_point:  # the ints too, if they stay exact
+            if made.dtype.is_floating_point:  # earlier ints become floats, too, if they stay exact
                 whole: Any = cells_of_rows([column.whole()], torch.float32)
                 chunks = [torch.as_tensor(whole.values)] if column.tokens else []
                 column = replace(column, dtype=torch.float32, chunks=chunks)

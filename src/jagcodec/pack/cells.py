@@ -46,7 +46,7 @@ class RowCells(NamedTuple):
 
 
 def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
-    """An error of `cells_of_rows` for a column at `path`; without `of_rows` for one chunk."""
+    """The error of `cells_of_rows` at the `path` of its column; without `of_rows`, of a chunk."""
     place, detail = error.path, error.detail
     if not of_rows:
         place, detail = place.removeprefix(", row 0"), detail.removesuffix(_OR_OBJECTS)
@@ -55,8 +55,8 @@ def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> Jagcodec
 
 _OR_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
 
-# How C writes numbers as cells of a dtype, for `cells.fill`: code, stored dtype, and bits
-# of precision. float16 and bfloat16 by way of float32, as torch rounds Python's floats.
+# How `cells.fill` writes numbers of a dtype: code, stored dtype, and bits of precision. It writes
+# float16 and bfloat16 as float32, because torch rounds Python's floats that way.
 _CODES: dict[torch.dtype, tuple[str, np.dtype[Any], int]] = {
     getattr(torch, name): (code, np.dtype(name), 0)
     for code, name in zip(
@@ -70,37 +70,37 @@ _CODES: dict[torch.dtype, tuple[str, np.dtype[Any], int]] = {
     torch.float32: ("f", np.dtype("f"), 24),
     torch.float64: ("d", np.dtype("d"), 53),
 }
-# Floats from these on become infinite where cells are narrower than what C writes.
+# Floats of this size or more become infinite in cells that are narrower than what C writes.
 _LEAST_INFINITE = {torch.float16: 2.0**16 - 2.0**4, torch.bfloat16: 2.0**128 - 2.0**119}
 
 _DEFAULTS = {bool: torch.bool, int: torch.int64, float: torch.float32}
 
 PLAIN_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items()}
-"""The dtypes of arrays that a column may be, and torch's for them."""
+"""The array dtypes that a column may have, each with torch's dtype for it."""
 
 _IN_TORCH = PLAIN_DTYPES.keys() | set(
     map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128"))
 )
 
-# The dtypes of tensors whose cells are numbers that can be read one by one.
+# The dtypes of tensors whose cells can be read as Python numbers.
 _NUMERIC = _CODES.keys() | {d for d in TORCH_NAMES if str(d).startswith("torch.float8_")}
 
-# The kinds of rows. One without a number, empty or with None alone, is of the others' kind.
+# The kinds of rows. A row of kind "nothing", empty or of None alone, fits any other kind.
 _NUMBER, _SEQUENCE, _NOTHING, _ARRAY, _OBJECT = "number", "sequence", "nothing", "array", "object"
 _KINDS: dict[type, str] = {
     **dict.fromkeys(_DEFAULTS, _NUMBER),
     **dict.fromkeys((str, bytes, dict, type(None)), _OBJECT),
 }
-_DOCUMENTS: list[set[Any]] = [{dict}, {str}]  # lists of these are objects
+_DOCUMENTS: list[set[Any]] = [{dict}, {str}]  # lists of dicts, or of strings, are objects
 _ARRAYS, _TENSORS, _SEQUENCES = {np.ndarray}, {torch.Tensor}, {list, tuple}
 
 
 def cells_of_rows(
     rows: Sequence[Any], dtype: Any = None, *, copied: bool = True, dim: int = 0
 ) -> RowCells | list[Any]:
-    """The cells of N rows, one or more; a list of the rows, if they are objects.
+    """The cells of N rows (N is 1 or more), or a list of the rows if they are objects.
 
-    With `copied` the cells do not alias the rows. The tokens of a row are along its dim `dim`.
+    With `copied`, the cells do not alias the rows. A row has its tokens along its dim `dim`.
     """
     if dtype is object:
         return payloads_of_rows(rows, "")
@@ -110,11 +110,11 @@ def cells_of_rows(
         if joined is not None:
             return joined
     if types == _TENSORS:
-        # Each attribute of a tensor costs more than making an array of it.
+        # Read arrays: each attribute of a tensor costs more than making an array of it.
         arrays = plain_arrays(rows)
         if not any(plain is None for plain in arrays):
             rows, types = arrays, _ARRAYS
-    # Most columns are of one kind, which shows without reading every row.
+    # Most columns have rows of one kind: find it without reading every row.
     if types == _ARRAYS and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
         return _joined(rows, copied, dim) if dtype is None else _of_arrays(rows, dtype, copied, dim)
     if types <= _SEQUENCES and type(next((row[0] for row in rows if row), None)) in _DEFAULTS:
@@ -135,16 +135,16 @@ def cells_of_rows(
         return _of_arrays(list(map(_readable, rows)), dtype, copied, dim)
     kinds.discard(_NOTHING)
     if not kinds and dtype is None and any(map(len, rows)) and _first(chain(*rows)) is None:
-        return list(rows)  # of None
+        return list(rows)  # all items are None
     if kinds <= {_SEQUENCE}:
-        # By an iterator, because a subclass of list may lie about its length.
+        # Iterate: a subclass of list may report another length.
         rows = rows if types <= _SEQUENCES else [list(iter(row)) for row in rows]
         return _of_sequences(rows, dtype) if not dim else _of_turned(rows, dtype, dim)
     return _of_mixed(rows, dtype, dim)
 
 
 def _joined_at_once(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
-    """Arrays, or tensors, of one dtype and one shape of cells end to end; None: ask the rule."""
+    """Arrays, or tensors, of one dtype and cell shape, end to end; None for all other rows."""
     if types == _ARRAYS:
         dtypes, known = {row.dtype for row in rows}, PLAIN_DTYPES.keys()
         join: Callable[..., Any] = np.concatenate
@@ -165,7 +165,7 @@ def _joined_at_once(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
     return RowCells(values, tuple(lengths))
 
 
-_CELLS = torch.Tensor.numel  # of a tensor of one dim its length, in an eighth of the time of `len`
+_CELLS = torch.Tensor.numel  # the length of a 1-dim tensor, eight times as fast as `len`
 
 
 def _has_cells_here(row: torch.Tensor) -> bool:
@@ -173,8 +173,8 @@ def _has_cells_here(row: torch.Tensor) -> bool:
 
 
 def _tensors_end_to_end(rows: Sequence[Any]) -> npt.NDArray[Any] | None:
-    """CPU tensors as one array; None if that may not be all of their cells."""
-    # Torch reads memory that was freed, and leaves tensors of shape (0,) out.
+    """CPU tensors as one array; None if cells may be missing."""
+    # Torch would read memory that was freed, and leave out tensors of shape (0,).
     if not all(map(_has_cells_here, rows)):
         return None
     return plain_array(torch.cat(rows))  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def _kind(row: Any) -> str:
 
 
 def _first(row: Iterable[Any]) -> Any:
-    """The first item that is not None, which engines put in the place of the first number."""
+    """The first item that is not None: engines put None in place of the first number."""
     return next((item for item in row if item is not None), None)
 
 
@@ -227,7 +227,7 @@ def plain_number(item: Any) -> Any:
 
 
 def _object_among_numbers(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
-    """The error of a row that is an object among numbers, or the other way round."""
+    """The error for a row that is an object among numbers, or numbers among objects."""
     kinds = [_kind(row) for row in rows]
     first = kinds.index(_OBJECT)
     number = next((i for i, kind in enumerate(kinds) if kind not in (_OBJECT, _NOTHING)), first)
@@ -247,7 +247,7 @@ def _other_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
 
 
 def described(item: Any) -> str:
-    """What a row or an item is, in a few words."""
+    """A short description of a row or an item."""
     if isinstance(item, (np.ndarray, torch.Tensor)) and not is_jagged(item):
         found = with_remedy(item)
         if found:
@@ -284,7 +284,7 @@ def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
 
 
 def _first_unequal(rows: Sequence[Any], size: int) -> tuple[int, int] | None:
-    """The row and the index of the first item that is not a list of this size, which is not 0."""
+    """The row and index of the first item that is not a list of this size; 0 fits no item."""
     for i, row in enumerate(rows):
         for j, item in enumerate(row):
             if not isinstance(item, (list, tuple)) or len(item) != size or not size:
@@ -294,17 +294,17 @@ def _first_unequal(rows: Sequence[Any], size: int) -> tuple[int, int] | None:
 
 def _unequal(
     rows: Sequence[Any],
-    flat: Sequence[Any],  # the same, without the lists that were found to be equal
+    flat: Sequence[Any],  # the rows, flattened as far as their lists have equal lengths
     shape: tuple[int, ...],
     row: int,
     index: int,
     dtype: torch.dtype | None,
 ) -> JagcodecError:
-    """The error of an item that is not a list like the others."""
+    """The error for an item that is not a list like the others."""
     item, cell = flat[row][index], index // math.prod(shape[:-1])
     before = [*rows[:row], rows[row][:cell]]
     if any(map(len, before)):
-        _of_sequences(before, dtype)  # an earlier cell may be the first that does not fit
+        _of_sequences(before, dtype)  # raises if an earlier cell does not fit
     place = f", row {row}, cell {cell}"
     if item is None:
         return _other_kind("a number", None, place)
@@ -315,7 +315,7 @@ def _unequal(
 
 
 def _size_of_items(row: Sequence[Any]) -> int | None:
-    """The length that all items of a list have, each of them a list; None if they differ."""
+    """The length that all items of a row have as lists; None if they differ, or are not lists."""
     sizes = {len(item) if isinstance(item, (list, tuple)) else None for item in row}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -325,7 +325,7 @@ def _tokens_along(dim: int) -> str:
 
 
 def _of_turned(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
-    """As `_of_sequences`, of lists whose tokens are along their dim `dim`, which is not 0."""
+    """The cells of lists whose tokens are along their dim `dim`, which is not 0."""
     turned = [_turned(row, dim, i) for i, row in enumerate(rows)]
     outer: tuple[int, ...] = ()
     for i, row in enumerate(rows):
@@ -346,7 +346,7 @@ def _of_turned(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowC
 
 
 def _turned(row: Any, dim: int, i: int) -> Sequence[Any]:
-    """Row `i`, which is lists in lists, with its dim `dim` as the first."""
+    """Row `i`, nested lists, with its dim `dim` moved to the front."""
     if isinstance(row, (list, tuple)):
         items = [_turned(item, dim - 1, i) for item in row] if dim else row
         if not dim or len(set(map(len, items))) < 2:
@@ -367,7 +367,7 @@ def _sizes_before(row: Any, dim: int) -> tuple[int, ...]:
 
 
 def _with_tokens(outer: Sequence[int], inner: Sequence[int] = ()) -> str:
-    """The shape that rows have, whatever their tokens."""
+    """The shape of rows as text, with "tokens" for the dim that differs."""
     return f"({', '.join(map(str, (*outer, 'tokens', *inner)))})"
 
 
@@ -381,9 +381,9 @@ class _BadItem(NamedTuple):
 
 def _filled(
     rows: Sequence[Sequence[Any]],
-    sizes: tuple[int, ...],  # of the rows
+    sizes: tuple[int, ...],  # the lengths of the rows
     dtype: torch.dtype | None,
-    first: Any,  # the number that decides the dtype, if that is None
+    first: Any,  # the number that decides the dtype if `dtype` is None
     cell: int | None,  # numbers per cell; None if `rows` is one list with a number per row
 ) -> Any:
     """The cells of lists and tuples of numbers, end to end."""
@@ -393,7 +393,7 @@ def _filled(
         raise ArgumentTypeError("bad_dtype", "", detail)
     try:
         values, bad = _written(rows, sizes, wanted)
-    except (ValueError, IndexError) as error:  # if another thread changes the rows
+    except (ValueError, IndexError) as error:  # another thread changes the rows
         raise ArgumentError("row_mismatch", "", str(error)) from error
     if bad is None:
         return _rounded(values, wanted)
@@ -406,13 +406,13 @@ def _filled(
 def _written(
     rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[npt.NDArray[Any], _BadItem | None]:
-    """The cells that C writes for a dtype, and the first item that is not one of them."""
+    """The cells that C writes for a dtype, and the first item that does not fit, if any."""
     code, stored, precision = _CODES[dtype]
     lengths = np.array(sizes, dtype=np.int64)
     values = np.empty(sum(sizes), dtype=stored)
     bad = cells.fill(rows, lengths, values, code, precision, plain_number)
     if dtype in _LEAST_INFINITE:
-        # An item before that was written, and may become infinite.
+        # C has written the items before the bad one, but some may become infinite.
         before = len(values) if bad is None else int(lengths[: bad[0]].sum()) + bad[1]
         over = _first_overflow(values[:before], values[:before], dtype)
         if over is not None:
@@ -424,7 +424,7 @@ def _written(
 def _first_overflow(
     numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: torch.dtype
 ) -> int | None:
-    """The first finite number whose cell is not finite; `stored` are the cells that C writes."""
+    """The index of the first finite number whose cell is infinite; C writes `stored`."""
     fits = np.abs(stored) < _LEAST_INFINITE.get(dtype, math.inf)
     if fits.all():
         return None
@@ -433,7 +433,7 @@ def _first_overflow(
 
 
 def _rounded(stored: npt.NDArray[Any], dtype: torch.dtype) -> Any:
-    """Cells of a dtype, made of those that C writes for it."""
+    """The cells of a dtype, given what C writes for it."""
     if dtype in _LEAST_INFINITE:
         cells = torch.from_numpy(stored).to(dtype)
         return cells.numpy() if dtype in NUMPY_DTYPES else cells
@@ -441,7 +441,7 @@ def _rounded(stored: npt.NDArray[Any], dtype: torch.dtype) -> Any:
 
 
 def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
-    """Why a number, or something else, is not a cell of a dtype."""
+    """The error for a number, or another item, that is not a cell of a dtype."""
     number, wanted = plain_number(item), str(dtype).removeprefix("torch.")
     if dtype == torch.bool or isinstance(number, bool) or number is None:
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
@@ -457,7 +457,7 @@ def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
 
 
 def _remedy(number: float, dtype: torch.dtype) -> str:
-    """What to pass for a column whose dtype does not hold this number."""
+    """The remedy for a number that the dtype of the column does not hold."""
     floats = dtype.is_floating_point or isinstance(number, float)
     for wider in (torch.float32, torch.float64) if floats else (torch.int64, torch.uint64):
         code, stored, precision = _CODES[wider]
@@ -486,7 +486,7 @@ def _readable(row: Any) -> Any:
 
 
 def _of_arrays(parts: Sequence[Any], dtype: torch.dtype | None, copied: bool, dim: int) -> RowCells:
-    """`_readable` rows, which are joined first and then cast in whole."""
+    """The cells of `_readable` rows, which are joined and then cast together."""
     if len(set(map(type, parts))) > 1:
         parts = [p if isinstance(p, torch.Tensor) else torch.from_numpy(np.array(p)) for p in parts]
     if dtype is not None and any(part.dtype != parts[0].dtype for part in parts):
@@ -496,11 +496,11 @@ def _of_arrays(parts: Sequence[Any], dtype: torch.dtype | None, copied: bool, di
 
 
 def _of_mixed(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
-    """Rows of several kinds or dtypes, each cast alone; the first with a number decides."""
+    """Rows of several kinds or dtypes, cast one by one; the first with a number decides."""
     kinds = list(map(_kind, rows))
     first = next(i for i, kind in enumerate(kinds) if kind is not _NOTHING)
     made = _alone(rows[first], first, dtype, dim)
-    # Without tokens, which fits rows of every shape.
+    # A row without tokens, whose other dims fit those of the first row.
     nothing = made.values[(slice(None),) * (dim if made.lengths else 0) + (slice(0),)]
     parts = []
     for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
@@ -524,7 +524,7 @@ def _alone(row: Any, i: int, dtype: torch.dtype | None, dim: int) -> RowCells:
 
 
 def _joined(parts: Sequence[Any], copied: bool, dim: int) -> RowCells:
-    """Arrays, or tensors, of one dtype and one shape of cells, end to end along `dim`."""
+    """Arrays, or tensors, of one dtype and cell shape, end to end along `dim`."""
     first = parts[0]
     is_array = type(first) is np.ndarray
     if not first.ndim:
@@ -547,7 +547,7 @@ def _joined(parts: Sequence[Any], copied: bool, dim: int) -> RowCells:
 def _end_to_end(parts: Sequence[Any], dim: int) -> Any:
     is_array = type(parts[0]) is np.ndarray
     if is_array and len({part.dtype for part in parts}) == 1:
-        # Numpy compares the shapes faster.
+        # Numpy compares the shapes faster than the loop below.
         with contextlib.suppress(ValueError):
             return np.concatenate(parts, dim)
     _check_same_cells(parts, dim)
@@ -577,7 +577,7 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
 
 
 def _one_dtype(*both: torch.dtype) -> str:
-    """What to pass for a column with rows of two dtypes."""
+    """The remedy for a column with rows of two dtypes."""
     if torch.bool in both or not _NUMERIC.issuperset(both):
         return f"; convert the rows{_OR_OBJECTS}"
     if any(dtype.is_floating_point for dtype in both):
@@ -587,14 +587,14 @@ def _one_dtype(*both: torch.dtype) -> str:
 
 
 def _cast(made: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
-    """The same numbers as cells of another dtype, or an error; floats are rounded."""
+    """The numbers as cells of another dtype, floats rounded; an error if one does not fit."""
     values, lengths = made
     if dtype not in _CODES or made.dtype not in _NUMERIC or torch.bool in (dtype, made.dtype):
         detail = f"expected {dtype}, found {made.dtype}; convert the rows{_OR_OBJECTS}"
         raise ArgumentTypeError("bad_dtype", ", row 0", detail)
     numbers = values if isinstance(values, np.ndarray) else number_array(values)
     cells = _cast_at_once(numbers, dtype)
-    if cells is None:  # the rule for lists finds the first misfit
+    if cells is None:  # let the rule for lists name the first misfit
         if lengths is not None:
             numbers = np.moveaxis(numbers, dim, 0)
         flat, cell = numbers.reshape(-1).tolist(), math.prod(numbers.shape[1:])
@@ -608,7 +608,7 @@ def _cast(made: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
 
 
 def _cast_at_once(numbers: npt.NDArray[Any], dtype: torch.dtype) -> Any:
-    """The cells that the rule for lists makes of these numbers; None if one does not fit."""
+    """What the rule for lists makes of these numbers; None if one does not fit."""
     _, stored, precision = _CODES[dtype]
     with np.errstate(all="ignore"):
         cells = numbers.astype(stored)
@@ -626,9 +626,9 @@ def _cast_at_once(numbers: npt.NDArray[Any], dtype: torch.dtype) -> Any:
 
 
 def _exact_floats(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: torch.dtype) -> Any:
-    """Ints as cells of a dtype of floats; None if one is not exact."""
+    """Ints as cells of a float dtype; None if one is not exact."""
     cells = _rounded(stored, dtype)
     back, whole = number_array(torch.as_tensor(cells)), np.iinfo(numbers.dtype)
-    # A float beyond the ints of that dtype is not such an int, and has none to compare.
+    # A float outside the range of the int dtype cannot be cast back, so it is not exact.
     in_range = whole.min <= back.min().item() and back.max().item() <= whole.max
     return cells if in_range and (back.astype(numbers.dtype) == numbers).all() else None

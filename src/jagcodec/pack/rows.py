@@ -222,7 +222,7 @@ def _check_objects(rows: Sequence[Any], path: str) -> None:
 
 
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
-    """What a schema tells of a column that has no rows."""
+    """A column without rows, made as its `FieldSchema` describes it."""
     if field.kind == "object":
         return []
     if field.shape is None or field.dtype is None:
@@ -234,7 +234,7 @@ def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
 
 
 def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
-    """The shape of the cells of a column that has none along `dim`: its ragged dim, or 0, rows."""
+    """The shape of a column's cells if it has none along `dim`: its ragged dim, or 0 (rows)."""
     sizes = [0 if d == dim else size for d, size in enumerate(field.shape or ())]
     if None in sizes:
         detail = "expected the size of each dim but the ragged one, as no row shows it, found "
@@ -249,7 +249,7 @@ def _of_sequences(
     rectangular: bool,
     splits: dict[tuple[int, ...], RowSplits],
 ) -> Any:
-    """The column of rows of cells; columns of equal row lengths share one `RowSplits`."""
+    """The column made of rows of cells; columns of equal row lengths share one `RowSplits`."""
     values, lengths = made.values, made.lengths or ()
     if not sum(lengths) and values.ndim < max(dim, len(field.shape or ()) - 1):
         if field.shape is None:
@@ -280,7 +280,7 @@ def _named_dims(
     rectangles: Set[str],
     path: str,
 ) -> dict[str, int]:
-    """The argument `ragged_dims`, checked."""
+    """The dims that the argument `ragged_dims` names, after they are checked."""
     given = mapping_of(ragged_dims, path, "a dict of names to dims")
     check_known(given, columns, path)
     named = {}
@@ -302,7 +302,7 @@ def _ragged_dims(
     rectangles: Set[str],
     where: str,
 ) -> dict[str, int]:
-    """The ragged dims that the caller named, a schema has, or jagged columns in `rows` have."""
+    """The ragged dims by name, from the caller, the schema, and jagged columns in `rows`."""
     dims = dict(named)
     found = [
         (name, ragged_dim_of(field), "dtypes=")
@@ -321,7 +321,7 @@ def _ragged_dims(
 
 # --- one row -----------------------------------------------------------------------------------
 
-# Python's numbers as cells, and the nodes of such columns.
+# How each of Python's number types becomes a cell, and the node of its column.
 _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
     bool: (struct.Struct("<?"), (Code.TENSOR, "bool", 1)),
     int: (struct.Struct("<q"), (Code.TENSOR, "int64", 1)),
@@ -332,7 +332,7 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 def _frames_of_row(
     row: Any, same_length: Any, where: str, options: EncodeOptions
 ) -> list[Frame] | None:
-    """The message of one row, without a walk; None if a value needs `_columns`."""
+    """The message of one row, made in one pass; None if a value needs `_columns`."""
     if type(row) is not dict:
         return None
     named_columns(row, f"{where}(rows), row 0")
@@ -379,14 +379,14 @@ def _frames_of_row(
 
 
 def _packed_object(value: Any) -> list[bytes] | None:
-    """The document of one row's object, alone in a list; None if it has to be walked."""
-    if type(value) is str:  # in half the time
+    """A list of one document, of one row's object; None if the object must be walked."""
+    if type(value) is str:  # takes half the time
         return [documents.packer().pack(value)]
     return documents.packed_at_once((value,), MAX_DEPTH - 1)
 
 
 def _check_row(same_length: Any, made: Mapping[str, Any], where: str) -> None:
-    """Check the lengths of one row of named columns, each with its node and its item."""
+    """Check the lengths of one row; `made` has the node and the item of each column."""
     lengths = {name: item[3][:1] for name, (node, item) in made.items() if node[0] is Code.JAGGED}
     objects: dict[str, Any] = {
         name: [] for name, (node, _) in made.items() if node[0] is Code.NON_TENSOR_ROWS

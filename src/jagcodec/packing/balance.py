@@ -1,9 +1,9 @@
 """Items spread over ranks and their micro-batches, so that the ranks have about the same cost.
 
-There are two ways. The first is longest-processing-time-first: items in falling order of cost, each
-to the rank that has the least so far, and within a rank to the micro-batch that has the least. If
-that leaves an item without a place, first-fit-decreasing packs all items as tightly as they go, and
-whole micro-batches are spread over the ranks.
+There are two ways. Longest-processing-time-first comes first: items go in falling order of cost,
+each to the rank with the lowest cost so far, and there to the micro-batch with the lowest cost.
+If that leaves an item without a place, first-fit-decreasing packs all items as tightly as possible,
+and whole micro-batches are spread over the ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Bins: TypeAlias = list[list[int]]
 
 
 class Room(NamedTuple):
-    """What fits into a part, and the fewest items that it needs."""
+    """How many cells and rows fit into a part, and the fewest items that it needs."""
 
     cells: int
     rows: int
@@ -31,7 +31,7 @@ class Room(NamedTuple):
 
 
 class Items(NamedTuple):
-    """What stays together. Lists, because loops read single numbers of them."""
+    """Rows that stay together, as lists, because loops read single numbers of them."""
 
     cells: list[int]
     rows: list[int]
@@ -46,7 +46,7 @@ class Items(NamedTuple):
         return sorted(which, key=lambda item: (-self.cells[item], -self.rows[item]))
 
     def cost_of(self, which: Iterable[int]) -> float:
-        """The sum of their costs."""
+        """The sum of the costs of these items."""
         return sum(self.cost[item] for item in which)
 
 
@@ -60,7 +60,7 @@ def spread(items: Items, packed: Bins, steps: Sequence[Sequence[Room]]) -> list[
     Args:
         items: At least as many as there are steps of all ranks.
         packed: All of them by `first_fit`, in no more parts than there are steps of all ranks.
-        steps: By rank and step, what fits there.
+        steps: The room of each step, by rank.
     """
     try:
         by_rank = longest_first(items, range(len(items.cost)), [*map(_whole, steps)])
@@ -70,7 +70,7 @@ def spread(items: Items, packed: Bins, steps: Sequence[Sequence[Room]]) -> list[
 
 
 def _whole(rooms: Sequence[Room]) -> Room:
-    """What fits into several parts."""
+    """The room that several parts have together."""
     cells, rows = sum(room.cells for room in rooms), sum(room.rows for room in rooms)
     return Room(cells, rows, sum(room.items for room in rooms))
 
@@ -78,9 +78,9 @@ def _whole(rooms: Sequence[Room]) -> Room:
 def longest_first(items: Items, which: Iterable[int], rooms: Sequence[Room]) -> Bins:
     """Longest-processing-time-first, with caps.
 
-    The most expensive item goes first. Each goes to the part with the least cost that has room for
-    it, of several to the one with the fewest items. When as many items are left as parts still
-    need, each goes to a part that needs one.
+    The most expensive item goes first. Each goes to the part with the lowest cost that has room for
+    it; of equal parts, to the one with the fewest items. When only as many items are left as parts
+    still need, each goes to a part that needs one.
     """
     order = items.falling_cost(which)
     heap = [(0.0, 0, part) for part in range(len(rooms))]
@@ -109,12 +109,12 @@ def longest_first(items: Items, which: Iterable[int], rooms: Sequence[Room]) -> 
 
 
 def first_fit(items: Items, which: Iterable[int], room: Room) -> Bins:
-    """First-fit-decreasing: the largest item first, each into the first part with room for it."""
+    """First-fit-decreasing: the largest item goes first, each to the first part with room."""
     order = items.falling_size(which)
     cells, rows = np.full(len(order), room.cells), np.full(len(order), room.rows)
     bins: Bins = []
     for item in order:
-        ahead = len(bins) + 1  # with a new part, into which every item fits
+        ahead = len(bins) + 1  # one more than there are: every item fits into a new part
         fits = (cells[:ahead] >= items.cells[item]) & (rows[:ahead] >= items.rows[item])
         first = int(fits.argmax())
         if first == len(bins):
@@ -137,7 +137,7 @@ def _into_steps(items: Items, which: Sequence[int], rooms: Sequence[Room]) -> Bi
 
 
 def _split(items: Items, bins: Bins, count: int) -> Bins:
-    """The items of these bins in `count` bins: the most expensive is halved until there are."""
+    """The items in `count` bins: the most expensive bin is halved until there are so many."""
     number = counter()
     heap = [(-items.cost_of(each), next(number), each) for each in bins]
     heapq.heapify(heap)
@@ -153,7 +153,7 @@ def _split(items: Items, bins: Bins, count: int) -> Bins:
 
 
 def _spread_whole(items: Items, packed: Bins, ranks: int, count: int) -> list[Bins]:
-    """Bins by rank, `count` each."""
+    """All items by rank and step, in whole bins of `packed`, `count` for each rank."""
     bins = _split(items, packed, ranks * count)
     zeros = [0] * len(bins)
     whole = Items(zeros, zeros, [*map(items.cost_of, bins)])

@@ -7,8 +7,8 @@ tokens. For context parallelism, each padded row or the whole buffer is cut into
 Each *rank* holds some of the chunks, end to end in a buffer of its own. What a rank holds is
 written as *pieces*, which are runs of one row's tokens or of pads, in the order of its buffer.
 
-Only `PaddedRows` knows tails, chunks and ranks. Indices, masks and positions follow from
-pieces, and so does the way back, for which the ranks' buffers are the rows.
+Only `PaddedRows` knows tails, chunks and ranks. Indices, masks and positions follow from pieces. So
+does the way back, whose pieces take the buffers of the ranks as rows.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Pieces:
     """K runs of cells that fill a buffer, end to end and in order; none of them is empty.
 
     Attributes:
-        row: (K,) of which row each is; pads, too. A tail of its own is row N.
-        source: (K,) which cell of its row a run of tokens begins with; of pads, which one would be
+        row: (K,) the row that each belongs to, pads included. A separate tail is row N.
+        source: (K,) the cell of its row that each begins with; for pads, the cell that would be
             there.
-        length: (K,) how many cells each has; pads at most `PAD_RUN`.
-        is_pad: (K,) whether it is pads.
+        length: (K,) how many cells each has; pads have at most `PAD_RUN`.
+        is_pad: (K,) whether each consists of pads.
         destination: (K,) where each begins in the buffer.
         total: The cells of the buffer.
     """
@@ -60,7 +60,7 @@ class Pieces:
 
     @classmethod
     def of(cls, row: IntArray, source: IntArray, length: IntArray, is_pad: BoolArray) -> Pieces:
-        """Pieces of which some may be empty; long runs of pads become several."""
+        """Pieces made of runs: empty ones are left out, and long runs of pads become several."""
         times = np.where(is_pad, -(-length // PAD_RUN), length > 0)
         row, source, length = (numbers.repeat(times) for numbers in (row, source, length))
         is_pad = is_pad.repeat(times)
@@ -72,14 +72,14 @@ class Pieces:
         return cls(row, source, length, is_pad, ends - length, ends.item(-1) if len(ends) else 0)
 
     def cells(self, starts: IntArray) -> IntArray:
-        """(total,) cells of a column: piece i has those from ``starts[i]`` on."""
+        """(total,) indices of cells of a column, if piece i begins at its cell ``starts[i]``."""
         cells = np.arange(self.total)
         cells += np.repeat(starts - self.destination, self.length)
         return cells
 
     def index(self, row_starts: IntArray) -> IntArray:
-        """(total,) cells of a column whose rows begin at `row_starts`; -1 where a pad is."""
-        # One more, because a tail of its own is row N.
+        """(total,) indices of cells of a column whose rows begin at `row_starts`; -1 for pads."""
+        # Append a start for row N, to which a separate tail belongs.
         index = self.cells(np.append(row_starts, 0)[self.row] + self.source)
         index[~self.mask()] = -1
         return index
@@ -91,16 +91,17 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PaddedRows:
-    """R padded rows end to end, in one buffer or in several: what pieces are cut from.
+    """R padded rows end to end, in one buffer or several, from which pieces are cut.
 
     Attributes:
-        number: (R,) which row of a column each is; a tail of its own is one that no column has.
+        number: (R,) the row of a column that each is; a separate tail has a number that no column
+            has.
         lengths: (R,) tokens of each.
         padded: (R,) cells of each.
-        bounds: (B + 1,) which of them each buffer has.
-        has_tail: (B,) whether the last one of a buffer is a tail of its own.
-        cp_size: Ranks, among which each buffer is divided.
-        cp_layout: How.
+        bounds: (B + 1,) where the padded rows of each buffer begin and end.
+        has_tail: (B,) whether the last padded row of each buffer is a separate tail.
+        cp_size: The number of ranks that share each buffer.
+        cp_layout: How the ranks share it.
     """
 
     number: IntArray
@@ -112,13 +113,13 @@ class PaddedRows:
     cp_layout: CpLayout
 
     def layout(self, buffer: int) -> PackLayout:
-        """One buffer by itself."""
+        """The layout of one buffer alone."""
         start, end = self.bounds[buffer], self.bounds[buffer + 1]
         lengths = self.lengths[start : end - self.has_tail[buffer]]
         return PackLayout(lengths, self.padded[start:end], self.cp_size, self.cp_layout)
 
     def layouts(self, rank: int | None) -> list[PackLayout]:
-        """Each buffer by itself, which then knows the pieces of a rank."""
+        """The layout of each buffer alone; each knows the pieces of this rank."""
         made = [self.layout(buffer) for buffer in range(len(self.has_tail))]
         whole = self._pieces(rank, 0)
         sizes = [each.total if rank is None else each.local_total for each in made]
@@ -140,14 +141,14 @@ class PaddedRows:
         return made
 
     def pieces(self, rank: int | None, shift: int) -> Pieces:
-        """What a rank holds of all buffers, end to end; or the whole of them."""
+        """The pieces that a rank holds of all buffers, end to end; None means the whole buffers."""
         pieces = self._pieces(rank, shift)
         return replace(pieces, row=self.number[pieces.row])
 
     def _pieces(self, rank: int | None, shift: int) -> Pieces:
-        """The same, of the padded rows by their places here."""
+        """What `pieces` returns, but with indices of padded rows instead of row numbers."""
         row, first, size = self._stretches(None if self.cp_size == 1 else rank)
-        # Of each stretch: pads, the cells that have a token, pads.
+        # Each stretch consists of pads, the cells that have a token, and pads.
         low = np.clip(max(shift, 0), first, first + size)
         high = np.clip(self.lengths[row] + min(shift, 0), low, first + size)
         edges = np.stack([first, low, high, first + size], axis=1)
@@ -157,7 +158,7 @@ class PaddedRows:
         return Pieces.of(np.repeat(row, 3), source, length, is_pad)
 
     def _stretches(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
-        """Stretches of padded rows, in a rank's order: which one, first cell of it, and size."""
+        """The stretches that a rank holds, in its order: padded row, first cell in it, and size."""
         padded = self.padded
         rows = np.arange(len(padded))
         if rank is None:
@@ -170,7 +171,7 @@ class PaddedRows:
         mine = [rank]
         if self.cp_layout == "zigzag_buffer":
             mine = [rank, chunks - 1 - rank]
-        # Intervals of each buffer, as cells within each of its rows.
+        # The rank holds intervals of each buffer; find the cells of each padded row in them.
         ends = np.append(0, padded.cumsum())
         buffer = np.repeat(np.arange(len(self.has_tail)), np.diff(self.bounds))
         totals = np.diff(ends[self.bounds])
@@ -205,7 +206,7 @@ class PackLayout:
     def __init__(
         self, lengths: IntArray, padded: IntArray, cp_size: int, cp_layout: CpLayout
     ) -> None:
-        """Use `plan_layout`; `padded` has one number more than `lengths` for a tail of its own."""
+        """Use `plan_layout`. For a separate tail, `padded` has one number more than `lengths`."""
         self.rows = len(lengths)
         self.lengths, self.padded_lengths = lengths, padded[: self.rows]
         self.cp_size, self.cp_layout = cp_size, cp_layout
@@ -217,7 +218,7 @@ class PackLayout:
         self.starts, self.cu_seqlens = _offsets(with_tail)
         _, self.cu_seqlens_padded = _offsets(padded)
         if np.array_equal(with_tail, padded):
-            # Transformer Engine takes two objects for two different layouts.
+            # Use one object: Transformer Engine takes two objects for two different layouts.
             self.cu_seqlens_padded = self.cu_seqlens
         self.max_seqlen = lengths.max(initial=0).item()
         self.max_seqlen_padded = padded.max(initial=0).item()
@@ -227,16 +228,16 @@ class PackLayout:
         self._inverses: dict[tuple[bool, int], Pieces] = {}
 
     def rank(self, rank: Any, path: str) -> int | None:
-        """See `rank_of`."""
+        """A rank that a caller passed, see `rank_of`."""
         return rank_of(rank, self.cp_size, path)
 
     def shift(self, shift: Any, path: str) -> int:
-        """A shift that a caller passed; further than any row is as far as the whole buffer."""
+        """A shift that a caller passed, limited to the size of the whole buffer."""
         known = whole_number(shift, -(1 << 62), path, "an integer")
         return max(-self.total, min(known, self.total))
 
     def pieces(self, rank: int | None = None, shift: int = 0) -> Pieces:
-        """What a rank holds, or the whole buffer: cell j of a row has its token j - shift.
+        """The pieces of a rank, or of the whole buffer: cell j of a row has its token j - shift.
 
         Pads stay pads, whatever the shift.
         """
@@ -247,7 +248,7 @@ class PackLayout:
         return found
 
     def know(self, rank: int | None, pieces: Pieces) -> None:
-        """Take pieces that were made for several buffers at once."""
+        """Keep the pieces of a rank, which were made for several buffers at once."""
         self._pieces[None if self.cp_size == 1 else rank, 0] = pieces
 
     def inverse(self, shift: int = 0, *, split: bool) -> Pieces:
@@ -263,7 +264,7 @@ class PackLayout:
             lost = np.minimum(abs(shift), self.lengths)
             starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - lost)
             none = np.zeros_like(lost)
-            # Where each piece goes, and its row, source and length: pads, then buffer by buffer.
+            # The target, row, source and length of each piece: pads first, then buffer by buffer.
             parts = [np.stack([starts, none, none, lost])]
             for buffer in range(self.cp_size if split else 1):
                 pieces = self.pieces(buffer if split else None, -shift)
@@ -278,7 +279,7 @@ class PackLayout:
         return found
 
     def position_ids(self, rank: int | None, *, through_pads: bool) -> IntArray:
-        """0, 1, ... in each row; pads go on with `through_pads`, and are 0 otherwise."""
+        """0, 1, ... in each row. Pads continue if `through_pads`; otherwise they are 0."""
         pieces = self.pieces(rank)
         positions = pieces.cells(pieces.source)
         return positions if through_pads or not pieces.is_pad.any() else positions * pieces.mask()
@@ -322,9 +323,10 @@ def plan_buffers(
     made_by: str | None = None,
     each: str | None = None,
 ) -> PaddedRows:
-    """Buffers of rows that are end to end: (M,) lengths, (M,) numbers, (B + 1,) bounds of buffers.
+    """The padded rows of B buffers, whose `rows` are given end to end.
 
-    Errors name `made_by` where it got lengths and multiples, and which buffer, as `each`.
+    `rows` are (M,) lengths, (M,) numbers and (B + 1,) bounds of the buffers. Errors about lengths
+    and multiples name `made_by`, which was given them. With `each`, errors name the buffer.
     """
     lengths, number, bounds = rows
     made_by = made_by or where
@@ -366,7 +368,7 @@ def plan_buffers(
 
 
 def _sums(numbers: IntArray, bounds: IntArray) -> IntArray:
-    """(B,) the sum between bounds."""
+    """(B,) sums of the numbers between bounds."""
     sums: IntArray = np.diff(np.append(0, numbers.cumsum())[bounds])
     return sums
 
@@ -404,7 +406,7 @@ class _Totals:
             raise ArgumentError("bad_option", f"{where}(tail)", detail)
 
     def of(self, cells: int, place: str) -> int:
-        """The total, if padded rows have `cells` cells; errors name the place of the buffer."""
+        """The total of a buffer whose padded rows have so many cells; errors name its place."""
         wanted = _up(max(cells, self.least), self.multiple) if self.exact is None else self.exact
         if wanted < cells:
             detail = f"expected {cells} cells or more, which the padded rows have, found {wanted}; "
@@ -414,7 +416,7 @@ class _Totals:
         return wanted
 
     def divided_by(self, unit: int, wanted: int) -> tuple[str, str]:
-        """Which argument to pass for a total that is a multiple of `unit`, and what."""
+        """The argument that makes the total a multiple of `unit`: its place, and what to pass."""
         if self.exact is not None:
             return self.path, f"total={_up(wanted, unit)}"
         and_tail = "" if self.tail else " and a tail"
@@ -429,8 +431,8 @@ def _up(number: int, multiple: int) -> int:
 
 
 def _padded(lengths: IntArray, bounds: IntArray, multiple: int, where: str) -> IntArray:
-    """Lengths rounded up."""
-    if lengths.any():  # otherwise any multiple will do
+    """The lengths, rounded up to the multiple."""
+    if lengths.any():  # without tokens, any multiple fits
         most = int(_sums(lengths, bounds).max())
         check_size(max(most, multiple), f"{where}(lengths)")
     return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)

@@ -17,17 +17,17 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 def length_array(lengths: Any, path: str, *, rows: int | None = None) -> IntArray:
-    """A caller's (N,) lengths as a new array: of a list, a tuple, or anything array-like.
+    """A caller's list, tuple or array-like of (N,) lengths as a new array.
 
-    None is negative, and they add up below 2**63. Tensors are read by `ragged.row_splits`.
+    No length is negative, and they add up below 2**63. `ragged.lengths` reads tensors.
     """
     found = _integers(lengths, path)
     if found.ndim != 1 or (rows is not None and len(found) != rows):
         expected = "(N,)" if rows is None else f"({rows},)"
         detail = f"lengths shape {found.shape} != {expected}: expected one length per row"
         raise ArgumentError("bad_shape", path, detail)
-    # Copied: what was checked must not change with the caller's lengths. A number that int64 does
-    # not hold becomes negative.
+    # Copy, so that lengths that were checked do not change with the caller's. Numbers that int64
+    # does not hold become negative.
     copied = found.astype(np.int64)
     if not len(copied):
         return copied
@@ -51,12 +51,12 @@ def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
     known = isinstance(lengths, (np.ndarray, array)) or hasattr(lengths, "__array__")
     try:
         found = np.asarray(lengths) if known else None
-    except Exception:  # of a stranger's `__array__`
+    except Exception:  # a foreign `__array__` may raise anything
         found = None
     if found is None:
         detail = "expected (N,) lengths: a list, a tuple, an array or a strided tensor"
         raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
-    if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` is of floats
+    if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` holds floats
         first = found.reshape(-1)[:1].tolist()
         where = f", {brief(first[0])} in row 0" if first else ""
         detail = f"expected integer lengths, found {found.dtype}{where}"
@@ -65,7 +65,7 @@ def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
 
 
 def _length(item: Any, path: str) -> int:
-    """One integer of any type, as an int."""
+    """An integer of any type as an int; an error for any other value."""
     number = integer_of(item)
     if number is None:
         detail = f"expected integer lengths, found {brief(item)}"

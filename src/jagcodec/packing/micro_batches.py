@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
     order: IntArray  # (M,) rows, rising within a micro-batch
     bounds: IntArray  # (micro-batches + 1,) where each begins in `order`, and the end
     is_copy: npt.NDArray[np.bool_]  # (M,) rows that only fill a micro-batch
-    cells: IntArray  # (micro-batches,) of each, after padding
+    cells: IntArray  # (micro-batches,) cells of each, after padding
     costs: FloatArray  # (micro-batches,)
 
 
@@ -46,7 +46,7 @@ class Rules:
     count: int | None = None
     count_multiple: int = 1
     fill: Fill = "error"
-    least: int = 1  # micro-batches of each rank, where there are rows
+    least: int = 1  # the fewest micro-batches of each rank, if there are rows
     where: str = "plan_micro_batches"
 
     def __post_init__(self) -> None:
@@ -74,14 +74,14 @@ class Rules:
         return padded
 
     def room(self, items: Items) -> Room:
-        """What fits into one micro-batch, whose total is rounded up to `total_multiple`."""
+        """The room of one micro-batch, whose total is rounded up to `total_multiple`."""
         cells, rows = sum(items.cells), sum(items.rows)
         if self.max_tokens is not None:
             cells = min(cells, self.max_tokens // self.total_multiple * self.total_multiple)
         return Room(cells, rows if self.rows_per_batch is None else self.rows_per_batch)
 
     def count_for(self, packed: int) -> int:
-        """Micro-batches of each rank, if the rows fit into `packed` of them in all."""
+        """How many micro-batches each rank gets, if all rows fit into `packed` of them."""
         each = rounded_up(packed, self.ranks) // self.ranks
         needed: int = rounded_up(max(each, self.least if packed else 0), self.count_multiple)
         if self.count is None:
@@ -94,10 +94,10 @@ class Rules:
         return self.count
 
     def exact_rows(self, rows: int, count: int, grouped: bool) -> int | None:
-        """Rows of every step but the last, where `rows_per_batch` alone decides them.
+        """Rows of every step but the last, if `rows_per_batch` alone decides them; None otherwise.
 
-        Where tokens or groups decide, too, and where there are more micro-batches than it needs, it
-        is the most that a micro-batch may hold.
+        If tokens or groups decide, too, or if there are more micro-batches than it needs,
+        `rows_per_batch` is only the most that a micro-batch may hold.
         """
         exact = self.rows_per_batch
         if exact is None or self.max_tokens is not None or grouped:
@@ -106,11 +106,11 @@ class Rules:
         return exact if 0 < count == fewest else None
 
     def fewest_items(self, count: int, exact: int | None) -> int:
-        """Rows or groups without which some micro-batch would be empty."""
+        """The fewest rows or groups for which no micro-batch is empty."""
         return self.ranks * ((exact or 1) * (count - 1) + 1) if count else 0
 
     def steps(self, room: Room, rows: int, count: int, exact: int | None) -> list[list[Room]]:
-        """What fits there, by rank and step."""
+        """The room of each step, by rank."""
         if exact is None:
             return [[room] * count] * self.ranks
         full = [room._replace(rows=exact, items=exact)] * (count - 1)
@@ -120,21 +120,21 @@ class Rules:
 
 
 class Rows(NamedTuple):
-    """(M,) of each row and copy: its number, its cells after padding, its cost, and its item."""
+    """Rows and copies: (M,) numbers, cells after padding, costs, and the item of each."""
 
     number: IntArray
     cells: IntArray
     cost: FloatArray
-    item: IntArray  # a row of its own, or its group
+    item: IntArray  # the group of a row, or an item for the row alone
 
     def with_copies(self, row: int, copies: int) -> Rows:
-        """And this many copies of a row, each of which belongs to no group."""
+        """These rows and so many copies of one; the copies belong to no group."""
         index = np.append(np.arange(len(self.number)), np.full(copies, row))
         items = np.append(self.item, self.item.max() + 1 + np.arange(copies))
         return Rows(self.number[index], self.cells[index], self.cost[index], items)
 
     def items(self, rules: Rules) -> Items:
-        """What stays together. Without `max_tokens` only rows say how large an item is."""
+        """Rows that stay together. Without `max_tokens` their cells do not count, and are 0."""
         many = int(self.item.max(initial=-1)) + 1
         cells = np.zeros(many, dtype=np.int64)
         np.add.at(cells, self.item, self.cells if rules.max_tokens is not None else 0)
@@ -146,7 +146,7 @@ class Rows(NamedTuple):
 def assign_rows(
     lengths: IntArray, rules: Rules, groups: Any = None, cost: Any = None
 ) -> Assignment:
-    """Rows of these lengths in micro-batches that keep the rules."""
+    """Assign rows of these lengths to micro-batches that keep the rules."""
     ids, item_of = _groups(groups, len(lengths), f"{rules.where}(groups)")
     costs = _costs(cost, lengths, f"{rules.where}(cost)")
     rows = Rows(np.arange(len(lengths)), rules.padded(lengths), costs, item_of)
@@ -166,11 +166,11 @@ def assign_rows(
 
 
 def rounded_up(number: Any, multiple: int) -> Any:
-    """A number, or each of an array, rounded up to a multiple."""
+    """A number, or each number of an array, rounded up to a multiple."""
     return -(-number // multiple) * multiple
 
 
-# --- what rows say -----------------------------------------------------------------------------
+# --- groups and costs --------------------------------------------------------------------------
 
 
 def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArray]:
@@ -179,11 +179,11 @@ def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArr
         return None, np.arange(rows)
     expected = "(N,) hashable ids, one for each row"
     with suppress(AttributeError, *FOREIGN_ERRORS):
-        groups = groups.tolist()  # of an array or a tensor
+        groups = groups.tolist()  # an array or a tensor
     listed = items_of(groups, path, expected)
     numbers: dict[Any, int] = {}
     try:
-        # Tensors of one number each would be as many groups.
+        # Tensors hash by identity: read their numbers, or each would be a group.
         listed = [each.item() if hasattr(each, "item") else each for each in listed]
         item_of = [numbers.setdefault(each, len(numbers)) for each in listed]
     except FOREIGN_ERRORS as error:
@@ -196,7 +196,7 @@ def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArr
 
 
 def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
-    """(N,) what each row costs."""
+    """(N,) costs of the rows."""
     if callable(cost):
         returned = result_of(cost, [lengths.copy()], path)
         found = _numbers(returned, lengths.shape)
@@ -223,10 +223,10 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
 
 
 def _numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
-    """Real numbers of this shape; None of anything else."""
+    """Real numbers of this shape; None for any other value."""
     try:
         found = np.asarray(value)
-    except FOREIGN_ERRORS:  # of a device, or of lists of several lengths
+    except FOREIGN_ERRORS:  # on a device, or lists differ in length
         return None
     if found.dtype.kind not in "iuf" or found.shape != shape:
         return None
@@ -274,7 +274,7 @@ def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None
 
 
 def _numbered(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
-    """(items,) the micro-batch of each; the most expensive ones of a rank come first."""
+    """(items,) the micro-batch of each; a rank's most expensive micro-batches come first."""
 
     def place(members: list[int]) -> tuple[bool, float]:
         fewer = sum(items.rows[item] for item in members) < (rules.rows_per_batch or 0)
@@ -288,7 +288,7 @@ def _numbered(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
 
 
 def _end_to_end(rows: Rows, number: IntArray, originals: int, rules: Rules) -> Assignment:
-    """The rows of each micro-batch, of which `number` has that of each item."""
+    """The rows of all micro-batches end to end; `number` has the micro-batch of each item."""
     number = number[rows.item]
     order = np.lexsort((rows.number, number))
     bounds = np.append(0, np.bincount(number).cumsum())

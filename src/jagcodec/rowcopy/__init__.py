@@ -32,7 +32,7 @@ __all__ = ["Copy", "Ends", "Pad", "Starts", "numbers", "rows_only"]
 
 
 class Backend(NamedTuple):
-    """What copies rows in CPU memory."""
+    """A kernel that copies rows in CPU memory."""
 
     name: str
     missing: str | None  # why the compiled backend could not be imported
@@ -44,7 +44,7 @@ def backend() -> Backend:
 
 
 def _chosen(name: str) -> tuple[Any, Backend]:
-    """The backend of this name; of no name, the compiled one where there is one."""
+    """The backend of this name; without a name, the compiled one if it was built."""
     expected = "expected 'compiled' or 'numpy', found "
     if name not in ("", "compiled", "numpy"):
         raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", f"{expected}{name!r}")
@@ -66,13 +66,13 @@ _active, _backend = _chosen(os.environ.get("JAGCODEC_ROWCOPY", ""))
 
 
 def copy_all(tasks: Sequence[Copy]) -> None:
-    """Copy the rows of every task, all in CPU memory: the columns of a batch share threads."""
+    """Copy the rows of all tasks, in CPU memory. The columns of a batch share threads."""
     if tasks:
         _active.copy(tasks, torch.get_num_threads())
 
 
 def pad_all(tasks: Sequence[Pad]) -> None:
-    """Write the rectangle of every task, all in CPU memory, like `copy_all`."""
+    """Write the rectangles of all tasks, in CPU memory, as `copy_all` does."""
     if tasks:
         _active.pad(tasks, torch.get_num_threads())
 

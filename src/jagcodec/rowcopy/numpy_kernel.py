@@ -15,12 +15,12 @@ from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
 
 
 def copy(tasks: Sequence[Copy], threads: int) -> None:
-    """See `Copy`; `threads` has no effect here."""
+    """Run `Copy` tasks; `threads` has no effect here."""
     for dst, src, dst_starts, src_starts, lengths, cell_bytes in tasks:
         to = _numbers(dst_starts, lengths) * cell_bytes
         begins = _numbers(src_starts, lengths)
         sizes = lengths * cell_bytes
-        if isinstance(src, tuple):  # where starts count bytes
+        if isinstance(src, tuple):  # starts count bytes
             buffers = [buffer.data for buffer in src] or [memoryview(b"")]
             ends = np.cumsum([*map(len, buffers)])
             buffer_of = np.minimum(np.searchsorted(ends, begins, side="right"), len(buffers) - 1)
@@ -36,11 +36,11 @@ def copy(tasks: Sequence[Copy], threads: int) -> None:
 
 
 def pad(tasks: Sequence[Pad], threads: int) -> None:
-    """See `Pad`; `threads` has no effect here."""
+    """Run `Pad` tasks; `threads` has no effect here."""
     for task in tasks:
         dst, bits = array_bytes(task[0]), task[-1]
-        # The whole rectangle first: a slice more for each row's pads costs more than writing the
-        # cells between them twice.
+        # Fill the whole rectangle with pads first. Slices for the pads of each row would cost more
+        # than writing the other cells twice.
         if bits.count(bits[0]) == len(bits):
             dst.fill(bits[0])
         else:
@@ -49,14 +49,14 @@ def pad(tasks: Sequence[Pad], threads: int) -> None:
 
 
 def ends(tasks: Sequence[Ends], threads: int) -> None:
-    """See `Ends`; `threads` has no effect here."""
+    """Run `Ends` tasks; `threads` has no effect here."""
     for src, stride, width, cell_bytes, starts, lengths in tasks:
         starts.fill(0)
         lengths.fill(0)
         rows = len(starts)
         if width == 1 or not rows:
             continue
-        # The widest words that fit: the time of a comparison grows with the number of words.
+        # Compare the widest words that fit: the time grows with the number of words.
         size = next(size for size in (8, 4, 2, 1) if cell_bytes % size == 0)
         count = cell_bytes // size
         grid = np.lib.stride_tricks.as_strided(

@@ -1,4 +1,4 @@
-"""Tasks of a kernel: one per column, all columns of a batch in one call.
+"""Tasks of a kernel: one for each column; one call runs those of all columns of a batch.
 
 A kernel reads the fields of a task by position, so their order is part of its interface.
 """
@@ -46,8 +46,9 @@ class Copy(NamedTuple):
 class Pad(NamedTuple):
     """Write every row of a rectangle: left_pad[i] pad cells, its own cells, pad cells to `width`.
 
-    As for `Copy`, but every buffer is bytes; `left_pad` and `width` count cells too. If `left_pad`
-    is None, no row has any. A pad cell repeats `pad_bits`, which are 1 to 16 bytes.
+    The fields are as in `Copy`, but every buffer is bytes; `left_pad` and `width` also count cells.
+    If `left_pad` is None, no row has left pads. A pad cell repeats `pad_bits`, which are 1 to 16
+    bytes.
     """
 
     dst: ByteArray
@@ -61,7 +62,7 @@ class Pad(NamedTuple):
 
 
 def rows_only(task: Pad) -> Copy:
-    """The same task for a rectangle that already holds the pad bits everywhere."""
+    """The task that is left if the rectangle already holds the pad bits everywhere."""
     dst_starts: Starts = task.width
     if task.left_pad is not None:
         dst_starts = numbers(task.width, len(task.lengths)) + task.left_pad
