@@ -110,7 +110,7 @@ _IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES: its entry would outweigh th
 
 
 def _picks(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
-    """A getter of the numbers at these indices; None if there are none."""
+    """A getter of the numbers at these indices; None without indices."""
     # The repeated index makes `itemgetter` return a tuple even for one index.
     return itemgetter(*indices, indices[0]) if indices else None
 

@@ -27,7 +27,7 @@ def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
 
 
 def _narrowest(cells: npt.NDArray[Any]) -> int | None:
-    """The storage code with the fewest bytes; None if cells need their width, or there are none."""
+    """The storage code with the fewest bytes; None without cells, or if they need their width."""
     if not len(cells):
         return None
     sample = cells[:: -(-len(cells) // _FEW_CELLS)]
