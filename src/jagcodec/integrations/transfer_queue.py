@@ -96,8 +96,9 @@ try:
     # Up to 0.1.11 a storage unit has a method for each request, later one `PayloadTransfer`.
     PayloadTransfer: Any = object
     if find_spec("transfer_queue.storage.payload_transfer") is not None:
-        base = import_module("transfer_queue.storage.payload_transfer.base")
-        PayloadTransfer = _part(base, "PayloadTransfer")
+        PayloadTransfer = _part(
+            import_module("transfer_queue.storage.payload_transfer.base"), "PayloadTransfer"
+        )
 except ImportError as _error:
     raise _changed(f"all modules and names of 0.1.11 ({_error})") from _error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from jagcodec.errors import WireFormatError
 from jagcodec.memory import INT64_MAX, extent_of
@@ -90,7 +90,8 @@ class Plan:
                 groups += [number + GROUP] if kind in ROW_KINDS and kind is not Kind.TENSOR else []
             else:
                 self.others.append(node)
-        self.stored, self.groups = _picks(stored), _picks(groups)
+        self.stored: _Picks | None = _picks(stored)
+        self.groups: _Picks | None = _picks(groups)
 
     def _add_place(self, node: Node, dims: tuple[int, ...]) -> None:
         place, cell = dims, _cell_bytes(node)
@@ -109,7 +110,10 @@ class Plan:
 _IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES: its entry would outweigh the node
 
 
-def _picks(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
+_Picks: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def _picks(indices: Sequence[int]) -> _Picks | None:
     """A getter of the numbers at these indices; None without indices."""
     # The repeated index makes `itemgetter` return a tuple even for one index.
     return itemgetter(*indices, indices[0]) if indices else None
