@@ -111,7 +111,7 @@ SMALL = (*[0] * 12, *[1] * 6, 2, 2, 3, 8, 24, 40, 64, 1 << 24, 1 << 31)
 LARGE = tuple(n + d for n in (EXACT, 2 * EXACT, 1 << 60, (1 << 63) - 2) for d in (0, 1))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_yes_is_right_whatever_the_numbers(data):
     """Small numbers that often fit, and a few that are too large to be added up or to be floats."""
@@ -133,7 +133,7 @@ def test_a_yes_is_right_whatever_the_numbers(data):
         read_header(headers[i], NO_LIMITS)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["rollout", "small_batch", "tensordict"]),
     st.lists(st.integers(0), min_size=1, max_size=6),
