@@ -397,8 +397,7 @@ def walked(make):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jagcodec.pack.rows._frames_of_row", lambda *_: None)
         patch.setattr("jagcodec.pack.rows._columns_of_dicts", lambda *_: None)
-        patch.setattr("jagcodec.pack.rows.frames_at_once", lambda *_: None)
-        patch.setattr("jagcodec.pack.fields.frames_at_once", lambda *_: None)
+        patch.setattr("jagcodec.wire.encoder.message_at_once", lambda *_: None)
         patch.setattr("jagcodec.pack.cells._joined_at_once", lambda *_: None)
         patch.setattr("jagcodec.wire.documents.packed_at_once", lambda *_: None)
         return outcome(make)

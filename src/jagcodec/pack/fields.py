@@ -47,7 +47,7 @@ from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, pa
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
-from jagcodec.wire.encoder import Columns, EncodeOptions, frames_at_once, pending
+from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
 
 
@@ -165,9 +165,6 @@ def encode_fields(
         `encode` do.
     """
     columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
-    frames = frames_at_once(columns, options) if out is None else None
-    if frames is not None:
-        return frames
     check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
     message = pending(columns, **options)
     return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")

@@ -39,12 +39,13 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
+from jagcodec.wire.at_once import frames_of_items, is_wide, item_of_documents
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.encoder import (
     OF_META,
     Columns,
     EncodeOptions,
-    frames_at_once,
+    packed_values,
     pending,
     values_of_meta,
 )
@@ -52,7 +53,6 @@ from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import start_of
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Item
-from jagcodec.wire.place import frames_of_items, is_wide, item_of_documents
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_DEPTH, MAX_NDIM, PLAIN, Code
 
@@ -146,8 +146,7 @@ def encode_rows(
             return frames
     check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, copied=False)
-    frames = frames_at_once(columns, options)
-    return frames_of(pending(columns, **options)) if frames is None else frames
+    return frames_of(pending(columns, **options))
 
 
 _NO_NAMES: tuple[str, ...] = ()
@@ -375,7 +374,7 @@ def _frames_of_row(
             same_length, dict(zip(row, zip(nodes, items[1:], strict=True), strict=True)), where
         )
     start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
-    return frames_of_items(start, items, values_of_meta(options))
+    return frames_of_items(start, items, packed_values(values_of_meta(options.get("meta"))))
 
 
 def _packed_object(value: Any) -> list[bytes] | None:

@@ -28,13 +28,14 @@ from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, desc
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
 from jagcodec.wire import documents
+from jagcodec.wire.at_once import message_at_once
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
 from jagcodec.wire.header import NO_VALUES, with_checksums
 from jagcodec.wire.header_reader import is_accepted
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
+from jagcodec.wire.lowered_writer import LoweredWriter
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.place import LoweredWriter, frames_of_items, items_of_columns
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
@@ -196,6 +197,28 @@ def pending(
             narrow = named.union(obj.narrow_names()) or False
         meta = {**obj.meta, **(meta or {})} or None
         obj = obj.to_encode()
+    values = values_of_meta(meta, allow_pickle, default)
+    message = None if narrow or elide else message_at_once(obj, packed_values(values))
+    if message is None:
+        message = _walked(obj, values, narrow, elide, allow_pickle, default)
+    if level is not None:
+        message = compressed(message, level, is_accepted)
+    if checksum:
+        frames = written(message)
+        header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])
+        message = PendingMessage(header, [*frames])
+    return message
+
+
+def _walked(
+    obj: Any,
+    values: list[Any],
+    narrow: bool | frozenset[Name],
+    elide: bool,
+    allow_pickle: bool,
+    default: Callable[[Any], Any] | None,
+) -> PendingMessage:
+    """The message of any value; `values` are the documents after its own."""
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
     if isinstance(narrow, frozenset) and lowering.columns:
@@ -203,8 +226,7 @@ def pending(
     if type(tree) is not tuple:
         lowering.values.append(tree)
         tree = None
-    if meta is not None:
-        lowering.values.append(meta_document(meta, allow_pickle, default))
+    lowering.values += values
     lowered = lowering.finished(tree)
     copies = HostCopies()
     copies.fetch(lowering.on_devices)
@@ -212,12 +234,6 @@ def pending(
     message = writer.all_of(lowered)
     if writer.elided and not is_accepted(message.header, message.documents):
         message = LoweredWriter(copies, narrows=bool(narrow)).all_of(lowered)
-    if level is not None:
-        message = compressed(message, level, is_accepted)
-    if checksum:
-        frames = written(message)
-        header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])
-        message = PendingMessage(header, [*frames])
     return message
 
 
@@ -244,37 +260,31 @@ def _plain_names(names: Iterable[Name]) -> list[Any]:
     return [name[0] if len(name) == 1 else name for name in names]
 
 
-def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
-    """The document with values of the whole message."""
+def values_of_meta(
+    meta: Any, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None
+) -> list[Any]:
+    """The document of values that belong to the whole message, if there are any."""
+    if meta is None:
+        return []
     named = mapping_of(meta, "meta", "a mapping of names to values")
     document = Lowering(allow_pickle, default).lower(named)
     if type(document) is tuple:
         expected = "expected values without tensors, arrays and long bytes, found one"
         remedy = "make it a column, or encode({'batch': batch, 'more': value})"
         raise UnsupportedTypeError("unsupported_type", "meta", f"{expected}; {remedy}")
-    return document
+    return [document]
 
 
-def frames_at_once(columns: Columns, options: EncodeOptions) -> list[Frame] | None:
-    """The message of columns in one pass; None if a column or an option needs more steps."""
-    if options and not options.keys() <= OF_META:
-        return None
-    items = items_of_columns(columns)
-    if items is None:
-        return None
-    return frames_of_items(*items, values_of_meta(options) if options else NO_VALUES)
+def packed_values(values: list[Any]) -> bytes:
+    """The documents of a message, as its header has them."""
+    try:
+        return documents.packer().pack(values) if values else NO_VALUES
+    except ValueError as error:
+        raise UnsupportedTypeError("too_large", "meta", f"msgpack: {error}") from error
 
 
 OF_META = {"meta"}
 """The option that leaves the columns of a message as they are."""
-
-
-def values_of_meta(options: EncodeOptions) -> bytes:
-    """The packed values of a message of columns: its `meta` alone, if it has any."""
-    meta = options.get("meta")
-    return (
-        NO_VALUES if meta is None else documents.packer().pack([meta_document(meta, False, None)])
-    )
 
 
 class MsgpackEncoder:

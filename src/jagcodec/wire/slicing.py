@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from jagcodec.wire.at_once import frames_of_items
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import start_of
 from jagcodec.wire.leaf import leaf_of
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.message import Message
-from jagcodec.wire.place import frames_of_items
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 

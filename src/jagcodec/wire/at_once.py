@@ -1,0 +1,168 @@
+"""Messages of batches without a walk, as most batches need none.
+
+A column needs no walk if its cells are contiguous host memory, or if msgpack alone can write its
+objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from jagcodec.errors import JagcodecError
+from jagcodec.memory import extent_of
+from jagcodec.memory.tensor_bytes import plain_array
+from jagcodec.ragged import non_tensor
+from jagcodec.ragged.nested import NESTED_TENSOR, parts_of, readable_view
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire import documents, spec
+from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
+from jagcodec.wire.frames import Frame, PendingMessage, frames_of
+from jagcodec.wire.header import start_of
+from jagcodec.wire.lowered import Columns, Item, Rows
+from jagcodec.wire.place import MessageWriter
+from jagcodec.wire.spec import PLAIN, Code
+
+
+def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) -> list[Frame]:
+    """The message of the start of its header, its plain items, and the packed documents."""
+    return frames_of(_message_of_items(start, items, values))
+
+
+def _message_of_items(start: bytes, items: Iterable[int | Item], values: bytes) -> PendingMessage:
+    writer = MessageWriter()
+    return writer.finish(start, writer.place(items), values)
+
+
+def message_at_once(batch: Any, values: bytes) -> PendingMessage | None:
+    """The message of `Columns` or a TensorDict of N rows; None if a walk must make it."""
+    columns = _columns_of(batch)
+    if columns is None or columns.rows > spec.MAX_UNBACKED_ROWS:
+        return None
+    rows, pool = columns.rows, RowSplitsPool()
+    items: list[Any] = [rows]
+    nodes: list[Any] = []
+    for column in columns.columns.values():
+        if type(column) is NonTensorStack:
+            column = _payloads(column, rows)
+        made = _MAKERS.get(type(column), _needs_walk)(column, pool)
+        if made is None:
+            return None
+        items.append(made[0])
+        nodes.append(made[1])
+    start = start_of((Code.TENSORDICT, 1, tuple(columns.columns), *nodes))
+    return _message_of_items(start, items, values)
+
+
+def _columns_of(batch: Any) -> Columns | None:
+    if type(batch) is TensorDict and batch.batch_dims == 1 and batch.names == [None]:
+        return Columns(batch.batch_size[0], dict(batch.items()))
+    return batch if type(batch) is Columns else None
+
+
+# --- objects -----------------------------------------------------------------------------------
+
+
+def _of_objects(rows: list[Any], pool: RowSplitsPool) -> _Made:
+    packed = documents.packed_at_once(rows, spec.MAX_DEPTH - 1) if rows else None
+    return None if packed is None else (item_of_documents(packed), (Code.NON_TENSOR_ROWS,))
+
+
+def _payloads(stack: NonTensorStack, rows: int) -> list[Any] | None:
+    """The objects of a stack of N of them along a dim without a name; None of another stack."""
+    if stack.batch_size != (rows,) or non_tensor.stack_dim_name(stack) is not None:
+        return None
+    return non_tensor.payloads_of_stack(stack)
+
+
+def item_of_documents(rows: Sequence[bytes]) -> Item:
+    """The item of a column of objects, one document in each row."""
+    if len(rows) == 1:  # most messages
+        size = len(rows[0])
+        return memoryview(rows[0]), PLAIN, (1, size, size, b""), (size,)
+    data = bytearray().join(rows)
+    size = len(data)
+    return memoryview(data), PLAIN, _rows_of_lengths(tuple(map(len, rows))), (size,)
+
+
+def _rows_of_lengths(lengths: tuple[int, ...]) -> Rows:
+    """Rows of these lengths, two or more, which are end to end."""
+    offsets = array("q", itertools.accumulate(lengths, initial=0))
+    return len(lengths), min(lengths), max(lengths), offsets.tobytes()
+
+
+# --- cells -------------------------------------------------------------------------------------
+
+_Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
+"""The item and the node of a column; None if it needs a walk."""
+
+
+def _needs_walk(column: Any, pool: RowSplitsPool) -> _Made:
+    return None
+
+
+def _of_view(view: RaggedView, pool: RowSplitsPool) -> _Made:
+    splits, memory, starts = view.row_splits, view.memory, view.starts
+    dtype = TORCH_NAMES.get(view.dtype)
+    if starts is None and isinstance(memory, torch.Tensor):
+        memory = plain_array(memory)  # type: ignore[assignment]
+    if dtype is None or type(memory) is not np.ndarray or view.ragged_dim > 1:
+        return None
+    if not memory.flags.c_contiguous:
+        return None
+    if not memory.size and is_wide(view.shape, view.dtype.itemsize):
+        return None
+    shape = (splits.total, *view.shape[1:])
+    data: Any = view
+    if starts is None:
+        data = memory
+    elif splits.rows == 1 and type(starts) is int:
+        size = math.prod(shape)
+        data = memory if memory.size == size else memory.reshape(-1)[:size]
+    return (data, PLAIN, splits, shape), (Code.JAGGED, dtype, len(shape), 1)
+
+
+def _of_jagged(jagged: torch.Tensor, pool: RowSplitsPool) -> _Made:
+    parts = parts_of(jagged)
+    if not (parts.values.is_cpu and parts.offsets.is_cpu):
+        return None
+    try:
+        return _of_view(readable_view(jagged, "jagged tensor", pool), pool)
+    except JagcodecError:  # the walk explains it
+        return None
+
+
+def _of_tensor(tensor: torch.Tensor, pool: RowSplitsPool) -> _Made:
+    array = plain_array(tensor)
+    return None if array is None or array.ndim > spec.MAX_NDIM else _of_array(array, pool)
+
+
+def _of_array(data: np.ndarray[Any, Any], pool: RowSplitsPool) -> _Made:
+    dtype = NUMPY_NAMES.get(data.dtype)
+    if dtype is None or not data.flags.c_contiguous:
+        return None
+    if not data.size and is_wide(data.shape, data.itemsize):
+        return None
+    return (data, PLAIN, None, data.shape), (Code.TENSOR, dtype, data.ndim)
+
+
+_MAKERS: dict[type, Callable[[Any, RowSplitsPool], _Made]] = {
+    RaggedView: _of_view,
+    np.ndarray: _of_array,
+    torch.Tensor: _of_tensor,
+    NESTED_TENSOR: _of_jagged,
+    list: _of_objects,
+}
+
+
+def is_wide(dims: Sequence[int], itemsize: int) -> bool:
+    """Whether `Lowering` rejects these dims of a column without cells."""
+    return extent_of(dims) * itemsize >= spec.MAX_BYTES
