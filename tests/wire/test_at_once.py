@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import encode
+from jagcodec import concat_rows, encode
 from jagcodec.errors import JagcodecError
 from jagcodec.ragged.non_tensor import batch_of
 from jagcodec.wire.at_once import message_at_once
@@ -99,6 +99,14 @@ odd_batches = [
 @given(tensordicts(payloads, lazy=False) | st.sampled_from(odd_batches), option_sets)
 def test_a_batch_is_the_same_message_as_after_a_walk(batch, options):
     assert outcome(batch, options) == walked(batch, options)
+
+
+@given(tensordicts(payloads, lazy=False), st.lists(st.integers(0, 5), max_size=4), option_sets)
+def test_chosen_rows_of_joined_messages_are_the_same_message_as_after_a_walk(batch, rows, options):
+    joined = concat_rows([encode(batch, elide=True), encode(batch)])
+    if joined.fields and len(joined):
+        joined = joined.rows([row % len(joined) for row in rows])
+    assert outcome(joined, options) == walked(joined, options)
 
 
 def test_rows_that_are_one_object_or_have_the_same_offsets_are_found():

@@ -27,7 +27,7 @@ from jagcodec.wire import documents, spec
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
 from jagcodec.wire.header import start_of
-from jagcodec.wire.lowered import Columns, Item, Rows
+from jagcodec.wire.lowered import Columns, Documents, Item, Lowered, Rows
 from jagcodec.wire.place import MessageWriter
 from jagcodec.wire.spec import PLAIN, Code
 
@@ -73,7 +73,14 @@ def _columns_of(batch: Any) -> Columns | None:
 
 def _of_objects(rows: list[Any], pool: RowSplitsPool) -> _Made:
     packed = documents.packed_at_once(rows, spec.MAX_DEPTH - 1) if rows else None
-    return None if packed is None else (item_of_documents(packed), (Code.NON_TENSOR_ROWS,))
+    return None if packed is None else _of_documents(Documents(packed), pool)
+
+
+def _of_documents(documents: Documents, pool: RowSplitsPool) -> _Made:
+    rows: Any = documents.rows
+    if not rows or type(rows[0]) is Lowered:
+        return None
+    return item_of_documents(rows), (Code.NON_TENSOR_ROWS,)
 
 
 def _payloads(stack: NonTensorStack, rows: int) -> list[Any] | None:
@@ -110,17 +117,17 @@ def _needs_walk(column: Any, pool: RowSplitsPool) -> _Made:
 
 
 def _of_view(view: RaggedView, pool: RowSplitsPool) -> _Made:
-    splits, memory, starts = view.row_splits, view.memory, view.starts
+    splits, starts = view.row_splits, view.starts
+    memory: Any = view.memory
     dtype = TORCH_NAMES.get(view.dtype)
     if starts is None and isinstance(memory, torch.Tensor):
-        memory = plain_array(memory)  # type: ignore[assignment]
-    if dtype is None or type(memory) is not np.ndarray or view.ragged_dim > 1:
-        return None
-    if not memory.flags.c_contiguous:
-        return None
-    if not memory.size and is_wide(view.shape, view.dtype.itemsize):
+        memory = plain_array(memory)
+    in_order = memory.flags.c_contiguous if type(memory) is np.ndarray else type(memory) is tuple
+    if dtype is None or not in_order or view.ragged_dim > 1:
         return None
     shape = (splits.total, *view.shape[1:])
+    if 0 in shape and is_wide(shape, view.dtype.itemsize):
+        return None
     data: Any = view
     if starts is None:
         data = memory
@@ -160,6 +167,7 @@ _MAKERS: dict[type, Callable[[Any, RowSplitsPool], _Made]] = {
     torch.Tensor: _of_tensor,
     NESTED_TENSOR: _of_jagged,
     list: _of_objects,
+    Documents: _of_documents,
 }
 
 
