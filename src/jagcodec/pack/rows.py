@@ -337,6 +337,7 @@ def _frames_of_row(
     named_columns(row, f"{where}(rows), row 0")
     items: list[int | Item] = [1]
     nodes: list[tuple[Any, ...]] = []
+    lengths: dict[str, tuple[int, ...]] = {}
     arrays = plain_arrays(row.values())
     for (name, value), array in zip(row.items(), arrays, strict=True):
         kind = type(value)
@@ -356,6 +357,7 @@ def _frames_of_row(
                 return None  # an error follows
             items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
             nodes.append((Code.JAGGED, dtype, len(shape), 1))
+            lengths[name] = shape[:1]
         elif kind in _NUMBERS:
             pack, node = _NUMBERS[kind]
             try:
@@ -369,10 +371,8 @@ def _frames_of_row(
                 return None
             items.append(item_of_documents(packed))
             nodes.append((Code.NON_TENSOR_ROWS,))
-    if same_length is not _NO_NAMES:
-        _check_row(
-            same_length, dict(zip(row, zip(nodes, items[1:], strict=True), strict=True)), where
-        )
+    if same_length is not _NO_NAMES and not _are_equal(same_length, lengths):
+        return None  # an error may follow
     start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
     return frames_of_items(start, items, packed_values(values_of_meta(options.get("meta"))))
 
@@ -382,15 +382,6 @@ def _packed_object(value: Any) -> list[bytes] | None:
     if type(value) is str:  # takes half the time
         return [documents.packer().pack(value)]
     return documents.packed_at_once((value,), MAX_DEPTH - 1)
-
-
-def _check_row(same_length: Any, made: Mapping[str, Any], where: str) -> None:
-    """Check the lengths of one row; `made` has the node and the item of each column."""
-    lengths = {name: item[3][:1] for name, (node, item) in made.items() if node[0] is Code.JAGGED}
-    objects: dict[str, Any] = {
-        name: [] for name, (node, _) in made.items() if node[0] is Code.NON_TENSOR_ROWS
-    }
-    _check_lengths(same_length, lengths, {**made, **objects}, where)
 
 
 # --- arguments ---------------------------------------------------------------------------------
@@ -531,6 +522,8 @@ def _check_lengths(
     same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
 ) -> None:
     """Check that the rows of the named columns are as long as each other."""
+    if _are_equal(same_length, lengths):
+        return
     path = f"{where}(same_length)"
     named = known_names(same_length, columns, path)
     for name in named:
@@ -543,3 +536,16 @@ def _check_lengths(
             row = next(i for i, length in enumerate(first) if length != found[i])
             detail = f"expected length {first[row]} like {named[0]!r}, found {found[row]}"
             raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)
+
+
+def _are_equal(names: Any, lengths: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether columns have equal lengths; False if one has none, or if names need a check."""
+    if type(names) is not list and type(names) is not tuple:
+        return False
+    if not _STRING.issuperset(map(type, names)):
+        return False
+    found = set(map(lengths.get, names))
+    return len(found) == 1 and None not in found
+
+
+_STRING = frozenset((str,))
