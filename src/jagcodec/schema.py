@@ -59,28 +59,30 @@ def check_schema(
         columns = columns_of(source, f"{where}(batch)").columns
         found = {name: _field(column) for name, column in columns.items()}
     for name in [name for name in found if name not in schema][:1]:
-        raise _refused(name, "new_field", "no such column", "one; add it to the schema, or drop it")
+        raise _field_error(
+            name, "new_field", "no such column", "one; add it to the schema, or drop it"
+        )
     for name, field in schema.items():
         if name in found:
-            _check(name, field, found[name])
+            _check_field(name, field, found[name])
         elif name not in absent:
-            raise _refused(name, "no_such_field", "it", "none")
+            raise _field_error(name, "no_such_field", "it", "none")
 
 
-def _check(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
+def _check_field(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
     if found.kind != wanted.kind:
-        raise _refused(name, "bad_type", f"a column of kind {wanted.kind!r}", repr(found.kind))
+        raise _field_error(name, "bad_type", f"a column of kind {wanted.kind!r}", repr(found.kind))
     if wanted.dtype not in (None, found.dtype):
-        raise _refused(name, "bad_dtype", f"dtype {wanted.dtype}", str(found.dtype))
+        raise _field_error(name, "bad_dtype", f"dtype {wanted.dtype}", str(found.dtype))
     if wanted.shape is None:
         return
     dims, others = wanted.shape[1:], (found.shape or ())[1:]
     same = [dim in (None, other) for dim, other in zip(dims, others, strict=False)]
     if len(dims) != len(others) or not all(same):
-        raise _refused(name, "bad_shape", f"rows of shape {list(dims)}", str(list(others)))
+        raise _field_error(name, "bad_shape", f"rows of shape {list(dims)}", str(list(others)))
 
 
-def _refused(name: str, reason: Reason, expected: str, found: str) -> ArgumentError:
+def _field_error(name: str, reason: Reason, expected: str, found: str) -> ArgumentError:
     path = f"check_schema: column {brief(name)}"
     return ArgumentError(reason, path, f"expected {expected}, found {found}")
 

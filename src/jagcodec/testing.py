@@ -88,7 +88,7 @@ def jagged_tensors(rows: int | None = None) -> Any:
 
 def tensors(shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Any:
     """A strategy: a strided CPU tensor: contiguous, transposed, sliced, stepped or expanded."""
-    return _strategies().composite(_tensor)(shape, dtype)
+    return _strategies().composite(_draw_tensor)(shape, dtype)
 
 
 def _strategies() -> Any:
@@ -137,7 +137,9 @@ def _jagged_tensor(draw: Any, rows: int | None) -> torch.Tensor:
     )
 
 
-def _tensor(draw: Any, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> torch.Tensor:
+def _draw_tensor(
+    draw: Any, shape: tuple[int, ...] | None, dtype: torch.dtype | None
+) -> torch.Tensor:
     st = _strategies()
     if shape is None:
         shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))

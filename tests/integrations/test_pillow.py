@@ -82,7 +82,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 def test_a_state_that_is_no_image_is_refused():
-    good = pillow._state(make_image("P"))
+    good = pillow._image_state(make_image("P"))
     assert pillow._image(good) == make_image("P")
     for name, values in WRONG.items():
         for value in values:

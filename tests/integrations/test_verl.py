@@ -114,7 +114,7 @@ class TestFrames:
     def test_padding_is_left_behind(self):
         """Only what is in the rows is sent: per-token columns, by names of verl's."""
         data = make_dataproto(200)
-        state = integration._state(data)
+        state = integration._state_of_proto(data)
         rectangular = {"kl", "entropys", "reward"}
         assert set(state["trimmed"]) == set(data.batch.keys()) - rectangular
         padded = sum(column.nbytes for column in data.batch.values())

@@ -227,7 +227,7 @@ def test_ctrl_c_while_a_block_is_returned_does_not_leak_it(monkeypatch):
         def madvise(self, *args):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(blocks, "_mapped", lambda room: Interrupting(-1, room))
+    monkeypatch.setattr(blocks, "_map_pages", lambda room: Interrupting(-1, room))
     blocks.release()
     block = new_block(40 * MB)
     del block

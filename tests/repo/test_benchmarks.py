@@ -29,8 +29,8 @@ def test_a_side_brings_every_column_back(name):
 def test_trips_in_a_loop_take_no_new_memory(monkeypatch):
     runner = Runner(SIDES["fused"](LARGE), LARGE)
     runner.turn()
-    taken, new = [], blocks._mapped
-    monkeypatch.setattr(blocks, "_mapped", lambda size: taken.append(size) or new(size))
+    taken, new = [], blocks._map_pages
+    monkeypatch.setattr(blocks, "_map_pages", lambda size: taken.append(size) or new(size))
     runner.turn()
     assert taken == []
 

@@ -139,12 +139,12 @@ class BatchedDataDict(dict[str, Any]):
         return _of_parts(_Parts(type(self), columns, attributes))  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
-        return pickled_parts(_of_parts, _parts_of(self), 4)
+        return pickled_parts(_of_parts, _split_for_pickle(self), 4)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if type(self).__reduce__ is not BatchedDataDict.__reduce__:
             return self.__reduce__()  # of a subclass
-        return pickled_parts(_of_parts, _parts_of(self), protocol)
+        return pickled_parts(_of_parts, _split_for_pickle(self), protocol)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={len(self)}, columns={list(self)})"
@@ -240,7 +240,7 @@ class _Parts(NamedTuple):
     attributes: dict[str, Any]
 
 
-def _parts_of(batch: Any) -> Any:
+def _split_for_pickle(batch: Any) -> Any:
     """The parts of a batch, so that all its tensors are in one message; another column itself."""
     if isinstance(batch, BatchedDataDict):
         attributes = vars(batch)
@@ -252,7 +252,7 @@ def _parts_of(batch: Any) -> Any:
     else:
         return batch
     # By items, because a TensorDict iterates over its rows.
-    columns = {name: _parts_of(column) for name, column in batch.items()}
+    columns = {name: _split_for_pickle(column) for name, column in batch.items()}
     return _Parts(type(batch), columns, attributes)
 
 
@@ -270,11 +270,11 @@ def _of_parts(parts: Any) -> Any:
 # --- on the wire -------------------------------------------------------------------------------
 
 
-def _state(batch: BatchedDataDict) -> list[dict[str, Any]]:
+def _state_of_batch(batch: BatchedDataDict) -> list[dict[str, Any]]:
     return [ColumnDict(batch), batch.meta_info]
 
 
-def _of_state(state: Any) -> BatchedDataDict:
+def _batch_of_state(state: Any) -> BatchedDataDict:
     columns, meta_info = state
     return BatchedDataDict(columns, meta_info=meta_info)
 
@@ -295,7 +295,9 @@ def _packed_of_state(state: Any) -> PackedColumn:
 
 
 # So that what `materialize` returns can itself be sent on.
-register_type(BatchedDataDict, BATCHED_DATA_DICT, to_state=_state, from_state=_of_state)
+register_type(
+    BatchedDataDict, BATCHED_DATA_DICT, to_state=_state_of_batch, from_state=_batch_of_state
+)
 register_type(
     PackedColumn, PACKED_COLUMN, to_state=PackedColumn._asdict, from_state=_packed_of_state
 )

@@ -52,7 +52,7 @@ def opened(source: Any, where: str) -> Any:
         check_tensordict(source, where)
     if isinstance(source, _BATCHES):
         return source
-    if _is_message(source):
+    if _is_one_message(source):
         return open_whole(source, where)
     detail = "expected a batch (a TensorDict, a dict of columns, a WireBatch, the frames of a "
     detail += f"message, or a blob), or for several a list of these, found {describe(source)}"
@@ -78,7 +78,7 @@ def are_several(source: Any) -> bool:
     return first is None or is_blob(first)
 
 
-def _is_message(source: Any) -> bool:
+def _is_one_message(source: Any) -> bool:
     if isinstance(source, (list, tuple)):
         one_blob = len(source) == 1 and bytes_of(source[0]) is not None
         return bool(source) and (one_blob or not are_several(source))
@@ -201,7 +201,7 @@ def columns_of(
     listed = None if names is None else known_names(names, batch.keys(), where)
     pool = pool or RowSplitsPool()
     read_offsets([batch], pool)
-    return _columns(batch, rows, listed, where, pool, kept)
+    return _columns_of_open(batch, rows, listed, where, pool, kept)
 
 
 def with_offsets(batch: Any, where: str, pool: RowSplitsPool) -> Any:
@@ -212,12 +212,12 @@ def with_offsets(batch: Any, where: str, pool: RowSplitsPool) -> Any:
     return batch
 
 
-def _columns(
+def _columns_of_open(
     batch: Any, rows: int, names: list[str] | None, where: str, pool: RowSplitsPool, kept: bool
 ) -> Columns:
     if isinstance(batch, WireBatch):
         chosen = batch if names is None else batch.select(names)
-        pairs = _kept(chosen) if kept else chosen.columns()
+        pairs = _lasting_columns(chosen) if kept else chosen.columns()
     else:
         pairs = [(name, batch.get(name)) for name in (batch.keys() if names is None else names)]
     columns: dict[str, Any] = {}
@@ -229,9 +229,9 @@ def _columns(
         elif isinstance(leaf, PackedColumn):
             columns[name] = view_of_varlen(leaf, path, pool)
         elif is_non_tensor(leaf) or isinstance(leaf, np.ndarray):
-            columns[name] = _objects(leaf, rows)
+            columns[name] = _object_rows(leaf, rows)
         elif isinstance(leaf, _BATCHES):
-            columns[name] = _columns(opened(leaf, path), rows, None, path, pool, kept)
+            columns[name] = _columns_of_open(opened(leaf, path), rows, None, path, pool, kept)
         else:
             columns[name] = leaf
     return Columns(rows, columns)
@@ -276,7 +276,7 @@ def each_column(
     return columns
 
 
-def _objects(leaf: Any, rows: int) -> Any:
+def _object_rows(leaf: Any, rows: int) -> Any:
     """The rows of an array, or of a leaf with objects, in the form that `Columns` uses."""
     array = leaf if isinstance(leaf, np.ndarray) else array_of_leaf(leaf)
     if array is None or (array.dtype == object and array.ndim == 1):
@@ -284,7 +284,7 @@ def _objects(leaf: Any, rows: int) -> Any:
     return array
 
 
-def _kept(batch: WireBatch) -> list[tuple[str, Any]]:
+def _lasting_columns(batch: WireBatch) -> list[tuple[str, Any]]:
     """The columns of a message, in memory that callers may keep; objects become an array."""
     schema = batch.schema
     return [

@@ -94,19 +94,19 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
         (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
         return _other(at, "batch size", size, other) or compare(left, right, at)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _tensors(a, b, at)
+        return _compare_tensors(a, b, at)
     if type(a) is not type(b):
         return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
     if isinstance(a, (NonTensorStack, NonTensorDataBase)):
         found = _other(at, "batch size", a.batch_size, b.batch_size)
         if found is None and isinstance(a, NonTensorStack):
-            return _items(a.tolist(), b.tolist(), at)
+            return _compare_items(a.tolist(), b.tolist(), at)
         return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
     if isinstance(a, LazyStackedTensorDict):
         return (
             _other(at, "batch size", a.batch_size, b.batch_size)
             or _other(at, "stack dim", a.stack_dim, b.stack_dim)
-            or _items(a.tensordicts, b.tensordicts, at)
+            or _compare_items(a.tensordicts, b.tensordicts, at)
         )
     if isinstance(a, (dict, TensorDictBase)):
         return next(each_difference(a, b, at), None)
@@ -114,15 +114,15 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
         (left, others), (right, more) = fields_of(a), fields_of(b)
         return compare(left, right, at) or compare(others, more, at)
     if isinstance(a, (list, tuple)):
-        return _items(a, b, at)
+        return _compare_items(a, b, at)
     if isinstance(a, slice):
-        return _items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
+        return _compare_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
     if isinstance(a, np.ndarray):
         found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
         if found is None and (a.dtype.hasobject or a.dtype.kind == "T"):
             pairs = (compare(a[i], b[i], _step(at, i)) for i in np.ndindex(a.shape))
             return next((each for each in pairs if each is not None), None)
-        return found or _cells(a, b, at)
+        return found or _compare_cells(a, b, at)
     if _are_same(a, b):
         return None
     if registered_name(type(a)) is not None and same_values(state_of(a), state_of(b)):
@@ -191,7 +191,7 @@ def _names(names: Collection[Any]) -> str:
     return (", ".join(first) or "none") + more
 
 
-def _items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Difference | None:
+def _compare_items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Difference | None:
     if len(a) != len(b):
         return _other(at, "length", len(a), len(b))
     kinds = list(map(type, a))
@@ -211,56 +211,58 @@ def _are_same(a: Any, b: Any) -> bool:
     if isinstance(a, np.generic):
         return bool(a.dtype == b.dtype) and a.tobytes() == b.tobytes()
     try:
-        return bool(_key(a) == _key(b))
+        return bool(_exact_key(a) == _exact_key(b))
     except Exception:  # an __eq__ may raise anything
         return False
 
 
-def _key(value: Any) -> Any:
+def _exact_key(value: Any) -> Any:
     """A key that equals only the keys of the same value, bit for bit."""
     kind = type(value)
     if kind is float:
         return struct.pack("d", value)
     if kind is complex:
-        return kind, _key(value.real), _key(value.imag)
+        return kind, _exact_key(value.real), _exact_key(value.imag)
     if kind in (set, frozenset):
-        return kind, frozenset(map(_key, value))
+        return kind, frozenset(map(_exact_key, value))
     if kind is tuple:
-        return kind, tuple(map(_key, value))
+        return kind, tuple(map(_exact_key, value))
     return kind, value
 
 
 # --- cells -------------------------------------------------------------------------------------
 
 
-def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
-    found = _other(at, "layout", _layout(a), _layout(b)) or _other(at, "dtype", a.dtype, b.dtype)
+def _compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
+    found = _other(at, "layout", _layout_name(a), _layout_name(b)) or _other(
+        at, "dtype", a.dtype, b.dtype
+    )
     if found is not None:
         return found
     if is_jagged(a):
-        return _jagged(a, b, at)
+        return _compare_jagged(a, b, at)
     if a.is_nested:
-        return _items(a.unbind(), b.unbind(), at)
+        return _compare_items(a.unbind(), b.unbind(), at)
     found = _other(at, "shape", a.shape, b.shape)
     if found is not None:
         return found
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
-        return _cells(a, b, at)
+        return _compare_cells(a, b, at)
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
         return _unlike(at, a, b)
     found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
     for part in ("_indices", "_values"):
         x, y = (getattr(tensor, part)() for tensor in (a, b))
-        found = found or _tensors(x, y, _step(at, part.strip("_")))
+        found = found or _compare_tensors(x, y, _step(at, part.strip("_")))
     return found
 
 
-def _layout(tensor: torch.Tensor) -> str:
+def _layout_name(tensor: torch.Tensor) -> str:
     kind = "jagged" if is_jagged(tensor) else str(tensor.layout).removeprefix("torch.")
     return "nested" if tensor.is_nested and kind == "strided" else kind
 
 
-def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
+def _compare_jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
     left, right = view_of(a, "left"), view_of(b, "right")
     dim = left.ragged_dim
     shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
@@ -276,10 +278,12 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | No
         return _other(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
     # Tokens first, so that the first difference is that of the first row.
     x, y = (values_of(view).movedim(dim - 1, 0) for view in (left, right))
-    return _cells(x, y, at, left)
+    return _compare_cells(x, y, at, left)
 
 
-def _cells(a: Any, b: Any, at: Difference, rows: RaggedView | None = None) -> Difference | None:
+def _compare_cells(
+    a: Any, b: Any, at: Difference, rows: RaggedView | None = None
+) -> Difference | None:
     """The first difference of two arrays or tensors of one shape, which may hold jagged `rows`."""
     is_tensor, shape = isinstance(a, torch.Tensor), tuple(a.shape)
     if is_tensor and torch.equal(as_words(a), as_words(b.to(a.device))):
@@ -305,11 +309,11 @@ def _unlike(at: Difference, a: Any, b: Any) -> Difference:
     """The difference of two values, with their bits if their texts are the same."""
     left, right = _text(a), _text(b)
     if left == right and isinstance(a, (float, np.generic, torch.Tensor)):
-        left, right = (f"{_text(x)} (bits {_bits(x)})".strip() for x in (a, b))
+        left, right = (f"{_text(x)} (bits {_bits_as_text(x)})".strip() for x in (a, b))
     return replace(at, what="value", left=left, right=right)
 
 
-def _bits(value: Any) -> str:
+def _bits_as_text(value: Any) -> str:
     data = as_bytes(value) if isinstance(value, torch.Tensor) else np.asarray(value)
     return data.tobytes()[::-1].hex()
 

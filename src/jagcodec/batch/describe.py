@@ -58,17 +58,17 @@ def open_source(source: Any, path: str) -> OpenMessage:
         size = starts_of(size - sum(header.stored), header.stored)[-1]
     root = header.schema.root
     batch, others = batch_in(root) or (None, [])
-    entries = _values_of(root) if batch is None else [*_columns_of(batch, ())]
+    entries = _values_of(root) if batch is None else [*_entries_of(batch, ())]
     for name, node in others:
         entries.append(Entry(child_path("$", "meta_info" if name is None else name), (), node))
     return OpenMessage(message, size, entries, batch)
 
 
-def _columns_of(node: Node, above: tuple[str, ...]) -> Iterator[Entry]:
+def _entries_of(node: Node, above: tuple[str, ...]) -> Iterator[Entry]:
     for name, child in zip(node.fields[-1], node.children, strict=True):
         keys = (*above, name)
         if child.kind is Kind.TENSORDICT:
-            yield from _columns_of(child, keys)
+            yield from _entries_of(child, keys)
         else:
             yield Entry(".".join(keys), keys, child)
 
@@ -210,7 +210,7 @@ class _Walk(Claims):
         """Describe a column, and count its bytes, except those that an earlier column has."""
         node, rows = entry.node, None
         self._size, self._stored = 0, set()
-        self._count(node)
+        self._count_node(node)
         if node.kind is Kind.JAGGED:
             group = self._message.numbers[node.number + GROUP]
             rows, names = self.groups.setdefault(group, (len(self.groups), []))
@@ -230,7 +230,7 @@ class _Walk(Claims):
             self._counted.add((buffer, offset))
             self._size += size
 
-    def _count(self, node: Node) -> None:
+    def _count_node(self, node: Node) -> None:
         message, form = self._message, FORMS.get(node.kind)
         if node.kind is Kind.VALUE:
             start, end = self._values[node.value]
@@ -240,13 +240,13 @@ class _Walk(Claims):
         leaf = leaf_of(node, message.numbers)
         if leaf is not None:
             places = [(leaf.place.stored, leaf.place.cells)]
-            places = [*self._runs(leaf)] if leaf.runs else places
+            places = [*self._count_runs(leaf)] if leaf.runs else places
             if any(cells and stored != PLAIN for stored, cells in places):
                 self._stored.add("narrow")
         for child in node.children:
-            self._count(child)
+            self._count_node(child)
 
-    def _runs(self, leaf: Leaf) -> Iterator[tuple[int, int]]:
+    def _count_runs(self, leaf: Leaf) -> Iterator[tuple[int, int]]:
         """Count the places that a table of runs names; yields how each is stored, and its bytes."""
         self._stored.add("indirect")
         for run in runs_at(self._message, leaf):

@@ -65,7 +65,9 @@ def moved(
     """
     move = _Move(device, pool, path_of, non_blocking)
     if device.type == "cpu":
-        move.copies.fetch(part for leaf in _flat(columns.values()) for part in _parts(leaf))
+        move.copies.fetch(
+            part for leaf in _each_leaf(columns.values()) for part in _tensors_to_fetch(leaf)
+        )
     return move.columns(columns, ())
 
 
@@ -88,33 +90,33 @@ class _Move:
     def leaf(self, leaf: Any, key: tuple[str, ...]) -> Any:
         if isinstance(leaf, UnbatchedTensor):
             size, tensor = unbatched_parts(leaf)
-            return leaf if self._is_there(tensor) else unbatched_of(size, self._tensor(tensor))
+            return leaf if self._is_there(tensor) else unbatched_of(size, self._move_tensor(tensor))
         if isinstance(leaf, torch.Tensor):
             if self._is_there(leaf):
                 return leaf
             if is_jagged(leaf):
-                return self._jagged(leaf, key)
+                return self._move_jagged(leaf, key)
             check_column(leaf, self.path_of(key))
             if leaf.is_meta:
                 check_plain(leaf, self.path_of(key))
-            return self._tensor(leaf)
+            return self._move_tensor(leaf)
         if isinstance(leaf, PackedColumn):
-            return leaf if self._is_there(leaf.values) else self._packed(leaf)
+            return leaf if self._is_there(leaf.values) else self._move_packed(leaf)
         if isinstance(leaf, RaggedView):
-            return leaf if self._is_there(leaf) else self._view(leaf)
-        return self._batch(leaf, key) if _is_batch(leaf) else leaf
+            return leaf if self._is_there(leaf) else self._move_view(leaf)
+        return self._move_batch(leaf, key) if _is_batch(leaf) else leaf
 
     def _is_there(self, leaf: torch.Tensor | RaggedView) -> bool:
         return leaf.device == self.device
 
-    def _batch(self, leaf: Any, key: tuple[str, ...]) -> Any:
+    def _move_batch(self, leaf: Any, key: tuple[str, ...]) -> Any:
         """A batch inside the batch, of the same type."""
         if isinstance(leaf, Columns):
             return leaf._replace(columns=self.columns(leaf.columns, key))
         if isinstance(leaf, dict):
             return like(leaf, self.columns(leaf, key), 0)
         if isinstance(leaf, LazyStackedTensorDict):
-            members = [self._batch(member, key) for member in leaf.tensordicts]
+            members = [self._move_batch(member, key) for member in leaf.tensordicts]
             return LazyStackedTensorDict(*members, stack_dim=leaf.stack_dim)
         if isinstance(leaf, TensorDictBase):
             names = leaf.names if any(name is not None for name in leaf.names) else None
@@ -122,37 +124,37 @@ class _Move:
             columns = self.columns(leaf, key)
             return TensorDict(columns, batch_size=leaf.batch_size, names=names, device=device)
         fields, others = fields_of(leaf)  # the leaf is a tensorclass
-        return tensorclass_of(type(leaf), self._batch(fields, key), others)
+        return tensorclass_of(type(leaf), self._move_batch(fields, key), others)
 
-    def _jagged(self, leaf: torch.Tensor, key: tuple[str, ...]) -> torch.Tensor:
+    def _move_jagged(self, leaf: torch.Tensor, key: tuple[str, ...]) -> torch.Tensor:
         parts = parts_of(leaf, detach=False)
-        view = self._view(view_of_parts(parts, self.path_of(key), self.pool, self.copies))
+        view = self._move_view(view_of_parts(parts, self.path_of(key), self.pool, self.copies))
         made = nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
         self.pool.remember(parts_of(made).offsets, view.row_splits)
         return made
 
-    def _packed(self, column: PackedColumn) -> PackedColumn:
+    def _move_packed(self, column: PackedColumn) -> PackedColumn:
         values, cu_seqlens, longest, position_ids = column
-        places, positions = self._tensor(cu_seqlens), self._tensor(position_ids)
-        return PackedColumn(self._tensor(values), places, longest, positions)
+        places, positions = self._move_tensor(cu_seqlens), self._move_tensor(position_ids)
+        return PackedColumn(self._move_tensor(values), places, longest, positions)
 
-    def _view(self, view: RaggedView) -> RaggedView:
+    def _move_view(self, view: RaggedView) -> RaggedView:
         """The rows of a view on the device, end to end: holes are removed before the copy."""
         row_splits, dim = self.pool.unique(view.row_splits), view.ragged_dim
         memory = view.memory
         if isinstance(memory, torch.Tensor):
             whole = memory if view.starts is None else values_of(view)
-            return end_to_end(self._tensor(whole), row_splits, dim)
-        return end_to_end(self._tensor(gathered([view])[0]), row_splits, dim)
+            return end_to_end(self._move_tensor(whole), row_splits, dim)
+        return end_to_end(self._move_tensor(gathered([view])[0]), row_splits, dim)
 
-    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy of one tensor, which columns may share."""
         known = self.known.get(id(tensor))
         if known is None:
-            known = self.known[id(tensor)] = tensor, self._new(tensor)
+            known = self.known[id(tensor)] = tensor, self._copy_tensor(tensor)
         return known[1]
 
-    def _new(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         plain = _is_plain(tensor)
         if plain and self.device.type == "cpu":
             self.copies.fetch([tensor])  # does nothing, unless the tensor was compacted only now
@@ -168,7 +170,7 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
     Columns with holes between their rows are left out: their readers wait for them.
     """
     away: list[tuple[torch.Tensor, Any]] = []
-    for leaf in _flat(leaves):
+    for leaf in _each_leaf(leaves):
         numbers: torch.Tensor | None = None
         if is_jagged(leaf):
             numbers = offsets_of(leaf)
@@ -190,19 +192,19 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
                 view_of_varlen(leaf, "", pool, copies)
 
 
-def _flat(leaves: Iterable[Any]) -> Iterator[Any]:
+def _each_leaf(leaves: Iterable[Any]) -> Iterator[Any]:
     """All leaves, with inner batches replaced by their leaves."""
     for leaf in leaves:
         if isinstance(leaf, (torch.Tensor, np.ndarray, list)) or not _is_batch(leaf):
             yield leaf
         elif isinstance(leaf, Columns):
-            yield from _flat(leaf.columns.values())
+            yield from _each_leaf(leaf.columns.values())
         elif isinstance(leaf, LazyStackedTensorDict):
-            yield from _flat(leaf.tensordicts)
+            yield from _each_leaf(leaf.tensordicts)
         elif isinstance(leaf, (dict, TensorDictBase)):
-            yield from _flat(leaf.values())
+            yield from _each_leaf(leaf.values())
         else:
-            yield from _flat([fields_of(leaf)[0]])
+            yield from _each_leaf([fields_of(leaf)[0]])
 
 
 def _is_batch(leaf: Any) -> bool:
@@ -211,7 +213,7 @@ def _is_batch(leaf: Any) -> bool:
     return isinstance(leaf, (Columns, dict, TensorDictBase)) or is_tensorclass(leaf)
 
 
-def _parts(leaf: Any) -> list[torch.Tensor]:
+def _tensors_to_fetch(leaf: Any) -> list[torch.Tensor]:
     """The tensors of a column that are copied to the host unchanged."""
     parts: list[Any] = [leaf]
     if is_jagged(leaf):

@@ -110,7 +110,7 @@ class Messages:
         self._first_buffers = _starts_of(buffers)[:-1]
         self._starts = _starts_of(self._buffers)
         # The columns of each stack by name: searching a list of many names is slow.
-        self._nodes = [_by_name(stack.node) for stack in stacks]
+        self._nodes = [_nodes_by_name(stack.node) for stack in stacks]
         self._columns: dict[str, InPlace | None] = {}
         self._rows: dict[bytes, _GroupRows | None] = {}
 
@@ -119,23 +119,23 @@ class Messages:
         if name not in self._columns:
             self._columns[name] = None
             with suppress(WireFormatError):  # this torch lacks the dtype
-                self._columns[name] = self._column(name)
+                self._columns[name] = self._column_in_place(name)
         return self._columns[name]
 
-    def _column(self, name: str) -> InPlace | None:
+    def _column_in_place(self, name: str) -> InPlace | None:
         cells = self._cells_of(name)
         if cells is None or not self._are_bounded(cells):
             return None
-        rows = self._rows_of(cells.group)
+        rows = self._group_rows(cells.group)
         if rows is None or (rows.cells != cells.counts).any():
             return None
         narrow = bool(cells.stored.any())
-        return InPlace(cells.kind, narrow, self._view(cells, rows, narrow))
+        return InPlace(cells.kind, narrow, self._view_of_all(cells, rows, narrow))
 
     def _cells_of(self, name: str) -> _Cells | None:
         """Where the cells of a column are; None if its messages have it in different forms."""
         nodes = [known[name] for known in self._nodes]
-        form, *others = {_form_of(node) for node in nodes}
+        form, *others = {_in_place_form(node) for node in nodes}
         if form is None or others:
             return None
         kind, dtype = form[:2]
@@ -167,7 +167,7 @@ class Messages:
             return False
         return int(cells.stored.max()) < INDIRECT
 
-    def _view(self, cells: _Cells, rows: _GroupRows, narrow: bool) -> RaggedView:
+    def _view_of_all(self, cells: _Cells, rows: _GroupRows, narrow: bool) -> RaggedView:
         """The rows of a column in all messages."""
         memory, start, size = self._buffers, cells.start, cells.size
         if narrow:
@@ -206,13 +206,13 @@ class Messages:
             end += len(wide)
         return tuple(memory), starts
 
-    def _rows_of(self, group: IntArray | None) -> _GroupRows | None:
+    def _group_rows(self, group: IntArray | None) -> _GroupRows | None:
         """The rows of a ragged group of each message, or of rectangles; None if unsound."""
         key = b"" if group is None else group.tobytes()
         if key not in self._rows:
             self._rows[key] = None
             total = int(self._counts.sum())
-            lengths = np.ones(total, np.int64) if group is None else self._lengths(group)
+            lengths = np.ones(total, np.int64) if group is None else self._group_lengths(group)
             # Cells without bytes may be many: check that their sum does not wrap around.
             if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
                 splits = RowSplits.from_lengths(lengths)
@@ -222,7 +222,7 @@ class Messages:
                 self._rows[key] = _GroupRows(splits, begins, cells)
         return self._rows[key]
 
-    def _lengths(self, group: IntArray) -> IntArray | None:
+    def _group_lengths(self, group: IntArray) -> IntArray | None:
         """The row lengths of a ragged group of each message; None if they are unsound."""
         numbers = self._of_all(
             stack.numbers[
@@ -258,7 +258,7 @@ class Messages:
         return lengths
 
 
-def _by_name(batch: Node) -> dict[str, Node]:
+def _nodes_by_name(batch: Node) -> dict[str, Node]:
     return dict(zip(batch.fields[-1], batch.children, strict=True))
 
 
@@ -269,7 +269,7 @@ def _starts_of(parts: Sequence[Sized]) -> IntArray:
     return starts
 
 
-def _form_of(node: Node) -> tuple[Kind, str, int] | None:
+def _in_place_form(node: Node) -> tuple[Kind, str, int] | None:
     """Kind, dtype and number count of a column that can be read in place; None for others."""
     kind, fields = node.kind, node.fields
     if kind is Kind.NON_TENSOR_ROWS:
@@ -305,9 +305,9 @@ class JoinedRows(ColumnSource):
         self._pool = RowSplitsPool()  # for all rows; `ChosenRows` have another
 
     def parts(self) -> Iterator[WireBatch]:
-        return map(self._part, range(len(self._parts)))
+        return map(self._opened_part, range(len(self._parts)))
 
-    def _part(self, index: int) -> WireBatch:
+    def _opened_part(self, index: int) -> WireBatch:
         part = self._parts[index]
         if not isinstance(part, WireBatch):
             part = self._parts[index] = _open_one(index, part)
@@ -316,10 +316,10 @@ class JoinedRows(ColumnSource):
     def meta(self) -> dict[str, Any]:
         if any(NO_VALUES in stack.values for stack in self._stacks()):
             return {}  # a message without documents has no `meta` to agree on
-        return agreed([self._part(i).meta for i in sorted(set(self._first_alike()))])
+        return agreed([self._opened_part(i).meta for i in sorted(set(self._first_alike()))])
 
     def metas(self) -> list[dict[str, Any]]:
-        return [self._part(i).meta for i in self._first_alike()]
+        return [self._opened_part(i).meta for i in self._first_alike()]
 
     def _stacks(self) -> Sequence[Stack]:
         return self._messages.stacks if self._messages else ()
@@ -335,7 +335,7 @@ class JoinedRows(ColumnSource):
         return first
 
     def schema(self, key: str, rows: int) -> FieldSchema:
-        kind, dtype, shape = self._part(0).select([key]).schema[key]
+        kind, dtype, shape = self._opened_part(0).select([key]).schema[key]
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
     def row_lengths(self, name: str, key: str, chosen: ChosenRows | None) -> IntArray | None:
@@ -365,7 +365,7 @@ class JoinedRows(ColumnSource):
             found = self._messages and self._messages.column(name)
             if not found:
                 continue
-            columns[name] = view = self._chosen(found.view, chosen)
+            columns[name] = view = self._select_rows(found.view, chosen)
             if leaves or found.kind is not Kind.JAGGED:
                 copied.append((name, found.kind, view))
         values = gathered(view for _, _, view in copied)
@@ -374,7 +374,7 @@ class JoinedRows(ColumnSource):
             if kind is Kind.JAGGED:
                 columns[name] = nested_tensor(data, view.row_splits)
             elif kind is Kind.NON_TENSOR_ROWS:
-                columns[name] = _objects(data, view.row_splits, unread=form is As.ITEM)
+                columns[name] = _read_objects(data, view.row_splits, unread=form is As.ITEM)
         missing = [name for name, column in columns.items() if column is None]
         if missing:
             columns |= self._batch_by_batch(missing, chosen)
@@ -387,7 +387,7 @@ class JoinedRows(ColumnSource):
                 columns[name] = list(column) if objects and column.ndim == 1 else column
         return columns
 
-    def _chosen(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
+    def _select_rows(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
         if chosen is None:
             row_splits = self._pool.unique(view.row_splits)
             return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
@@ -403,7 +403,7 @@ class JoinedRows(ColumnSource):
         each: dict[str, list[Any]] = {name: [] for name in names}
         wanted, order = self._rows_of_parts(chosen)
         for i, rows in wanted:
-            batch = self._part(i).select(names)
+            batch = self._opened_part(i).select(names)
             batch = batch if rows is None else batch.rows(rows)
             try:
                 on_host = self.device is None
@@ -441,7 +441,7 @@ class JoinedRows(ColumnSource):
         return wanted, None if in_order else np.argsort(order)
 
 
-def _objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
+def _read_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
     """Documents end to end as (N,) objects, or `unread`; None if each message must be read."""
     raw, bounds = data.numpy().tobytes(), row_splits.offsets_array.tolist()
     if unread:
@@ -478,7 +478,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     parts: list[Any] = list(sources)
     stacks: list[Stack] = []
     if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):
-        parts = [*chain.from_iterable(map(_parts_of, parts))]
+        parts = [*chain.from_iterable(map(_joined_parts, parts))]
         buffers: list[Sequence[ByteArray]] = [()] * len(parts)
     else:  # the caller may change a list of frames before a column is read
         frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
@@ -512,7 +512,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     return WireBatch(JoinedRows(names, counts.tolist(), parts, table))
 
 
-def _parts_of(source: Any) -> Sequence[Any]:
+def _joined_parts(source: Any) -> Sequence[Any]:
     """The batches that a batch was joined from; the batch itself if it is not a join."""
     joined = isinstance(source, WireBatch) and source.chosen is None
     if joined and isinstance(source.source, JoinedRows):
@@ -540,7 +540,7 @@ class JoinedColumns(ColumnSource):
         sources = [batch.source for batch in batches]
         device = next((s.device for s in sources if s.device is not None), None)
         pickle = any(source.allow_pickle for source in sources)
-        super().__init__(tuple(columns), (), _common(sources), device, pickle)
+        super().__init__(tuple(columns), (), _common_sizes(sources), device, pickle)
         self._columns = columns
         self._batches = batches
         self._pool = pool
@@ -559,7 +559,7 @@ class JoinedColumns(ColumnSource):
         return sharing(column, self._pool if chosen is None else chosen.pool, "join_columns")
 
 
-def _common(sources: Sequence[ColumnSource]) -> list[int]:
+def _common_sizes(sources: Sequence[ColumnSource]) -> list[int]:
     """The batch dims that all sources have."""
     each = zip(*(source.sizes for source in sources), strict=False)
     dims = takewhile(lambda sizes: len({*sizes}) == 1, each)

@@ -183,13 +183,13 @@ def materialize(
     check_option(layout, _LAYOUTS, "materialize(layout)")
     pads: dict[Any, Any] = {}
     if pad_value_dict is not None:
-        pads = _by_name(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
+        pads = _values_by_column(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
     side, sides = _sides_of(padding_side)
     if not (pin_memory is strict is False and container is BatchedDataDict):
         pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
         strict = flag_of(strict, "materialize(strict)")
         check_function(container, "materialize(container)", "a function of a dict of columns")
-    batch = td if type(td) is WireBatch else _opened(td, "materialize(td)")
+    batch = td if type(td) is WireBatch else _open_source(td, "materialize(td)")
     placement = Placement(
         whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)"),
         whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)"),
@@ -216,14 +216,14 @@ def materialize(
     options.check()
     columns = padded_columns(batch, pads, placement) if options.are_pads_alone() else None
     if columns is None:
-        columns = _Plan(options, batch).filled_columns(container)
+        columns = _LayoutPlan(options, batch).filled_columns(container)
     result: Any = _contained(columns, container)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
     return result  # type: ignore[no-any-return]
 
 
-def _opened(source: Any, where: str) -> Any:
+def _open_source(source: Any, where: str) -> Any:
     """An open batch: of a list of batches, the rows of all of them."""
     if not are_several(source):
         frames = isinstance(source, (list, tuple)) and source
@@ -296,7 +296,7 @@ class _Options:
     def check(self) -> None:
         """Raise an error for options that need rectangles in another layout, or an accelerator."""
         if self.layout != "padded":
-            for name in (name for name, given in self._of_rectangles().items() if given):
+            for name in (name for name, given in self._rectangle_options().items() if given):
                 detail = f"requires layout='padded', found layout={self.layout!r}"
                 raise ArgumentError("bad_option", f"materialize({name})", detail)
         elif self.pin_memory:
@@ -305,13 +305,13 @@ class _Options:
     def are_pads_alone(self) -> bool:
         """Whether no option is given but `pad_value_dict`."""
         others = self.layout != "padded" or self.placement.width or self.kept or self.strict
-        return not others and self.device is None and not any(self._of_rectangles().values())
+        return not others and self.device is None and not any(self._rectangle_options().values())
 
     def pads_rectangles(self) -> bool:
         """Whether the columns that are rectangles already are padded, if no names are given."""
         return self.layout == "padded" and bool(self.masks or self.placement.moves_rows())
 
-    def _of_rectangles(self) -> dict[str, Any]:
+    def _rectangle_options(self) -> dict[str, Any]:
         """The options that only rectangles have, and whether each is given."""
         placement = self.placement
         return {
@@ -333,7 +333,7 @@ class _Options:
         check_known(self.kept, keys, "materialize(keep_jagged)")
 
 
-def _by_name(given: Any, option: str, expected: str) -> dict[Any, Any]:
+def _values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
     """An option that has a value for each of some columns."""
     found = mapping_of(given, f"materialize({option})", expected)
     check_names(found, f"materialize({option})")
@@ -343,7 +343,7 @@ def _by_name(given: Any, option: str, expected: str) -> dict[Any, Any]:
 def _sides_of(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
     """The side of all columns, and the other sides of some by name, of `padding_side`."""
     by_name = type(given) is not str and isinstance(given, Mapping)
-    sides = _by_name(given, "padding_side", "sides by name") if by_name else {}
+    sides = _values_by_column(given, "padding_side", "sides by name") if by_name else {}
     side: Any = "right" if by_name else given
     for each in (side, *sides.values()):
         check_option(each, _SIDES, "materialize(padding_side)")
@@ -358,7 +358,7 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
     if isinstance(given, str):
         return {given: "attention_mask"}
     expected = "the name of a column, or a mapping of names of columns to names of masks"
-    masks = _by_name(given, "attention_mask_of", expected)
+    masks = _values_by_column(given, "attention_mask_of", expected)
     for name in masks.values():
         if not isinstance(name, str):
             detail = f"expected {expected}, found {brief(name)} for a mask"
@@ -407,7 +407,7 @@ class _Padded(NamedTuple):
     device: torch.device
 
 
-class _Plan:
+class _LayoutPlan:
     """What becomes of each column of one call; rectangles have no memory before all are planned."""
 
     def __init__(self, options: _Options, batch: Any) -> None:
@@ -436,11 +436,11 @@ class _Plan:
     def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
         """What becomes of a column of tensors."""
         if type(leaf) is RaggedView:
-            return self._of_view(leaf, key)
+            return self._lay_out_view(leaf, key)
         tensor: Any = leaf
-        return (self._of_nested if tensor.is_nested else self._of_rectangle)(tensor, key)
+        return (self._lay_out_nested if tensor.is_nested else self._lay_out_rectangle)(tensor, key)
 
-    def _of_nested(self, leaf: torch.Tensor, key: Key) -> Any:
+    def _lay_out_nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """What becomes of a nested tensor: itself, if it stays jagged."""
         options = self.options
         stays, width = options.layout == "jagged", options.placement.width
@@ -462,9 +462,9 @@ class _Plan:
         if stays:
             check_width(view.row_splits, width, key)
             return leaf
-        return self._of_view(view, key)
+        return self._lay_out_view(view, key)
 
-    def _of_view(self, view: RaggedView, key: Key) -> Any:
+    def _lay_out_view(self, view: RaggedView, key: Key) -> Any:
         """The rows of a column in the layout of the call."""
         options = self.options
         kept, placement = key in options.kept, options.placement
@@ -479,10 +479,10 @@ class _Plan:
         rows = view.row_splits, placement.sides.get(key, placement.side)
         places = self._places.get(rows)
         if places is None:
-            places = self._places[rows] = self._placed(rows[0], key, placement.width)
-        return self._rectangle(view, places, key)
+            places = self._places[rows] = self._place_rows(rows[0], key, placement.width)
+        return self._plan_rectangle(view, places, key)
 
-    def _placed(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
+    def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
         """As `Placement.of_rows`; the error of a column without prompts names other sides."""
         try:
             return self.options.placement.of_rows(row_splits, key, width)
@@ -503,7 +503,7 @@ class _Plan:
         sides: dict[Key, str] = {**dict.fromkeys(fit[:8], "left_right")} or {key: "right"}
         return f"if it holds no prompts, give it another padding_side by name: padding_side={sides}"
 
-    def _of_rectangle(self, leaf: torch.Tensor, key: Key) -> Any:
+    def _lay_out_rectangle(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle, which options may pad further, as if it were jagged with equal rows."""
         options = self.options
         most = options.placement.width
@@ -521,7 +521,7 @@ class _Plan:
         # A rectangle that is wider than `pad_to_seqlen`, and was not named, may be an image grid.
         places = RowPlaces(None, cells)
         if not is_wider:
-            places = self._placed(row_splits, key, max(most, cells))
+            places = self._place_rows(row_splits, key, max(most, cells))
         if places.width == cells:
             self._padded[key] = _Padded(row_splits, RowPlaces(None, cells), leaf.device)
             return leaf
@@ -532,9 +532,9 @@ class _Plan:
         check_memory(leaf, path_of(key))
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
-        return self._rectangle(full_rows(leaf, row_splits), places, key)
+        return self._plan_rectangle(full_rows(leaf, row_splits), places, key)
 
-    def _rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
+    def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
         """A rectangle that is planned for the rows of a view."""
         bits, device = self._pad_bits(view.dtype, key), view.device
         self._padded[key] = _Padded(view.row_splits, places, device)
@@ -577,4 +577,4 @@ class _Plan:
                 ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
             except RuntimeError as error:  # There may be many cells, if they have no bytes.
                 raise no_memory((row_splits.rows, places.width), mask, error) from error
-            columns[mask] = self._rectangle(end_to_end(ones, row_splits), places, mask)
+            columns[mask] = self._plan_rectangle(end_to_end(ones, row_splits), places, mask)

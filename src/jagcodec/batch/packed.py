@@ -107,12 +107,12 @@ def plan_packing(
         ArgumentTypeError: Lengths are not integers.
     """
     where = "plan_packing"
-    numbers, packer = _read(lengths, f"{where}(lengths)")
+    numbers, packer = _lengths_and_packer(lengths, f"{where}(lengths)")
     options = PackOptions(row_multiple, total_multiple, total, min_total, tail, cp_size, cp_layout)
     return PackPlan(plan_layout(numbers, options, where), packer)
 
 
-def _read(lengths: Any, path: str) -> tuple[IntArray, Packer | None]:
+def _lengths_and_packer(lengths: Any, path: str) -> tuple[IntArray, Packer | None]:
     """(N,) row lengths; for a tensor also a packer that knows its offsets."""
     if not (hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens")):  # not tensors
         return length_array(lengths, path), None
@@ -173,13 +173,13 @@ class PackPlan:
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        return self._offsets()[0]
+        return self._cu_seqlens_tensors()[0]
 
     @property
     def cu_seqlens_padded(self) -> torch.Tensor:
-        return self._offsets()[1]
+        return self._cu_seqlens_tensors()[1]
 
-    def _offsets(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cu_seqlens_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cu_seqlens is None:
             real, padded = self.layout.cu_seqlens, self.layout.cu_seqlens_padded
             both = self._sent(np.concatenate([real] if padded is real else [real, padded]))
@@ -502,7 +502,7 @@ class _Packing:
             kept = type(column) is RaggedView
             return self.packer.kept(column) if kept else filled.get(id(column), column)
 
-        return _mapped(columns, column_of)
+        return _map_columns(columns, column_of)
 
     def steps(
         self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
@@ -516,8 +516,8 @@ class _Packing:
 
         filled, pool = self.filled(), self.packer.pool
         order = np.concatenate([*rows, np.empty(0, np.int64)])
-        row_ranges = [range(start, end) for start, end in _between(map(len, rows))]
-        cell_ranges = [*_between(cells)]
+        row_ranges = [range(start, end) for start, end in _ranges_of_sizes(map(len, rows))]
+        cell_ranges = [*_ranges_of_sizes(cells)]
 
         def parts_of(column: Any, key: Key) -> Any:
             if id(column) in filled:
@@ -533,10 +533,10 @@ class _Packing:
                 return [chosen[part.start : part.stop] for part in row_ranges]
             return [select_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
 
-        parts = _mapped(columns, parts_of)
+        parts = _map_columns(columns, parts_of)
 
         def step(i: int) -> dict[str, Any]:
-            return _mapped(parts, lambda of_steps, _: of_steps[i])
+            return _map_columns(parts, lambda of_steps, _: of_steps[i])
 
         return [*map(step, range(len(rows)))]
 
@@ -545,7 +545,7 @@ _NO_LABEL = -100
 """The label that PyTorch's `cross_entropy` ignores."""
 
 
-def _mapped(
+def _map_columns(
     columns: dict[str, Any], of: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The result of a function for each column and its key, inner batches included."""
@@ -553,11 +553,11 @@ def _mapped(
     for name, column in columns.items():
         key = (*above, name) if above else name
         inner = type(column) is dict
-        made[name] = _mapped(column, of, (*above, name)) if inner else of(column, key)
+        made[name] = _map_columns(column, of, (*above, name)) if inner else of(column, key)
     return made
 
 
-def _between(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+def _ranges_of_sizes(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Where ranges of these sizes begin and end, if they are end to end."""
     return pairwise(accumulate(sizes, initial=0))
 
@@ -626,7 +626,7 @@ def plan_micro_batches(
         count_multiple=count_multiple,
         fill=fill,
     )
-    tokens, packer = _read(lengths, "plan_micro_batches(lengths)")
+    tokens, packer = _lengths_and_packer(lengths, "plan_micro_batches(lengths)")
     return MicroBatches(tokens, rules, assign_rows(tokens, rules, groups, cost), packer)
 
 
@@ -663,10 +663,10 @@ class MicroBatches(Sequence[list[IntArray]]):
         self._packer = packer
         self.order: IntArray = assignment.order.copy()
         self._count = len(assignment.costs) // rules.ranks  # micro-batches of each rank
-        each = [assignment.order[rows].copy() for rows in self._places(0, rules.ranks)]
+        each = [assignment.order[rows].copy() for rows in self._slices_in_order(0, rules.ranks)]
         starts = range(0, rules.ranks * max(self._count, 1), max(self._count, 1))
         self._steps = [each[start : start + self._count] for start in starts]
-        self.inverse: IntArray = self._rising(0, rules.ranks)
+        self.inverse: IntArray = self._places_by_row(0, rules.ranks)
 
     def __reduce__(self) -> Any:
         return MicroBatches, (self._lengths, self._rules, self._assignment)
@@ -698,7 +698,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         known = integer_of(step)
         if known is None or not 0 <= known < self._count:
             raise _outside(where, "step", step, self._count)
-        return self._assignment.is_copy[self._places(rank, rank + 1)[known]]
+        return self._assignment.is_copy[self._slices_in_order(rank, rank + 1)[known]]
 
     def pack(
         self,
@@ -822,12 +822,12 @@ class MicroBatches(Sequence[list[IntArray]]):
         if rank is not None:
             rank = self._checked_rank(rank, where)
         first, last = (0, len(self)) if rank is None else (rank, rank + 1)
-        sizes = [places.stop - places.start for places in self._places(first, last)]
+        sizes = [places.stop - places.start for places in self._slices_in_order(first, last)]
         listed = items_of(results, f"{where}(results)", "a list of batches or columns")
         if len(listed) != len(sizes) or not sizes:
             detail = f"expected {len(sizes)} results, one for each micro-batch, found {len(listed)}"
             raise ArgumentError("row_mismatch", f"{where}(results)", detail)
-        return _put_back(listed, sizes, self._rising(first, last), where)
+        return _put_back(listed, sizes, self._places_by_row(first, last), where)
 
     def report(self) -> dict[str, int | float]:
         """What the plan comes to.
@@ -858,12 +858,12 @@ class MicroBatches(Sequence[list[IntArray]]):
             "heaviest_micro_batch": _over_mean(costs),
         }
 
-    def _places(self, first: int, last: int) -> list[slice]:
+    def _slices_in_order(self, first: int, last: int) -> list[slice]:
         """Where the micro-batches of these ranks are in `order`."""
         bounds = self._assignment.bounds[first * self._count : last * self._count + 1]
         return [slice(start, end) for start, end in pairwise(bounds.tolist())]
 
-    def _rising(self, first: int, last: int) -> IntArray:
+    def _places_by_row(self, first: int, last: int) -> IntArray:
         """The places of rows, in rising order of rows, within these ranks; without copies."""
         bounds = self._assignment.bounds
         places = slice(bounds[first * self._count], bounds[last * self._count])

@@ -83,7 +83,7 @@ class Placement:
         if side == "left_right":
             return self._around_prompts(lengths, key)
         check_width(row_splits, width, key)
-        width = self._rounded(width or row_splits.max)
+        width = self._round_up(width or row_splits.max)
         return RowPlaces(width - lengths if side == "left" else None, width)
 
     def _around_prompts(self, lengths: IntArray, key: Key) -> RowPlaces:
@@ -110,9 +110,9 @@ class Placement:
         if self.width and needed > self.width:
             row = int(np.argmax(ends))
             raise _too_long(key, row, self.width, f"{ends[row]} with its prompt padded to {before}")
-        return RowPlaces(left_pad, self._rounded(self.width or needed))
+        return RowPlaces(left_pad, self._round_up(self.width or needed))
 
-    def _rounded(self, width: int) -> int:
+    def _round_up(self, width: int) -> int:
         return -(-width // self.multiple) * self.multiple
 
 

@@ -80,8 +80,8 @@ def select_rows(batch: Any, index: Any) -> Any:
         [[3], [5, 6], [3]]
     """
     where = "select_rows"
-    source, rows = _opened(batch, where)
-    return _chosen(source, choose_rows(index, rows, f"{where}(index)"), where)
+    source, rows = _open_with_rows(batch, where)
+    return _choose_from(source, choose_rows(index, rows, f"{where}(index)"), where)
 
 
 Times = int | Sequence[int] | torch.Tensor
@@ -117,7 +117,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
         [7, 7, 8, 8]
     """
     where = "repeat_rows"
-    source, rows = _opened(batch, where)
+    source, rows = _open_with_rows(batch, where)
     interleave = flag_of(interleave, f"{where}(interleave)")
     counts = _counts_of_rows(times, rows, interleave, f"{where}(times)")
     every = np.arange(rows)
@@ -126,7 +126,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     except (MemoryError, ValueError) as error:
         detail = f"expected rows whose numbers fit in memory, found {brief(times)} times {rows}"
         raise ArgumentError("too_large", f"{where}(times)", detail) from error
-    return _chosen(source, chosen, where)
+    return _choose_from(source, chosen, where)
 
 
 def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
@@ -134,7 +134,9 @@ def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
     expected = "an integer, or one per row" if each else "an integer"
     counts = host_array(times, path, expected)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not each):
-        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {_shown(times)}")
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected {expected}, found {_shown_numbers(times)}"
+        )
     if counts.ndim and len(counts) != rows:
         detail = f"expected {rows} numbers, one per row, found {len(counts)}"
         raise ArgumentError("row_mismatch", path, detail)
@@ -145,7 +147,7 @@ def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
     return counts.astype(np.int64)
 
 
-def _shown(value: Any) -> str:
+def _shown_numbers(value: Any) -> str:
     """A caller's numbers in a few words."""
     return describe(value) if isinstance(value, torch.Tensor) else brief(value)
 
@@ -207,7 +209,7 @@ def split_rows(
         [[0, 1, 3], [2, 4]]
     """
     where = "split_rows"
-    source, rows = _opened(batch, where)
+    source, rows = _open_with_rows(batch, where)
     way = parts if max_tokens is None else max_tokens
     if (way is None) == (sizes is None) or (max_tokens is None and lengths is not None):
         detail = "expected one of parts, sizes and max_tokens, and lengths only with max_tokens"
@@ -226,10 +228,10 @@ def split_rows(
         if sizes is None:
             found = _equal_sizes(rows, whole_number(parts, 1, f"{where}(parts)"), where)
         else:
-            found = _sizes(sizes, rows, where)
+            found = _read_sizes(sizes, rows, where)
         ends = [0, *np.cumsum(found).tolist()]
         index = [range(start, end) for start, end in itertools.pairwise(ends)]
-    return [_chosen(source, part, where, pool) for part in index]
+    return [_choose_from(source, part, where, pool) for part in index]
 
 
 def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) -> list[IntArray]:
@@ -254,14 +256,14 @@ def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:
     return sizes
 
 
-def _sizes(sizes: Any, rows: int, where: str) -> IntArray:
+def _read_sizes(sizes: Any, rows: int, where: str) -> IntArray:
     path, expected = f"{where}(sizes)", f"row counts that add up to {rows}"
     array = host_array(sizes, path, expected)
     array = array.astype(np.int64) if array.size == 0 else array
     plain = array.ndim == 1 and array.dtype.kind in "iu"
     # Reject sizes above the number of rows first, so that the sum does not wrap around.
     if not plain or (array < 0).any() or (array > rows).any() or array.sum() != rows:
-        raise _bad(path, f"expected {expected}, found {_shown(sizes)}")
+        raise _bad(path, f"expected {expected}, found {_shown_numbers(sizes)}")
     return array.astype(np.int64)
 
 
@@ -269,13 +271,13 @@ def _bad(path: str, detail: str) -> ArgumentError:
     return ArgumentError("bad_option", path, detail)
 
 
-def _opened(batch: Any, where: str) -> tuple[Any, int]:
+def _open_with_rows(batch: Any, where: str) -> tuple[Any, int]:
     """The open batch, and its number of rows."""
     source = opened(batch, f"{where}(batch)")
     return source, row_count_of(source, f"{where}(batch)")
 
 
-def _chosen(batch: Any, chosen: Chosen, where: str, pool: RowSplitsPool | None = None) -> Any:
+def _choose_from(batch: Any, chosen: Chosen, where: str, pool: RowSplitsPool | None = None) -> Any:
     if isinstance(batch, WireBatch):
         return batch.at(chosen)
     pool = pool or RowSplitsPool()

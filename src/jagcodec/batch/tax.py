@@ -83,9 +83,9 @@ def padding_tax(
             if isinstance(column, torch.Tensor) and not is_jagged(column)
         }
         return _measured(td, padded_width, options, padded if padded_width is None else {})
-    if not isinstance(source, _BATCHES) and not _is_message(source):
+    if not isinstance(source, _BATCHES) and not _may_be_message(source):
         several = isinstance(source, (list, tuple)) and source
-        if several and (isinstance(source[0], (*_BATCHES, list)) or _is_message(source[0])):
+        if several and (isinstance(source[0], (*_BATCHES, list)) or _may_be_message(source[0])):
             detail = "expected one batch, found a list of them; concat_rows makes one"
             raise ArgumentTypeError("bad_type", _SOURCE, detail)
         return _of_lengths(source, padded_width)
@@ -106,7 +106,7 @@ _LAYOUT_OF_KIND = {
 }
 
 
-def _is_message(source: Any) -> bool:
+def _may_be_message(source: Any) -> bool:
     """Whether it is a message, and not the lengths of rows."""
     if isinstance(source, (list, tuple)):  # numbers of numpy and torch are buffers too
         start = source[0] if source else 0

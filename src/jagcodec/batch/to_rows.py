@@ -64,10 +64,10 @@ def to_rows(
     where = "to_rows"
     check_option(as_, get_args(RowsAs), f"{where}(as_)")
     names = None if columns is None else name_list(columns, f"{where}(columns)")
-    return _Making(as_).samples(columns_of(batch, where, names=names, kept=True), where)
+    return _RowMaker(as_).samples(columns_of(batch, where, names=names, kept=True), where)
 
 
-class _Making:
+class _RowMaker:
     """One call of `to_rows`."""
 
     def __init__(self, form: RowsAs) -> None:
@@ -81,28 +81,29 @@ class _Making:
         if not names:
             return [{} for _ in range(rows)]
         columns = [
-            self._rows(column, rows, f"{path}[{name!r}]") for name, column in batch.columns.items()
+            self._rows_of_column(column, rows, f"{path}[{name!r}]")
+            for name, column in batch.columns.items()
         ]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _rows(self, column: Any, rows: int, path: str) -> list[Any]:
+    def _rows_of_column(self, column: Any, rows: int, path: str) -> list[Any]:
         if isinstance(column, RaggedView):
-            return self._ragged(column, path)
+            return self._rows_of_view(column, path)
         if isinstance(column, list):
             return list.copy(column)
         if isinstance(column, Columns):
             return self.samples(column, path)
         if isinstance(column, UnbatchedTensor):
-            return [self._value(unbatched_parts(column)[1], path)] * rows
+            return [self._row_of(unbatched_parts(column)[1], path)] * rows
         if isinstance(column, np.ndarray):
-            return self._array(column, path)
+            return self._rows_of_array(column, path)
         if is_tensorclass(column):
             fields, others = fields_of(column)
             inner = self.samples(columns_of(fields, path, kept=True), path)
             return [{**row, **others} for row in inner]
-        return self._tensor(column, path)
+        return self._rows_of_tensor(column, path)
 
-    def _ragged(self, view: RaggedView, path: str) -> list[Any]:
+    def _rows_of_view(self, view: RaggedView, path: str) -> list[Any]:
         row_splits, dim = view.row_splits, view.ragged_dim - 1
         if not row_splits.rows:
             return []
@@ -112,7 +113,7 @@ class _Making:
             if row_splits not in self._lengths:
                 self._lengths[row_splits] = row_splits.lengths.tolist()
             return list(torch.split_with_sizes(values, self._lengths[row_splits], dim))
-        array = self._numbers(values, path)
+        array = self._readable_numbers(values, path)
         ends = itertools.pairwise(row_splits.offsets_array.tolist())
         if not dim:  # in one pass, and not row by row
             cells = array.tolist()
@@ -120,21 +121,21 @@ class _Making:
         before = (slice(None),) * dim
         return [array[(*before, slice(start, end))].tolist() for start, end in ends]
 
-    def _tensor(self, column: torch.Tensor, path: str) -> list[Any]:
+    def _rows_of_tensor(self, column: torch.Tensor, path: str) -> list[Any]:
         if column.layout is torch.strided and not column.is_nested:
             check_extent(column.shape, column.itemsize, path)
         if self._form == "tensor":
             if column.layout in (torch.strided, torch.sparse_coo):
                 return _unbound(column, path)
         elif column.is_nested:
-            return [self._value(row, path) for row in column.unbind()]
+            return [self._row_of(row, path) for row in column.unbind()]
         elif column.layout is torch.strided:
-            return self._array(self._numbers(column, path), path)
+            return self._rows_of_array(self._readable_numbers(column, path), path)
         remedy = "use as_='tensor'" if column.layout is torch.sparse_coo else "leave it out"
         detail = f"expected a column that has rows as_={self._form!r}, found a {column.layout}; "
         raise ArgumentTypeError("bad_type", path, detail + remedy)
 
-    def _array(self, column: npt.NDArray[Any], path: str) -> list[Any]:
+    def _rows_of_array(self, column: npt.NDArray[Any], path: str) -> list[Any]:
         if self._form == "list":
             rows: list[Any] = column.tolist()
             return rows
@@ -146,11 +147,11 @@ class _Making:
             detail = f"expected a dtype that torch has, found {column.dtype}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
 
-    def _value(self, tensor: torch.Tensor, path: str) -> Any:
+    def _row_of(self, tensor: torch.Tensor, path: str) -> Any:
         """One tensor that is a row."""
-        return tensor if self._form == "tensor" else self._numbers(tensor, path).tolist()
+        return tensor if self._form == "tensor" else self._readable_numbers(tensor, path).tolist()
 
-    def _numbers(self, tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
+    def _readable_numbers(self, tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
         """The cells of a strided tensor, as arrays of Python's numbers have them."""
         check_plain(tensor, path)
         try:

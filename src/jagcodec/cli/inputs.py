@@ -82,7 +82,7 @@ def read_bytes(file: str, *, only_blobs: bool = False) -> Any:
     With `only_blobs`, only the start of anything else, which may never end.
     """
     if file == "-":
-        return _read(_standard_input(), only_blobs)
+        return _read_stream(_standard_input(), only_blobs)
     with open(file, "rb") as stream:
         regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
         if regular and begins_blob(stream.peek(len(BLOB_MAGIC))):
@@ -90,7 +90,7 @@ def read_bytes(file: str, *, only_blobs: bool = False) -> Any:
             from jagcodec.wire.limits import DEFAULT_LIMITS
 
             return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
-        return _read(stream, only_blobs)  # of a pipe, which can be read but once
+        return _read_stream(stream, only_blobs)  # of a pipe, which can be read but once
 
 
 def begins_blob(data: Any) -> bool:
@@ -98,7 +98,7 @@ def begins_blob(data: Any) -> bool:
     return bytes(data[: len(BLOB_MAGIC)]) == BLOB_MAGIC
 
 
-def _read(stream: BinaryIO, only_blobs: bool) -> bytes:
+def _read_stream(stream: BinaryIO, only_blobs: bool) -> bytes:
     start = stream.read(64)
     return start + stream.read() if begins_blob(start) or not only_blobs else start
 

@@ -63,7 +63,7 @@ def _inspect(options: argparse.Namespace) -> int:
         if options.columns is not None:
             entries = chosen_entries(message, options.columns)
         if options.row is not None:
-            print(_row(dict(_row_of(message.message, entries, options.row)), options))
+            print(_row_text(dict(_row_of(message.message, entries, options.row)), options))
             return 0
         found = describe_message(message)
     tax, unknown = None, None  # or why this process cannot measure it
@@ -147,11 +147,13 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
             yield entry.name, error
 
 
-def _row(cells: dict[str, Any], options: argparse.Namespace) -> str:
+def _row_text(cells: dict[str, Any], options: argparse.Namespace) -> str:
     """The values of a row by column, as text or as JSON."""
     if options.json:
         columns = {
-            name: {"unknown": str(value)} if isinstance(value, WireFormatError) else _plain(value)
+            name: {"unknown": str(value)}
+            if isinstance(value, WireFormatError)
+            else _json_value(value)
             for name, value in cells.items()
         }
         return json.dumps({"row": options.row, "columns": columns}, indent=2)
@@ -160,7 +162,7 @@ def _row(cells: dict[str, Any], options: argparse.Namespace) -> str:
     for name, value in cells.items():
         text = f"unknown: {value}"
         if not isinstance(value, WireFormatError):
-            text = json.dumps(_plain(value)) if options.all else cells_text(value)
+            text = json.dumps(_json_value(value)) if options.all else cells_text(value)
         lines.append(f"{name_text(name):<{width}}  {text}")
     return "\n".join(lines)
 
@@ -171,7 +173,7 @@ def cells_text(value: Any) -> str:
 
     array = _as_array(value)
     if not isinstance(array, np.ndarray) or array.dtype == object:
-        return shown(json.dumps(_plain(value), ensure_ascii=False), 240)
+        return shown(json.dumps(_json_value(value), ensure_ascii=False), 240)
     if not array.ndim:
         return shown(str(array[()]), 400)
     with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
@@ -193,7 +195,7 @@ def _as_array(value: Any) -> Any:
         return value.view(torch.uint8).numpy()
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A value for JSON; numbers that JSON does not have, and other objects, are text."""
     if value is None or type(value) in (bool, str):
         return value
@@ -202,12 +204,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if abs(value) < float("inf") else repr(value)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     if type(value) is dict and all(type(key) is str for key in value):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _json_value(item) for key, item in value.items()}
     array = _as_array(value)
     if hasattr(array, "dtype") and array.dtype.kind in "biufc":
-        return _plain(array.tolist())
+        return _json_value(array.tolist())
     try:
         return repr(value)
     except ValueError:  # of a number of too many digits within
@@ -257,7 +259,7 @@ def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -
     elif found.meta:
         lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
     shown_rows = {column.rows for column in columns}
-    return lines + [_lengths(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
+    return lines + [_lengths_text(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
 
 
 def _shape_text(shape: tuple[int | None, ...] | None) -> str:
@@ -276,7 +278,7 @@ def size_text(size: int) -> str:
     return f"{size:,} B"
 
 
-def _lengths(rows: RowLengths) -> str:
+def _lengths_text(rows: RowLengths) -> str:
     named = ", ".join(map(name_text, rows.columns[:6]))
     named += f" and {len(rows.columns) - 6} more" if len(rows.columns) > 6 else ""
     if not rows.rows:

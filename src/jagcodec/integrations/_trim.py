@@ -43,7 +43,7 @@ def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
     trimmed = {
         name: column
         for name, leaf in batch.items()
-        if _is_rectangle(leaf)
+        if _is_trimmable(leaf)
         and (column := trim(leaf.detach().cpu())).nbytes <= leaf.nbytes * _WORTHWHILE
     }
     return {
@@ -53,7 +53,7 @@ def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
     }
 
 
-def _is_rectangle(leaf: Any) -> TypeGuard[torch.Tensor]:
+def _is_trimmable(leaf: Any) -> TypeGuard[torch.Tensor]:
     return (
         type(leaf) is torch.Tensor
         and leaf.layout is torch.strided
@@ -115,9 +115,9 @@ def trim(column: torch.Tensor) -> Trimmed:
         ends[(ends == width - 1) & (lengths > 0)] = width
         starts = np.where((starts == 1) & (lengths > 0), 0, starts)
         lengths = ends - starts
-        kept = _kept(cells, firsts + starts, lengths)
+        kept = _rows_as_words(cells, firsts + starts, lengths)
     parts = _pads(grid[:, 0], starts > 0), _pads(grid[:, -1], starts + lengths < width), kept
-    before, after, values = (_cells(part, words.shape[2:], column.dtype) for part in parts)
+    before, after, values = (_cells_of_words(part, words.shape[2:], column.dtype) for part in parts)
     integer = np.int32 if width < 2**31 else np.int64
     starts, lengths = starts.astype(integer), lengths.astype(integer)
     return Trimmed(tuple(column.shape), dim, starts, lengths, before, after, values, constant)
@@ -130,7 +130,7 @@ def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
     return np.ascontiguousarray(wanted[:1] if all_equal else pads)
 
 
-def _kept(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:
+def _rows_as_words(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:
     row_splits = RowSplits.from_lengths(lengths)
     view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, starts, row_splits)
     words: Words = values_of(view).flatten(1).numpy()
@@ -146,7 +146,7 @@ def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words
         return None
     for rows in (_FEW_ROWS, len(lengths)):  # the first rows rule most columns out
         counts = lengths[:rows]
-        kept = _kept(cells, starts[:rows], counts)
+        kept = _rows_as_words(cells, starts[:rows], counts)
         if not len(kept):
             continue
         one_each: Words = kept[np.minimum(np.cumsum(counts) - counts, len(kept) - 1)]
@@ -155,7 +155,7 @@ def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words
     return one_each
 
 
-def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _cells_of_words(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Words as a tensor of cells of this shape, over the same memory."""
     if not words.size:  # numpy gives empty arrays strides that torch refuses to view
         return torch.empty((len(words), *shape[:-1]), dtype=dtype)
@@ -168,7 +168,7 @@ def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     """Rebuild the rectangles that were trimmed, bit for bit, in one allocation."""
     for name, trimmed in columns.items():
-        _check(trimmed, name)
+        _check_trimmed(trimmed, name)
     cpu = torch.device("cpu")
     rectangles = [Wanted(one.shape, one.cells.dtype, cpu) for one in columns.values()]
     allocate(rectangles)
@@ -214,7 +214,7 @@ def _repeated(cells: Words, counts: IntArray) -> Words:
     return np.repeat(np.broadcast_to(cells, (len(counts), *cells.shape[1:])), counts, axis=0)
 
 
-def _check(trimmed: Trimmed, name: str) -> None:
+def _check_trimmed(trimmed: Trimmed, name: str) -> None:
     shape, dim, starts, lengths = trimmed.shape, trimmed.dim, trimmed.starts, trimmed.lengths
     if not all(type(size) is int and size >= 0 for size in shape) or not 0 < dim < len(shape):
         raise ValueError(f"{name}: expected a shape and one of its dims, found {shape} and {dim}")

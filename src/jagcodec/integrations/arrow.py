@@ -59,40 +59,42 @@ def to_arrow(batch: Any) -> pyarrow.Table:
     for name, column in columns.items():
         path = f"column {brief(name)}"
         try:
-            arrays.append(_array(pa, column, path))
+            arrays.append(_arrow_array(pa, column, path))
         except pa.ArrowException as error:
-            raise _refused(path, f"{describe(column)}: {error!s:.200}") from error
+            raise _no_arrow_form(path, f"{describe(column)}: {error!s:.200}") from error
     return pa.Table.from_arrays(arrays, names=[*columns])
 
 
-def _array(pa: Any, column: Any, path: str) -> Any:
+def _arrow_array(pa: Any, column: Any, path: str) -> Any:
     if isinstance(column, RaggedView):
-        return _lists(pa, column, path)
+        return _arrow_lists(pa, column, path)
     if isinstance(column, Columns):
-        parts = {name: _array(pa, x, f"{path}[{name!r}]") for name, x in column.columns.items()}
+        parts = {
+            name: _arrow_array(pa, x, f"{path}[{name!r}]") for name, x in column.columns.items()
+        }
         return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
     if isinstance(column, list):
-        return _objects(pa, column, path)
+        return _arrow_objects(pa, column, path)
     if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
         return _fixed(pa, column, column.shape[1:], path)
     if isinstance(column, torch.Tensor) and column.is_nested:
         # Rows may differ in several dims: each is a value by itself.
-        return pa.array([_numbers(row, path).tolist() for row in column.unbind()])
+        return pa.array([_arrow_numbers(row, path).tolist() for row in column.unbind()])
     if type(column) in (torch.Tensor, torch.nn.Parameter) and column.layout is torch.strided:
-        return _fixed(pa, _numbers(column, path), tuple(column.shape[1:]), path)
-    raise _refused(path, describe(column))
+        return _fixed(pa, _arrow_numbers(column, path), tuple(column.shape[1:]), path)
+    raise _no_arrow_form(path, describe(column))
 
 
-def _lists(pa: Any, view: RaggedView, path: str) -> Any:
+def _arrow_lists(pa: Any, view: RaggedView, path: str) -> Any:
     """Rows of tokens; with ragged dim 2, rows of A lists of tokens each."""
     # A copy: the memory of a message may be read-only, or begin at any address.
-    values = _numbers(gathered([view])[0], path)
+    values = _arrow_numbers(gathered([view])[0], path)
     offsets = pa.array(view.row_splits.offsets_array)
     inner = values.shape[view.ragged_dim :]
     if view.ragged_dim == 1:
         return pa.LargeListArray.from_arrays(offsets, _fixed(pa, values, inner, path))
     if view.ragged_dim > 2:
-        raise _refused(path, f"a ragged dim of {view.ragged_dim}")
+        raise _no_arrow_form(path, f"a ragged dim of {view.ragged_dim}")
     rows = np.split(values, view.row_splits.offsets_array[1:-1], axis=1)
     cells = np.concatenate([row.reshape(-1, *inner) for row in rows])
     ends = np.cumsum(np.repeat(view.row_splits.lengths, len(values)))
@@ -104,24 +106,24 @@ def _lists(pa: Any, view: RaggedView, path: str) -> Any:
 def _fixed(pa: Any, cells: npt.NDArray[Any], inner: tuple[int, ...], path: str) -> Any:
     """Cells (M, *inner) as fixed-size lists."""
     if 0 in inner:
-        raise _refused(path, f"cells of shape {list(inner)}")
+        raise _no_arrow_form(path, f"cells of shape {list(inner)}")
     array = pa.array(np.ascontiguousarray(cells).reshape(-1))
     for dim in reversed(inner):
         array = pa.FixedSizeListArray.from_arrays(array, dim)
     return array
 
 
-def _numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
+def _arrow_numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
     """The cells as an array of a dtype that Arrow has."""
     if remedy_for(tensor) or tensor.is_complex() or tensor.is_quantized:
-        raise _refused(path, f"{tensor.dtype} on {tensor.device.type}")
+        raise _no_arrow_form(path, f"{tensor.dtype} on {tensor.device.type}")
     try:
         return number_array(tensor)
     except (TypeError, RuntimeError) as error:
-        raise _refused(path, f"{tensor.dtype}") from error
+        raise _no_arrow_form(path, f"{tensor.dtype}") from error
 
 
-def _objects(pa: Any, items: list[Any], path: str) -> Any:
+def _arrow_objects(pa: Any, items: list[Any], path: str) -> Any:
     kinds = {type(item) for item in items} - {type(None)}
     try:
         if kinds <= {bytes} and kinds:
@@ -130,10 +132,12 @@ def _objects(pa: Any, items: list[Any], path: str) -> Any:
             return pa.array(items, pa.large_string())
         return pa.array([None if x is None else json.dumps(x) for x in items], pa.large_string())
     except (TypeError, ValueError, RecursionError) as error:
-        raise _refused(path, f"objects that JSON does not have: {brief(str(error))}") from error
+        raise _no_arrow_form(
+            path, f"objects that JSON does not have: {brief(str(error))}"
+        ) from error
 
 
-def _refused(path: str, found: str) -> ArgumentError:
+def _no_arrow_form(path: str, found: str) -> ArgumentError:
     expected = f"expected a column that an Arrow table can hold, found {found}"
     detail = f"{expected}; leave the column out, or convert it"
     return ArgumentError("bad_type", path, detail)

@@ -30,10 +30,10 @@ def register_images() -> None:
     file. An image opened from a file arrives as a plain `PIL.Image.Image`, without its file,
     `format` and further frames. Calling this twice is harmless.
     """
-    register_type(Image.Image, "PIL.Image", to_state=_state, from_state=_image)
+    register_type(Image.Image, "PIL.Image", to_state=_image_state, from_state=_image)
     Image.init()  # every format that this Pillow opens has a type of its own
     for cls in _file_types(ImageFile.ImageFile):
-        register_type(cls, f"PIL.{cls.__name__}", to_state=_state, from_state=_image)
+        register_type(cls, f"PIL.{cls.__name__}", to_state=_image_state, from_state=_image)
     # Text in the `info` of PNG files: a str subclass with a language.
     register_type(
         PngImagePlugin.iTXt,
@@ -48,7 +48,7 @@ def _file_types(base: type) -> list[type]:
     return below + [cls for each in below for cls in _file_types(each)]
 
 
-def _state(image: Image.Image) -> dict[str, Any]:
+def _image_state(image: Image.Image) -> dict[str, Any]:
     pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)  # loads pixels not yet read from a file
     state = {"mode": image.mode, "size": image.size, "pixels": pixels, "palette": None}
     if image.mode in ("P", "PA"):

@@ -55,21 +55,21 @@ def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]
             logprobs are not those of its tokens. The error names the first such sample.
     """
     rows: dict[str, Row] = {}
-    for path, response in _flat(responses, "sglang.rows_of(responses)"):
+    for path, response in _each_response(responses, "sglang.rows_of(responses)"):
         with reading_output(path, "a response of SGLang's /generate"):
-            rows[path] = _row(response, path)
+            rows[path] = _row_of_response(response, path)
     return same_keys(rows)
 
 
-def _flat(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _each_response(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(responses, (list, tuple)):
         for i, response in enumerate(responses):
-            yield from _flat(response, f"{path}[{i}]")
+            yield from _each_response(response, f"{path}[{i}]")
     else:
         yield path, responses
 
 
-def _row(response: Any, path: str) -> Row:
+def _row_of_response(response: Any, path: str) -> Row:
     meta, ids = response["meta_info"], [*map(index, response["output_ids"])]
     finish, experts = meta["finish_reason"], meta.get("routed_experts")
     prompt, prompt_logprobs = _prompt(response, meta, f"{path}.input_token_logprobs")
@@ -79,14 +79,14 @@ def _row(response: Any, path: str) -> Row:
     return {
         "prompt_ids": prompt,
         "response_ids": ids,
-        "logprobs": _logprobs(meta.get("output_token_logprobs"), ids, path),
+        "logprobs": _logprobs_of_triples(meta.get("output_token_logprobs"), ids, path),
         "finish_reason": None if finish is None else finish["type"],
         "prompt_logprobs": prompt_logprobs,
         "routed_experts": experts,
     }
 
 
-def _logprobs(triples: Any, ids: list[int], path: str) -> list[float] | None:
+def _logprobs_of_triples(triples: Any, ids: list[int], path: str) -> list[float] | None:
     """The logprobs of (logprob, token id, text), one for each of these ids."""
     if triples is None:
         return None

@@ -235,7 +235,7 @@ class _Exchange:
             return torch.from_numpy(new_block(size).data)
         except (MemoryError, ValueError, OverflowError) as error:
             detail = f"expected a message that fits into memory, found {size} bytes: {error!s:.200}"
-            raise self._failed(place, detail) from error
+            raise self._peer_failed(place, detail) from error
 
     # What the ranks tell each other
 
@@ -253,10 +253,10 @@ class _Exchange:
         for place, (name, _, size, words) in enumerate(table):
             if not 0 <= name < len(_NAMES) or size < 0:
                 detail = f"expected numbers of this function, found {name} and {size}"
-                raise self._failed(place, f"{detail}; install one version on every rank")
+                raise self._peer_failed(place, f"{detail}; install one version on every rank")
             if words[0]:
                 said = words.rstrip(b"\0").decode(errors="replace")
-                raise failure or self._failed(place, f"expected it to take part, found {said}")
+                raise failure or self._peer_failed(place, f"expected it to take part, found {said}")
         if any(row[:2] != table[0][:2] for row in table):
             calls = ", ".join(
                 f"{_NAMES[row[0]]}({f'src={row[1]}' if row[1] >= 0 else ''}) on rank {rank}"
@@ -269,14 +269,14 @@ class _Exchange:
     def _exchanged(self, row: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.carrier)
         rows = [torch.empty_like(mine) for _ in self.ranks]
-        with self._reported():
+        with self._backend_errors():
             dist.all_gather(rows, mine, group=self.group)
         return [row.cpu().numpy().tobytes() for row in rows]
 
     def _broadcast(self, sent: Iterable[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
         """Send the bytes of the rank at each place to memory of the same size on every rank."""
         moving = [(self.ranks[place], data.to(self.carrier)) for place, data in sent]
-        with self._reported():
+        with self._backend_errors():
             works = [
                 dist.broadcast(data, rank, self.group, async_op=True)
                 for rank, data in moving
@@ -291,7 +291,7 @@ class _Exchange:
     def _origin(self, place: int) -> str:
         return f"{self.where}, rank {self.ranks[place]}"
 
-    def _failed(self, place: int, detail: str) -> TransportError:
+    def _peer_failed(self, place: int, detail: str) -> TransportError:
         return TransportError("peer_failed", self._origin(place), detail)
 
     @contextmanager
@@ -304,7 +304,7 @@ class _Exchange:
             raise WireFormatError(error.reason, path, error.detail) from error
 
     @contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _backend_errors(self) -> Iterator[None]:
         """Raise the backends' errors about lost peers and time-outs as errors of this library."""
         try:
             yield

@@ -49,7 +49,7 @@ def _read(frames: list[list[Any]], allow_pickle: bool) -> Any:
 # --- DataProto <-> what can be encoded -----------------------------------------------------------
 
 
-def _state(data: DataProto) -> dict[str, Any]:
+def _state_of_proto(data: DataProto) -> dict[str, Any]:
     trimmed: dict[str, Any] = {"batch": data.batch, "order": None, "trimmed": {}}
     if type(data.batch) is TensorDict:
         trimmed = trimmed_batch(data.batch)
@@ -69,7 +69,7 @@ def _dataproto(state: Any) -> DataProto:
 
 
 use_loaded(enum.Enum)  # DatasetPadMode, which would import much more of verl
-register_type(DataProto, "verl.DataProto", to_state=_state, from_state=_dataproto)
+register_type(DataProto, "verl.DataProto", to_state=_state_of_proto, from_state=_dataproto)
 
 
 def _metric(state: Any) -> Any:

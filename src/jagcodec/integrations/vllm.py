@@ -60,7 +60,7 @@ def _samples_of(output: Any, path: str) -> dict[str, Row]:
     if prompt is not None:
         prompt = [*map(index, prompt)]
         at = f"{path}.prompt_logprobs"
-        logprobs = _logprobs(output.prompt_logprobs, prompt, at, first=0.0)
+        logprobs = _logprobs_of_positions(output.prompt_logprobs, prompt, at, first=0.0)
     for j, sample in enumerate(output.outputs):
         here = f"{path}.outputs[{j}]"
         with reading_output(here, "a CompletionOutput of vLLM"):
@@ -68,7 +68,7 @@ def _samples_of(output: Any, path: str) -> dict[str, Row]:
             rows[here] = {
                 "prompt_ids": prompt,
                 "response_ids": ids,
-                "logprobs": _logprobs(sample.logprobs, ids, f"{here}.logprobs"),
+                "logprobs": _logprobs_of_positions(sample.logprobs, ids, f"{here}.logprobs"),
                 "finish_reason": sample.finish_reason,
                 "prompt_logprobs": logprobs,
                 # Older versions lack it.
@@ -77,7 +77,7 @@ def _samples_of(output: Any, path: str) -> dict[str, Row]:
     return rows
 
 
-def _logprobs(
+def _logprobs_of_positions(
     positions: Any, ids: list[int], path: str, first: float | None = None
 ) -> list[float] | None:
     """The logprob of each token in its dict of tokens; `first` if the first dict is empty."""

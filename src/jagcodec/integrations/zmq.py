@@ -183,7 +183,7 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
 async def _send(
     socket: Any, frames: Sequence[Any], envelope: Any, timeout: float | None, where: str
 ) -> zmq.MessageTracker:
-    _check(socket, timeout, where)
+    _check_socket(socket, timeout, where)
     leading = [envelope] if isinstance(envelope, bytes) else list(envelope)
     if not all(isinstance(part, bytes) for part in leading):
         found = f"expected bytes, or a list of them, found {brief(envelope)}"
@@ -197,7 +197,7 @@ async def _send(
     # pyzmq copies frames below its threshold: tracking such a frame costs more than copying it.
     parts = [zmq.Frame(memoryview(frame), track=True, copy=None) for frame in frames]
     full = "the high-water mark reached, or no peer connected; nothing was sent"
-    with _reported(where, timeout, "room for a message", full):
+    with _peer_errors(where, timeout, "room for a message", full):
         # pyzmq's asyncio reads the time-out when the call is made, and then runs its own timer.
         with _waiting(socket, zmq.SNDTIMEO, timeout):
             sending = socket.send_multipart([*leading, *parts], copy=False)
@@ -207,17 +207,17 @@ async def _send(
 
 
 async def _recv(socket: Any, timeout: float | None, where: str) -> Received:
-    _check(socket, timeout, where)
+    _check_socket(socket, timeout, where)
     own_limit = socket.getsockopt(zmq.RCVTIMEO)
     limit = timeout if timeout is not None else own_limit / 1000 if own_limit >= 0 else math.inf
     end = time.monotonic() + limit
-    with _reported(where, timeout, "a message", "none"):
+    with _peer_errors(where, timeout, "a message", "none"):
         parts = _parts_if_any(socket)
         while parts is None:
             await _wait_to_read(socket, end - time.monotonic())
             parts = _parts_if_any(socket)
         socket.get(zmq.EVENTS)  # wakes the caller that waits for the next message
-        return _opened(socket, parts)
+        return _split_parts(socket, parts)
 
 
 def _parts_if_any(socket: Any) -> list[zmq.Frame] | None:
@@ -226,7 +226,7 @@ def _parts_if_any(socket: Any) -> list[zmq.Frame] | None:
     None if there is no message yet.
     """
     try:
-        return _parts(socket)
+        return _receive_parts(socket)
     except zmq.Again:
         return None
 
@@ -242,7 +242,7 @@ async def _wait_to_read(socket: Any, left: float) -> None:
         await ready
 
 
-def _parts(socket: Any) -> list[zmq.Frame]:
+def _receive_parts(socket: Any) -> list[zmq.Frame]:
     """All parts of the next message. One of too many small ones is taken, and not kept."""
     parts: list[zmq.Frame] = []
     size = count = 0
@@ -265,7 +265,7 @@ def _parts(socket: Any) -> list[zmq.Frame]:
 _FIRST_KEY = bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
 
 
-def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
+def _split_parts(socket: Any, parts: list[zmq.Frame]) -> Received:
     """Split the parts where the message begins."""
     # A peer may choose its identity, a ROUTER's first frame, to look like a message's.
     routed = begin = int(socket.type == zmq.ROUTER)
@@ -280,7 +280,7 @@ def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
 
 
 @contextmanager
-def _reported(where: str, timeout: float | None, expected: str, found: str) -> Iterator[None]:
+def _peer_errors(where: str, timeout: float | None, expected: str, found: str) -> Iterator[None]:
     """Turn pyzmq's errors about the peer into ours; leave those about the socket alone."""
     try:
         yield
@@ -310,7 +310,7 @@ def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
             socket.setsockopt(option, before)
 
 
-def _check(socket: Any, timeout: Any, where: str) -> None:
+def _check_socket(socket: Any, timeout: Any, where: str) -> None:
     if isinstance(socket, zmq.asyncio.Socket) != where.startswith("async_"):
         name, kind = where.removeprefix("async_"), type(socket).__module__
         detail = f"expected another kind of socket, found one of {kind}; use {name} with "

@@ -70,7 +70,7 @@ def new_block(size: int) -> Block:
         if room < _LARGE and len(_loans) >= _MOST_LOANS:
             return _unkept(size)
         try:
-            mapped = _mapped(room)
+            mapped = _map_pages(room)
         except OSError:  # the process has a limit on addresses
             return _unkept(size)
     whole = np.frombuffer(mapped, dtype=np.uint8)
@@ -116,7 +116,7 @@ def _let_go(room: int) -> mmap.mmap | None:
         return None
 
 
-def _mapped(room: int) -> mmap.mmap:
+def _map_pages(room: int) -> mmap.mmap:
     mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if room >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the kernel may lack huge pages

@@ -158,13 +158,13 @@ class RowBuilder:
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
-            read[name] = _read(self._columns.get(name) or _Grown(), chunk, path)
+            read[name] = _read_chunk(self._columns.get(name) or _Grown(), chunk, path)
         tokens = {name: n for name, (_, _, n) in read.items() if n is not None}
         added = tokens
         if len(tokens) < len(read):
             added = dict.fromkeys(read, self._tokens_to_fill(tokens, where)) | tokens
         columns = self._columns | {name: column for name, (column, _, _) in read.items()}
-        self._check_lengths(columns, added, where)
+        self._check_token_counts(columns, added, where)
         for name, (column, cells, _) in read.items():
             if added[name]:
                 filled = cells if name in tokens else column.filled(cells, added[name])
@@ -183,7 +183,7 @@ class RowBuilder:
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
         return found
 
-    def _check_lengths(
+    def _check_token_counts(
         self, columns: Mapping[str, _Grown], added: Mapping[str, int], where: str
     ) -> None:
         """Refuse a chunk after which columns of `same_length` would differ in their tokens."""
@@ -307,7 +307,7 @@ class RowBuilder:
                 detail = f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
                 raise ArgumentTypeError("bad_type", path, detail + "other columns")
             row._values[name], row._dtypes[name] = leaf[0], schema[name]
-        row._check_lengths(row._columns, {}, where)
+        row._check_token_counts(row._columns, {}, where)
         return row
 
     def __getstate__(self) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def _of_state(state: Any) -> RowBuilder:
     return row
 
 
-def _read(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
+def _read_chunk(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
     """Read a chunk: its column, perhaps with a new dtype; cells; token count, None for a number."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):

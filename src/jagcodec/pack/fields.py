@@ -110,7 +110,7 @@ def pack_jagged_fields(
         ArgumentTypeError: A column has another type (it is named), or lengths are not integers.
     """
     where = "pack_jagged_fields"
-    columns = _columns(fields, lengths, token_aligned_fields, mask, where, strict)
+    columns = _packed_columns(fields, lengths, token_aligned_fields, mask, where, strict)
     return tensordict_of(columns, where)
 
 
@@ -164,13 +164,13 @@ def encode_fields(
         `out`. Rows of a mask with holes are copied twice. Raises as `pack_jagged_fields` and
         `encode` do.
     """
-    columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
+    columns = _packed_columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
     check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
     message = pending(columns, **options)
     return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")
 
 
-def _columns(
+def _packed_columns(
     fields: Mapping[str, Any],
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None,

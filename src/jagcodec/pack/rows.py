@@ -108,7 +108,9 @@ def pack_rows(
             numbers), or a `NonTensorStack`; or `rows` or an argument is of another type.
     """
     where = "pack_rows"
-    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True)
+    columns = _checked_columns(
+        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
+    )
     return tensordict_of(columns, where)
 
 
@@ -145,7 +147,9 @@ def encode_rows(
         if frames is not None:
             return frames
     check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
-    columns = _columns(rows, dtypes, same_length, rectangular, ragged_dims, where, copied=False)
+    columns = _checked_columns(
+        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=False
+    )
     return frames_of(pending(columns, **options))
 
 
@@ -154,7 +158,7 @@ _NO_NAMES: tuple[str, ...] = ()
 # --- columns -----------------------------------------------------------------------------------
 
 
-def _columns(
+def _checked_columns(
     rows: Any,
     dtypes: Any,
     same_length: Any,
@@ -165,7 +169,7 @@ def _columns(
     copied: bool,
 ) -> Columns:
     """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
-    count, given = _by_name(rows, dtypes, where)
+    count, given = _collect_columns(rows, dtypes, where)
     schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
     if schema:
         check_known(schema, given, f"{where}(dtypes)")
@@ -175,7 +179,7 @@ def _columns(
     named: Set[Any] = frozenset()
     dims: dict[str, int] = {}
     if schema:
-        rectangles |= {name for name, field in schema.items() if _is_rectangle(field)}
+        rectangles |= {name for name, field in schema.items() if _is_fixed_shape(field)}
     if ragged_dims is not None:
         dims = _named_dims(ragged_dims, given, schema, rectangles, f"{where}(ragged_dims)")
         named = dims.keys()
@@ -196,7 +200,7 @@ def _columns(
             )
             if type(made) is RowCells and made.lengths is not None:
                 lengths[name] = made.lengths
-                columns[name] = _of_sequences(made, field, dim, name in rectangles, splits)
+                columns[name] = _column_of_cells(made, field, dim, name in rectangles, splits)
                 continue
         except JagcodecError as error:
             raise misfit(error, path) from None
@@ -208,7 +212,7 @@ def _columns(
         if copied and type(made) is not RowCells and field.kind != "object":
             _check_objects(made, path)
     if same_length is not _NO_NAMES:
-        _check_lengths(same_length, lengths, columns, where)
+        _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
@@ -241,7 +245,7 @@ def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
     return tuple(sizes[min(dim, 1) :])  # type: ignore[arg-type]
 
 
-def _of_sequences(
+def _column_of_cells(
     made: RowCells,
     field: FieldSchema,
     dim: int,
@@ -268,7 +272,7 @@ def _of_sequences(
     return RaggedView(values, made.dtype, tuple(values.shape), dim, None, splits[lengths])
 
 
-def _is_rectangle(field: FieldSchema) -> bool:
+def _is_fixed_shape(field: FieldSchema) -> bool:
     return field.kind == "tensor" and len(field.shape or ()) > 1
 
 
@@ -331,7 +335,7 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 def _frames_of_row(
     row: Any, same_length: Any, where: str, options: EncodeOptions
 ) -> list[Frame] | None:
-    """The message of one row, made in one pass; None if a value needs `_columns`."""
+    """The message of one row, made in one pass; None if a value needs `_checked_columns`."""
     if type(row) is not dict:
         return None
     named_columns(row, f"{where}(rows), row 0")
@@ -390,11 +394,14 @@ _IN_LIST = "; put items of an iterator into a list, and values of the whole batc
 _IN_LIST += "encode_rows"
 
 
-def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
+def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
     """N, and the N rows of each column."""
     if isinstance(rows, Mapping):
         columns = named_columns(rows, f"{where}(rows)")
-        given = {name: _listed(column, f"{where}({name!r})") for name, column in columns.items()}
+        given = {
+            name: _rows_as_sequence(column, f"{where}({name!r})")
+            for name, column in columns.items()
+        }
         first, count = next(((name, len(column)) for name, column in given.items()), ("", 0))
         for name, column in given.items():
             if len(column) != count:
@@ -444,7 +451,7 @@ def _columns_of_dicts(rows: Any, path: str) -> dict[str, Sequence[Any]] | None:
         return None
 
 
-def _listed(column: Any, path: str) -> Sequence[Any]:
+def _rows_as_sequence(column: Any, path: str) -> Sequence[Any]:
     """The rows of a column."""
     if type(column) is list or type(column) is tuple:
         return column
@@ -518,7 +525,7 @@ def ragged_dim_of(field: FieldSchema) -> int:
     return shape.index(None, 1)
 
 
-def _check_lengths(
+def _check_same_lengths(
     same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
 ) -> None:
     """Check that the rows of the named columns are as long as each other."""

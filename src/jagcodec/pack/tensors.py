@@ -78,7 +78,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         detail += "with torch.nested.nested_tensor_from_jagged(values, offsets)"
         raise ArgumentError("bad_shape", f"{where}(padded)", detail)
     row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
-    return _pack(padded, row_splits, f"{where}(padded)")
+    return _pack_rectangle(padded, row_splits, f"{where}(padded)")
 
 
 def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
@@ -145,13 +145,13 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     if fits and row_splits.max <= val.shape[1] <= widest:
         if unpadded({path: val}, row_splits) is not None:
             warn_of_leftovers(path)
-        return _pack(val.detach(), row_splits, path)
+        return _pack_rectangle(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
         warn_of_rectangle(path)
     return contiguous_bits(val)
 
 
-def _pack(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
+def _pack_rectangle(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
     """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
     view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
     return nested_tensor(values_of(view), row_splits)
@@ -278,7 +278,7 @@ def response_from_nested(
         raise ArgumentError("row_mismatch", f"{where}(response_mask)", detail)
     prompts = lengths - responses
     if not prompts.any() and responses.any():
-        return _chosen(view, mask, f"{where}(response_mask)", copies)
+        return _cells_before_true(view, mask, f"{where}(response_mask)", copies)
     # An empty response asks for nothing, so its row may be empty.
     for row in np.flatnonzero((prompts <= 0) & (responses > 0)).tolist():
         n, r = lengths[row], responses[row]
@@ -339,7 +339,9 @@ def _without_prompt(what: str, path: str) -> ArgumentError:
     return ArgumentError("empty_prompt", path, detail)
 
 
-def _chosen(view: RaggedView, mask: RaggedView, path: str, copies: HostCopies) -> torch.Tensor:
+def _cells_before_true(
+    view: RaggedView, mask: RaggedView, path: str, copies: HostCopies
+) -> torch.Tensor:
     """For each cell where a mask of the same rows is True, the cell before it."""
     splits, on_device = mask.row_splits, values_of(mask).detach()
     copies.fetch([on_device])

@@ -63,13 +63,13 @@ def spread(items: Items, packed: Bins, steps: Sequence[Sequence[Room]]) -> list[
         steps: The room of each step, by rank.
     """
     try:
-        by_rank = longest_first(items, range(len(items.cost)), [*map(_whole, steps)])
+        by_rank = longest_first(items, range(len(items.cost)), [*map(_total_room, steps)])
         return [_into_steps(items, *both) for both in zip(by_rank, steps, strict=True)]
     except NoRoomError:
         return _spread_whole(items, packed, len(steps), len(steps[0]))
 
 
-def _whole(rooms: Sequence[Room]) -> Room:
+def _total_room(rooms: Sequence[Room]) -> Room:
     """The room that several parts have together."""
     cells, rows = sum(room.cells for room in rooms), sum(room.rows for room in rooms)
     return Room(cells, rows, sum(room.items for room in rooms))
@@ -133,10 +133,10 @@ def _into_steps(items: Items, which: Sequence[int], rooms: Sequence[Room]) -> Bi
         packed = first_fit(items, which, rooms[0])
         if len(packed) > len(rooms):
             raise
-        return _split(items, packed, len(rooms))
+        return _split_bins(items, packed, len(rooms))
 
 
-def _split(items: Items, bins: Bins, count: int) -> Bins:
+def _split_bins(items: Items, bins: Bins, count: int) -> Bins:
     """The items in `count` bins: the most expensive bin is halved until there are so many."""
     number = counter()
     heap = [(-items.cost_of(each), next(number), each) for each in bins]
@@ -154,7 +154,7 @@ def _split(items: Items, bins: Bins, count: int) -> Bins:
 
 def _spread_whole(items: Items, packed: Bins, ranks: int, count: int) -> list[Bins]:
     """All items by rank and step, in whole bins of `packed`, `count` for each rank."""
-    bins = _split(items, packed, ranks * count)
+    bins = _split_bins(items, packed, ranks * count)
     zeros = [0] * len(bins)
     whole = Items(zeros, zeros, [*map(items.cost_of, bins)])
     by_rank = longest_first(whole, range(len(bins)), [Room(0, 0, count)] * ranks)

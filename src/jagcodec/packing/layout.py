@@ -121,7 +121,7 @@ class PaddedRows:
     def layouts(self, rank: int | None) -> list[PackLayout]:
         """The layout of each buffer alone; each knows the pieces of this rank."""
         made = [self.layout(buffer) for buffer in range(len(self.has_tail))]
-        whole = self._pieces(rank, 0)
+        whole = self._padded_row_pieces(rank, 0)
         sizes = [each.total if rank is None else each.local_total for each in made]
         cells = np.cumsum([0, *sizes])
         bounds = np.searchsorted(whole.destination, cells).tolist()
@@ -142,10 +142,10 @@ class PaddedRows:
 
     def pieces(self, rank: int | None, shift: int) -> Pieces:
         """The pieces that a rank holds of all buffers, end to end; None means the whole buffers."""
-        pieces = self._pieces(rank, shift)
+        pieces = self._padded_row_pieces(rank, shift)
         return replace(pieces, row=self.number[pieces.row])
 
-    def _pieces(self, rank: int | None, shift: int) -> Pieces:
+    def _padded_row_pieces(self, rank: int | None, shift: int) -> Pieces:
         """What `pieces` returns, but with indices of padded rows instead of row numbers."""
         row, first, size = self._stretches(None if self.cp_size == 1 else rank)
         # Each stretch consists of pads, the cells that have a token, and pads.
@@ -215,8 +215,8 @@ class PackLayout:
         bounds, tails = np.array([0, len(padded)]), np.array([has_tail])
         number = np.arange(len(padded))
         self._rows = PaddedRows(number, with_tail, padded, bounds, tails, cp_size, cp_layout)
-        self.starts, self.cu_seqlens = _offsets(with_tail)
-        _, self.cu_seqlens_padded = _offsets(padded)
+        self.starts, self.cu_seqlens = _starts_and_offsets(with_tail)
+        _, self.cu_seqlens_padded = _starts_and_offsets(padded)
         if np.array_equal(with_tail, padded):
             # Use one object: Transformer Engine takes two objects for two different layouts.
             self.cu_seqlens_padded = self.cu_seqlens
@@ -224,7 +224,7 @@ class PackLayout:
         self.max_seqlen_padded = padded.max(initial=0).item()
         self.total = self.cu_seqlens_padded.item(-1)
         self.local_total = self.total // cp_size
-        self._pieces: dict[tuple[int | None, int], Pieces] = {}
+        self._padded_row_pieces: dict[tuple[int | None, int], Pieces] = {}
         self._inverses: dict[tuple[bool, int], Pieces] = {}
 
     def rank(self, rank: Any, path: str) -> int | None:
@@ -242,14 +242,14 @@ class PackLayout:
         Pads stay pads, whatever the shift.
         """
         key = None if self.cp_size == 1 else rank, shift
-        found = self._pieces.get(key)
+        found = self._padded_row_pieces.get(key)
         if found is None:
-            found = self._pieces[key] = self._rows.pieces(*key)
+            found = self._padded_row_pieces[key] = self._rows.pieces(*key)
         return found
 
     def know(self, rank: int | None, pieces: Pieces) -> None:
         """Keep the pieces of a rank, which were made for several buffers at once."""
-        self._pieces[None if self.cp_size == 1 else rank, 0] = pieces
+        self._padded_row_pieces[None if self.cp_size == 1 else rank, 0] = pieces
 
     def inverse(self, shift: int = 0, *, split: bool) -> Pieces:
         """The tokens of all rows, end to end, from values of every cell.
@@ -285,7 +285,7 @@ class PackLayout:
         return positions if through_pads or not pieces.is_pad.any() else positions * pieces.mask()
 
 
-def _offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
+def _starts_and_offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
     """Where rows of these lengths begin, and the (R + 1,) int32 offsets with the end."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -351,7 +351,7 @@ def plan_buffers(
         some = surplus > 0
         padded[ends[some] - 1] += surplus[some]
     if cp_layout == "zigzag":
-        _check_rows(padded, before, number, unit, multiple, made_by)
+        _check_chunks(padded, before, number, unit, multiple, made_by)
     for i in np.flatnonzero(wanted % unit).tolist():
         path, remedy = totals.divided_by(unit, int(wanted[i]))
         detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
@@ -445,7 +445,7 @@ def check_size(cells: int, path: str) -> None:
         raise ArgumentError("bad_length", path, detail)
 
 
-def _check_rows(
+def _check_chunks(
     padded: IntArray, before: IntArray, number: IntArray, unit: int, multiple: int, where: str
 ) -> None:
     """Refuse padded rows that are not `unit` equal chunks, unless the tail alone is to blame."""

@@ -21,7 +21,7 @@ def length_array(lengths: Any, path: str, *, rows: int | None = None) -> IntArra
 
     No length is negative, and they add up below 2**63. `ragged.lengths` reads tensors.
     """
-    found = _integers(lengths, path)
+    found = _integer_array(lengths, path)
     if found.ndim != 1 or (rows is not None and len(found) != rows):
         expected = "(N,)" if rows is None else f"({rows},)"
         detail = f"lengths shape {found.shape} != {expected}: expected one length per row"
@@ -42,7 +42,7 @@ def length_array(lengths: Any, path: str, *, rows: int | None = None) -> IntArra
     return copied
 
 
-def _integers(lengths: Any, path: str) -> npt.NDArray[Any]:
+def _integer_array(lengths: Any, path: str) -> npt.NDArray[Any]:
     """Lengths as an array of integers, which may alias them."""
     if isinstance(lengths, (list, tuple, range)):
         return np.array([_length(item, f"{path}, row {i}") for i, item in enumerate(lengths)], int)

@@ -147,7 +147,7 @@ def assign_rows(
     lengths: IntArray, rules: Rules, groups: Any = None, cost: Any = None
 ) -> Assignment:
     """Assign rows of these lengths to micro-batches that keep the rules."""
-    ids, item_of = _groups(groups, len(lengths), f"{rules.where}(groups)")
+    ids, item_of = _read_groups(groups, len(lengths), f"{rules.where}(groups)")
     costs = _costs(cost, lengths, f"{rules.where}(cost)")
     rows = Rows(np.arange(len(lengths)), rules.padded(lengths), costs, item_of)
     items = rows.items(rules)
@@ -162,7 +162,7 @@ def assign_rows(
         rows = rows.with_copies(int(lengths.argmin()), missing)
         items = rows.items(rules)
     by_rank = spread(items, packed, rules.steps(room, len(rows.number), count, exact))
-    return _end_to_end(rows, _numbered(items, by_rank, rules), len(lengths), rules)
+    return _assignment_of(rows, _micro_batch_numbers(items, by_rank, rules), len(lengths), rules)
 
 
 def rounded_up(number: Any, multiple: int) -> Any:
@@ -173,7 +173,7 @@ def rounded_up(number: Any, multiple: int) -> Any:
 # --- groups and costs --------------------------------------------------------------------------
 
 
-def _groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArray]:
+def _read_groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArray]:
     """The ids of groups, in the order of their first rows, and (N,) the group of each row."""
     if groups is None:
         return None, np.arange(rows)
@@ -199,7 +199,7 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
     """(N,) costs of the rows."""
     if callable(cost):
         returned = result_of(cost, [lengths.copy()], path)
-        found = _numbers(returned, lengths.shape)
+        found = _real_numbers(returned, lengths.shape)
         if found is None:
             detail = f"expected a function that returns ({len(lengths)},) numbers, found "
             with suppress(AttributeError, *FOREIGN_ERRORS):
@@ -207,7 +207,7 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
             detail += describe(returned)
             raise ArgumentError("bad_shape", path, detail)
     else:
-        pair = _numbers((1, 0) if cost is None else cost, (2,))
+        pair = _real_numbers((1, 0) if cost is None else cost, (2,))
         if pair is None or not ((pair >= 0) & (pair < np.inf)).all():
             detail = "expected None, a pair of finite numbers of 0 or more, or a function, found "
             raise ArgumentError("bad_option", path, detail + brief(cost))
@@ -222,7 +222,7 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
     return found
 
 
-def _numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
+def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
     """Real numbers of this shape; None for any other value."""
     try:
         found = np.asarray(value)
@@ -273,7 +273,7 @@ def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None
 # --- end to end --------------------------------------------------------------------------------
 
 
-def _numbered(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
+def _micro_batch_numbers(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
     """(items,) the micro-batch of each; a rank's most expensive micro-batches come first."""
 
     def place(members: list[int]) -> tuple[bool, float]:
@@ -287,7 +287,7 @@ def _numbered(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
     return number
 
 
-def _end_to_end(rows: Rows, number: IntArray, originals: int, rules: Rules) -> Assignment:
+def _assignment_of(rows: Rows, number: IntArray, originals: int, rules: Rules) -> Assignment:
     """The rows of all micro-batches end to end; `number` has the micro-batch of each item."""
     number = number[rows.item]
     order = np.lexsort((rows.number, number))

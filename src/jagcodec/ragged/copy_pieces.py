@@ -100,7 +100,7 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
             known[id(memory)] = (*parts, block), sum(map(len, parts))
         sources, end = known[id(memory)]
         if len(data):
-            starts, lengths = _runs(buffer, end + pad_starts[buffer.pad])
+            starts, lengths = _source_runs(buffer, end + pad_starts[buffer.pad])
             copies.append(Copy(data, sources, None, starts, lengths, buffer.view.cell_bytes))
     return copies
 
@@ -111,7 +111,7 @@ def _bytes_of(memory: Any) -> tuple[ByteArray, ...]:
     return (as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory),)
 
 
-def _runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
+def _source_runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
     """Where runs of cells begin, in bytes, and their lengths, in the order of the buffer."""
     view, pieces = buffer.view, buffer.pieces
     cell = view.cell_bytes
@@ -159,7 +159,7 @@ def _by_index(buffer: Buffer, indices: Indices) -> torch.Tensor:
     if not cells.shape[dim]:  # index 0 needs a cell; pads replace it
         one = cells.new_zeros((*cells.shape[:dim], 1, *cells.shape[dim + 1 :]))
         cells = torch.cat([cells, one], dim)
-    index, mask = _index(view, buffer.pieces, indices)
+    index, mask = _gather_index(view, buffer.pieces, indices)
     out = None if buffer.out is None else as_words(buffer.out)
     try:
         found = torch.index_select(cells, dim, index, out=out)
@@ -177,7 +177,7 @@ def _by_index(buffer: Buffer, indices: Indices) -> torch.Tensor:
     return found if follow else from_words(found, view.dtype)
 
 
-def _index(
+def _gather_index(
     view: RaggedView, pieces: Pieces, indices: Indices
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The view's cell for each cell of a buffer, and a mask of those that are not pads."""

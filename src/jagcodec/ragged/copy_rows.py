@@ -78,7 +78,7 @@ def copy_task(view: RaggedView, out: ByteArray) -> Copy:
         cell_bytes = len(out) // (splits.total or 1)
         return Copy(out, memory, None, view.starts, splits.lengths, cell_bytes)
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
-    return Copy(out, source, None, *_runs(view, by_row=False), view.cell_bytes)
+    return Copy(out, source, None, *_row_runs(view, by_row=False), view.cell_bytes)
 
 
 def is_on_host(view: RaggedView) -> bool:
@@ -87,7 +87,7 @@ def is_on_host(view: RaggedView) -> bool:
     return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
 
 
-def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
+def _row_runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
     """Where runs of cells begin, and their lengths. With `by_row`, all runs of row 0 come first."""
     if view.run_lengths is not None:
         return view.row_starts().reshape(-1), view.run_lengths.reshape(-1)
@@ -105,7 +105,7 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
     """The memory as (A * M, B...) cells, and starts and lengths of the runs in it."""
     memory: Any = view.memory
     values = memory.contiguous() if memory.requires_grad else contiguous_bits(memory)
-    starts, lengths = _runs(view, by_row=by_row)
+    starts, lengths = _row_runs(view, by_row=by_row)
     if starts is None or isinstance(starts, int):
         starts = view.row_starts()
     cells = math.prod(view.shape[: view.ragged_dim])
@@ -130,7 +130,7 @@ def pad_tasks(
     if isinstance(source, np.ndarray):
         source = array_bytes(source)
     if view.run_lengths is None:
-        starts, lengths = _runs(view, by_row=True)
+        starts, lengths = _row_runs(view, by_row=True)
         starts = view.row_starts() if starts is None else starts
         left_pad = _for_runs(left_pad, view)
         return Pad(out, source, starts, lengths, left_pad, width, cell, pad_bits), None
@@ -178,7 +178,7 @@ def gather_by_torch(cells: torch.Tensor, starts: IntArray, lengths: IntArray) ->
     index = _cell_index(starts, lengths, cells.device)
     if cells.requires_grad:
         return cells.index_select(0, index)
-    return _words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
+    return _index_words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
 
 
 def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
@@ -212,11 +212,11 @@ def pad_by_torch(
     index = _cell_index(out_starts, lengths, values.device)
     if values.requires_grad:
         return flat.index_copy(0, index, values).view(out.shape)
-    _words(flat.detach()).index_copy_(0, index, _words(contiguous_bits(values)))
+    _index_words(flat.detach()).index_copy_(0, index, _index_words(contiguous_bits(values)))
     return out
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
+def _index_words(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as integers, for which torch has the index kernels that some dtypes lack."""
     return tensor.view(same_width_ints(tensor.dtype))
 

@@ -58,7 +58,7 @@ def like_column(column: Any, model: Any, path: str) -> Any:
     if is_non_tensor(model):
         return _like_objects(column, model)
     if isinstance(model, list):
-        return _listed(column)
+        return _rows_as_list(column)
     if isinstance(model, np.ndarray):
         return _like_array(column, model)
     if isinstance(model, PackedColumn):
@@ -73,7 +73,7 @@ def like_column(column: Any, model: Any, path: str) -> Any:
     return column if are_batches and not is_non_tensor(column) else None
 
 
-def _listed(column: Any) -> list[Any] | None:
+def _rows_as_list(column: Any) -> list[Any] | None:
     if is_non_tensor(column):
         return rows_of_leaf(column, column.batch_size[0])
     objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
@@ -97,7 +97,7 @@ def _like_array(column: Any, model: Any) -> Any:
         return None
     array = array_of_leaf(column)
     if array is None and model.dtype == object and model.ndim == 1:
-        items = column if isinstance(column, list) else _listed(column)
+        items = column if isinstance(column, list) else _rows_as_list(column)
         return None if items is None else object_array(items)
     return array
 

@@ -85,14 +85,14 @@ class Packer:
     def rows_of(self, column: Any, path: str, remedy: str = "") -> RaggedView:
         """The rows of a column, which is jagged, a rectangle, or values end to end."""
         if isinstance(column, RaggedView):
-            return self._checked(column, path, remedy)
+            return self._require_plan_lengths(column, path, remedy)
         if isinstance(column, PackedColumn):
-            return self._checked(view_of_varlen(column, path, self.pool), path, remedy)
+            return self._require_plan_lengths(view_of_varlen(column, path, self.pool), path, remedy)
         if column.is_nested:
             check_column(column, path)
             jagged = is_jagged(column)
             view = view_of(column, path, self.pool, detach=False) if jagged else None
-            return self._checked(view or view_of_strided(column, path), path, remedy)
+            return self._require_plan_lengths(view or view_of_strided(column, path), path, remedy)
         check_rectangle(column, path)
         splits, shape = self.row_splits, column.shape
         are_values = shape[:1] == (splits.total,)
@@ -120,7 +120,7 @@ class Packer:
         followed = _followed(column)
         return rows_of_rectangle(followed, self.row_splits, path, plain_array(followed))
 
-    def _checked(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
+    def _require_plan_lengths(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
         """The view, if its row lengths are those of the plan; an error otherwise."""
         expected, found = self.row_splits.lengths, view.row_splits.lengths
         if len(expected) != len(found):
@@ -161,10 +161,10 @@ class Packer:
         places = [f"{path}[{i}]" if split else path for i in range(len(parts))]
         parts = [_of_cells(*part, cells) for part in zip(parts, places, strict=True)]
         for part, place in zip(parts, places, strict=True):
-            if _kind(part) != _kind(parts[0]):
+            if _dtype_shape_device(part) != _dtype_shape_device(parts[0]):
                 expected = f"expected {describe(parts[0])} like the first"
                 raise ArgumentError("bad_shape", place, f"{expected}, found {describe(part)}")
-        view = _joined(parts, cells)
+        view = _join_parts(parts, cells)
         pieces = layout.inverse(shift, split=split)
         buffer = Buffer(view, pieces, pad_cell(pad, view, "PackPlan.unpack(pad)"), path)
         (unpacked,) = self.fill([buffer])
@@ -176,7 +176,7 @@ def _followed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
 
 
-def _kind(part: torch.Tensor) -> Any:
+def _dtype_shape_device(part: torch.Tensor) -> Any:
     return part.dtype, part.shape, part.device
 
 
@@ -192,7 +192,7 @@ def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
     return _followed(part)
 
 
-def _joined(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
+def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
     """Parts as rows of `cells` cells each; in place if the row kernel copies them."""
     splits = RowSplits.from_lengths(np.full(len(parts), cells, np.int64))
     first = parts[0]

@@ -37,7 +37,7 @@ def bits_of(value: Any, dtype: torch.dtype) -> bytes | None:
         return None
     if not number and dtype is not _WITHOUT_ZERO and math.copysign(1.0, number.real) > 0:
         return bytes(dtype.itemsize)
-    return (_bits if isinstance(number, complex) else _kept_bits)(number, dtype)
+    return (_nonzero_bits if isinstance(number, complex) else _kept_bits)(number, dtype)
 
 
 def _number_in(value: Any) -> Any:
@@ -50,7 +50,7 @@ def _number_in(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, complex)) else None
 
 
-def _bits(number: Any, dtype: torch.dtype) -> bytes | None:
+def _nonzero_bits(number: Any, dtype: torch.dtype) -> bytes | None:
     """The bits of a number other than 0.0; None if the dtype does not hold it."""
     try:
         if dtype.is_floating_point or dtype.is_complex:
@@ -71,7 +71,7 @@ def _bits(number: Any, dtype: torch.dtype) -> bytes | None:
 
 # A training run pads with the same few numbers throughout, and computing the bits of a float takes
 # longer than filling a small rectangle. Equal keys have equal bits: -0.0 is a key, 0.0 never is.
-_kept_bits = lru_cache(maxsize=256, typed=True)(_bits)
+_kept_bits = lru_cache(maxsize=256, typed=True)(_nonzero_bits)
 
 
 def _all_round(pairs: Iterable[tuple[float, float]], dtype: torch.dtype) -> bool:

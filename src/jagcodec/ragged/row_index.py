@@ -23,7 +23,7 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
         try:
             chosen = range(rows)[index]
         except FOREIGN_ERRORS as error:
-            detail = f"expected a slice of integers, its step not 0, found {_shown(index)}"
+            detail = f"expected a slice of integers, its step not 0, found {_slice_text(index)}"
             raise ArgumentTypeError("bad_type", where, detail) from error
         if chosen.step == 1:
             return range(chosen.start, max(chosen.start, chosen.stop))
@@ -48,7 +48,7 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     return np.where(array < 0, array + rows, array) if low < 0 else array
 
 
-def _shown(index: slice) -> str:
+def _slice_text(index: slice) -> str:
     return ":".join(map(brief, (index.start, index.stop, index.step)))
 
 

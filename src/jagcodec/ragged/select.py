@@ -120,7 +120,7 @@ def join_views(
         end_to_end(values, view.row_splits, view.ragged_dim)
         for values, view in zip(gathered(views), views, strict=True)
     ]
-    return _Choice(chosen, pool, operator.is_, 0)._view(moved, path)
+    return _Choice(chosen, pool, operator.is_, 0)._join_views(moved, path)
 
 
 class _Choice(NamedTuple):
@@ -132,7 +132,7 @@ class _Choice(NamedTuple):
     model: int  # the column, or batch, that others are made like
 
     def of(self, leaves: Sequence[Any], path: str) -> Any:
-        kinds = list(map(_kind, leaves))
+        kinds = list(map(_kind_of_column, leaves))
         kind = kinds[self.model]
         if any(other is not kind for other in kinds):
             leaves = [self._like_model(leaf, leaves, i, path) for i, leaf in enumerate(leaves)]
@@ -143,7 +143,7 @@ class _Choice(NamedTuple):
     def _like_model(self, leaf: Any, leaves: Sequence[Any], i: int, path: str) -> Any:
         """A column in the form of the model, if that can hold the same; an error otherwise."""
         model = leaves[self.model]
-        kind, wanted = _kind(leaf), _kind(model)
+        kind, wanted = _kind_of_column(leaf), _kind_of_column(model)
         if kind is wanted:
             return leaf
         if kind is None or wanted is None:
@@ -156,7 +156,7 @@ class _Choice(NamedTuple):
         detail = f"expected one kind of column in all batches, found {found}"
         raise ArgumentTypeError("bad_type", f"{path} of batch {i}", detail)
 
-    def _one(self, leaves: Sequence[Any]) -> bool:
+    def _is_one_column(self, leaves: Sequence[Any]) -> bool:
         """Whether rows are chosen from one column, so that nothing is joined."""
         return len(leaves) == 1 and self.chosen is not None
 
@@ -165,17 +165,17 @@ class _Choice(NamedTuple):
         most = max(rows, 0 if self.chosen is None else len(self.chosen))
         check_extent((most, *cell), itemsize, path)
 
-    def _listed(self, items: Iterable[Any]) -> list[Any]:
+    def _pick_items(self, items: Iterable[Any]) -> list[Any]:
         listed = list(items)
         return listed if self.chosen is None else [listed[i] for i in self.chosen]
 
-    def _lists(self, leaves: Sequence[list[Any]], path: str) -> list[Any]:
-        return self._listed(itertools.chain.from_iterable(map(list.copy, leaves)))
+    def _join_lists(self, leaves: Sequence[list[Any]], path: str) -> list[Any]:
+        return self._pick_items(itertools.chain.from_iterable(map(list.copy, leaves)))
 
-    def _arrays(self, leaves: Sequence[Any], path: str) -> Any:
+    def _join_arrays(self, leaves: Sequence[Any], path: str) -> Any:
         _check_each(leaves, path)
         whole = leaves[0]
-        if not self._one(leaves):
+        if not self._is_one_column(leaves):
             # Arrays of texts may differ in length: the result has the longest.
             kinds = [
                 x.dtype.kind if x.dtype.kind in "US" else x.dtype.newbyteorder("=") for x in leaves
@@ -184,25 +184,25 @@ class _Choice(NamedTuple):
             _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
             whole = max((leaves[self.model], *leaves), key=operator.attrgetter("dtype.itemsize"))
         self._check_extent(sum(map(len, leaves)), whole.shape[1:], whole.itemsize, path)
-        if not self._one(leaves):
+        if not self._is_one_column(leaves):
             whole = np.concatenate(leaves, dtype=whole.dtype)
-        return whole if self.chosen is None else whole[_index(self.chosen)]
+        return whole if self.chosen is None else whole[_indexer(self.chosen)]
 
-    def _unbatched(self, leaves: Sequence[Any], path: str) -> Any:
+    def _join_unbatched(self, leaves: Sequence[Any], path: str) -> Any:
         tensors = [non_tensor.unbatched_parts(leaf)[1] for leaf in leaves]
         remedy = "make it a column with a row for each"
         return non_tensor.unbatched_of(
-            None, self._the_same(tensors, "UnbatchedTensor", remedy, path)
+            None, self._require_same(tensors, "UnbatchedTensor", remedy, path)
         )
 
-    def _packed(self, leaves: Sequence[PackedColumn], path: str) -> PackedColumn:
+    def _join_packed(self, leaves: Sequence[PackedColumn], path: str) -> PackedColumn:
         views = [view_of_varlen(leaf, path, self.pool) for leaf in leaves]
-        return varlen_column(self._view(views, path), path)
+        return varlen_column(self._join_views(views, path), path)
 
-    def _view(self, views: Sequence[RaggedView], path: str) -> RaggedView:
+    def _join_views(self, views: Sequence[RaggedView], path: str) -> RaggedView:
         """The rows of several views, end to end."""
         view = views[0]
-        if not self._one(views):
+        if not self._is_one_column(views):
             _check_equal([each.ragged_dim for each in views], "ragged dim", path, _RAGGED)
             dim = view.ragged_dim
             inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]
@@ -212,21 +212,23 @@ class _Choice(NamedTuple):
             values = cat_bits([values_of(each) for each in views], dim - 1)
             row_splits = self.pool.joined([each.row_splits for each in views])
             view = end_to_end(values, row_splits, dim)
-        return view if self.chosen is None else _select_view(view, self.chosen, self.pool, path)
+        return (
+            view if self.chosen is None else _select_end_to_end(view, self.chosen, self.pool, path)
+        )
 
-    def _tensors(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+    def _join_tensors(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
         first, chosen = leaves[0], self.chosen
         _check_each(leaves, path)
         if len(leaves) > 1:
-            _check_equal([_layout(leaf) for leaf in leaves], "layout", path, _PACK)
+            _check_equal([_layout_kind(leaf) for leaf in leaves], "layout", path, _PACK)
             _check_equal([leaf.dtype for leaf in leaves], "dtype", path, _CONVERT)
             _check_equal([leaf.device for leaf in leaves], "device", path)
         if is_jagged(first):
             views = [view_of(leaf, path, self.pool, detach=False) for leaf in leaves]
-            view = self._view(views, path)
+            view = self._join_views(views, path)
             return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
         if first.is_nested:
-            return self._strided_nested(leaves, path)
+            return self._join_strided_nested(leaves, path)
         if len(leaves) > 1:
             _check_equal([tuple(leaf.shape[1:]) for leaf in leaves], "row shape", path, _PACK)
         if first.layout is torch.strided:
@@ -235,14 +237,14 @@ class _Choice(NamedTuple):
                 return _slice_of(first, chosen, path)
             for i, leaf in enumerate(leaves):
                 check_memory(leaf, f"{path} of batch {i}" if i else path)
-            whole = first if self._one(leaves) else cat_bits(leaves, 0)
+            whole = first if self._is_one_column(leaves) else cat_bits(leaves, 0)
             if isinstance(chosen, range):
                 return _slice_of(whole, chosen, path)
             return whole if chosen is None else take_rows(whole, chosen)
         detail = f"expected a column whose rows can be chosen and joined, found a {first.layout}; "
         raise ArgumentError("bad_option", path, detail + "call .to_dense() or select the others")
 
-    def _strided_nested(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+    def _join_strided_nested(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
         for leaf in leaves:
             check_memory(leaf, path)
         parts = [strided_parts(leaf) for leaf in leaves if leaf.size(0)]
@@ -256,38 +258,38 @@ class _Choice(NamedTuple):
         ]
         shapes = np.concatenate([shapes for _, shapes in parts])
         if self.chosen is not None:
-            shapes = shapes[_index(self.chosen)]
-        return strided_nested(values_of(self._view(views, path)), shapes)
+            shapes = shapes[_indexer(self.chosen)]
+        return strided_nested(values_of(self._join_views(views, path)), shapes)
 
-    def _objects(self, leaves: Sequence[Any], path: str) -> Any:
+    def _join_objects(self, leaves: Sequence[Any], path: str) -> Any:
         first = leaves[0]
         rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
         _check_equal(rest, "batch dims after the first", path)
         arrays = [non_tensor.array_of_leaf(leaf) for leaf in leaves]
         if all(array is not None for array in arrays):
-            joined = self._arrays(arrays, path)
+            joined = self._join_arrays(arrays, path)
             return NonTensorData(joined, batch_size=[len(joined), *rest[0]])
         stacks = [isinstance(leaf, NonTensorStack) for leaf in leaves]
         whole = not any(stacks) and all(array is None for array in arrays)
         if whole and (len(leaves) == 1 or all(self.same(first.data, x.data) for x in leaves)):
-            return type(first)(first.data, batch_size=[self._count(leaves, path), *rest[0]])
+            return type(first)(first.data, batch_size=[self._total_rows(leaves, path), *rest[0]])
         if rest[0]:
             detail = (
                 "expected objects of one batch dim, found a stack of several; flatten the batch"
             )
             raise ArgumentError("bad_option", path, detail)
         payloads = (non_tensor.rows_of_leaf(leaf, leaf.batch_size[0]) for leaf in leaves)
-        items = self._listed(itertools.chain.from_iterable(payloads))
+        items = self._pick_items(itertools.chain.from_iterable(payloads))
         return non_tensor.leaf_of_rows(items)
 
-    def _tensorclasses(self, leaves: Sequence[Any], path: str) -> Any:
+    def _join_tensorclasses(self, leaves: Sequence[Any], path: str) -> Any:
         _check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
         fields, others = zip(*map(non_tensor.fields_of, leaves), strict=True)
         remedy = "make such fields NonTensorStacks, with a value for each row"
-        rest = self._the_same(others, f"{brief(others[0])} next to its tensors", remedy, path)
+        rest = self._require_same(others, f"{brief(others[0])} next to its tensors", remedy, path)
         return non_tensor.tensorclass_of(type(leaves[0]), self.of(fields, path), rest)
 
-    def _batches(self, leaves: Sequence[Any], path: str) -> Any:
+    def _join_batches(self, leaves: Sequence[Any], path: str) -> Any:
         """Batches with the same columns: join each column, in the order of the first batch."""
         if any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
             raise ArgumentError("bad_option", path, LAZY_STACK)
@@ -296,23 +298,23 @@ class _Choice(NamedTuple):
         if not isinstance(model, dict):
             sizes = [() if isinstance(x, dict) else tuple(x.batch_size[1:]) for x in leaves]
             _check_equal(sizes, "batch dims after the first", path)
-            rows = self._count(leaves, path)
+            rows = self._total_rows(leaves, path)
         names = same_fields(enumerate(map(list, batches)), path)
-        columns = self._jagged(batches[0], path) if self._one(leaves) else {}
+        columns = self._choose_jagged(batches[0], path) if self._is_one_column(leaves) else {}
         for name in names:
             if name not in columns:
                 leaf_path = f"{path}[{name!r}]"
                 columns[name] = self.of([batch[name] for batch in batches], leaf_path)
         return like(model, {name: columns[name] for name in names}, rows)
 
-    def _jagged(self, columns: Mapping[str, Any], path: str) -> dict[str, Any]:
+    def _choose_jagged(self, columns: Mapping[str, Any], path: str) -> dict[str, Any]:
         """The chosen rows of the jagged columns of one batch, copied in one call."""
         views: dict[str, RaggedView] = {}
         for name, column in columns.items():
             if is_jagged(column):
                 leaf_path = f"{path}[{name!r}]"
                 view = view_of(column, leaf_path, self.pool, detach=False)
-                views[name] = _chosen_view(view, self.chosen, self.pool, leaf_path)
+                views[name] = _select_in_place(view, self.chosen, self.pool, leaf_path)
         scattered = {name: view for name, view in views.items() if view.starts is not None}
         values = dict(zip(scattered, gathered(scattered.values()), strict=True))
         found = {}
@@ -321,14 +323,14 @@ class _Choice(NamedTuple):
             found[name] = nested_tensor(cells, view.row_splits, view.ragged_dim)
         return found
 
-    def _count(self, leaves: Sequence[Any], path: str) -> int:
+    def _total_rows(self, leaves: Sequence[Any], path: str) -> int:
         if self.chosen is not None:
             return len(self.chosen)
         rows = sum(row_count(leaf, "") or 0 for leaf in leaves)
         check_extent([rows], 1, path)
         return rows
 
-    def _the_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
+    def _require_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
         """The value of whole batches, which all must have the same; an error otherwise."""
         for i, value in enumerate(values[1:], 1):
             if not self.same(values[0], value):
@@ -338,22 +340,22 @@ class _Choice(NamedTuple):
 
 
 _WAYS: dict[Any, Callable[[_Choice, Sequence[Any], str], Any]] = {
-    UnbatchedTensor: _Choice._unbatched,
-    torch.Tensor: _Choice._tensors,
-    dict: _Choice._batches,
-    np.ndarray: _Choice._arrays,
-    list: _Choice._lists,
-    PackedColumn: _Choice._packed,
-    TensorDictBase: _Choice._batches,
-    NonTensorData: _Choice._objects,
-    is_tensorclass: _Choice._tensorclasses,
+    UnbatchedTensor: _Choice._join_unbatched,
+    torch.Tensor: _Choice._join_tensors,
+    dict: _Choice._join_batches,
+    np.ndarray: _Choice._join_arrays,
+    list: _Choice._join_lists,
+    PackedColumn: _Choice._join_packed,
+    TensorDictBase: _Choice._join_batches,
+    NonTensorData: _Choice._join_objects,
+    is_tensorclass: _Choice._join_tensorclasses,
 }
 """How rows of each kind of column are joined and chosen."""
 
 _TYPES = tuple(kind for kind in _WAYS if isinstance(kind, type))
 
 
-def _kind(leaf: Any) -> Any:
+def _kind_of_column(leaf: Any) -> Any:
     """The key of a column in `_WAYS`; None if it is not a column."""
     if non_tensor.is_non_tensor(leaf):
         return NonTensorData
@@ -362,11 +364,11 @@ def _kind(leaf: Any) -> Any:
     return is_tensorclass if tensorclass else known
 
 
-def _index(chosen: Chosen) -> Any:
+def _indexer(chosen: Chosen) -> Any:
     return slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
 
 
-def _layout(leaf: torch.Tensor) -> str:
+def _layout_kind(leaf: torch.Tensor) -> str:
     return "jagged" if is_jagged(leaf) else "nested" if leaf.is_nested else str(leaf.layout)
 
 
@@ -420,15 +422,17 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
     return first or ()
 
 
-def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: str) -> RaggedView:
+def _select_end_to_end(
+    view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: str
+) -> RaggedView:
     """Chosen rows of a jagged column, end to end; aliased or copied as `select_leaf` does it."""
-    picked = _chosen_view(view, chosen, pool, path)
+    picked = _select_in_place(view, chosen, pool, path)
     return end_to_end(values_of(picked), picked.row_splits, picked.ragged_dim)
 
 
-def _chosen_view(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) -> RaggedView:
+def _select_in_place(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) -> RaggedView:
     """Chosen rows of a jagged column in place; as a view end to end if a range can be aliased."""
-    rows, dim = _index(chosen), view.ragged_dim
+    rows, dim = _indexer(chosen), view.ragged_dim
     lengths = view.row_splits.lengths[rows]
     shape = (*view.shape[: dim - 1], total_of(lengths), *view.shape[dim:])
     check_extent(shape, view.dtype.itemsize, path)

@@ -50,7 +50,7 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
     row_splits = view.row_splits
     check_size(row_splits.total, path)
     values = values_of(view)
-    cu_seqlens, position_ids = _places(row_splits, values.device)
+    cu_seqlens, position_ids = _offsets_and_positions(row_splits, values.device)
     return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)
 
 
@@ -69,7 +69,9 @@ def check_varlen(column: PackedColumn, path: str) -> None:
         raise ArgumentError("bad_shape", f"{path}.cu_seqlens", detail)
 
 
-def _places(row_splits: RowSplits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _offsets_and_positions(
+    row_splits: RowSplits, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions in rows; made once per device."""
     found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.varlen_parts.get(device)
     if found is None:

@@ -43,7 +43,7 @@ def backend() -> Backend:
     return _backend
 
 
-def _chosen(name: str) -> tuple[Any, Backend]:
+def _backend_named(name: str) -> tuple[Any, Backend]:
     """The backend of this name; without a name, the compiled one if it was built."""
     expected = "expected 'compiled' or 'numpy', found "
     if name not in ("", "compiled", "numpy"):
@@ -62,7 +62,7 @@ def _chosen(name: str) -> tuple[Any, Backend]:
     return kernel, Backend("compiled", None)
 
 
-_active, _backend = _chosen(os.environ.get("JAGCODEC_ROWCOPY", ""))
+_active, _backend = _backend_named(os.environ.get("JAGCODEC_ROWCOPY", ""))
 
 
 def copy_all(tasks: Sequence[Copy]) -> None:

@@ -17,8 +17,8 @@ from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
 def copy(tasks: Sequence[Copy], threads: int) -> None:
     """Run `Copy` tasks; `threads` has no effect here."""
     for dst, src, dst_starts, src_starts, lengths, cell_bytes in tasks:
-        to = _numbers(dst_starts, lengths) * cell_bytes
-        begins = _numbers(src_starts, lengths)
+        to = _start_numbers(dst_starts, lengths) * cell_bytes
+        begins = _start_numbers(src_starts, lengths)
         sizes = lengths * cell_bytes
         if isinstance(src, tuple):  # starts count bytes
             buffers = [buffer.data for buffer in src] or [memoryview(b"")]
@@ -71,7 +71,7 @@ def ends(tasks: Sequence[Ends], threads: int) -> None:
         lengths[varied] = (stops - starts)[varied]
 
 
-def _numbers(starts: Starts | None, lengths: IntArray) -> IntArray:
+def _start_numbers(starts: Starts | None, lengths: IntArray) -> IntArray:
     if starts is None:
         stops: IntArray = np.cumsum(lengths)
         return stops - lengths

@@ -135,7 +135,7 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
         raise bad(f"a {node.kind.name}", error) from error
 
 
-def _children(message: Message, node: Node, budget: Budget) -> list[Any]:
+def _build_children(message: Message, node: Node, budget: Budget) -> list[Any]:
     budget.enter(message)
     values = []
     for i, child in enumerate(node.children):
@@ -147,7 +147,7 @@ def _children(message: Message, node: Node, budget: Budget) -> list[Any]:
     return values
 
 
-def _document(message: Message, index: int, depth: int) -> Any:
+def _read_document(message: Message, index: int, depth: int) -> Any:
     value = message.document(index)
     if message.header.records:
         return revived(value, depth, message.limits.depth, message.allow_pickle)
@@ -159,25 +159,25 @@ def message_meta(message: Message) -> dict[str, Any]:
     index = message.header.schema.values
     if len(message.header.values) == index:
         return {}
-    meta = _document(message, index, 0)
+    meta = _read_document(message, index, 0)
     if type(meta) is not dict:
         raise inside(bad("a mapping", type(meta).__name__), "meta")
     return meta
 
 
-def _user(message: Message, node: Node, budget: Budget) -> Any:
-    (state,) = _children(message, node, budget)
+def _build_user(message: Message, node: Node, budget: Budget) -> Any:
+    (state,) = _build_children(message, node, budget)
     return restore(node.fields[0], state)
 
 
-def _dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
-    keys, *items = _children(message, node, budget)
+def _build_dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
+    keys, *items = _build_children(message, node, budget)
     if type(keys) is not list or node.children[0].kind is not Kind.VALUE:
         raise bad("a list of keys", type(keys).__name__)
     return _dict_of(keys, items)
 
 
-def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
+def _build_array(message: Message, node: Node, budget: Budget) -> AnyArray:
     dtype = numpy_dtype(node.fields[0])
     shape = message.shape(node)
     size = math.prod(shape) * dtype.itemsize
@@ -192,9 +192,9 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
 # Tensors
 
 
-def _tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
+def _build_tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
     base, bounds = node.children
-    found, rows = _integers(message, bounds), message.numbers[base.dims]
+    found, rows = _read_int64s(message, bounds), message.numbers[base.dims]
     starts, ends = found.T
     good = (starts >= 0) & (starts <= ends) & (ends <= rows)
     if not good.all():
@@ -205,16 +205,16 @@ def _tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Te
     return [values[a:b] for a, b in found.tolist()]
 
 
-def _integers(message: Message, node: Node) -> IntArray:
+def _read_int64s(message: Message, node: Node) -> IntArray:
     """A TENSOR of int64s, which are as wide as that, on the host."""
     buffer, offset, _, *shape = message.numbers[node.number : node.end]
     return message.int64s(buffer, offset, math.prod(shape)).reshape(shape)
 
 
-def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
+def _build_strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     cells, sizes = node.children
     (rank,) = node.fields
-    found = _integers(message, sizes)
+    found = _read_int64s(message, sizes)
     shapes = _checked_shapes(found, rank, message.numbers[cells.dims], cells.itemsize)
     return strided_nested(message.tensor(cells), shapes)
 
@@ -239,13 +239,13 @@ def _checked_shapes(shapes: IntArray, rank: int, cells: int, itemsize: int) -> I
     return shapes
 
 
-def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
+def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     shape = message.shape(node)
     for child in node.children:
         expect(child.kind is Kind.TENSOR, "bad_value", "a dense tensor", child.kind.name)
     stored = message.numbers[node.children[0].number + STORED]
     expect(stored == PLAIN, "bad_value", "indices as wide as their dtype", stored)
-    indices, values = _children(message, node, budget)
+    indices, values = _build_children(message, node, budget)
     if indices.dtype != torch.int64:
         raise fail("bad_sparse", f"expected int64 indices, found {indices.dtype}")
     invariants: Any = torch.sparse.check_sparse_tensor_invariants
@@ -261,7 +261,7 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
             # torch marks tensors of at most one cell as coalesced; restore the sender's flag.
             return tensor._coalesced_(False)
         # torch believes this flag, so see that the indices rise.
-        if not _rising(copied):
+        if not _indices_rise(copied):
             raise ValueError("coalesced indices that do not rise")
         return tensor._coalesced_(True)
     except (RuntimeError, ValueError) as error:
@@ -272,7 +272,7 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
 _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
 
 
-def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
+def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
     numbers = message.numbers
     rank, keys = node.fields
     size = numbers[node.dims : node.end]
@@ -314,8 +314,10 @@ def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
             raise rows_differ(size, found)
 
 
-def _stack(message: Message, node: Node, budget: Budget) -> LazyStackedTensorDict | NonTensorStack:
-    members = _children(message, node, budget)
+def _build_stack(
+    message: Message, node: Node, budget: Budget
+) -> LazyStackedTensorDict | NonTensorStack:
+    members = _build_children(message, node, budget)
     batches = node.kind is Kind.LAZY_STACK
     for member in members:
         is_batch = is_leaf(member) and not isinstance(member, torch.Tensor)
@@ -325,15 +327,15 @@ def _stack(message: Message, node: Node, budget: Budget) -> LazyStackedTensorDic
     return make(*members, stack_dim=node.fields[0])
 
 
-def _non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
-    (payload,) = _children(message, node, budget)
+def _build_non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
+    (payload,) = _build_children(message, node, budget)
     return NonTensorData(payload, batch_size=torch.Size(message.shape(node)))
 
 
 # Rows of objects
 
 
-def _object_array(message: Message, node: Node, budget: Budget) -> AnyArray:
+def _build_object_array(message: Message, node: Node, budget: Budget) -> AnyArray:
     shape = message.shape(node)
     items = objects(message, node, budget)
     if len(items) != math.prod(shape):
@@ -352,11 +354,11 @@ def objects(
     if leaf.runs:
         size = leaf.shape[0]
         if leaf.place.stored == ONE_OBJECT:  # build one object for rows that share it
-            view, index, first = _distinct(view)
+            view, index, first = _distinct_rows(view)
             rows, size = np.asarray(rows)[first], view.row_splits.total
         budget.count_documents(message, size)
     memory: Any = view.memory if view.starts is None else as_bytes(values_of(view))
-    read = _messages if leaf.blobs else _documents
+    read = _decode_messages if leaf.blobs else _read_documents
     items = read(message, budget, memory, view.row_splits.offsets_array, rows)
     if leaf.blobs and node.kind is Kind.NON_TENSOR_ROWS:
         for row, item in zip(rows, items, strict=True):
@@ -365,7 +367,7 @@ def objects(
     return items if index is None else [items[k] for k in index.tolist()]
 
 
-def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
+def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
     """The distinct rows by start, the index of each row among them, and their first occurrences."""
     lengths = view.row_splits.lengths
     _, first, index = np.unique(view.row_starts(), return_index=True, return_inverse=True)
@@ -388,7 +390,7 @@ def raw_documents(
     return Documents(items) if items else []
 
 
-def _documents(
+def _read_documents(
     message: Message, budget: Budget, data: ByteArray, bounds: IntArray, rows: Sequence[int]
 ) -> list[Any]:
     """The objects between these bounds, which are those of `rows`."""
@@ -406,10 +408,10 @@ def _documents(
     return items
 
 
-def _messages(
+def _decode_messages(
     message: Message, budget: Budget, data: ByteArray, bounds: IntArray, rows: Sequence[int]
 ) -> list[Any]:
-    """As `_documents`, of rows each of which is a message of its own."""
+    """As `_read_documents`, of rows each of which is a message of its own."""
     items = []
     data = writable(data, message.reading.copy)
     for i, (start, end) in enumerate(pairwise(bounds.tolist())):
@@ -429,7 +431,7 @@ def rows_differ(expected: Any, found: Any) -> WireFormatError:
     return WireFormatError("bad_rows", "$", f"expected batch size {expected}, found {brief(found)}")
 
 
-def _rising(indices: torch.Tensor) -> bool:
+def _indices_rise(indices: torch.Tensor) -> bool:
     """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
     if 0 in indices.shape:
         return indices.shape[1] <= 1
@@ -438,31 +440,31 @@ def _rising(indices: torch.Tensor) -> bool:
 
 
 _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
-    Kind.VALUE: lambda message, node, budget: _document(message, node.value, budget.depth),
-    Kind.TUPLE: lambda message, node, budget: tuple(_children(message, node, budget)),
-    Kind.LIST: _children,
+    Kind.VALUE: lambda message, node, budget: _read_document(message, node.value, budget.depth),
+    Kind.TUPLE: lambda message, node, budget: tuple(_build_children(message, node, budget)),
+    Kind.LIST: _build_children,
     Kind.MAP: lambda message, node, budget: dict(
-        zip(node.fields[0], _children(message, node, budget), strict=True)
+        zip(node.fields[0], _build_children(message, node, budget), strict=True)
     ),
-    Kind.DICT: _dict,
+    Kind.DICT: _build_dict,
     Kind.BYTES: lambda message, node, budget: message.read(
         *message.numbers[node.number : node.end]
     ).tobytes(),
-    Kind.ARRAY: _array,
-    Kind.OBJECT_ARRAY: _object_array,
+    Kind.ARRAY: _build_array,
+    Kind.OBJECT_ARRAY: _build_object_array,
     Kind.TENSOR: lambda message, node, budget: message.tensor(node),
     Kind.JAGGED: lambda message, node, budget: message.jagged(node),
-    Kind.STRIDED_NESTED: _strided_nested,
-    Kind.SPARSE_COO: _sparse_coo,
-    Kind.TENSOR_VIEWS: _tensor_views,
-    Kind.TENSORDICT: _tensordict,
-    Kind.LAZY_STACK: _stack,
-    Kind.NON_TENSOR_DATA: _non_tensor_data,
+    Kind.STRIDED_NESTED: _build_strided_nested,
+    Kind.SPARSE_COO: _build_sparse_coo,
+    Kind.TENSOR_VIEWS: _build_tensor_views,
+    Kind.TENSORDICT: _build_tensordict,
+    Kind.LAZY_STACK: _build_stack,
+    Kind.NON_TENSOR_DATA: _build_non_tensor_data,
     Kind.NON_TENSOR_ROWS: lambda message, node, budget: stack_of_payloads(
         objects(message, node, budget)
     ),
-    Kind.NON_TENSOR_STACK: _stack,
-    Kind.USER: _user,
+    Kind.NON_TENSOR_STACK: _build_stack,
+    Kind.USER: _build_user,
 }
 
 
@@ -493,10 +495,10 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
                 parts[step] = revived(item, depth + 1, most, allow_pickle)
     except WireFormatError as error:
         raise inside(error, step) from error
-    return parts if tag is None else _record(tag, parts, allow_pickle)
+    return parts if tag is None else _value_of_record(tag, parts, allow_pickle)
 
 
-def _record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
+def _value_of_record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
     names, found = RECORDS[kind], len(fields)
     fits = names[0] == "*items" or found == len(names)
     expect(fits, "bad_record", f"{len(names)} fields of {kind.name}", found)
@@ -518,7 +520,7 @@ def _dict_of(keys: Sequence[Any], items: Sequence[Any]) -> dict[Any, Any]:
     return value
 
 
-def _set(*items: Any) -> set[Any]:
+def _set_of_members(*items: Any) -> set[Any]:
     check_distinct(items, "set members", run=10)
     members = set(items)
     if len(members) != len(items):
@@ -536,7 +538,7 @@ def _big_int(data: Any) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-def _numbers(dtype: Any, data: Any) -> list[Any]:
+def _list_of_numbers(dtype: Any, data: Any) -> list[Any]:
     known = type(dtype) is str and dtype in cells.PACKED
     expect(known, "unknown_dtype", f"one of {', '.join(cells.PACKED)}", dtype)
     expect(type(data) is bytes, "bad_record", "bytes", data)
@@ -546,7 +548,7 @@ def _numbers(dtype: Any, data: Any) -> list[Any]:
     return numbers
 
 
-def _scalar(dtype: Any, data: Any) -> Any:
+def _numpy_scalar(dtype: Any, data: Any) -> Any:
     itemsize = numpy_itemsize(dtype)
     fits = type(data) is bytes and len(data) == itemsize
     expect(fits, "bad_record", f"{itemsize} bytes", data)
@@ -555,12 +557,12 @@ def _scalar(dtype: Any, data: Any) -> Any:
     return array[()]
 
 
-def _of_user(name: Any, state: Any) -> Any:
+def _value_of_user(name: Any, state: Any) -> Any:
     expect(type(name) is str, "bad_record", "a type's name", name)
     return restore(name, state)
 
 
-def _pickle(data: Any, allow_pickle: bool) -> Any:
+def _unpickled(data: Any, allow_pickle: bool) -> Any:
     expect(type(data) is bytes, "bad_record", "bytes", data)
     if not allow_pickle:
         detail = "expected a message without pickle, found a pickled object; if you trust the "
@@ -575,11 +577,11 @@ def _pickle(data: Any, allow_pickle: bool) -> Any:
 _RECORDS: dict[Kind, Callable[..., Any]] = {
     Kind.BIG_INT: _big_int,
     Kind.TUPLE: lambda *items: items,
-    Kind.SET: _set,
-    Kind.FROZENSET: lambda *items: frozenset(_set(*items)),
+    Kind.SET: _set_of_members,
+    Kind.FROZENSET: lambda *items: frozenset(_set_of_members(*items)),
     Kind.DICT: _dict_of_pairs,
-    Kind.NUMBERS: _numbers,
-    Kind.SCALAR: _scalar,
-    Kind.USER: _of_user,
-    Kind.PICKLE: _pickle,
+    Kind.NUMBERS: _list_of_numbers,
+    Kind.SCALAR: _numpy_scalar,
+    Kind.USER: _value_of_user,
+    Kind.PICKLE: _unpickled,
 }

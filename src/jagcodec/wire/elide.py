@@ -112,7 +112,7 @@ class _Searched:
         self.kind = column.cells.dtype, self.size
         # The rows of a rectangle are one cell each.
         self.splits = column.splits or RowSplits.from_lengths(np.ones(total, dtype=np.int64))
-        self.words = _words(self.data, self.size)
+        self.words = _cell_words(self.data, self.size)
         self._whole: Run | None = None
 
     def runs(self) -> list[Run]:
@@ -187,7 +187,7 @@ class _Searched:
         """Whether the rows are the cells of `data` that begin at `starts`."""
         splits, size = self.splits, self.size
         filled = np.flatnonzero(splits.lengths)
-        sample, others = filled[:: -(-len(filled) // 16)], _words(data, size)
+        sample, others = filled[:: -(-len(filled) // 16)], _cell_words(data, size)
         for at in (0, splits.lengths[sample] - 1):
             if (self.words[splits.starts[sample] + at] != others[starts[sample] + at]).any():
                 return False
@@ -235,7 +235,7 @@ class _Searched:
         order, host = self._sorted_twins(), splits.offsets_array.tolist()
         rows = [self.words[host[i] : host[i + 1]] for i in order]
         # Two sorted rows share the cells that all neighbours between them share.
-        with_next = list(itertools.starmap(_common, itertools.pairwise(rows)))
+        with_next = list(itertools.starmap(_common_cells, itertools.pairwise(rows)))
         kept, with_kept = -1, 0
         for row, before, after in zip(order, [0, *with_next], [*with_next, 0], strict=False):
             with_kept = min(with_kept, before)
@@ -264,7 +264,7 @@ def _begins(head: bytes, other: bytes) -> bool:
     return other.startswith(head)
 
 
-def _common(one: AnyArray, other: AnyArray) -> int:
+def _common_cells(one: AnyArray, other: AnyArray) -> int:
     """How many cells two rows have in common, from the first on."""
     most = min(len(one), len(other))
     differ = one[:most] != other[:most]
@@ -274,7 +274,7 @@ def _common(one: AnyArray, other: AnyArray) -> int:
     return wrong if differ[wrong] else most
 
 
-def _words(data: ByteArray, size: int) -> AnyArray:
+def _cell_words(data: ByteArray, size: int) -> AnyArray:
     """(cells,) numbers as wide as a cell, or (cells, k) if no integer is as wide."""
     if size in (1, 2, 4, 8):
         return data.view(f"u{size}")

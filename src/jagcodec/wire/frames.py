@@ -189,10 +189,10 @@ def written(message: PendingMessage) -> list[ByteArray]:
 
 def blob_size(message: PendingMessage) -> int:
     """Bytes of the blob of a message."""
-    return starts_of(len(message.header), _sizes(message.buffers))[-1]
+    return starts_of(len(message.header), _buffer_sizes(message.buffers))[-1]
 
 
-def _sizes(buffers: Sequence[ByteArray | int]) -> list[int]:
+def _buffer_sizes(buffers: Sequence[ByteArray | int]) -> list[int]:
     return [part if isinstance(part, int) else len(part) for part in buffers]
 
 
@@ -209,7 +209,7 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
 
 def write_to(message: PendingMessage, out: Target, path: str) -> int:
     """Write a message as a blob to memory, or to what a function returns; the bytes written."""
-    *starts, size = starts_of(len(message.header), _sizes(message.buffers))
+    *starts, size = starts_of(len(message.header), _buffer_sizes(message.buffers))
     target = writable_bytes(result_of(out, (size,), path) if callable(out) else out, path)
     if len(target) < size:
         expected = f"expected a buffer of at least {size} bytes, found {len(target)}"
@@ -224,7 +224,7 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
         raise ArgumentError("conflict", path, f"{expected}; {remedy}")
     targets: list[ByteArray] = []
     end = 0
-    for part, begin, length in zip(parts, [0, *starts], _sizes(parts), strict=True):
+    for part, begin, length in zip(parts, [0, *starts], _buffer_sizes(parts), strict=True):
         target[end:begin] = 0
         end = begin + length
         targets.append(target[begin:end])

@@ -81,7 +81,7 @@ def write_header(
         all_numbers += group
     all_numbers += sizes
     packed = struct.pack(f"<{len(all_numbers)}q", *all_numbers)
-    return _joined(start, packed, values)
+    return _join_header(start, packed, values)
 
 
 def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
@@ -99,10 +99,10 @@ def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
 
 def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: bytes) -> bytes:
     more = numbers + struct.pack(f"<{len(added)}q", *added)
-    return _joined(_until_numbers(schema), more, values)
+    return _join_header(_until_numbers(schema), more, values)
 
 
-def _joined(start: bytes, numbers: bytes, values: bytes) -> bytes:
+def _join_header(start: bytes, numbers: bytes, values: bytes) -> bytes:
     # The bytes that msgpack writes for the map; a call of msgpack takes longer.
     end = _WITHOUT_VALUES if values == NO_VALUES else behind_numbers(values)
     return b"".join((start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, end))

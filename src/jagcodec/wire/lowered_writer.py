@@ -46,35 +46,35 @@ class LoweredWriter(MessageWriter):
         """The message of a lowered value."""
         tree, items, values, unbacked = lowered
         if self._narrows or self._elides:
-            items = self._end_to_end(items)
-        numbers = self.place(self._plain(items))
+            items = self._bring_end_to_end(items)
+        numbers = self.place(self._items_to_place(items))
         self._places.clear()  # so that memory of cells goes back before rows are copied
         return self.finish(start_of(tree), numbers, values, unbacked)
 
-    def _plain(self, items: Iterable[Any]) -> Iterator[int | Item]:
+    def _items_to_place(self, items: Iterable[Any]) -> Iterator[int | Item]:
         """The items as `place` has them; cells that runs may name are placed here."""
         for item in items:
             kind = type(item)
             if kind is int or kind is tuple:
                 yield item
             elif kind is UnreadCells:
-                yield self._column(item)
+                yield self._item_of_column(item)
             elif kind is Documents:
                 yield self._rows_of_documents(item)
             elif kind is EndToEnd:
-                yield from self._stored(item)
+                yield from self._numbers_of_column(item)
             else:
                 yield int(item)  # a symbolic or numpy dim
 
-    def _column(self, column: UnreadCells) -> Item:
+    def _item_of_column(self, column: UnreadCells) -> Item:
         if not column.is_ragged:
             stored = None if column.dtype is None else PLAIN
-            return self._bytes(column.source), stored, None, column.dims
-        view = self._view(column)
-        data = _in_order(view) if view.starts is None else view
+            return self._host_bytes(column.source), stored, None, column.dims
+        view = self._host_view(column)
+        data = _memory_in_order(view) if view.starts is None else view
         return data, PLAIN, view.row_splits, view.values_shape
 
-    def _view(self, column: UnreadCells) -> Any:
+    def _host_view(self, column: UnreadCells) -> Any:
         """The `RaggedView` of a jagged column, on the host."""
         view: Any = column.source
         if type(view) is not RaggedView:
@@ -89,7 +89,7 @@ class LoweredWriter(MessageWriter):
             view = replace(view, memory=self._copies.of(view.memory))
         return view
 
-    def _bytes(self, source: Any) -> Any:
+    def _host_bytes(self, source: Any) -> Any:
         """The cells of an array, a tensor, or tensors end to end."""
         if isinstance(source, np.ndarray):
             plain = source.flags.c_contiguous and source.dtype.kind in "biufc"
@@ -106,13 +106,15 @@ class LoweredWriter(MessageWriter):
                 made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
         rows = [made[id(row)] for row in documents.rows]
         like, one_object = equal_documents(rows) if self._elides else (None, False)
-        data, starts, row_splits = _laid_out(rows, like)
+        data, starts, row_splits = _lay_out_documents(rows, like)
         stored = PLAIN
         if like is not None:
             more = len(data) if one_object else row_splits.total
             self.documents: int = self.documents + more
             stored = spec.ONE_OBJECT if one_object else spec.INDIRECT + 1
-            data = self._table([Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True)
+            data = self._place_table(
+                [Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True
+            )
         if rows and isinstance(documents.rows[0], Lowered):
             stored += spec.BLOBS
         return data, stored, row_splits, (row_splits.total,)
@@ -124,7 +126,7 @@ class LoweredWriter(MessageWriter):
 
     # Columns that are stored otherwise than they are
 
-    def _end_to_end(self, items: Sequence[Any]) -> list[Any]:
+    def _bring_end_to_end(self, items: Sequence[Any]) -> list[Any]:
         """The items with the cells of columns to narrow, or to look for repeats in, end to end."""
         made = list(items)
         scattered: list[tuple[Cells, RaggedView]] = []
@@ -133,7 +135,7 @@ class LoweredWriter(MessageWriter):
         for i, item in enumerate(items):
             if type(item) is not UnreadCells or not (item.narrow or (self._elides and item.dtype)):
                 continue
-            data, _, rows, shape = self._column(item)
+            data, _, rows, shape = self._item_of_column(item)
             cells = Cells(NO_BYTES, item.dtype, item.narrow)
             splits = None if rows is None else self._pool.unique(rows)
             made[i] = column = EndToEnd(cells, splits, shape)
@@ -152,47 +154,47 @@ class LoweredWriter(MessageWriter):
             self._named = {run.cells for column in searched for run in column.runs or ()}
         return made
 
-    def _stored(self, column: EndToEnd) -> Iterator[int | Item]:
+    def _numbers_of_column(self, column: EndToEnd) -> Iterator[int | Item]:
         cells, splits, shape, runs = column.cells, column.splits, column.shape, column.runs
         if runs is None and cells not in self._named:
             stored, data = cells.stored()
             yield data, stored, splits, shape
             return
         if runs is None:
-            yield from self._placed(cells)
+            yield from self._place_cells(cells)
         else:
-            table = self._table(runs, len(cells.data) // shape[0], splits is not None)
+            table = self._place_table(runs, len(cells.data) // shape[0], splits is not None)
             yield from (*self._put(table), spec.INDIRECT + len(runs))
         if splits is not None:
             yield self._group(splits)
         yield from map(int, shape)
 
-    def _placed(self, cells: Cells) -> tuple[int, ...]:
+    def _place_cells(self, cells: Cells) -> tuple[int, ...]:
         """The place of cells, and how they are stored."""
         if cells not in self._places:
             stored, data = cells.stored()
             self._places[cells] = (*self._put(data), stored)
         return self._places[cells]
 
-    def _table(self, runs: Sequence[Run], size: int, ragged: bool) -> ByteArray:
+    def _place_table(self, runs: Sequence[Run], size: int, ragged: bool) -> ByteArray:
         """The table of runs, with what it names placed before it; a cell has `size` bytes."""
         self.elided = True
         table: list[int] = []
         for splits, cells, index in runs:
-            at = self._placed(cells)
-            starts = (spec.NO_INDEX, 0, PLAIN) if index is None else self._placed(index)
+            at = self._place_cells(cells)
+            starts = (spec.NO_INDEX, 0, PLAIN) if index is None else self._place_cells(index)
             group = self._group(splits) if ragged else 0
             table += (group, *at, len(cells.data) // size, *starts)
         return np.array(table, dtype=np.int64).view(np.uint8)
 
 
-def _in_order(view: RaggedView) -> Any:
+def _memory_in_order(view: RaggedView) -> Any:
     """The memory of rows that are end to end."""
     memory: Any = view.memory
     return as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
 
 
-def _laid_out(
+def _lay_out_documents(
     rows: Sequence[list[Any]], like: Sequence[int] | None
 ) -> tuple[ByteArray, IntArray, RowSplits]:
     """The bytes of rows of documents, and where each begins: with the row it is `like`."""

@@ -364,9 +364,9 @@ class Message:
         """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
         numbers, device = self.numbers, self.device
         if chosen is None and numbers[node.number + STORED] <= INDIRECT:
-            values = self._whole(node, tuple(numbers[node.dims : node.end]))
+            values = self._whole_tensor(node, tuple(numbers[node.dims : node.end]))
         else:
-            values = self._chosen(node, chosen)
+            values = self._chosen_tensor(node, chosen)
         return values if device is None else values.to(device)
 
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
@@ -378,7 +378,7 @@ class Message:
             row_splits = chosen.among(row_splits)[0]
         return nested_tensor(values, row_splits, dim)
 
-    def _whole(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
+    def _whole_tensor(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
         numbers, name = self.numbers, node.fields[0]
         dtype = torch_dtype(name)
         buffer, offset, stored = numbers[node.number : node.number + GROUP]
@@ -396,7 +396,7 @@ class Message:
         array: Any = np.ndarray(shape, known, data)
         return torch.from_numpy(array if array.flags.aligned else array.copy())
 
-    def _chosen(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
+    def _chosen_tensor(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """The chosen rows of a column, or all rows of an indirect one."""
         data: Any
         stored = self.numbers[node.number + STORED]
@@ -476,14 +476,14 @@ def rows_in_runs(
     lengths = np.empty_like(firsts)
     unclaimed = rows.lengths
     for k, run in enumerate(runs):
-        in_run = rows if leaf.group is None else _rows_of(message, leaf, run)
+        in_run = rows if leaf.group is None else _rows_of_run(message, leaf, run)
         fits = in_run.rows == rows.rows and not (in_run.lengths > unclaimed).any()
         expect(fits, "bad_offsets", _RUNS, run.group)
         unclaimed = unclaimed - in_run.lengths
         lengths[:, k] = in_run.lengths[at]
         starts = _starts(message, leaf, run, in_run)
         cells, name = run.cells * leaf.inner, leaf.place.name
-        place = _checked(message, CellPlace(run.buffer, run.offset, run.stored, cells, name))
+        place = _checked_place(message, CellPlace(run.buffer, run.offset, run.stored, cells, name))
         if chosen is None:
             memory, firsts[:, k] = message.all_cells(place), starts
         else:
@@ -499,7 +499,7 @@ def rows_in_runs(
     return in_buffers(memories, leaf.dtype, inner, firsts, splits, lengths)
 
 
-def _rows_of(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:
+def _rows_of_run(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:
     """The rows of a run of a column that has a group."""
     expect(leaf.runs > 1 or run.group == leaf.group, "bad_offsets", _RUNS, run.group)
     groups = len(message.header.groups)
@@ -519,7 +519,7 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:
         index = run.index_buffer, run.index_offset, run.index_stored
-        place = _checked(message, CellPlace(*index, splits.rows, "int64"))
+        place = _checked_place(message, CellPlace(*index, splits.rows, "int64"))
         # A copy: what was checked must not change with the message's memory.
         data = message.cells(place, 0, splits.rows).tobytes()
         starts = np.frombuffer(data, dtype=np.int64)
@@ -533,7 +533,7 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
     return starts
 
 
-def _checked(message: Message, place: CellPlace) -> CellPlace:
+def _checked_place(message: Message, place: CellPlace) -> CellPlace:
     """Check that a place in a table is in the payload, and return it."""
     sizes = message.header.sizes
     size = stored_size(place.name, place.stored, place.cells)

@@ -51,7 +51,7 @@ def open_message(source: Any, where: str, reading: Reading) -> Message:
     """Open frames, header first, or a blob; bytes after the end of a blob are not read."""
     frames: Sequence[Any] = frame_arrays(source, where)
     if len(frames) == 1 and is_blob(frames[0]):
-        header, frames = _split(frames[0], reading.limits)
+        header, frames = _split_blob(frames[0], reading.limits)
     else:
         header = read_header(frames[0].data, reading.limits)
     return open_frames(header, frames, reading)
@@ -103,7 +103,7 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     """A message that is a row of another."""
     if not is_blob(blob):
         raise bad("a message in each row", "something else")
-    header, frames = _split(blob, outer.limits, in_row=True)
+    header, frames = _split_blob(blob, outer.limits, in_row=True)
     end = starts_of(len(frames[0]), header.sizes)[-1]
     if len(blob) != aligned(end) or blob[end:].any():
         raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
@@ -111,7 +111,7 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     return open_frames(header, frames, reading)
 
 
-def _split(
+def _split_blob(
     blob: ByteArray, limits: Limits, *, in_row: bool = False
 ) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message in one buffer, and its frames, header first."""

@@ -46,7 +46,7 @@ def pickled_parts(make: Callable[[Any], Any], state: Any, protocol: int) -> tupl
     quantized ones, are left to torch. One tensor in several places stays one.
     """
     taken = _Taken()
-    rest = _mapped(state, taken.place_of, (), {})
+    rest = _map_leaves(state, taken.place_of, (), {})
     frames = encode(taken.tensors) if taken.tensors else []
     sent = [pickle.PickleBuffer(frame) if protocol >= 5 else bytes(frame) for frame in frames]
     return _made, (make, rest, taken.kinds, sent)
@@ -58,7 +58,7 @@ def _made(make: Callable[[Any], Any], rest: Any, kinds: dict[str, _Kind], frames
     tensors = decode(frames, limits=NO_LIMITS)
     for name, kind in kinds.items():
         tensors[name] = _of_kind(tensors[name], kind, name)
-    return make(_mapped(rest, lambda place, _: tensors.get(place.name, place), (), {}))
+    return make(_map_leaves(rest, lambda place, _: tensors.get(place.name, place), (), {}))
 
 
 def _of_kind(tensor: torch.Tensor, kind: _Kind, name: str) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _fits_into_message(tensor: torch.Tensor) -> bool:
 _PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 
 
-def _mapped(
+def _map_leaves(
     value: Any,
     of_leaf: Callable[[Any, tuple[Any, ...]], Any],
     path: tuple[Any, ...],
@@ -130,7 +130,7 @@ def _mapped(
         return value
     known[id(value)] = value, value  # if it is inside itself
     new = [
-        item if type(item) in _PLAIN else _mapped(item, of_leaf, (*path, key), known)
+        item if type(item) in _PLAIN else _map_leaves(item, of_leaf, (*path, key), known)
         for key, item in zip(keys, items, strict=True)
     ]
     if any(a is not b for a, b in zip(items, new, strict=True)):

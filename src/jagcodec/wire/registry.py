@@ -160,11 +160,13 @@ def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tu
     if _is_named_tuple(cls):
         return tuple, partial(_named_tuple, cls)
     if issubclass(cls, NonTensorDataBase):
-        return _non_tensor_data, partial(_non_tensor, cls)
+        return _non_tensor_data_of, partial(_non_tensor, cls)
     if tensordict.is_tensorclass(cls):
         return _parts_of_tensorclass, partial(_tensorclass, cls)
     if issubclass(cls, TensorDictBase) and hasattr(cls, "__required_keys__"):
-        return non_tensor.source_of, lambda td: cls.from_tensordict(_tensordict(td), check=False)
+        return non_tensor.source_of, lambda td: cls.from_tensordict(
+            _tensordict_of_state(td), check=False
+        )
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
         return partial(_fields, names), partial(_dataclass, cls, names)
@@ -211,16 +213,16 @@ def _parts_of_tensorclass(value: Any) -> Any:
 
 def _tensorclass(cls: Any, state: Any) -> Any:
     fields, others = state if type(state) is tuple else (state, {})
-    return non_tensor.tensorclass_of(cls, _tensordict(fields), of_type(others, dict))
+    return non_tensor.tensorclass_of(cls, _tensordict_of_state(fields), of_type(others, dict))
 
 
-def _tensordict(state: Any) -> TensorDictBase:
+def _tensordict_of_state(state: Any) -> TensorDictBase:
     if not isinstance(state, TensorDictBase) or isinstance(state, NonTensorStack):
         raise ValueError(f"expected a TensorDict, found {type(state).__name__}")
     return state
 
 
-def _non_tensor_data(value: Any) -> NonTensorData:
+def _non_tensor_data_of(value: Any) -> NonTensorData:
     return NonTensorData(value.data, batch_size=value.batch_size, names=value.names)
 
 
@@ -304,7 +306,7 @@ def _device(state: Any) -> torch.device:
     return torch.device(kind, number)
 
 
-def _unbatched(state: Any) -> Any:
+def _unbatched_of_state(state: Any) -> Any:
     size, tensor = state
     if not (size is None or type(size) is torch.Size) or type(tensor) is not torch.Tensor:
         raise ValueError("expected a batch size or None, and a tensor")
@@ -333,8 +335,13 @@ PLAIN_TYPES: tuple[NamedType, ...] = (
     (torch.device, "torch.device", operator.attrgetter("type", "index"), _device),
     (np.str_, "numpy.str_", str, of_one(np.str_, str)),
     (np.bytes_, "numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
-    (MetaData, "tensordict.MetaData", _non_tensor_data, partial(_non_tensor, MetaData)),
-    (UnbatchedTensor, "tensordict.UnbatchedTensor", non_tensor.unbatched_parts, _unbatched),
+    (MetaData, "tensordict.MetaData", _non_tensor_data_of, partial(_non_tensor, MetaData)),
+    (
+        UnbatchedTensor,
+        "tensordict.UnbatchedTensor",
+        non_tensor.unbatched_parts,
+        _unbatched_of_state,
+    ),
 )
 
 BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"

@@ -51,7 +51,7 @@ GROUP_NUMBERS = len(Group._fields)
 # --- checks of fields --------------------------------------------------------------------------
 
 
-def _between(low: int, high: int) -> Callable[[Any], bool]:
+def _int_between(low: int, high: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high
 
 
@@ -93,9 +93,9 @@ _ROWS, _CELLS, _PLACE = _DOCUMENTS[:4], _DOCUMENTS[:3], _DOCUMENTS[:2]
 BUFFER, OFFSET, STORED, GROUP, SIZE = range(len(_DOCUMENTS))
 """The positions of these numbers in a node, counted from `Node.number`."""
 
-_RANK = {"rank": _between(0, MAX_NDIM)}
+_RANK = {"rank": _int_between(0, MAX_NDIM)}
 _TENSOR = {"dtype": _is_torch_dtype, **_RANK}
-_STACK = {"stack_dim": _between(0, INT64_MAX)}
+_STACK = {"stack_dim": _int_between(0, INT64_MAX)}
 
 FORMS: dict[Kind, Form] = {
     Kind.TUPLE: Form({}, children=ANY),
@@ -106,9 +106,9 @@ FORMS: dict[Kind, Form] = {
     Kind.ARRAY: Form({"dtype": _is_numpy_dtype, **_RANK}, (*_PLACE, "*")),
     Kind.OBJECT_ARRAY: Form(_RANK, (*_DOCUMENTS, "*")),
     Kind.TENSOR: Form(_TENSOR, (*_CELLS, "*")),
-    Kind.JAGGED: Form({**_TENSOR, "ragged_dim": _between(1, MAX_NDIM)}, (*_ROWS, "*")),
+    Kind.JAGGED: Form({**_TENSOR, "ragged_dim": _int_between(1, MAX_NDIM)}, (*_ROWS, "*")),
     Kind.STRIDED_NESTED: Form(_RANK, children=2),
-    Kind.SPARSE_COO: Form({**_RANK, "coalesced": _between(0, 1)}, ("*",), 2),
+    Kind.SPARSE_COO: Form({**_RANK, "coalesced": _int_between(0, 1)}, ("*",), 2),
     Kind.TENSOR_VIEWS: Form({}, children=2),
     Kind.TENSORDICT: Form({**_RANK, "keys": _are_keys}, ("*",), PER_KEY),
     Kind.LAZY_STACK: Form(_STACK, children=ANY),
@@ -170,7 +170,7 @@ class Schema:
         for (name, check), field in zip(form.fields.items(), fields, strict=True):
             expect(check(field), "bad_record", f"a {name} of {kind.name}", field)
         _check_form(kind, form, fields, len(children))
-        node = self._numbered(kind, form, fields)
+        node = self._next_node(kind, form, fields)
         around = self._stacks
         if kind in (Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
             self._stacks += 1
@@ -192,7 +192,7 @@ class Schema:
         self._stacks = around
         return node
 
-    def _numbered(self, kind: Kind, form: Form, fields: list[Any]) -> Node:
+    def _next_node(self, kind: Kind, form: Form, fields: list[Any]) -> Node:
         """A node with the next numbers, which are to be checked."""
         named = dict(zip(form.fields, fields, strict=True))
         first, rank = self.numbers, named["rank"] if "*" in form.numbers else None

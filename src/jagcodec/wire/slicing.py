@@ -44,7 +44,7 @@ class Slicer(NamedTuple):
         rows = stop - start
         items: list[int | Item] = [rows]
         bounds = [
-            (offsets[start], offsets[stop], _rows_of(offsets[start : stop + 1]))
+            (offsets[start], offsets[stop], _rows_between(offsets[start : stop + 1]))
             for offsets in self.offsets
         ]
         for data, cell, which, dims in self.columns:
@@ -57,7 +57,7 @@ class Slicer(NamedTuple):
         return frames_of_items(self.start, items, self.values)
 
 
-def _rows_of(offsets: list[int]) -> tuple[int, int, int, bytes]:
+def _rows_between(offsets: list[int]) -> tuple[int, int, int, bytes]:
     """The rows between offsets, as an `Item` has them."""
     if len(offsets) == 2:
         length = offsets[1] - offsets[0]
