@@ -51,6 +51,19 @@ class Hostile:
     __hash__ = None  # type: ignore[assignment]
 
 
+class Endlessly(BaseException):
+    """Somebody asks for all items of `Endless`; nothing catches this."""
+
+
+class Endless:
+    """An object with an item at every index, as a NonTensorData of tensordict 0.10 is."""
+
+    def __getitem__(self, index):
+        if isinstance(index, int) and index > 1000:
+            raise Endlessly
+        return self
+
+
 class NoRepr:
     __repr__ = raises
 
@@ -213,7 +226,7 @@ def python_values() -> list[Any]:
         *({"ids": NoRepr()}, {NoRepr(): 1}, {"ids": {"ids": 1}}, [NoRepr()], [NoRepr(), NoRepr()]),
         *(slice(None), slice(0, 2, 0), slice("a", None), slice(2**70), slice(None, None, -1)),
         *(..., NotImplemented, object(), object, int, len, raises, lambda: None, lambda *a: a),
-        *(array, Hostile(), Hostile, NoRepr(), Equal(), Unequal(), OwnError(), OwnError),
+        *(array, Hostile(), Hostile, NoRepr(), Endless(), Equal(), Unequal(), OwnError(), OwnError),
         *(LongList([1, 2]), ShortList([1, 2]), BadList([1]), OtherList([1]), LongList(["ids"])),
         *(LongDict(ids=1), BadDict(ids=1), LyingDict(ids=1), AnyMapping(), BadMapping()),
         *(MissingMapping(), AnySequence(), UserDict(ids=1), OrderedDict(ids=1), Counter("ab")),

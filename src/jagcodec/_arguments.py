@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,11 +62,19 @@ def items_of(values: Any, path: str, expected: str) -> list[Any]:
     try:
         if not isinstance(values, (str, bytes)):
             # By an iterator, because a subclass of list may lie about its length.
-            return list(iter(values))
+            return list(iterator_of(values))
     except FOREIGN_ERRORS as error:
         detail = f"expected {expected}, found {describe(values)}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(values)}")
+
+
+def iterator_of(values: Any) -> Iterator[Any]:
+    """An iterator; TypeError for an object that only has items by index, maybe without an end."""
+    # In tensordict 0.10 a NonTensorData has an item at every index.
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{type(values).__name__} is not iterable")
+    return iter(values)
 
 
 def named_item(values: Any, key: str | tuple[str, ...]) -> Any:
@@ -94,7 +102,7 @@ def _names_in(names: Any, path: str, collect: Callable[[Any], Any]) -> Any:
         detail = f"expected names, found the string {brief(names)}; put it in a list"
         raise ArgumentTypeError("bad_type", path, detail)
     try:
-        found = collect(names)
+        found = collect(iterator_of(names))
     except FOREIGN_ERRORS as error:
         detail = f"expected names, found {describe(names)}"
         raise ArgumentTypeError("bad_type", path, detail) from error

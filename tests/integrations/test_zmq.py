@@ -17,6 +17,7 @@ import zmq.asyncio
 from jagcodec import ArgumentError, WireFormatError, decode, encode, to_blob
 from jagcodec.errors import ArgumentTypeError, TransportError, TransportTimeoutError
 from jagcodec.integrations import zmq as integration
+from tests.odd import Endless
 from tests.oracle import assert_same
 
 LONG = 30  # seconds, for what must come
@@ -163,8 +164,9 @@ def test_arguments_that_are_not_valid_send_nothing(net, timeout):
         net.recv(right, timeout=timeout)
     with pytest.raises(ArgumentError, match=r"send_frames\(timeout\): expected seconds from 0 to"):
         net.send(left, 1, timeout=timeout)
-    with pytest.raises(ArgumentTypeError, match="envelope"):
-        net.send(left, 1, envelope=["text"], timeout=LONG)
+    for envelope in (["text"], "text", 5, None, Endless()):
+        with pytest.raises(ArgumentTypeError, match="envelope"):
+            net.send(left, 1, envelope=envelope, timeout=LONG)
     net.silent(right)
 
 

@@ -13,6 +13,7 @@ from jagcodec._arguments import (
     FOREIGN_ERRORS,
     check_name,
     flag_of,
+    iterator_of,
     known_names,
     mapping_of,
     named_columns,
@@ -217,7 +218,8 @@ class BatchedDataDict(dict[str, Any]):
 def _given(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
     """Columns by name, from what the constructor of a dict accepts."""
     try:
-        found = dict(*columns, **named)
+        pairs = (each if hasattr(each, "keys") else iterator_of(each) for each in columns)
+        found = dict(*pairs, **named)
     except FOREIGN_ERRORS as error:
         detail = f"expected columns by name, or pairs of them, found {describe(columns[0])}"
         raise ArgumentTypeError("bad_type", path, detail) from error

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
+from jagcodec._arguments import iterator_of
 from jagcodec.errors import ArgumentError, brief
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 
@@ -46,7 +47,7 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
     rows: dict[str, Row] = {}
     where = "vllm.rows_of(outputs)"
     with reading_output(where, "a list of vLLM's RequestOutputs"):
-        outputs = list(outputs)
+        outputs = list(iterator_of(outputs))
     for i, output in enumerate(outputs):
         with reading_output(f"{where}[{i}]", "a RequestOutput of vLLM"):
             rows |= _samples_of(output, f"{where}[{i}]")

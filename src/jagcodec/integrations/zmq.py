@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
 
+from jagcodec._arguments import items_of
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -184,10 +185,11 @@ async def _send(
     socket: Any, frames: Sequence[Any], envelope: Any, timeout: float | None, where: str
 ) -> zmq.MessageTracker:
     _check_socket(socket, timeout, where)
-    leading = [envelope] if isinstance(envelope, bytes) else list(envelope)
+    expected, path = "bytes, or a list of them", f"{where}(envelope)"
+    leading = [envelope] if isinstance(envelope, bytes) else items_of(envelope, path, expected)
     if not all(isinstance(part, bytes) for part in leading):
-        found = f"expected bytes, or a list of them, found {brief(envelope)}"
-        raise ArgumentTypeError("bad_type", f"{where}(envelope)", found)
+        found = f"expected {expected}, found {brief(envelope)}"
+        raise ArgumentTypeError("bad_type", path, found)
     if socket.type == zmq.ROUTER:
         if not leading:
             detail = "expected a peer's identity for this ROUTER, found none; pass its envelope"
