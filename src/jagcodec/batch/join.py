@@ -31,6 +31,7 @@ from jagcodec.ragged.select import join_leaves, join_views, same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import in_message
+from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.leaf import FieldSchema
@@ -41,14 +42,7 @@ from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 from jagcodec.wire.stacked import InMemory, Stack, open_together, stacks_of
-from jagcodec.wire.wire_batch import (
-    As,
-    Column,
-    ColumnSource,
-    MessageColumns,
-    WireBatch,
-    open_whole,
-)
+from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole
 
 # --- several messages as one table -------------------------------------------------------------
 

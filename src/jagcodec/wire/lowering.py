@@ -16,7 +16,7 @@ from tensordict import (
     TensorDictBase,
 )
 
-from jagcodec import cells
+from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
 from jagcodec.errors import (
     JagcodecError,
@@ -32,8 +32,6 @@ from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
-from jagcodec.ragged.row_index import joined_ranges
-from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import check_distinct
@@ -43,8 +41,9 @@ from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
+from jagcodec.wire.tensor_views import views_of_one_storage
 
-_STRING = frozenset((str,))
+_STRING_TYPE = frozenset((str,))
 
 
 class Lowering:
@@ -73,7 +72,7 @@ class Lowering:
 
     def finished(self, tree: Tree) -> Lowered:
         """All that was lowered, ready to be placed; a value that is one document has no `tree`."""
-        values = self._packed(self.values) if self.values else NO_VALUES
+        values = self._pack_document(self.values) if self.values else NO_VALUES
         return Lowered(tree, self.items, values, self.unbacked)
 
     def lower(self, value: Any) -> Tree:
@@ -81,68 +80,68 @@ class Lowering:
         kind = type(value)
         if kind in NATIVE:
             return value
-        handler = _HANDLERS.get(kind) or _handler(kind)
-        return self._foreign(value) if handler is None else handler(self, value)
+        handler = _HANDLERS.get(kind) or _handler_of(kind)
+        return self._lower_foreign(value) if handler is None else handler(self, value)
 
-    def _child(self, key: Any, value: Any) -> Tree:
+    def _lower_at(self, key: Any, value: Any) -> Tree:
         if type(value) in NATIVE or (
             # The messages of a batch: a dict of plain values is its own document.
             type(value) is dict
             and len(self._path) < spec.MAX_DEPTH
-            and _STRING.issuperset(map(type, value))
+            and _STRING_TYPE.issuperset(map(type, value))
             and NATIVE.issuperset(map(type, value.values()))
         ):
             return value
         self._path.append(key)
         if len(self._path) > spec.MAX_DEPTH:
             detail = f"expected at most {spec.MAX_DEPTH} nested containers, found more (a cycle?)"
-            raise self._refused("too_deep", detail)
+            raise self._error("too_deep", detail)
         lowered = self.lower(value)
         self._path.pop()
         return lowered
 
-    def _children(self, keys: Iterable[Any], values: Iterable[Any]) -> tuple[list[Tree], bool]:
+    def _lower_each(self, keys: Iterable[Any], values: Iterable[Any]) -> tuple[list[Tree], bool]:
         """The trees of several values, and whether one is a node; then documents are values."""
         trees: list[Tree] = []
-        nodes = False
+        has_nodes = False
         for key, value in zip(keys, values, strict=False):
-            mark = len(self.values)
-            tree = self._child(key, value)
-            if nodes and type(tree) is not tuple:
+            values_before = len(self.values)
+            tree = self._lower_at(key, value)
+            if has_nodes and type(tree) is not tuple:
                 self.values.append(tree)
                 tree = None
-            elif type(tree) is tuple and not nodes:
+            elif type(tree) is tuple and not has_nodes:
                 # The documents before the first node come before those in it.
-                nodes = True
-                self.values[mark:mark] = trees
+                has_nodes = True
+                self.values[values_before:values_before] = trees
                 trees = [None] * len(trees)
             trees.append(tree)
-        return trees, nodes
+        return trees, has_nodes
 
-    def _items(self, values: Sequence[Any]) -> tuple[list[Tree], bool]:
+    def _lower_items(self, values: Sequence[Any]) -> tuple[list[Tree], bool]:
         if NATIVE.issuperset(map(type, values)):
             return list(values), False
-        return self._children(range(len(values)), values)
+        return self._lower_each(range(len(values)), values)
 
     @functools.cached_property
-    def _pack(self) -> Callable[[Any], bytes]:
+    def _msgpack(self) -> Callable[[Any], bytes]:
         return documents.packer().pack  # type: ignore[no-any-return]
 
-    def _packed(self, document: Any) -> bytes:
+    def _pack_document(self, document: Any) -> bytes:
         try:
-            return self._pack(document)
+            return self._msgpack(document)
         except ValueError as error:
-            raise self._refused("too_large", f"msgpack: {error}") from error
+            raise self._error("too_large", f"msgpack: {error}") from error
 
     # Errors, and types that are not listed
 
     def _where(self) -> str:
         return functools.reduce(child_path, self._path, "$")
 
-    def _refused(self, reason: Reason, detail: str) -> UnsupportedTypeError:
+    def _error(self, reason: Reason, detail: str) -> UnsupportedTypeError:
         return UnsupportedTypeError(reason, self._where(), detail)
 
-    def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
+    def _unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
         cls = type(value)
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
@@ -150,9 +149,9 @@ class Lowering:
             remedy = remedy_for(value)
             why = why or (f"; {remedy}, or register its type with register_type" if remedy else "")
         why = why or (_REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY)
-        return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
+        return self._error("unsupported_type", f"{name} cannot be encoded{why}")
 
-    def _registered(self, value: Any) -> Tree:
+    def _lower_registered(self, value: Any) -> Tree:
         name = registered_name(type(value))
         try:
             state = state_of(value)
@@ -160,16 +159,16 @@ class Lowering:
             raise
         except Exception as error:  # whatever the user's function raises
             why = f": its to_state raises {type(error).__name__}: {error}"
-            raise self._refusal(value, why) from error
-        tree = self._child("state", state)
+            raise self._unsupported(value, why) from error
+        tree = self._lower_at("state", state)
         return (Code.USER, name, tree) if type(tree) is tuple else [TAGS[Kind.USER], name, tree]
 
-    def _foreign(self, value: Any, why: str = "") -> Tree:
+    def _lower_foreign(self, value: Any, why: str = "") -> Tree:
         """The tree of the result of `default`; or of a pickle; or an error."""
         if self._default is not None:
             if len(self._path) + self._defaults >= spec.MAX_DEPTH:
                 expected = "expected values of default that can be encoded"
-                raise self._refused("too_deep", f"{expected}, found none in {spec.MAX_DEPTH} calls")
+                raise self._error("too_deep", f"{expected}, found none in {spec.MAX_DEPTH} calls")
             new = result_of(self._default, (value,), "default")
             if new is not value:
                 self._defaults += 1
@@ -177,77 +176,79 @@ class Lowering:
                 self._defaults -= 1
                 return tree
         if not self._allow_pickle:
-            raise self._refusal(value, why)
+            raise self._unsupported(value, why)
         try:
             return [TAGS[Kind.PICKLE], pickle.dumps(value, protocol=5)]
         except Exception as error:  # whatever a __reduce__ raises
-            raise self._refusal(value, f"; pickle failed too: {error}") from error
+            raise self._unsupported(value, f"; pickle failed too: {error}") from error
 
     # Python
 
-    def _list(self, values: list[Any]) -> Tree:
-        if len(values) >= spec.LONG_LIST and (packed := cells.pack(values)) is not None:
+    def _lower_list(self, values: list[Any]) -> Tree:
+        if len(values) >= spec.LONG_LIST and (packed := cell_kernel.pack(values)) is not None:
             return [TAGS[Kind.NUMBERS], *packed]
-        if len(values) > 1 and (views := _views_of_one_storage(values)) is not None:
-            return self._views(*views)
-        trees, nodes = self._items(values)
-        return (Code.LIST, *trees) if nodes else trees
+        if len(values) > 1 and (views := views_of_one_storage(values)) is not None:
+            return self._lower_tensor_views(*views)
+        trees, has_nodes = self._lower_items(values)
+        return (Code.LIST, *trees) if has_nodes else trees
 
-    def _tuple(self, value: tuple[Any, ...]) -> Tree:
-        trees, nodes = self._items(value)
-        return (Code.TUPLE, *trees) if nodes else [TAGS[Kind.TUPLE], *trees]
+    def _lower_tuple(self, value: tuple[Any, ...]) -> Tree:
+        trees, has_nodes = self._lower_items(value)
+        return (Code.TUPLE, *trees) if has_nodes else [TAGS[Kind.TUPLE], *trees]
 
-    def _dict(self, value: dict[Any, Any]) -> Tree:
+    def _lower_dict(self, value: dict[Any, Any]) -> Tree:
         """A dict; the keys of a `ColumnDict` are names of columns."""
-        if not _STRING.issuperset(map(type, value)):
-            return self._dict_of_any_keys(value)
+        if not _STRING_TYPE.issuperset(map(type, value)):
+            return self._lower_dict_of_any_keys(value)
         around, names = self._column, iter(value)
         if type(value) is ColumnDict:
-            names = self._entered(value)
+            names = self._entering(value)
         elif NATIVE.issuperset(map(type, value.values())):
             return value
-        trees, nodes = self._children(names, value.values())
+        trees, has_nodes = self._lower_each(names, value.values())
         self._column = around
-        return (Code.MAP, tuple(value), *trees) if nodes else dict(zip(value, trees, strict=True))
+        return (
+            (Code.MAP, tuple(value), *trees) if has_nodes else dict(zip(value, trees, strict=True))
+        )
 
-    def _dict_of_any_keys(self, value: dict[Any, Any]) -> Tree:
-        self._check_distinct(value)
-        keys = [self._key(key) for key in value]
-        mark = len(self.values)
-        trees, nodes = self._children(value, value.values())
-        if not nodes:
+    def _lower_dict_of_any_keys(self, value: dict[Any, Any]) -> Tree:
+        self._check_keys(value)
+        keys = [self._lower_key(key) for key in value]
+        values_before = len(self.values)
+        trees, has_nodes = self._lower_each(value, value.values())
+        if not has_nodes:
             pairs = zip(keys, trees, strict=True)
             return [TAGS[Kind.DICT], *(part for pair in pairs for part in pair)]
-        self.values.insert(mark, keys)
+        self.values.insert(values_before, keys)
         return (Code.DICT, None, *trees)
 
-    def _set(self, value: Any) -> Tree:
-        self._check_distinct(value)
-        members = [self._key(item) for item in value]
+    def _lower_set(self, value: Any) -> Tree:
+        self._check_keys(value)
+        members = [self._lower_key(item) for item in value]
         # Sorted by encoded bytes: a set's own order follows the process's hash seed.
-        members.sort(key=self._pack)
+        members.sort(key=self._msgpack)
         return [TAGS[Kind.SET if isinstance(value, set) else Kind.FROZENSET], *members]
 
-    def _check_distinct(self, keys: Collection[Any]) -> None:
+    def _check_keys(self, keys: Collection[Any]) -> None:
         try:
             check_distinct(list(keys), "keys")
         except WireFormatError as error:
             # What every reader rejects is rejected here, where the keys come from.
-            raise self._refused(error.reason, error.detail) from error
+            raise self._error(error.reason, error.detail) from error
 
-    def _key(self, key: Any) -> Tree:
+    def _lower_key(self, key: Any) -> Tree:
         if type(key) is bytes:
             return key
         # What `default` returns may be equal to another key, or not be one.
         self._default, default = None, self._default
-        tree = self._child(key, key)
+        tree = self._lower_at(key, key)
         self._default = default
         if type(tree) is tuple:
             why = " as a dict key or set member: tensors are hashed by identity"
-            raise self._refusal(key, why)
+            raise self._unsupported(key, why)
         return tree
 
-    def _bytes(self, value: bytes) -> Tree:
+    def _lower_bytes(self, value: bytes) -> Tree:
         if len(value) < spec.INLINE_BYTES:
             return value
         self.items.append((memoryview(value), None, None, (len(value),)))
@@ -255,98 +256,103 @@ class Lowering:
 
     # Rows of objects
 
-    def _rows(self, payloads: Iterable[Any]) -> Tree:
+    def _lower_payloads(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
-        kept = list(payloads)  # so that the id of each stays its own
-        packed = documents.packed_at_once(kept, spec.MAX_DEPTH - len(self._path))
+        rows = list(payloads)  # keeps every row alive, so that no two have one id
+        packed = documents.packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
             self.items.append(Documents(packed))
             return (Code.NON_TENSOR_ROWS,)
-        outer = self.items, self.values, self.unbacked
-        # Rows that are one object are lowered once.
-        keys = [~i if type(each) in NATIVE else id(each) for i, each in enumerate(kept)]
-        made: dict[int, Any] = {}
-        for i, key in enumerate(keys):
-            if key < 0:
-                made[key] = self._pack(kept[i])
-            elif key not in made:
+        around = self.items, self.values, self.unbacked
+        # Rows that are one object are lowered once. Numbers below 0 stand for rows without an id.
+        identities = [~i if type(row) in NATIVE else id(row) for i, row in enumerate(rows)]
+        lowered: dict[int, Any] = {}
+        for i, (identity, row) in enumerate(zip(identities, rows, strict=True)):
+            if identity < 0:
+                lowered[identity] = self._msgpack(row)
+            elif identity not in lowered:
                 self.items, self.values, self.unbacked = [], [], []
-                tree = self._child(i, kept[i])
-                made[key] = self.finished(tree) if type(tree) is tuple else self._packed(tree)
-        self.items, self.values, self.unbacked = outer
-        if Lowered in map(type, made.values()):
-            for key, row in made.items():
-                if type(row) is bytes:
-                    made[key] = Lowered(None, [], _ARRAY_OF_ONE + row)
-        self.items.append(Documents([made[key] for key in keys]))
+                tree = self._lower_at(i, row)
+                is_node = type(tree) is tuple
+                lowered[identity] = self.finished(tree) if is_node else self._pack_document(tree)
+        self.items, self.values, self.unbacked = around
+        if Lowered in map(type, lowered.values()):
+            for identity, document in lowered.items():
+                if type(document) is bytes:
+                    lowered[identity] = Lowered(None, [], _LIST_OF_ONE + document)
+        self.items.append(Documents([lowered[identity] for identity in identities]))
         return (Code.NON_TENSOR_ROWS,)
 
     # numpy
 
-    def _array(self, array: np.ndarray[Any, Any]) -> Tree:
+    def _lower_array(self, array: np.ndarray[Any, Any]) -> Tree:
         dtype, shape = array.dtype, array.shape
         self._check_dims(shape, dtype.itemsize)
         if dtype.kind == "O":
-            self._rows(array.flat)
+            self._lower_payloads(array.flat)
             self.items += shape
             return (Code.OBJECT_ARRAY, len(shape))
         name = numpy_name(dtype)
         if name is None:
-            return self._without_dtype(array)
+            return self._lower_unnamed_dtype(array)
         self.items.append(UnreadCells(array, None, shape))
         return (Code.ARRAY, name, len(shape))
 
-    def _scalar(self, value: np.generic) -> Tree:
+    def _lower_scalar(self, value: np.generic) -> Tree:
         if not type(value).__module__.startswith("numpy"):
-            raise self._refusal(value)
+            raise self._unsupported(value)
         name = numpy_name(value.dtype)
         if name is None:
-            return self._without_dtype(value)
+            return self._lower_unnamed_dtype(value)
         return [TAGS[Kind.SCALAR], name, cell_bytes(np.asarray(value)).tobytes()]
 
-    def _without_dtype(self, value: Any) -> Tree:
+    def _lower_unnamed_dtype(self, value: Any) -> Tree:
         """An array or a scalar of a dtype that messages do not have."""
         remedy = "make a dict of its fields" if value.dtype.names else "convert it with .astype"
         why = f" with dtype {value.dtype}; {remedy}, or pass allow_pickle=True on both sides"
-        return self._foreign(value, why)
+        return self._lower_foreign(value, why)
 
     # torch
 
-    def _tensor(self, tensor: torch.Tensor) -> Tree:
+    def _lower_tensor(self, tensor: torch.Tensor) -> Tree:
         if is_jagged(tensor):
             parts = parts_of(tensor)
-            name = self._torch_dtype(parts.values)
+            name = self._readable_dtype(parts.values)
             if not parts.values.is_cpu:
                 # Tensors with holes are compacted on their device: only rows leave it.
                 holes = parts.lengths
                 self.on_devices += (parts.offsets, parts.values if holes is None else holes)
-            self._cells(parts, name)
+            self._append_cells(parts, name)
             return (Code.JAGGED, name, parts.values.dim(), parts.ragged_dim)
         if type(tensor) not in TENSOR_TYPES:
-            return self._foreign(tensor)
+            return self._lower_foreign(tensor)
         if tensor.layout is torch.strided:
-            return self._strided_nested(tensor) if tensor.is_nested else self._dense(tensor)
+            return (
+                self._lower_strided_nested(tensor)
+                if tensor.is_nested
+                else self._lower_dense(tensor)
+            )
         tensor = tensor.detach()
         if tensor.layout is torch.sparse_coo:
             shape = tuple(tensor.shape)
             self.items += shape
-            indices = self._dense(tensor._indices(), stored=PLAIN)
-            values = self._dense(tensor._values())
+            indices = self._lower_dense(tensor._indices(), stored=PLAIN)
+            values = self._lower_dense(tensor._values())
             return (Code.SPARSE_COO, len(shape), int(tensor.is_coalesced()), indices, values)
         remedy = ".to_sparse_coo()" if "sparse" in str(tensor.layout) else ".to_dense()"
-        raise self._refusal(tensor, f" with layout {tensor.layout}; call {remedy} first")
+        raise self._unsupported(tensor, f" with layout {tensor.layout}; call {remedy} first")
 
-    def _torch_dtype(self, tensor: torch.Tensor) -> str:
+    def _readable_dtype(self, tensor: torch.Tensor) -> str:
         """The wire's name of its dtype; an error for a tensor whose cells cannot be read."""
         name = TORCH_NAMES.get(tensor.dtype)
         if name is None:
-            raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
+            raise self._unsupported(tensor, f" with dtype {tensor.dtype}; dequantise it first")
         try:
             readable = type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
         except (RuntimeError, NotImplementedError):  # of a storage that is not there
             readable = False
         if not readable:
-            raise self._refusal(tensor, f": {remedy_for(tensor)}")
+            raise self._unsupported(tensor, f": {remedy_for(tensor)}")
         if not tensor.is_nested:
             self._check_dims(tensor.shape, tensor.itemsize)
         return name
@@ -355,40 +361,40 @@ class Lowering:
         """Refuse dims next to one of 0 that no reader accepts."""
         if 0 in dims and extent_of(dims) * itemsize >= spec.MAX_BYTES:
             detail = f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, found "
-            raise self._refused("too_large", f"{detail}{brief(list(dims))} of {itemsize} each")
+            raise self._error("too_large", f"{detail}{brief(list(dims))} of {itemsize} each")
 
-    def _cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
+    def _append_cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
         narrow = self._column[1] and dtype in spec.INTEGER_DTYPES
         self.items.append(UnreadCells(source, dtype, dims, narrow))
 
-    def _dense(self, tensor: torch.Tensor, stored: int | None = None) -> Tree:
+    def _lower_dense(self, tensor: torch.Tensor, stored: int | None = None) -> Tree:
         """A TENSOR; with `stored`, one that is not stored in another way."""
-        name, shape = self._torch_dtype(tensor), tuple(tensor.shape)
+        name, shape = self._readable_dtype(tensor), tuple(tensor.shape)
         rank = len(shape)
         if rank > spec.MAX_NDIM:
-            raise self._refusal(tensor, f" with {rank} dims: the limit is {spec.MAX_NDIM}")
+            raise self._unsupported(tensor, f" with {rank} dims: the limit is {spec.MAX_NDIM}")
         if not tensor.is_cpu:
             self.on_devices.append(tensor)
         if stored is None:
-            self._cells(tensor, name, shape)
+            self._append_cells(tensor, name, shape)
         else:
             self.items.append(UnreadCells(tensor, None, (stored, *shape)))
         return (Code.TENSOR, name, rank)
 
-    def _views(self, view: RaggedView, bounds: IntArray) -> Tree:
+    def _lower_tensor_views(self, view: RaggedView, bounds: IntArray) -> Tree:
         memory: Any = view.memory
         data = as_bytes(memory) if view.starts is None else view
         self.items.append((data, PLAIN, None, view.values_shape))
         base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
-        return (Code.TENSOR_VIEWS, base, self._integers(bounds))
+        return (Code.TENSOR_VIEWS, base, self._lower_int64s(bounds))
 
-    def _integers(self, rows: IntArray) -> Tree:
+    def _lower_int64s(self, rows: IntArray) -> Tree:
         """A TENSOR of rows of int64s, which is never stored narrow."""
         self.items.append((rows, PLAIN, None, rows.shape))
         return (Code.TENSOR, "int64", 2)
 
-    def _strided_nested(self, tensor: torch.Tensor) -> Tree:
-        name = self._torch_dtype(tensor)
+    def _lower_strided_nested(self, tensor: torch.Tensor) -> Tree:
+        name = self._readable_dtype(tensor)
         with torch.no_grad():  # a `detach` of the whole would warn that it is a prototype
             components = tensor.unbind() if tensor.size(0) else ()
         if components and not components[0].is_cpu:
@@ -401,12 +407,12 @@ class Lowering:
         sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
         cells = sum(component.numel() for component in components)
         self.items.append(UnreadCells(components, None, (PLAIN, cells)))
-        rows = self._integers(sizes.reshape(len(shapes), rank or 1))
+        rows = self._lower_int64s(sizes.reshape(len(shapes), rank or 1))
         return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
     # Columns
 
-    def _entered(self, names: Iterable[str]) -> Iterator[str]:
+    def _entering(self, names: Iterable[str]) -> Iterator[str]:
         """The names of columns of a batch, each of which is the one that is lowered next."""
         around = self._column
         for name in names:
@@ -417,130 +423,134 @@ class Lowering:
             yield name
         self._column = around
 
-    def _columns(self, value: Columns) -> Tree:
+    def _lower_columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
-        self._rows_of_batch(value.rows)
+        self._note_unbacked_rows(value.rows)
         self.items.append(value.rows)
         nodes: list[Tree] = []
-        for name in self._entered(value.columns):
+        for name in self._entering(value.columns):
             column = value.columns[name]
             self._path.append(name)
-            nodes.append(_COLUMNS.get(type(column), Lowering.lower)(self, column))
+            nodes.append(_COLUMN_HANDLERS.get(type(column), Lowering.lower)(self, column))
             self._path.pop()
         return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
 
-    def _view(self, view: RaggedView) -> Tree:
+    def _lower_view(self, view: RaggedView) -> Tree:
         memory, name = view.memory, TORCH_NAMES.get(view.dtype)
         if name is None or isinstance(memory, torch.Tensor):
             rows: Any = memory
-            name = self._torch_dtype(rows)
+            name = self._readable_dtype(rows)
             if not rows.is_cpu:
                 values = values_of(view)  # only rows leave the device
                 view = end_to_end(values, view.row_splits)
                 self.on_devices.append(values)
         self._check_dims(view.values_shape, view.dtype.itemsize)
-        self._cells(view, name)
+        self._append_cells(view, name)
         return (Code.JAGGED, name, len(view.shape), view.ragged_dim)
 
-    def _rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
+    def _lower_rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
         """An array as the tensor over its memory, or as TensorDicts hold it."""
         name = NUMPY_NAMES.get(array.dtype)
         if name is None:
             if non_tensor.is_numeric(array) and numpy_name(array.dtype) is None:
-                return self._without_dtype(array)
+                return self._lower_unnamed_dtype(array)
             return self.lower(non_tensor.leaf_of_array(array))
         self._check_dims(array.shape, array.itemsize)
-        self._cells(array, name, array.shape)
+        self._append_cells(array, name, array.shape)
         return (Code.TENSOR, name, array.ndim)
 
-    def _documents(self, rows: Documents) -> Tree:
+    def _lower_documents(self, rows: Documents) -> Tree:
         self.items.append(rows)
         return (Code.NON_TENSOR_ROWS,)
 
-    def _objects(self, rows: list[Any]) -> Tree:
-        return self._rows(rows) if rows else self.lower(non_tensor.leaf_of_rows(rows))
+    def _lower_object_rows(self, rows: list[Any]) -> Tree:
+        return self._lower_payloads(rows) if rows else self.lower(non_tensor.leaf_of_rows(rows))
 
     # tensordict
 
-    def _tensordict(self, td: TensorDictBase) -> Tree:
-        self._batch_size(td)
+    def _lower_tensordict(self, td: TensorDictBase) -> Tree:
+        self._append_batch_size(td)
         nodes: list[Tree] = []
         leaves: dict[str, Any] = dict(td.items())
-        for key in self._entered(leaves):
+        for key in self._entering(leaves):
             leaf = leaves[key]
-            if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
+            if self._default is not None and not (
+                type(leaf) in _HANDLERS or _handler_of(type(leaf))
+            ):
                 # Here, so that its rows are checked.
                 leaf = result_of(self._default, (leaf,), "default")
             if not non_tensor.fits_into(leaf, td):
                 wanted, found = list(td.batch_size), list(leaf.batch_size)
                 detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
-                raise self._refused("row_mismatch", detail)
-            node = self._child(key, leaf)
+                raise self._error("row_mismatch", detail)
+            node = self._lower_at(key, leaf)
             if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
                 self._path.append(key)
                 remedy = "make it a NonTensorData of the batch's size"
-                raise self._refusal(leaf, f" as a leaf of a TensorDict; {remedy}")
+                raise self._unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
             nodes.append(node)
         return (Code.TENSORDICT, len(td.batch_size), tuple(leaves), *nodes)
 
-    def _lazy_view(self, view: Any) -> Tree:
+    def _lower_lazy_view(self, view: Any) -> Tree:
         try:
             whole = non_tensor.tensordict_of_view(view)
         except RuntimeError as error:  # of a stack of rows with different shapes
-            raise self._refusal(view, f": {error!s:.200}; encode what it is a view of") from error
-        return self._tensordict(whole)
+            raise self._unsupported(
+                view, f": {error!s:.200}; encode what it is a view of"
+            ) from error
+        return self._lower_tensordict(whole)
 
-    def _lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
+    def _lower_lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
         if not stack.tensordicts and stack.batch_dims != 1:
             remedy = "encode TensorDict({}, batch_size=x.batch_size)"
-            raise self._refusal(stack, f" without members; {remedy}")
-        return (Code.LAZY_STACK, int(stack.stack_dim), *self._members_of(stack))
+            raise self._unsupported(stack, f" without members; {remedy}")
+        return (Code.LAZY_STACK, int(stack.stack_dim), *self._lower_members(stack))
 
-    def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
+    def _lower_non_tensor_stack(self, stack: NonTensorStack) -> Tree:
         payloads = non_tensor.payloads_of_stack(stack)
         if payloads is not None:
             self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
-            return self._rows(payloads)
+            return self._lower_payloads(payloads)
         if not stack.tensordicts:
             remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
-            raise self._refusal(stack, f" of several dims without members; {remedy}")
-        return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *self._members_of(stack))
+            raise self._unsupported(stack, f" of several dims without members; {remedy}")
+        return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *self._lower_members(stack))
 
-    def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
+    def _lower_members(self, stack: LazyStackedTensorDict) -> list[Tree]:
         self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
         if self._stacks == spec.MAX_STACKS:
             detail = f"expected at most {spec.MAX_STACKS} stacks in each other, found more"
-            raise self._refused("too_deep", detail)
+            raise self._error("too_deep", detail)
         self._stacks += 1
-        members = [self._child(i, member) for i, member in enumerate(stack.tensordicts)]
+        members = [self._lower_at(i, member) for i, member in enumerate(stack.tensordicts)]
         self._stacks -= 1
         return members
 
-    def _non_tensor_data(self, data: NonTensorData) -> Tree:
-        self._batch_size(data)
-        mark = len(self.values)
-        tree = self._child("data", data.data)
+    def _lower_non_tensor_data(self, data: NonTensorData) -> Tree:
+        self._append_batch_size(data)
+        values_before = len(self.values)
+        tree = self._lower_at("data", data.data)
         if type(tree) is not tuple:
-            self.values.insert(mark, tree)
+            self.values.insert(values_before, tree)
             tree = None
         return (Code.NON_TENSOR_DATA, len(data.batch_size), tree)
 
     def _check_unnamed(self, td: Any, names: Sequence[str | None]) -> None:
         if any(name is not None for name in names):
-            raise self._refusal(td, f" with dim names {list(names)}; set td.names = None")
+            raise self._unsupported(td, f" with dim names {list(names)}; set td.names = None")
 
-    def _batch_size(self, td: Any) -> None:
+    def _append_batch_size(self, td: Any) -> None:
         """The numbers of a batch size; its dims have no names."""
         batch_size: torch.Size = td.batch_size
         if batch_size:
             self._check_unnamed(td, td.names)
         if any(dim < 0 for dim in batch_size):
             detail = f"expected a batch size from 0 on, found {list(batch_size)}"
-            raise self._refused("bad_shape", detail)
-        self._rows_of_batch(extent_of(batch_size))
+            raise self._error("bad_shape", detail)
+        self._note_unbacked_rows(extent_of(batch_size))
         self.items += batch_size
 
-    def _rows_of_batch(self, rows: int) -> None:
+    def _note_unbacked_rows(self, rows: int) -> None:
         """Note rows for which a reader wants a byte each, if they are many."""
         if rows > spec.MAX_UNBACKED_ROWS:
             self.unbacked.append((self._where(), rows))
@@ -558,98 +568,42 @@ _REMEDY_OF_BATCHES = (
 _Handler = Callable[[Lowering, Any], Tree]
 
 _HANDLERS: dict[type, _Handler] = {
-    dict: Lowering._dict,
-    ColumnDict: Lowering._dict,
-    tuple: Lowering._tuple,
-    bytes: Lowering._bytes,
-    set: Lowering._set,
-    frozenset: Lowering._set,
-    np.ndarray: Lowering._array,
-    np.memmap: Lowering._array,
-    Columns: Lowering._columns,
-    **dict.fromkeys(non_tensor.LIST_TYPES, Lowering._list),
-    **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
-    **dict.fromkeys(non_tensor.TENSORDICT_TYPES, Lowering._tensordict),
-    LazyStackedTensorDict: Lowering._lazy_stack,
-    NonTensorData: Lowering._non_tensor_data,
-    NonTensorStack: Lowering._non_tensor_stack,
+    dict: Lowering._lower_dict,
+    ColumnDict: Lowering._lower_dict,
+    tuple: Lowering._lower_tuple,
+    bytes: Lowering._lower_bytes,
+    set: Lowering._lower_set,
+    frozenset: Lowering._lower_set,
+    np.ndarray: Lowering._lower_array,
+    np.memmap: Lowering._lower_array,
+    Columns: Lowering._lower_columns,
+    **dict.fromkeys(non_tensor.LIST_TYPES, Lowering._lower_list),
+    **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._lower_tensor),
+    **dict.fromkeys(non_tensor.TENSORDICT_TYPES, Lowering._lower_tensordict),
+    LazyStackedTensorDict: Lowering._lower_lazy_stack,
+    NonTensorData: Lowering._lower_non_tensor_data,
+    NonTensorStack: Lowering._lower_non_tensor_stack,
 }
 
-_BASES: tuple[tuple[type, _Handler], ...] = (
-    (torch.Tensor, Lowering._tensor),
-    (np.generic, Lowering._scalar),
-    (non_tensor.LAZY_VIEW, Lowering._lazy_view),
+_HANDLERS_OF_BASES: tuple[tuple[type, _Handler], ...] = (
+    (torch.Tensor, Lowering._lower_tensor),
+    (np.generic, Lowering._lower_scalar),
+    (non_tensor.LAZY_VIEW, Lowering._lower_lazy_view),
 )
 
 # Types that mean something else in `Columns`: there a list of objects is rows of documents.
-_COLUMNS: dict[type, _Handler] = {
-    RaggedView: Lowering._view,
-    np.ndarray: Lowering._rectangle,
-    Documents: Lowering._documents,
-    list: Lowering._objects,
+_COLUMN_HANDLERS: dict[type, _Handler] = {
+    RaggedView: Lowering._lower_view,
+    np.ndarray: Lowering._lower_rectangle,
+    Documents: Lowering._lower_documents,
+    list: Lowering._lower_object_rows,
 }
 
 
-def _handler(kind: type) -> _Handler | None:
+def _handler_of(kind: type) -> _Handler | None:
     if registered_name(kind) is not None:
-        return Lowering._registered
-    return next((handler for base, handler in _BASES if issubclass(kind, base)), None)
+        return Lowering._lower_registered
+    return next((handler for base, handler in _HANDLERS_OF_BASES if issubclass(kind, base)), None)
 
 
-_ARRAY_OF_ONE = b"\x91"  # msgpack writes it before the only item
-
-
-def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
-    """Plain tensors over one storage: a view without gaps, and (N, 2) starts and ends in it."""
-    # TransferQueue sends thousands of row views, which would be a frame each.
-    common = _storage_and_cell(values[0])
-    if common is None or any(_storage_and_cell(value) != common for value in values):
-        return None
-
-    first, (_, room, dtype, cell) = values[0], common
-    inner = cell.numel()
-    places = np.array([value.storage_offset() for value in values], dtype=np.int64)
-    lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
-    # An empty view may be anywhere; put it where it makes no gap.
-    places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
-    start = int(places.min())
-    if ((places - start) % inner).any():
-        return None
-    # A storage may have been made smaller since; then the tensor that needs more is refused.
-    if int((places + lengths * inner).max()) * dtype.itemsize > room:
-        return None
-    if inner * dtype.itemsize >= spec.MAX_BYTES:  # more than any view has
-        return None
-    starts = (places - start) // inner
-    ends = starts + lengths
-
-    firsts, lasts, moves = joined_ranges(starts, ends)
-    span = first.as_strided((int(lasts[-1]) * inner,), (1,), start).view(-1, *cell)
-    pieces = None if len(firsts) == 1 else firsts
-    row_splits = RowSplits.from_lengths(lasts - firsts)
-    view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)
-    return view, np.stack([starts + moves, ends + moves], axis=1)
-
-
-def _storage_and_cell(value: Any) -> tuple[int, int, torch.dtype, torch.Size] | None:
-    """The storage of a plain tensor, by address and size, its dtype and the shape of a cell; None
-    of other values.
-    """
-    if (
-        type(value) is torch.Tensor
-        and value.layout is torch.strided
-        and not value.is_nested
-        and value.device.type == "cpu"
-        and value.dtype in TORCH_NAMES
-        and 0 < value.dim() <= spec.MAX_NDIM
-        and value.shape[1:].numel() > 0
-        and value.is_contiguous()
-        and not value.requires_grad
-        and not value.is_conj()
-        and not value.is_neg()
-        and not value._is_zerotensor()
-    ):
-        # Storages over memory of somebody else may begin at one address and end at several.
-        storage = value.untyped_storage()
-        return storage.data_ptr(), storage.nbytes(), value.dtype, value.shape[1:]
-    return None
+_LIST_OF_ONE = b"\x91"  # msgpack writes it before the only item

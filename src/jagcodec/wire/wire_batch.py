@@ -6,10 +6,9 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,6 @@ from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.forms import as_leaf
-from jagcodec.ragged.nested import is_jagged, parts_of, view_of
 from jagcodec.ragged.non_tensor import (
     batch_of,
     is_leaf,
@@ -38,9 +36,9 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, row_count, row_counts, select_leaf
-from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
-from jagcodec.ragged.views import RaggedView
+from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.checks import bad, fail, inside
+from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, message_meta, objects, raw_documents, revived, rows_differ
 from jagcodec.wire.encoder import encode
@@ -55,6 +53,7 @@ from jagcodec.wire.leaf import (
 )
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
+from jagcodec.wire.memory_fields import field_in_memory, has_host_cells, view_in_memory
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, reading
 from jagcodec.wire.registry import BATCHED_DATA_DICT, ORDERED_DICT
@@ -64,67 +63,6 @@ from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
 from jagcodec.wire.stacked import InMemory
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
-
-
-class As(Enum):
-    """The forms in which columns are read."""
-
-    LEAF = "a leaf of a TensorDict; a batch in a batch as a WireBatch"
-    LEAVES = "leaves of one TensorDict; a batch in a batch as a TensorDict"
-    VIEW = "see WireBatch.columns"
-    ITEM = "as Columns has it; rows of documents are not read where that is possible"
-
-
-class Column(NamedTuple):
-    """A column of a batch: what reads it, and by what key."""
-
-    source: ColumnSource
-    key: Any
-
-
-@dataclass(slots=True, eq=False)
-class ColumnSource:
-    """The source of a batch: a message, columns in memory, or several such (`batch/join.py`)."""
-
-    names: Sequence[str]  # of all columns
-    keys: Sequence[Any]  # by which they are read
-    sizes: Sequence[int]  # (N, ...): the batch size, of all rows
-    device: torch.device | None  # where tensors go; None leaves them where their cells are
-    allow_pickle: bool  # whether pickled objects are unpickled, and pickled again to be sent on
-
-    def columns(self) -> Mapping[str, Column]:
-        """All columns, by name; not kept here, because each keeps its source."""
-        pairs = zip(self.names, self.keys, strict=True)
-        return {name: Column(self, key) for name, key in pairs}
-
-    def meta(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def metas(self) -> list[dict[str, Any]]:
-        return [self.meta()]
-
-    def schema(self, key: Any, rows: int) -> FieldSchema:
-        """The description of a column with `rows` chosen rows."""
-        raise NotImplementedError
-
-    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        raise NotImplementedError
-
-    def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
-        """Columns of its own, by name; `chosen` are their rows, None for all."""
-        raise NotImplementedError
-
-    def narrow_names(self, name: str, key: Any) -> list[Name]:
-        """The paths of the narrow columns: this one, or those inside it if it is a batch."""
-        raise NotImplementedError
-
-    def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
-        """A column from another source, with the offsets that this source shares for equal rows."""
-        raise NotImplementedError
-
-    def cut(self, batch: WireBatch) -> list[Frame] | None:
-        """The frames of the batch, taken from the message's; None if columns must be read."""
-        return None
 
 
 class WireBatch(OpenBatch):
@@ -219,7 +157,7 @@ class WireBatch(OpenBatch):
             found = f"found {describe(name)}; rows(index) chooses rows"
             detail = f"expected the name of a column, {found}"
             raise ArgumentTypeError("bad_type", "WireBatch[name]", detail)
-        return self._read({name: self._column(name, "__getitem__")}, As.LEAF)[name]
+        return self._read_together({name: self._column_named(name, "__getitem__")}, As.LEAF)[name]
 
     def keys(self) -> tuple[str, ...]:
         """`fields`, as a dict calls them."""
@@ -267,7 +205,7 @@ class WireBatch(OpenBatch):
         Raises:
             ArgumentError: Rows were chosen of a column whose rows torch cannot choose.
         """
-        return self.tensordict_of(self._read(self.by_name, As.LEAVES))
+        return self.tensordict_of(self._read_together(self.by_name, As.LEAVES))
 
     def to_frames(self) -> list[Frame]:
         """The chosen columns and rows as a message, to send on.
@@ -293,7 +231,7 @@ class WireBatch(OpenBatch):
         """The chosen columns and rows as input for `encode`; rows of documents are not read."""
         if len(self.source.sizes) > 1:
             return self.to_tensordict()
-        return Columns(len(self), self._read(self.by_name, As.ITEM))
+        return Columns(len(self), self._read_together(self.by_name, As.ITEM))
 
     def narrow_names(self) -> list[Name]:
         """The columns that are stored in fewer bytes than their dtypes have, and so sent on.
@@ -308,7 +246,7 @@ class WireBatch(OpenBatch):
 
         Reads the offsets of its ragged group and nothing else.
         """
-        source, key = self._column(name, "row_lengths")
+        source, key = self._column_named(name, "row_lengths")
         return source.row_lengths(name, key, self.chosen)
 
     def columns(self) -> list[tuple[str, Any]]:
@@ -317,16 +255,16 @@ class WireBatch(OpenBatch):
         A jagged one is a `RaggedView` over the messages, objects are an object array, and any
         other is what ``batch[name]`` gives. Views are only to be read.
         """
-        return list(self._read(self.by_name, As.VIEW).items())
+        return list(self._read_together(self.by_name, As.VIEW).items())
 
-    def _column(self, name: str, where: str) -> Column:
+    def _column_named(self, name: str, where: str) -> Column:
         columns = self.by_name
         check_name(name, f"WireBatch.{where}(name)")
         if name not in columns:
             raise unknown_name(name, columns, f"WireBatch.{where}")
         return columns[name]
 
-    def _read(self, columns: Mapping[str, Column], form: As) -> dict[str, Any]:
+    def _read_together(self, columns: Mapping[str, Column], form: As) -> dict[str, Any]:
         """Read columns in one form, those of each source together."""
         keys: dict[ColumnSource, dict[str, Any]] = {}
         for name, (source, key) in columns.items():
@@ -414,7 +352,7 @@ class MessageColumns(ColumnSource):
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
         if key.kind is not _JAGGED and offsets_of_packed(key) is None:
             return None
-        lengths: IntArray = self.each({name: key}, self._lengths, chosen)[name]
+        lengths: IntArray = self.each({name: key}, self._read_lengths, chosen)[name]
         return lengths
 
     def read(self, keys: Mapping[str, Node], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
@@ -424,7 +362,7 @@ class MessageColumns(ColumnSource):
             places = {message.numbers[node.number] for node in stored}
             existing = range(len(message.buffers))  # an empty column needs no buffer
             prepare(message.buffers[i] for i in places if i in existing)
-        return self.each(keys, self._column, chosen, form, Budget(message))
+        return self.each(keys, self._read_column, chosen, form, Budget(message))
 
     def each(
         self, keys: Mapping[str, Node], read: Callable[..., Any], *options: Any
@@ -449,7 +387,7 @@ class MessageColumns(ColumnSource):
         return found
 
     def narrow_names(self, name: str, key: Node) -> list[Name]:
-        batch = self._inner(key)
+        batch = self._inner_batch(key)
         if batch is not None:
             inner = zip(batch.fields[-1], batch.children, strict=True)
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
@@ -478,22 +416,22 @@ class MessageColumns(ColumnSource):
 
     # Of a node
 
-    def _inner(self, node: Node) -> Node | None:
+    def _inner_batch(self, node: Node) -> Node | None:
         """The node with a nested batch's columns; else None. Only a dict may nest a dict."""
         if node.kind is Kind.TENSORDICT:
             return node
         return columns_of_dict(node) if self.node.kind is Kind.MAP else None
 
-    def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
+    def _read_lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
         if node.kind is not _JAGGED:
-            view = self._value(node, chosen, As.VIEW, Budget(self.message))
+            view = self._read_other(node, chosen, As.VIEW, Budget(self.message))
             lengths: IntArray = view.row_splits.lengths
             return lengths
-        self._check_rows(node)
+        self._check_row_count(node)
         splits = self.message.row_splits(self.message.numbers[node.number + GROUP])
         return (splits if chosen is None else chosen.among(splits)[0]).lengths
 
-    def _check_rows(self, node: Node) -> None:
+    def _check_row_count(self, node: Node) -> None:
         """Check that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
         numbers, groups = self.message.numbers, self.message.header.groups
         if node.kind is _TENSOR:
@@ -508,22 +446,22 @@ class MessageColumns(ColumnSource):
         if sizes[: len(self.sizes)] != self.sizes:
             raise rows_differ(self.sizes, sizes)
 
-    def _column(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+    def _read_column(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         read = _READERS.get(node.kind)
         if read is not None:
-            self._check_rows(node)
+            self._check_row_count(node)
             return read(self, node, chosen, form, budget)
-        columns = self._inner(node)
+        columns = self._inner_batch(node)
         if columns is None:
-            return self._value(node, chosen, form, budget)
-        return self._batch(columns, chosen, form, budget)
+            return self._read_other(node, chosen, form, budget)
+        return self._read_batch(columns, chosen, form, budget)
 
-    def _jagged(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+    def _read_jagged(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         if form is As.VIEW or form is As.ITEM:
             return self.message.rows(node, chosen)
         return self.message.jagged(node, chosen)
 
-    def _rectangle(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+    def _read_tensor(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """A TENSOR; for `As.ITEM` an array in place where possible, which must only be read."""
         leaf = self.message.leaf(node) if form is As.ITEM else None
         # Indirect rows would be fetched here, and again below.
@@ -533,7 +471,7 @@ class MessageColumns(ColumnSource):
                 return np.ndarray(view.shape, NUMPY_DTYPES[leaf.dtype], view.memory)
         return self.message.tensor(node, chosen)
 
-    def _objects(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+    def _read_objects(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         if form is As.ITEM:
             return raw_documents(self.message, node, budget, chosen)
         items = objects(self.message, node, budget, chosen)
@@ -541,19 +479,19 @@ class MessageColumns(ColumnSource):
             return non_tensor.object_array(items)
         return stack_of_payloads(items) if chosen is None else leaf_of_rows(items)
 
-    def _batch(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+    def _read_batch(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """The batch whose columns are the children of a node."""
         inner = MessageColumns(self.message, node, _sizes_of(self.message, node, self.sizes))
         batch = WireBatch(inner, None, chosen)
         if form is As.LEAF or form is As.VIEW:
             return batch
         nodes = dict(zip(batch.fields, node.children, strict=True))
-        return batch.tensordict_of(inner.each(nodes, inner._column, chosen, As.LEAVES, budget))
+        return batch.tensordict_of(inner.each(nodes, inner._read_column, chosen, As.LEAVES, budget))
 
-    def _value(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+    def _read_other(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """A column of any other kind."""
         column = build(self.message, node, budget)
-        if self.node.kind is Kind.MAP and isinstance(column, _OF_DICTS):
+        if self.node.kind is Kind.MAP and isinstance(column, _TYPES_IN_DICTS):
             rows = row_count(column, "$")
             if rows is not None and [rows] != self.sizes:
                 raise rows_differ(self.sizes, [rows])
@@ -574,11 +512,11 @@ class MessageColumns(ColumnSource):
 
 
 _READERS: dict[Kind, Callable[..., Any]] = {
-    Kind.JAGGED: MessageColumns._jagged,
-    Kind.TENSOR: MessageColumns._rectangle,
-    Kind.NON_TENSOR_ROWS: MessageColumns._objects,
+    Kind.JAGGED: MessageColumns._read_jagged,
+    Kind.TENSOR: MessageColumns._read_tensor,
+    Kind.NON_TENSOR_ROWS: MessageColumns._read_objects,
 }
-"""The readers of columns that have rows of cells; `MessageColumns._value` reads all others."""
+"""The readers of columns that have rows of cells; `MessageColumns._read_other` reads all others."""
 
 _CHOSEN = "WireBatch.rows(index)"
 
@@ -614,10 +552,10 @@ class MemoryColumns(ColumnSource):
         return dict(self._meta)
 
     def schema(self, key: Any, rows: int) -> FieldSchema:
-        return _field_in_memory(key, rows)
+        return field_in_memory(key, rows)
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        view = _ragged(key, self._pool, detach=True)
+        view = view_in_memory(key, self._pool, detach=True)
         if view is None:
             return None
         return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
@@ -642,7 +580,7 @@ class MemoryColumns(ColumnSource):
         return found
 
 
-_OF_DICTS = (list, np.ndarray, dict, PackedColumn)
+_TYPES_IN_DICTS = (list, np.ndarray, dict, PackedColumn)
 """Types of columns that a dict may have, but not a TensorDict."""
 
 
@@ -660,62 +598,19 @@ def _in_form(
         batch = WireBatch(MemoryColumns(column, source.sizes[:1], meta, source), None, chosen)
         return batch if form is As.LEAF or form is As.VIEW else batch.to_tensordict()
     # `encode` fetches tensors from devices, together.
-    if not as_leaves and (form is As.VIEW or _is_on_host(column)):
+    if not as_leaves and (form is As.VIEW or has_host_cells(column)):
         pool = pool or RowSplitsPool()
-        view = _ragged(column, pool, detach=form is As.ITEM)
+        view = view_in_memory(column, pool, detach=form is As.ITEM)
         if view is not None:
             view = replace(view, row_splits=pool.unique(view.row_splits))
             return view if chosen is None else chosen.of_view(view)
     if chosen is not None:
         column = select_leaf(column, chosen.index, chosen.pool, _CHOSEN)
-    if isinstance(column, PackedColumn) or (as_leaves and isinstance(column, _OF_DICTS)):
+    if isinstance(column, PackedColumn) or (as_leaves and isinstance(column, _TYPES_IN_DICTS)):
         leaf = as_leaf(column, 0, "$")
         away = isinstance(leaf, torch.Tensor) and source.device is not None
         return leaf.to(source.device) if away else leaf
     return object_array(column) if form is As.VIEW and isinstance(column, list) else column
-
-
-def _is_on_host(column: Any) -> bool:
-    cells = column.values if isinstance(column, PackedColumn) else column
-    return isinstance(cells, torch.Tensor) and cells.is_cpu
-
-
-def _ragged(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
-    """The rows of a jagged or packed column in memory; None for any other column."""
-    if is_jagged(column):
-        return view_of(column, "$", pool, detach=detach)
-    if not isinstance(column, PackedColumn):
-        return None
-    if detach:
-        column = column._replace(values=column.values.detach())
-    try:
-        return view_of_varlen(column, "$", pool)
-    except ArgumentError as error:  # of offsets that do not fit the values
-        raise fail(error.reason, error.detail) from error
-
-
-def _field_in_memory(column: Any, rows: int) -> FieldSchema:
-    """The description of a column in memory, as the header of its message would give it."""
-    if isinstance(column, torch.Tensor) and not isinstance(column, UnbatchedTensor):
-        if is_jagged(column):
-            values, _, _, dim = parts_of(column)
-            inner: list[int | None] = [*values.shape]
-            inner[dim - 1] = None
-            return FieldSchema("jagged", column.dtype, (rows, *inner))
-        if column.layout is torch.strided and not column.is_nested:
-            return FieldSchema("tensor", column.dtype, (rows, *column.shape[1:]))
-        kind = Kind.STRIDED_NESTED if column.is_nested else Kind.SPARSE_COO
-        return FieldSchema(kind.name.lower(), None, None)
-    if non_tensor.is_non_tensor(column):
-        return FieldSchema("object", None, None)
-    kinds = {
-        dict: Kind.MAP,
-        list: Kind.LIST,
-        np.ndarray: Kind.ARRAY,
-        TensorDictBase: Kind.TENSORDICT,
-    }
-    found = (known for base, known in kinds.items() if isinstance(column, base))
-    return FieldSchema(next(found, Kind.USER).name.lower(), None, None)
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -771,7 +666,7 @@ def open_wire(
     """
     where = "open_wire(source)"
     how = reading("open_wire", limits, copy, device, allow_pickle, by_range=True, verify=False)
-    if type(source) not in _MEMORY and isinstance(source, (str, os.PathLike)):
+    if type(source) not in _MESSAGE_TYPES and isinstance(source, (str, os.PathLike)):
         name = file_path(source, where, "decode accepts a message in memory")
         with noted_file(name):
             data = read_file(name, where, how.limits, mmap=True)
@@ -810,7 +705,7 @@ def check_tensordict(batch: TensorDictBase, where: str) -> None:
         raise ArgumentError("bad_shape", where, detail)
 
 
-_MEMORY = (list, bytes, bytearray)
+_MESSAGE_TYPES = (list, bytes, bytearray)
 """The types of most messages. Checking these first is faster than checking for a path."""
 
 

@@ -1,0 +1,77 @@
+"""`ColumnSource`: what a `WireBatch` reads its columns from, and in which forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.lowered import Name
+from jagcodec.wire.message import ChosenRows
+
+
+class As(Enum):
+    """The forms in which columns are read."""
+
+    LEAF = "a leaf of a TensorDict; a batch in a batch as a WireBatch"
+    LEAVES = "leaves of one TensorDict; a batch in a batch as a TensorDict"
+    VIEW = "see WireBatch.columns"
+    ITEM = "as Columns has it; rows of documents are not read where that is possible"
+
+
+class Column(NamedTuple):
+    """A column of a batch: what reads it, and by what key."""
+
+    source: ColumnSource
+    key: Any
+
+
+@dataclass(slots=True, eq=False)
+class ColumnSource:
+    """The source of a batch: a message, columns in memory, or several such (`batch/join.py`)."""
+
+    names: Sequence[str]  # of all columns
+    keys: Sequence[Any]  # by which they are read
+    sizes: Sequence[int]  # (N, ...): the batch size, of all rows
+    device: torch.device | None  # where tensors go; None leaves them where their cells are
+    allow_pickle: bool  # whether pickled objects are unpickled, and pickled again to be sent on
+
+    def columns(self) -> Mapping[str, Column]:
+        """All columns, by name; not kept here, because each keeps its source."""
+        pairs = zip(self.names, self.keys, strict=True)
+        return {name: Column(self, key) for name, key in pairs}
+
+    def meta(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def metas(self) -> list[dict[str, Any]]:
+        return [self.meta()]
+
+    def schema(self, key: Any, rows: int) -> FieldSchema:
+        """The description of a column with `rows` chosen rows."""
+        raise NotImplementedError
+
+    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
+        raise NotImplementedError
+
+    def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+        """Columns of its own, by name; `chosen` are their rows, None for all."""
+        raise NotImplementedError
+
+    def narrow_names(self, name: str, key: Any) -> list[Name]:
+        """The paths of the narrow columns: this one, or those inside it if it is a batch."""
+        raise NotImplementedError
+
+    def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
+        """A column from another source, with the offsets that this source shares for equal rows."""
+        raise NotImplementedError
+
+    def cut(self, batch: Any) -> list[Frame] | None:
+        """The frames of a `WireBatch`, taken from its message's; None if columns must be read."""
+        return None

@@ -1,0 +1,63 @@
+"""Columns in memory, described and viewed as those of a message are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, UnbatchedTensor
+
+from jagcodec.errors import ArgumentError
+from jagcodec.ragged.nested import is_jagged, parts_of, view_of
+from jagcodec.ragged.non_tensor import is_non_tensor
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.checks import fail
+from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.spec import Kind
+
+
+def has_host_cells(column: Any) -> bool:
+    """Whether a column has its cells in a CPU tensor."""
+    cells = column.values if isinstance(column, PackedColumn) else column
+    return isinstance(cells, torch.Tensor) and cells.is_cpu
+
+
+def view_in_memory(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
+    """The rows of a jagged or packed column in memory; None for any other column."""
+    if is_jagged(column):
+        return view_of(column, "$", pool, detach=detach)
+    if not isinstance(column, PackedColumn):
+        return None
+    if detach:
+        column = column._replace(values=column.values.detach())
+    try:
+        return view_of_varlen(column, "$", pool)
+    except ArgumentError as error:  # of offsets that do not fit the values
+        raise fail(error.reason, error.detail) from error
+
+
+def field_in_memory(column: Any, rows: int) -> FieldSchema:
+    """The description of a column in memory, as the header of its message would give it."""
+    if isinstance(column, torch.Tensor) and not isinstance(column, UnbatchedTensor):
+        if is_jagged(column):
+            values, _, _, dim = parts_of(column)
+            inner: list[int | None] = [*values.shape]
+            inner[dim - 1] = None
+            return FieldSchema("jagged", column.dtype, (rows, *inner))
+        if column.layout is torch.strided and not column.is_nested:
+            return FieldSchema("tensor", column.dtype, (rows, *column.shape[1:]))
+        kind = Kind.STRIDED_NESTED if column.is_nested else Kind.SPARSE_COO
+        return FieldSchema(kind.name.lower(), None, None)
+    if is_non_tensor(column):
+        return FieldSchema("object", None, None)
+    kinds = {
+        dict: Kind.MAP,
+        list: Kind.LIST,
+        np.ndarray: Kind.ARRAY,
+        TensorDictBase: Kind.TENSORDICT,
+    }
+    found = (known for base, known in kinds.items() if isinstance(column, base))
+    return FieldSchema(next(found, Kind.USER).name.lower(), None, None)

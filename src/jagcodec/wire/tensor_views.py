@@ -1,0 +1,72 @@
+"""Lists of tensors that are views of one storage, which a message has once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.row_index import joined_ranges
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire import spec
+from jagcodec.wire.dtypes import TORCH_NAMES
+
+
+def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
+    """Plain tensors over one storage: a view without gaps, and (N, 2) starts and ends in it."""
+    # TransferQueue sends thousands of row views, which would be a frame each.
+    common = _storage_and_cell(values[0])
+    if common is None or any(_storage_and_cell(value) != common for value in values):
+        return None
+
+    first, (_, room, dtype, cell) = values[0], common
+    inner = cell.numel()
+    places = np.array([value.storage_offset() for value in values], dtype=np.int64)
+    lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
+    # An empty view may be anywhere; put it where it makes no gap.
+    places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
+    start = int(places.min())
+    if ((places - start) % inner).any():
+        return None
+    # A storage may have been made smaller since; then the tensor that needs more is refused.
+    if int((places + lengths * inner).max()) * dtype.itemsize > room:
+        return None
+    if inner * dtype.itemsize >= spec.MAX_BYTES:  # more than any view has
+        return None
+    starts = (places - start) // inner
+    ends = starts + lengths
+
+    firsts, lasts, moves = joined_ranges(starts, ends)
+    span = first.as_strided((int(lasts[-1]) * inner,), (1,), start).view(-1, *cell)
+    pieces = None if len(firsts) == 1 else firsts
+    row_splits = RowSplits.from_lengths(lasts - firsts)
+    view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)
+    return view, np.stack([starts + moves, ends + moves], axis=1)
+
+
+def _storage_and_cell(value: Any) -> tuple[int, int, torch.dtype, torch.Size] | None:
+    """The storage of a plain tensor, by address and size, its dtype and the shape of a cell; None
+    of other values.
+    """
+    if (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.device.type == "cpu"
+        and value.dtype in TORCH_NAMES
+        and 0 < value.dim() <= spec.MAX_NDIM
+        and value.shape[1:].numel() > 0
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value._is_zerotensor()
+    ):
+        # Storages over memory of somebody else may begin at one address and end at several.
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.nbytes(), value.dtype, value.shape[1:]
+    return None
