@@ -12,7 +12,7 @@ from jagcodec._arguments import check_known, name_set
 from jagcodec.batch.columns import columns_of, opened
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.leaf import FieldSchema, sizes_fit
 from jagcodec.wire.lowered import Columns
 from jagcodec.wire.wire_batch import WireBatch
 
@@ -77,8 +77,7 @@ def _check_field(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
     if wanted.shape is None:
         return
     dims, others = wanted.shape[1:], (found.shape or ())[1:]
-    same = [dim in (None, other) for dim, other in zip(dims, others, strict=False)]
-    if len(dims) != len(others) or not all(same):
+    if not sizes_fit(dims, others):
         raise _field_error(name, "bad_shape", f"rows of shape {list(dims)}", str(list(others)))
 
 

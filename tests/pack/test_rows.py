@@ -1,6 +1,7 @@
 """Rows to batches and messages, beside torch, row by row."""
 
 import functools
+import itertools
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
+    RowBuilder,
     concat_rows,
     decode,
     encode,
@@ -162,6 +164,63 @@ def test_a_named_dim_is_the_ragged_one_in_every_form_of_rows(drawn):
             assert bits(to_rows(open_wire(each))[0]["x"]) == bits(row)
     known: Any = {"x": expected}
     assert_same(pack_rows(known)["x"], expected)  # whose dim is known
+
+
+def grown(rows, dtypes):
+    builder = RowBuilder(dtypes)
+    for name, row in rows[0].items():
+        (builder.append if dtypes[name].kind == "jagged" else builder.set)(**{name: row})
+    return builder.to_frames()
+
+
+SHAPES = [shape for ndim in range(4) for shape in itertools.product((1, 2), repeat=ndim)]
+FIELDS = [
+    *((("tensor", (None, *shape[1:])) if shape else ("tensor", ())) for shape in SHAPES),
+    *(
+        ("jagged", (*shape[:d], None, *shape[d + 1 :]))
+        for shape in SHAPES
+        for d in range(len(shape))
+    ),
+    *(("jagged", (None,) * ndim) for ndim in (2, 3)),
+]
+
+
+@pytest.mark.parametrize("form", [np.ndarray.tolist, np.array])
+def test_rows_have_the_shape_that_their_field_schema_says(form):
+    """All shapes, for rows, their chunks, and values; only the number of tokens is free."""
+    for (kind, sizes), shape in itertools.product(dict.fromkeys(FIELDS), SHAPES):
+        rows: Any = [{"x": form(np.ones(shape, dtype=np.float32))}]
+        dtypes = {"x": FieldSchema(kind, torch.float32, (9, *sizes))}
+        fits = len(sizes) == len(shape) and all(map(lambda a, b: a in (None, b), sizes, shape))
+        # One number fills a token of a known shape.
+        fills = not shape and kind == "jagged" and sizes.count(None) == 1
+        for make in (pack_rows, encode_rows, grown):
+            if fits or (fills and make is grown):
+                check_schema(make(rows, dtypes=dtypes), dtypes)
+                continue
+            with pytest.raises(ArgumentError, match=r"'x'\)(, row 0)?: ") as caught:
+                make(rows, dtypes=dtypes)
+            assert caught.value.reason == "bad_shape", (sizes, shape, make)
+
+
+def test_rows_without_tokens_have_the_shape_that_they_show():
+    dtypes = {"x": FieldSchema("jagged", torch.float32, (9, None, 2))}
+    for row, fits in (
+        ([], True),
+        (np.ones(0), True),
+        (np.ones((0, 2)), True),
+        (np.ones((0, 3)), 0),
+    ):
+        for make in (pack_rows, encode_rows, grown):
+            if fits:
+                check_schema(make([{"x": row}], dtypes=dtypes), dtypes)
+                continue
+            with pytest.raises(ArgumentError, match=r"shape \[None, 2\], as .*found \[None, 3\]"):
+                make([{"x": row}], dtypes=dtypes)
+    with pytest.raises(ArgumentError, match=r"\[None\], as .*found one number per row"):
+        pack_rows({"x": [1.0]}, dtypes={"x": FieldSchema("jagged", None, (9, None))})
+    with pytest.raises(ArgumentError, match=r"\[None\], as .*found Python objects"):
+        pack_rows({"x": ["a"]}, dtypes={"x": FieldSchema("jagged", None, (9, None))})
 
 
 def test_the_error_of_a_join_names_the_option_that_rows_lacked():

@@ -16,12 +16,19 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
 from jagcodec.pack.cells import RowCells, cells_of_rows, described, misfit
-from jagcodec.pack.rows import encode_rows, ragged_dim_of, read_dtypes, shape_without_cells
+from jagcodec.pack.rows import (
+    check_row_shape,
+    encode_rows,
+    ragged_dim_of,
+    read_dtypes,
+    shape_without_cells,
+)
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
+from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
@@ -32,6 +39,7 @@ class _Grown:
 
     dim: int = 0  # the dim of a chunk along which its tokens are
     shape: tuple[int, ...] = (0,)  # the shape without tokens
+    schema: FieldSchema | None = None  # what says the shape of its chunks
     dtype: torch.dtype | None = None  # None until a number decides it
     is_chosen: bool = False  # whether `dtypes`, an array or a tensor decided the dtype
     tokens: int = 0
@@ -60,6 +68,17 @@ class _Grown:
         like = self.chunks[0].shape if self.chunks else self.shape
         return number.expand(*like[: self.dim], tokens, *like[self.dim + 1 :])
 
+    def check_chunk(self, made: RowCells, cells: torch.Tensor) -> None:
+        """Refuse a chunk, or a number that fills one, that is not like those before."""
+        if made.lengths and self.chunks:
+            expected, found = self.cell_shape(self.chunks[0]), self.cell_shape(cells)
+            if expected != found:
+                detail = f"expected tokens of shape {expected} like those before, found {found}"
+                raise ArgumentError("bad_shape", "", detail)
+        if self.schema is not None and self.schema.shape is not None:
+            chunk = made if made.lengths else RowCells(self.filled(cells, 1), (1,))
+            check_row_shape(chunk, self.schema.shape, self.dim + 1)
+
 
 class RowBuilder:
     """One row of a batch that grows: appended to per turn or chunk, cut, sent, and resumed.
@@ -84,9 +103,9 @@ class RowBuilder:
 
     Args:
         dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A torch
-            dtype, or the `FieldSchema` of a jagged column, which also says its ragged dim, makes a
-            per-token column that is there from the start. `object`, and any other `FieldSchema`,
-            is for a value that you `set`.
+            dtype, or the `FieldSchema` of a jagged column, which also says its ragged dim and the
+            shape of its tokens, makes a per-token column that is there from the start. `object`,
+            and any other `FieldSchema`, is for a value that you `set`.
             Other columns are made at their first `append`, with the dtype of its array or tensor,
             or with int64, float32 or bool of Python's numbers. A column of int64 becomes float32
             when a float is appended, if every int stays exact; one of empty lists alone is float32.
@@ -114,7 +133,7 @@ class RowBuilder:
             if said.kind not in ("", "jagged"):
                 self._dtypes[name] = said
                 continue
-            grown = _Grown(dtype=said.dtype, is_chosen=said.dtype is not None)
+            grown = _Grown(schema=said, dtype=said.dtype, is_chosen=said.dtype is not None)
             self._columns[name] = grown
             sizes = said.shape[1:] if said.shape else ()
             if len(sizes) > sizes.count(None):  # some size is known
@@ -296,7 +315,7 @@ class RowBuilder:
             if isinstance(leaf, RaggedView):
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
                 shape = tuple(0 if d == dim else size for d, size in enumerate(cells.shape))
-                grown = _Grown(dim, shape, leaf.dtype, True, 0, [cells])
+                grown = _Grown(dim, shape, schema[name], leaf.dtype, True, 0, [cells])
                 row._columns[name] = grown.keep(leaf.row_splits.total)
                 continue
             if schema[name].kind == "tensor":
@@ -364,11 +383,10 @@ def _read_chunk(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Te
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
     cells = torch.as_tensor(made.values)
-    if column.chunks and made.lengths:
-        expected, found = column.cell_shape(column.chunks[0]), column.cell_shape(cells)
-        if expected != found:
-            detail = f"expected tokens of shape {expected} like those before, found {found}"
-            raise ArgumentError("bad_shape", path, detail)
+    try:
+        column.check_chunk(made, cells)
+    except JagcodecError as error:
+        raise misfit(error, path) from None
     if column.dtype is None:
         column = replace(column, dtype=made.dtype, is_chosen=is_typed)
     return column, cells, made.lengths[0] if made.lengths else None

@@ -51,7 +51,7 @@ from jagcodec.wire.encoder import (
 )
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import start_of
-from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.leaf import FieldSchema, sizes_fit
 from jagcodec.wire.lowered import Item
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_DEPTH, MAX_NDIM, PLAIN, Code
@@ -83,7 +83,7 @@ def pack_rows(
             of Python objects, or to a `FieldSchema` of the `schema` of an earlier `WireBatch`. In
             other columns ints become int64, or float32 if a float follows and every int stays
             exact; floats float32, rounded as torch rounds; bools bool. Arrays and tensors keep
-            their dtype.
+            their dtype. A `FieldSchema` also says the shape of the rows, but for their tokens.
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.
@@ -100,8 +100,9 @@ def pack_rows(
     Raises:
         ArgumentError: A number does not fit its cells (ints must fit exactly, finite floats must
             stay finite); rows differ in the shape of their cells, in length (`same_length`,
-            `rectangular`), or columns in their number of rows; or all rows of a column are empty,
-            or the batch is, and `dtypes` does not name it. Column and row are named.
+            `rectangular`), or columns in their number of rows; rows have another shape than their
+            `FieldSchema`; or all rows of a column are empty, or the batch is, and `dtypes` does
+            not name it. Column and row are named.
         ArgumentKeyError: A name in `dtypes`, `same_length`, `rectangular` or `ragged_dims` is not
             that of a column, or a sample does not have the names of the first.
         ArgumentTypeError: A row is of another type than the first (a string, a bool or None among
@@ -191,12 +192,9 @@ def _checked_columns(
     for name, column in given.items():
         field, dim = schema.get(name, _ANY), dims.get(name, 1)
         path = f"{where}({name!r})"
-        dtype = object if field.kind == "object" else field.dtype
         try:
             made: Any = (
-                cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
-                if count
-                else _without_rows(field, dim)
+                _cells_of_column(column, field, dim, copied) if count else _without_rows(field, dim)
             )
             if type(made) is RowCells and made.lengths is not None:
                 lengths[name] = made.lengths
@@ -224,6 +222,17 @@ def _check_objects(rows: Sequence[Any], path: str) -> None:
             check_plain(row, f"{path}, row {i}")
 
 
+def _cells_of_column(
+    column: Sequence[Any], field: FieldSchema, dim: int, copied: bool
+) -> RowCells | list[Any]:
+    """The cells of a column, or a list of its objects, as its `FieldSchema` describes them."""
+    dtype = object if field.kind == "object" else field.dtype
+    made = cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
+    if field.shape is not None:
+        check_row_shape(made, field.shape, dim)
+    return made
+
+
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
     """A column without rows, made as its `FieldSchema` describes it."""
     if field.kind == "object":
@@ -243,6 +252,23 @@ def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
         detail = "expected the size of each dim but the ragged one, as no row shows it, found "
         raise ArgumentError("bad_shape", "", f"{detail}{list(field.shape or ())} in dtypes=")
     return tuple(sizes[min(dim, 1) :])  # type: ignore[arg-type]
+
+
+def check_row_shape(made: Any, shape: Sequence[int | None], dim: int) -> None:
+    """Refuse rows whose shape is not that of a `FieldSchema`; any number of tokens fits.
+
+    `made` is what `cells_of_rows` returned, and the tokens are the column's dim `dim`.
+    """
+    wanted = [None if d == dim else size for d, size in enumerate(shape)][1:]
+    found: Any = "Python objects"
+    if type(made) is RowCells:
+        found = [] if made.lengths is None else [*made.values.shape]
+        found[dim - 1 : dim] = [None] * len(found[dim - 1 : dim])
+        shown = wanted if sum(made.lengths or [1]) else wanted[: len(found)] or [None]
+        if sizes_fit(shown, found):  # lists without numbers do not show the shape of their cells
+            return
+    expected = f"expected rows of shape {wanted}, as its FieldSchema says"
+    raise ArgumentError("bad_shape", "", f"{expected}, found {found or 'one number per row'}")
 
 
 def _column_of_cells(

@@ -29,6 +29,12 @@ class FieldSchema(NamedTuple):
     shape: tuple[int | None, ...] | None
 
 
+def sizes_fit(wanted: Sequence[int | None], found: Sequence[int | None]) -> bool:
+    """Whether a shape is the wanted one, in which None is any size."""
+    same = [size in (None, other) for size, other in zip(wanted, found, strict=False)]
+    return len(wanted) == len(found) and all(same)
+
+
 _OBJECTS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 
 
