@@ -1,5 +1,6 @@
 """Wire batch to trainer columns: where cells go, layouts, pads, memory, gradients, refusals."""
 
+import functools
 import itertools
 import math
 import pickle
@@ -14,9 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, materialize, open_wire, select_rows, stack_or_nest, to_blob
+from jagcodec import (
+    decode,
+    encode,
+    materialize,
+    open_wire,
+    plan_micro_batches,
+    plan_packing,
+    select_rows,
+    stack_or_nest,
+    to_blob,
+)
 from jagcodec.batch.rectangles import Placement, padded_columns
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
@@ -451,6 +462,41 @@ def test_pads_are_exact_or_rounded_as_torch_rounds_them_or_refused(dtype):
     for pad in others:
         with pytest.raises((ArgumentError, ArgumentTypeError), match=r"materialize\('x'\)"):
             padded_cell(dtype, pad)
+
+
+@pytest.mark.parametrize("dtype", PADS)
+def test_packing_pads_with_the_same_bits_or_refuses_with_the_same_words(dtype):
+    """Left out, the bits of pads are 0, also for a dtype that has no zero."""
+    cells = torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)
+    td = TensorDict(
+        {"x": torch.nested.nested_tensor_from_jagged(cells, torch.tensor([0, 1, 1]))}, [2]
+    )
+    plan = plan_packing([1, 0], total=2, tail="own_row")
+    each = plan_micro_batches([1, 0], max_tokens=2, total_multiple=2)
+
+    def padded(**pads):
+        return materialize(td, pad_value_dict=pads)["x"][1]
+
+    def packed(**pads):
+        yield lambda: plan.pack(td, pad_value_dict=pads)["x"][1:]
+        yield lambda: each.pack(td, tail="last_row", pad_value_dict=pads)[0][1]["x"][1:]
+        pad = {"pad": pads["x"]} if pads else {}
+        yield lambda: plan.pack(td["x"], **pad)[1:]
+        yield lambda: plan.unpack(
+            cells.view(torch.uint8).repeat(2).view(dtype), shift=1, **pad
+        ).values()
+
+    def outcome(make):
+        try:
+            return str(bits(make()))
+        except JagcodecError as error:
+            return type(error), error.reason, error.detail
+
+    assert {outcome(make) for make in packed()} == {outcome(padded)} == {outcome(lambda: cells)}
+    odd = [False, np.float32(0), 0j, torch.tensor(1 + 1j), "0", None, torch.ones((), device="meta")]
+    for pad in [*itertools.chain(*PADS[dtype]), *odd]:
+        expected = outcome(functools.partial(padded, x=pad))
+        assert {outcome(make) for make in packed(x=pad)} == {expected}, pad
 
 
 def test_the_error_of_a_column_without_prompts_says_which_padding_side_to_pass():

@@ -222,7 +222,7 @@ class PackPlan:
         self,
         source: torch.Tensor | PackedColumn,
         *,
-        pad: Any = 0,
+        pad: Any = ...,
         shift: int = 0,
         cp_rank: int | None = None,
         out: torch.Tensor | None = None,
@@ -245,7 +245,7 @@ class PackPlan:
         self,
         source: Any,
         *,
-        pad: Any = 0,
+        pad: Any = ...,
         shift: int = 0,
         pad_value_dict: Mapping[Any, Any] | None = None,
         labels_of: str | Mapping[str, Any] | None = None,
@@ -270,11 +270,12 @@ class PackPlan:
                 columns of the plan's row lengths are packed. Of a message only the cells of this
                 rank are read, and each is copied once.
             pad: What pads of a column hold: a number, or one value of its trailing shape, such as
-                ``torch.arange(k)`` for the experts of a router. It must fit the dtype.
+                ``torch.arange(k)`` for the experts of a router. It must fit the dtype. If it is
+                left out, the bits of pads are 0.
             shift: Cell j of a row has its token j - shift, or a pad if the row lacks it: -1 makes
                 labels. Pads stay pads.
-            pad_value_dict: Of a batch: column name to `pad`, 0 for the others. Names that are
-                not those of columns are ignored, here and in the two arguments below.
+            pad_value_dict: Of a batch: column name to `pad`. Names that are not those of columns
+                are ignored, here and in the two arguments below.
             labels_of: Of a batch: the packed column whose next tokens become a column "labels", or
                 a dict of names of labels to columns. Where a row has no next token, labels hold
                 -100, unless `pad_value_dict` has another pad for them.
@@ -345,7 +346,7 @@ class PackPlan:
     # Out of it
 
     def unpack(
-        self, values: torch.Tensor | Sequence[torch.Tensor], *, shift: int = 0, pad: Any = 0
+        self, values: torch.Tensor | Sequence[torch.Tensor], *, shift: int = 0, pad: Any = ...
     ) -> torch.Tensor:
         """What was computed for each cell, as rows: the inverse of `pack`.
 
@@ -385,7 +386,7 @@ _PACK = "PackPlan.pack"
 def _check_defaults(needed: str, source: Any, **options: Any) -> None:
     """Refuse options of columns for a batch, and those of batches for a column."""
     for name, value in options.items():
-        if value is not None and not (type(value) in (int, tuple) and not value):
+        if not (value is None or value is ... or (type(value) in (int, tuple) and not value)):
             detail = f"expected a {needed} with {name}, found {describe(source)}"
             raise ArgumentError("bad_option", f"{_PACK}({name})", detail)
 
@@ -460,7 +461,7 @@ class _Packing:
             view = self.packer.rows_of_rectangle(leaf, self.path(key))
         else:
             return leaf
-        return self.buffer(view, key, self.pads.get(key, 0))
+        return self.buffer(view, key, self.pads.get(key, ...))
 
     def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
         pieces, path, out = self.pieces_of(shift), self.path(key), named_item(self.out, key)

@@ -136,7 +136,7 @@ class Packer:
         return view
 
     def buffer(
-        self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any = 0, out: Any = None
+        self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any, out: Any = None
     ) -> Buffer:
         """A buffer for pieces of a view from `rows_of`."""
         return Buffer(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
@@ -206,20 +206,21 @@ def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
 
 
 def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
-    """The bits of one pad cell (B...), made of a number or of a value of that shape."""
-    if type(pad) is int and not pad:  # 0 fits every dtype, as in `materialize`
+    """The bits of one pad cell (B...), made of a number or of a value of that shape; 0 of `...`."""
+    if pad is ...:  # the caller gave none, as for the other columns of `materialize`
         return bytes(view.cell_bytes)
     shape = view.shape[view.ragged_dim :]
     if isinstance(pad, (list, tuple, np.ndarray, torch.Tensor)):
         try:
             numbers = number_array(pad) if isinstance(pad, torch.Tensor) else np.asarray(pad)
         except (RuntimeError, TypeError, ValueError):  # no memory, or lists differ in length
-            numbers = np.empty(0)
-        if numbers.shape == shape:
+            shape, numbers = (), np.empty(0)  # `pad_bits` names what it is
+        if shape and numbers.shape == shape:
             each = numbers.reshape(-1).tolist()
             return b"".join(pad_bits(number, view.dtype, path) for number in each)
-        if numbers.size != 1:
+        if shape and numbers.size != 1:
             detail = f"expected a number or a value of shape {shape}, found shape {numbers.shape}"
             raise ArgumentError("bad_pad", path, detail)
-        pad = numbers.item()
+        if isinstance(pad, (list, tuple)) and numbers.size == 1:
+            pad = numbers.item()
     return pad_bits(pad, view.dtype, path) * (view.cell_bytes // view.dtype.itemsize)
