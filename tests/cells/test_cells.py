@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jagcodec import cells
 from jagcodec.cells import python_cells
-from jagcodec.pack.cells import plain_number
+from jagcodec.pack.row_kinds import plain_number
 from tests.oracle import bits, cell_of
 from tests.strategies import whole_numbers
 

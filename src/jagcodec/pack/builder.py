@@ -15,7 +15,8 @@ from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
-from jagcodec.pack.cells import RowCells, cells_of_rows, described, misfit
+from jagcodec.pack.cells import RowCells, cells_of_rows, misfit
+from jagcodec.pack.row_kinds import described
 from jagcodec.pack.rows import (
     check_row_shape,
     encode_rows,

@@ -30,7 +30,7 @@ from jagcodec.memory.tensor_bytes import (
     contiguous_bits,
     plain_arrays,
 )
-from jagcodec.pack.cells import described
+from jagcodec.pack.row_kinds import described
 from jagcodec.pack.tensors import (
     FEW_CELLS,
     MISSING_CELL,
