@@ -273,7 +273,7 @@ def _of_parts(parts: Any) -> Any:
 
 
 def _state_of_batch(batch: BatchedDataDict) -> list[dict[str, Any]]:
-    return [ColumnDict(batch), batch.meta_info]
+    return [ColumnDict(batch, len(batch)), batch.meta_info]
 
 
 def _batch_of_state(state: Any) -> BatchedDataDict:

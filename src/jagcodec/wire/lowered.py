@@ -33,7 +33,11 @@ class Columns(NamedTuple):
 
 
 class ColumnDict(dict[str, Any]):
-    """The columns of a batch that is a dict, such as a `BatchedDataDict`."""
+    """The columns of a batch of `rows` rows that is a dict, such as a `BatchedDataDict`."""
+
+    def __init__(self, columns: Mapping[str, Any], rows: int) -> None:
+        super().__init__(columns)
+        self.rows: int = rows
 
 
 class OpenBatch:

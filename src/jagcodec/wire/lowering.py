@@ -202,6 +202,7 @@ class Lowering:
             return self._lower_dict_of_any_keys(value)
         around, names = self._column, iter(value)
         if type(value) is ColumnDict:
+            self._note_unbacked_rows(value.rows)
             names = self._entering(value)
         elif NATIVE.issuperset(map(type, value.values())):
             return value

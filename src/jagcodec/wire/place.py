@@ -101,10 +101,9 @@ class MessageWriter(PendingMessage):
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         for path, rows in unbacked:
             if rows > sum(sizes):
-                expected = (
-                    f"expected at most {spec.MAX_UNBACKED_ROWS} rows without data, found {rows}"
-                )
-                raise UnsupportedTypeError("too_large", path, expected)
+                detail = f"expected at most {spec.MAX_UNBACKED_ROWS} rows without data, found "
+                detail += f"{rows}; send them in several messages, see split_rows"
+                raise UnsupportedTypeError("too_large", path, detail)
         self.header: bytes = write_header(start, numbers, values, self._groups, sizes)
         return self
 
