@@ -64,6 +64,13 @@ class Endless:
         return self
 
 
+class EndlessWithLength(Endless):
+    """What numpy takes for a sequence, and reads to its end."""
+
+    def __len__(self):
+        return 2
+
+
 class NoRepr:
     __repr__ = raises
 
@@ -226,7 +233,18 @@ def python_values() -> list[Any]:
         *({"ids": NoRepr()}, {NoRepr(): 1}, {"ids": {"ids": 1}}, [NoRepr()], [NoRepr(), NoRepr()]),
         *(slice(None), slice(0, 2, 0), slice("a", None), slice(2**70), slice(None, None, -1)),
         *(..., NotImplemented, object(), object, int, len, raises, lambda: None, lambda *a: a),
-        *(array, Hostile(), Hostile, NoRepr(), Endless(), Equal(), Unequal(), OwnError(), OwnError),
+        *(
+            array,
+            Hostile(),
+            Hostile,
+            NoRepr(),
+            Endless(),
+            EndlessWithLength(),
+            Equal(),
+            Unequal(),
+            OwnError(),
+            OwnError,
+        ),
         *(LongList([1, 2]), ShortList([1, 2]), BadList([1]), OtherList([1]), LongList(["ids"])),
         *(LongDict(ids=1), BadDict(ids=1), LyingDict(ids=1), AnyMapping(), BadMapping()),
         *(MissingMapping(), AnySequence(), UserDict(ids=1), OrderedDict(ids=1), Counter("ab")),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from jagcodec.errors import (
 _STRING = frozenset((str,))
 _NO_NAMES: frozenset[Any] = frozenset()
 _MOST_NAMED = 8
+_MOST_SEARCHED = 4  # levels of lists
 _LARGEST = (1 << 63) - 1
 
 FOREIGN_ERRORS = (TypeError, ValueError, RuntimeError, MemoryError, OverflowError)
@@ -69,12 +71,28 @@ def items_of(values: Any, path: str, expected: str) -> list[Any]:
     raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {brief(values)}")
 
 
+# In tensordict 0.10 a NonTensorData has an item at every index: Python and numpy read without end.
+
+
 def iterator_of(values: Any) -> Iterator[Any]:
-    """An iterator; TypeError for an object that only has items by index, maybe without an end."""
-    # In tensordict 0.10 a NonTensorData has an item at every index.
+    """An iterator; TypeError for an object that only has items by index."""
     if not isinstance(values, Iterable):
         raise TypeError(f"{type(values).__name__} is not iterable")
     return iter(values)
+
+
+def array_of(values: Any) -> npt.NDArray[Any]:
+    """`numpy.asarray`; TypeError for an object that only has items by index, also in a list."""
+    level: Sequence[Any] = (values,)
+    for _ in range(_MOST_SEARCHED):
+        kinds = set(map(type, level))
+        for kind in kinds:
+            if hasattr(kind, "__getitem__") and not issubclass(kind, (Iterable, np.generic)):
+                raise TypeError(f"{kind.__name__} is not iterable")
+        if not any(issubclass(kind, (list, tuple)) for kind in kinds):
+            break
+        level = [*chain(*(item for item in level if isinstance(item, (list, tuple))))]
+    return np.asarray(values)
 
 
 def named_item(values: Any, key: str | tuple[str, ...]) -> Any:

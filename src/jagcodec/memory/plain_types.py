@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from tensordict import MemoryMappedTensor
 
-from jagcodec._arguments import FOREIGN_ERRORS, array_remedy, integer_of
+from jagcodec._arguments import FOREIGN_ERRORS, array_of, array_remedy, integer_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import has_memory, resolved
 
@@ -117,7 +117,7 @@ def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
     elif isinstance(value, np.ndarray):
         check_plain(value, path)
     try:
-        return value.numpy() if type(value) is torch.Tensor else np.asarray(value)
+        return value.numpy() if type(value) is torch.Tensor else array_of(value)
     except (
         FOREIGN_ERRORS
     ) as error:  # lists differ in length, or numpy lacks the dtype or the layout

@@ -10,7 +10,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import FOREIGN_ERRORS, check_option, items_of, result_of, whole_number
+from jagcodec._arguments import (
+    FOREIGN_ERRORS,
+    array_of,
+    check_option,
+    items_of,
+    result_of,
+    whole_number,
+)
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.packing.balance import Bins, Items, Room, first_fit, spread
 from jagcodec.packing.lengths import IntArray
@@ -225,7 +232,7 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
 def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
     """Real numbers of this shape; None for any other value."""
     try:
-        found = np.asarray(value)
+        found = array_of(value)
     except FOREIGN_ERRORS:  # on a device, or lists differ in length
         return None
     if found.dtype.kind not in "iuf" or found.shape != shape:

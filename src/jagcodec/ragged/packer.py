@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec._arguments import items_of
+from jagcodec._arguments import array_of, items_of
 from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
@@ -212,7 +212,7 @@ def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
     shape = view.shape[view.ragged_dim :]
     if isinstance(pad, (list, tuple, np.ndarray, torch.Tensor)):
         try:
-            numbers = number_array(pad) if isinstance(pad, torch.Tensor) else np.asarray(pad)
+            numbers = number_array(pad) if isinstance(pad, torch.Tensor) else array_of(pad)
         except (RuntimeError, TypeError, ValueError):  # no memory, or lists differ in length
             shape, numbers = (), np.empty(0)  # `pad_bits` names what it is
         if shape and numbers.shape == shape:
