@@ -5,38 +5,21 @@ Torch is imported when a tensor is asked for, so a controller without it can pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import (
-    FOREIGN_ERRORS,
-    check_names,
-    check_option,
-    integer_of,
-    items_of,
-    mapping_of,
-    name_set,
-    named_item,
-)
-from jagcodec.errors import (
-    ArgumentError,
-    ArgumentIndexError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    brief,
-    column_name,
-    describe,
-)
+from jagcodec._arguments import FOREIGN_ERRORS, check_option, integer_of, items_of
+from jagcodec.batch.column_buffers import ColumnBuffers
+from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentTypeError, brief, describe
 from jagcodec.packing.layout import (
     CpLayout,
     PackLayout,
     PackOptions,
-    Pieces,
     Tail,
     plan_buffers,
     plan_layout,
@@ -49,12 +32,9 @@ if TYPE_CHECKING:
     import torch
 
     from jagcodec.batch.columns import AnyBatch
-    from jagcodec.ragged.copy_pieces import Buffer
     from jagcodec.ragged.lengths import Lengths
     from jagcodec.ragged.packer import Packer
     from jagcodec.ragged.varlen import PackedColumn
-    from jagcodec.ragged.views import RaggedView
-    from jagcodec.wire.lowered import Key
 
 
 def plan_packing(
@@ -205,9 +185,9 @@ class PackPlan:
         from jagcodec.memory.plain_types import usable_device
 
         found = usable_device(device, "PackPlan.to(device)")
-        return PackPlan(self.layout, self._tensors(), found)
+        return PackPlan(self.layout, self._tensor_packer(), found)
 
-    def _tensors(self) -> Packer:
+    def _tensor_packer(self) -> Packer:
         """The packer, made when the first tensor comes."""
         if self._packer is None:
             from jagcodec.ragged.packer import Packer
@@ -309,9 +289,9 @@ class PackPlan:
         if not is_column(source):
             _check_defaults("column", source, pad=pad, shift=shift)
             pieces_of = partial(self.layout.pieces, rank)
-            packing = _Packing(_PACK, self._tensors(), pieces_of)
-            packing.options(pad_value_dict, token_aligned_fields, keep_jagged, out)
-            return packing.whole(packing.batch(source, labels_of))
+            buffers = ColumnBuffers(_PACK, self._tensor_packer(), pieces_of)
+            buffers.options(pad_value_dict, token_aligned_fields, keep_jagged, out)
+            return buffers.whole(_unfilled_columns(buffers, source, labels_of))
         _check_defaults(
             "batch",
             source,
@@ -320,7 +300,7 @@ class PackPlan:
             token_aligned_fields=token_aligned_fields,
             keep_jagged=keep_jagged,
         )
-        packer = self._tensors()
+        packer = self._tensor_packer()
         view = packer.rows_of(source, f"{_PACK}(column)")
         shift = self.layout.shift(shift, f"{_PACK}(shift)")
         buffer = packer.buffer(view, self.layout.pieces(rank, shift), _PACK, pad=pad, out=out)
@@ -377,7 +357,7 @@ class PackPlan:
         """
         where = "PackPlan.unpack"
         shift = self.layout.shift(shift, f"{where}(shift)")
-        return self._tensors().unpacked(self.layout, values, shift, pad, f"{where}(values)")
+        return self._tensor_packer().unpacked(self.layout, values, shift, pad, f"{where}(values)")
 
 
 _PACK = "PackPlan.pack"
@@ -391,176 +371,35 @@ def _check_defaults(needed: str, source: Any, **options: Any) -> None:
             raise ArgumentError("bad_option", f"{_PACK}({name})", detail)
 
 
-class _Packing:
-    """One call of `pack` for a batch."""
+def _unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> dict[str, Any]:
+    """The columns of a batch; those that are packed are replaced by unfilled buffers."""
+    from jagcodec.batch.columns import (
+        are_several,
+        each_column,
+        is_batch,
+        opened,
+        row_count_of,
+        with_offsets,
+    )
+    from jagcodec.ragged.packer import is_column
 
-    def __init__(self, where: str, packer: Packer, pieces_of: Callable[[int], Pieces]) -> None:
-        self.where, self.packer = where, packer
-        self.pieces_of = pieces_of  # takes the shift
-        self.pads: dict[Any, Any] = {}
-        self.out: dict[Any, Any] = {}
-        self.aligned: frozenset[Any] = frozenset()
-        self.kept: frozenset[Any] = frozenset()
-        self.buffers: dict[Key, Buffer] = {}
-
-    def options(self, pads: Any, aligned: Any, kept: Any, out: Any = None) -> None:
-        """Check and keep the options of `pack`, as callers pass them."""
-        self.pads = self.by_name(pads, "pad_value_dict", "pads")
-        self.aligned = name_set(aligned, f"{self.where}(token_aligned_fields)")
-        self.kept = name_set(kept, f"{self.where}(keep_jagged)")
-        self.out = self.by_name(out, "out", "tensors")
-
-    def by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
-        """An option that is a dict with an entry for each column; empty for None."""
-        expected = f"a dict of column names to {what}"
-        return {} if value is None else mapping_of(value, f"{self.where}({name})", expected)
-
-    def batch(self, source: Any, labels_of: Any) -> dict[str, Any]:
-        """The columns of a batch; those that are packed are replaced by unfilled buffers."""
-        from jagcodec.batch.columns import (
-            are_several,
-            each_column,
-            is_batch,
-            opened,
-            row_count_of,
-            with_offsets,
-        )
-        from jagcodec.ragged.packer import is_column
-
-        where = f"{self.where}(batch)"
-        if are_several(source):
-            detail = "expected one batch, found a list of them; concat_rows makes one"
-            raise ArgumentTypeError("bad_type", where, detail)
-        if (is_column(source) or isinstance(source, np.ndarray)) and not is_batch(source):
-            detail = f"expected a batch, found {describe(source)}; put the column in a dict"
-            raise ArgumentTypeError("bad_type", where, detail)
-        batch, rows = opened(source, where), self.packer.row_splits.rows
-        found = row_count_of(batch, where)
-        if found != rows and [*batch.keys()]:
-            detail = f"expected the {rows} rows of the plan, found {found}"
-            raise ArgumentError("row_mismatch", where, detail)
-        known = with_offsets(batch, where, self.packer.pool)
-        columns = each_column(known, self.column, self.where)
-        for name in self.aligned & columns.keys() - self.buffers.keys() - self.kept:
-            # It is an array or a list: raise an error, instead of silently not packing it.
-            self.packer.rows_of_rectangle(columns[name], self.path(name))
-        self.add_labels(columns, labels_of)
-        return columns
-
-    def path(self, key: Key) -> str:
-        """The place that errors about a column name."""
-        return f"{self.where}({column_name(key)})"
-
-    def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
-        """The buffer of a column that is packed; any other column unchanged."""
-        if key in self.kept:
-            return leaf
-        if self.packer.is_ragged(leaf):
-            view = self.packer.rows_of(leaf, self.path(key), "; or name it in keep_jagged")
-        elif key in self.aligned:
-            view = self.packer.rows_of_rectangle(leaf, self.path(key))
-        else:
-            return leaf
-        return self.buffer(view, key, self.pads.get(key, ...))
-
-    def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
-        pieces, path, out = self.pieces_of(shift), self.path(key), named_item(self.out, key)
-        made = self.buffers[key] = self.packer.buffer(view, pieces, path, pad=pad, out=out)
-        return made
-
-    def add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
-        """Add columns of labels, which hold the next tokens of packed columns."""
-        where = f"{self.where}(labels_of)"
-        wanted = {} if labels_of is None else labels_of
-        if isinstance(labels_of, (str, tuple)):
-            wanted = {"labels": labels_of}
-        wanted = mapping_of(wanted, where, "the name of a column, or a dict of names to names")
-        check_names([*wanted, *wanted.values()], where)
-        packed = dict(self.buffers)
-        for name, key in wanted.items():
-            if key not in packed:
-                detail = f"expected a column that is packed, one of {[*packed]!r:.200}, "
-                raise ArgumentKeyError("no_such_field", where, f"{detail}found {brief(key)}")
-            if name in columns:
-                detail = f"expected no column {name!r}, found one; pass labels_of="
-                detail += f"{{'another name': {key!r}}}"
-                raise ArgumentError("conflict", where, detail)
-            pad = self.pads.get(name, _NO_LABEL)
-            columns[name] = self.buffer(packed[key].view, name, pad, shift=-1)
-
-    def filled(self) -> dict[int, torch.Tensor]:
-        """The buffers as tensors, by the id of each; one call of the kernel fills them all."""
-        buffers = [*self.buffers.values()]
-        return dict(zip(map(id, buffers), self.packer.fill(buffers), strict=True))
-
-    def whole(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns of `batch`, with tensors in place of buffers."""
-        from jagcodec.ragged.views import RaggedView
-
-        filled = self.filled()
-
-        def column_of(column: Any, _: Key) -> Any:
-            kept = type(column) is RaggedView
-            return self.packer.kept(column) if kept else filled.get(id(column), column)
-
-        return _map_columns(columns, column_of)
-
-    def steps(
-        self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
-    ) -> list[dict[str, Any]]:
-        """The columns of each step, which has these rows, and so many cells of each buffer."""
-        import torch
-
-        from jagcodec.ragged.row_splits import RowSplits
-        from jagcodec.ragged.select import select_leaf
-        from jagcodec.ragged.views import RaggedView
-
-        filled, pool = self.filled(), self.packer.pool
-        order = np.concatenate([*rows, np.empty(0, np.int64)])
-        row_ranges = [range(start, end) for start, end in _ranges_of_sizes(map(len, rows))]
-        cell_ranges = [*_ranges_of_sizes(cells)]
-
-        def parts_of(column: Any, key: Key) -> Any:
-            if id(column) in filled:
-                tensor, dim = filled[id(column)], column.view.ragged_dim - 1
-                return [tensor.narrow(dim, start, end - start) for start, end in cell_ranges]
-            if type(column) is RaggedView:
-                lengths = column.row_splits.lengths
-                views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
-                return [*map(self.packer.kept, views)]
-            chosen = select_leaf(column, order, pool, self.path(key))
-            strided = isinstance(chosen, torch.Tensor) and not chosen.is_nested
-            if strided or isinstance(chosen, np.ndarray):
-                return [chosen[part.start : part.stop] for part in row_ranges]
-            return [select_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
-
-        parts = _map_columns(columns, parts_of)
-
-        def step(i: int) -> dict[str, Any]:
-            return _map_columns(parts, lambda of_steps, _: of_steps[i])
-
-        return [*map(step, range(len(rows)))]
-
-
-_NO_LABEL = -100
-"""The label that PyTorch's `cross_entropy` ignores."""
-
-
-def _map_columns(
-    columns: dict[str, Any], of: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """The result of a function for each column and its key, inner batches included."""
-    made = {}
-    for name, column in columns.items():
-        key = (*above, name) if above else name
-        inner = type(column) is dict
-        made[name] = _map_columns(column, of, (*above, name)) if inner else of(column, key)
-    return made
-
-
-def _ranges_of_sizes(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Where ranges of these sizes begin and end, if they are end to end."""
-    return pairwise(accumulate(sizes, initial=0))
+    where = f"{buffers.where}(batch)"
+    if are_several(source):
+        detail = "expected one batch, found a list of them; concat_rows makes one"
+        raise ArgumentTypeError("bad_type", where, detail)
+    if (is_column(source) or isinstance(source, np.ndarray)) and not is_batch(source):
+        detail = f"expected a batch, found {describe(source)}; put the column in a dict"
+        raise ArgumentTypeError("bad_type", where, detail)
+    batch, rows = opened(source, where), buffers.packer.row_splits.rows
+    found = row_count_of(batch, where)
+    if found != rows and [*batch.keys()]:
+        detail = f"expected the {rows} rows of the plan, found {found}"
+        raise ArgumentError("row_mismatch", where, detail)
+    known = with_offsets(batch, where, buffers.packer.pool)
+    columns = each_column(known, buffers.column, buffers.where)
+    buffers.check_aligned(columns)
+    buffers.add_labels(columns, labels_of)
+    return columns
 
 
 # --- micro-batches -----------------------------------------------------------------------------
@@ -768,7 +607,7 @@ class MicroBatches(Sequence[list[IntArray]]):
             cp_layout=cp_layout,
         )
         rows = self._lengths[order], order, bounds
-        buffers = plan_buffers(
+        layout = plan_buffers(
             rows,
             len(self._lengths),
             options,
@@ -776,15 +615,15 @@ class MicroBatches(Sequence[list[IntArray]]):
             made_by="plan_micro_batches",
             each="micro-batch",
         )
-        of_cp = rank_of(cp_rank, buffers.cp_size, f"{where}(cp_rank)")
-        packing = _Packing(where, self._tensors(), cache(partial(buffers.pieces, of_cp)))
-        packing.options(pad_value_dict, token_aligned_fields, keep_jagged)
-        columns = packing.batch(batch, labels_of)
-        plans = [PackPlan(layout) for layout in buffers.layouts(of_cp)]
+        of_cp = rank_of(cp_rank, layout.cp_size, f"{where}(cp_rank)")
+        buffers = ColumnBuffers(where, self._tensor_packer(), cache(partial(layout.pieces, of_cp)))
+        buffers.options(pad_value_dict, token_aligned_fields, keep_jagged)
+        columns = _unfilled_columns(buffers, batch, labels_of)
+        plans = [PackPlan(each) for each in layout.layouts(of_cp)]
         cells = [plan.total if of_cp is None else plan.local_total for plan in plans]
-        return [*zip(plans, packing.steps(columns, steps, cells), strict=True)]
+        return [*zip(plans, buffers.steps(columns, steps, cells), strict=True)]
 
-    def _tensors(self) -> Packer:
+    def _tensor_packer(self) -> Packer:
         """A packer for tensors of all rows; it knows the offsets of earlier calls."""
         from jagcodec.ragged.packer import Packer
 

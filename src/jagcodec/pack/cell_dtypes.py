@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec.memory.tensor_bytes import (
-    NUMPY_DTYPES,
-)
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.wire.dtypes import TORCH_NAMES
 
 # How `cells.fill` writes numbers of a dtype: code, stored dtype, and bits of precision. It writes

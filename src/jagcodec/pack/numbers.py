@@ -12,10 +12,7 @@ import torch
 
 from jagcodec import cells as cell_kernel
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
-from jagcodec.memory.tensor_bytes import (
-    NUMPY_DTYPES,
-    number_array,
-)
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, number_array
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, LEAST_INFINITE
 from jagcodec.pack.row_kinds import OR_OBJECTS, plain_number, wrong_kind
 

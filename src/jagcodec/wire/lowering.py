@@ -9,12 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDictBase,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
