@@ -274,7 +274,8 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
                 raise
             none = torch.empty((0, 0), dtype=torch.int64)
             return _strided_view(values[:0], none, none, none.view(-1))
-    if values.storage_offset():  # torch ignores the offset
+    # Torch ignores the offset of a storage, and 2.6 wants a storage without other cells.
+    if values.storage_offset() or values.untyped_storage().nbytes() != values.nbytes:
         grad = values.requires_grad
         values = values.clone() if grad else from_words(as_words(values).clone(), values.dtype)
     strides = np.ones_like(shapes)
