@@ -13,6 +13,8 @@ from jagcodec.wire.claims import EXACT, sound_at_sight
 from jagcodec.wire.header import opened_header
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
+from jagcodec.wire.schema import FORMS, INTEGER_ROWS, Group, Node
+from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import _open_alike
 from tests.helpers import nested, rollout
 from tests.strategies import tensordicts, trees
@@ -92,6 +94,22 @@ def test_a_yes_is_right_whatever_the_message(value, seed, limits):
     frames = [bytes(memoryview(frame)) for frame in encode(value)]
     for more in range(4):
         check(frames, seed + more, limits)
+
+
+def test_every_kind_with_numbers_has_a_rule_and_no_other_kind_passes():
+    def reason(kind):
+        numbers = FORMS[kind].numbers if kind in FORMS else ()
+        dims, end = len([name for name in numbers if name != "*"]), len(numbers)
+        node = Node(kind, ["|u1" if kind is Kind.ARRAY else "int64", 1, 1], 0, dims, end, 0, 8)
+        node.children = [node, Node(Kind.TENSOR, ["int64", 2], 0, 3, 5, 0, 8)]
+        try:
+            claims.check_node(node, [0] * 5, [Group(0, 0, 0, 0, 0)], claims.Claims([]))
+        except WireFormatError as error:
+            return error.reason
+        return None
+
+    known = {kind for kind, form in FORMS.items() if form.numbers} | {*INTEGER_ROWS}
+    assert {kind for kind in Kind if reason(kind) != "unknown_kind"} == known
 
 
 # One node of each kind that the quick check knows, in a batch of one dim.

@@ -353,7 +353,10 @@ def _cell_bytes(node: Node) -> int:
 
 
 def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], claims: Claims) -> None:
-    """Check the numbers of one node, and claim every place that they name."""
+    """Check the numbers of one node, and claim every place that they name.
+
+    A kind of `FORMS` that has numbers has a branch here, also if nothing is left to check.
+    """
     kind, i = node.kind, node.number
     its = list(numbers[i : node.end])
     shape = its[node.dims - i :]
@@ -388,6 +391,10 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
         bounded = extent_of(shape) <= max(MAX_UNBACKED_ROWS, claims.payload)
         expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
         expect(bounded, "bad_rows", expected, shape)
+    elif kind is Kind.SPARSE_COO:
+        pass  # `cells_of` checked its shape; its children, two TENSORs, claim indices and values
+    else:
+        raise fail("unknown_kind", f"expected a kind whose numbers have a rule, found {kind.name}")
 
 
 def _count_integer_rows(node: Node, numbers: Sequence[int], claims: Claims) -> None:
