@@ -16,7 +16,7 @@ import torch
 from tensordict import UnbatchedTensor
 
 from jagcodec._arguments import ARRAY_TYPES
-from jagcodec._dependencies import private_names
+from jagcodec._dependencies import check_attributes, private_names
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
@@ -46,6 +46,14 @@ with private_names("torch", tested="2.13.0"):
     _DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
         torch._C.DispatchKey.AutogradNestedTensor
     )
+    # Attributes that are read later, here and in other modules.
+    check_attributes(
+        NestedTensor(torch.empty(0), torch.zeros(1, dtype=torch.int64)),
+        *("_values", "_offsets", "_lengths", "_ragged_idx", "_metadata_cache"),
+    )
+    for _name in ("_coalesced_", "_indices", "_is_zerotensor", "_nested_tensor_size", "_values"):
+        getattr(torch.Tensor, _name)
+    _mark_dynamic: Callable[..., None] = torch._dynamo.mark_dynamic
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 """The type of `torch.jagged` nested tensors, for dispatch by type."""
@@ -256,7 +264,7 @@ def _new_bounds(row_splits: RowSplits) -> dict[str, torch.Tensor]:
     # Each constructor of torch marks its bounds, in steps that two threads must not take at once.
     # Marks that are set before other threads can see the bounds stay unchanged.
     for bound in bounds.values():
-        torch._dynamo.mark_dynamic(bound, 0)
+        _mark_dynamic(bound, 0)
     return bounds
 
 

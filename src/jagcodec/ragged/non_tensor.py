@@ -26,15 +26,26 @@ from tensordict import (
     is_tensorclass,
 )
 
-from jagcodec._dependencies import private_names
+from jagcodec._dependencies import check_attributes, private_names
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.tensor_bytes import array_tensor
 
-with private_names("tensordict", tested="0.15.3"):
+_TESTED = "0.15.3"
+
+with private_names("tensordict", tested=_TESTED):
     from tensordict._lazy import _CustomOpTensorDict
     from tensordict._td import _SubTensorDict
     from tensordict.tensorclass import NonTensorDataBase
     from tensordict.utils import LinkedList
+
+    _new_tensordict: Any = TensorDict._new_unsafe
+    # Attributes that are read later.
+    _MEMBER = NonTensorData(None)
+    check_attributes(_MEMBER, "_non_tensordict", "_tensordict")
+    check_attributes(vars(_MEMBER)["_tensordict"], "_tensordict")
+    _LIKE = NonTensorStack(_MEMBER)
+    check_attributes(_LIKE, "_batch_size", "tensordicts")
+    _ = _LIKE._td_dim_name
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
@@ -168,7 +179,7 @@ def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:
     return stack
 
 
-_STACK = vars(NonTensorStack(NonTensorData(None)))
+_STACK = vars(_LIKE)
 """The attributes of a flat stack other than its members and its size."""
 
 # The types of payloads that the constructor of NonTensorData stores without inspecting them.
@@ -178,7 +189,7 @@ _PLAIN = frozenset((dict, list, tuple, str, bytes, int, float, bool, type(None))
 def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
     """A ``NonTensorData(payload)`` for each, made in a twentieth of its constructor's time."""
     # Set attributes one by one: asking for `__dict__` makes the object slow to garbage-collect.
-    like = vars(NonTensorData(None))
+    like = vars(_MEMBER)
     data, empty = like["_non_tensordict"], vars(like["_tensordict"])
     entries = type(empty["_tensordict"])
     of_inner = [(name, value) for name, value in empty.items() if name != "_tensordict"]
@@ -198,7 +209,8 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
 
 def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
     """A TensorDict (N,) of leaves of N rows, without the constructor's check of their shapes."""
-    return TensorDict._new_unsafe(leaves, batch_size=torch.Size((rows,)), nested=False)
+    made: TensorDict = _new_tensordict(leaves, batch_size=torch.Size((rows,)), nested=False)
+    return made
 
 
 def tensordict_of_view(view: TensorDictBase) -> TensorDict:
@@ -256,7 +268,8 @@ _NONE_IS_STORED = tuple(map(int, str(tensordict.__version__).split(".")[:2])) < 
 
 def source_of(value: Any) -> TensorDictBase:
     """The TensorDict inside a `TypedTensorDict`."""
-    source: TensorDictBase = value._source
+    with private_names("tensordict", tested=_TESTED):  # no cheap probe has this attribute
+        source: TensorDictBase = value._source
     return source
 
 
