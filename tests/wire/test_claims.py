@@ -15,7 +15,7 @@ from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
 from jagcodec.wire.schema import FORMS, INTEGER_ROWS, Group, Node
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import _open_alike
+from jagcodec.wire.stacked import _open_stack
 from tests.helpers import nested, rollout
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, spec_reader
@@ -146,7 +146,7 @@ def test_a_yes_is_right_whatever_the_numbers(data):
     for header in headers:
         at_sight(header, NO_LIMITS)
     arrays = [np.frombuffer(header, np.uint8) for header in headers]
-    stack = _open_alike(arrays, np.arange(3), None, NO_LIMITS)
+    stack = _open_stack(arrays, np.arange(3), None, NO_LIMITS)
     for i in [] if stack is None else stack.members.tolist():
         read_header(headers[i], NO_LIMITS)
 
@@ -163,7 +163,7 @@ def test_a_yes_to_one_of_many_messages_is_a_yes_to_it_alone(name, seeds, limits)
     headers = [forged(message_of(kept(name))[0], seed) for seed in seeds]
     arrays = [np.frombuffer(header, np.uint8) for header in headers]
     # Those of blobs, before their sizes are known.
-    stack = _open_alike(arrays, np.arange(len(headers)), None, limits)
+    stack = _open_stack(arrays, np.arange(len(headers)), None, limits)
     for i in [] if stack is None else stack.members.tolist():
         read_header(headers[i], limits)
 
@@ -174,7 +174,7 @@ def test_numbers_that_only_floats_take_for_each_other_are_left_to_the_rule():
     for rows, *lengths in ((1, low, low + 1), (2, low + 1, low), (1, low, low)):
         batch = forge.tensordict([1], {"a": forge.tensor()})
         (frame, *_) = forge.message(batch, bytes(64), groups=[[0, 0, rows, *lengths]])
-        stack = _open_alike([np.frombuffer(frame, np.uint8)], np.zeros(1, int), None, NO_LIMITS)
+        stack = _open_stack([np.frombuffer(frame, np.uint8)], np.zeros(1, int), None, NO_LIMITS)
         assert stack is None
     dims = (1 << 40, 1 << 40)  # of cells without bytes, too
     (frame, *_) = forge.message(forge.array("|S0", dims), bytes(64))
@@ -193,5 +193,5 @@ def test_the_rule_is_not_asked_about_what_writers_write(monkeypatch):
         read_header(bytes(frames[0]))
     headers = [np.frombuffer(frames[0], np.uint8) for frames in messages[2:4]]
     for header in headers:
-        stack = _open_alike([header] * 3, np.arange(3), None, DEFAULT_LIMITS)
+        stack = _open_stack([header] * 3, np.arange(3), None, DEFAULT_LIMITS)
         assert len(stack.members) == 3

@@ -26,7 +26,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS
 from jagcodec.wire.message import Message
 from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import _open_alike
+from jagcodec.wire.stacked import _open_stack
 from tests.helpers import Store, message_in, nested, receive, rollout
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
@@ -199,7 +199,7 @@ def test_what_is_sound_at_first_sight_passes_the_checks_one_by_one(name, limits)
     for at, number in itertools.product(range(count), forge.NUMBERS):
         (header, *_) = forge.with_number(frames, at, number)
         # Those of a blob, before its size is known.
-        found = _open_alike([np.frombuffer(header, np.uint8)], np.zeros(1, int), None, limits)
+        found = _open_stack([np.frombuffer(header, np.uint8)], np.zeros(1, int), None, limits)
         if found is not None:
             read_header(header, limits)
 

@@ -82,7 +82,7 @@ class _GroupRows(NamedTuple):
 
 _IN_GROUP = np.arange(GROUP_NUMBERS)
 
-_FEW_ROWS = 8
+_SMALL_MESSAGE_ROWS = 8
 """Up to so many rows per message on average, starts need less memory than the messages."""
 
 
@@ -167,8 +167,8 @@ class Messages:
         if narrow:
             memory, start = self._widened(cells)
         dtype, shape = torch_dtype(cells.dtype), (rows.splits.total, *cells.inner)
-        are_few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
-        if are_few or size * rows.splits.total >= 8 * rows.splits.rows:
+        is_small = rows.splits.rows <= _SMALL_MESSAGE_ROWS * len(self._counts)
+        if is_small or size * rows.splits.total >= 8 * rows.splits.rows:
             starts = rows.begins * size + start.repeat(self._counts)
             return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
         # Copy rows that need less memory than their starts.
@@ -310,15 +310,15 @@ class JoinedRows(ColumnSource):
     def meta(self) -> dict[str, Any]:
         if any(NO_VALUES in stack.values for stack in self._stacks()):
             return {}  # a message without documents has no `meta` to agree on
-        return agreed([self._opened_part(i).meta for i in sorted(set(self._first_alike()))])
+        return agreed([self._opened_part(i).meta for i in sorted(set(self._first_with_meta()))])
 
     def metas(self) -> list[dict[str, Any]]:
-        return [self._opened_part(i).meta for i in self._first_alike()]
+        return [self._opened_part(i).meta for i in self._first_with_meta()]
 
     def _stacks(self) -> Sequence[Stack]:
         return self._messages.stacks if self._messages else ()
 
-    def _first_alike(self) -> list[int]:
+    def _first_with_meta(self) -> list[int]:
         """For each batch, the first one that has the same documents, and so the same `meta`."""
         first = [*range(len(self._parts))]
         for stack in self._stacks():

@@ -295,10 +295,10 @@ def _small_rectangles(
             continue
         if kind is not _JAGGED:
             return None, 0
-        buffer, at, stored, own_group, cells, *inner = numbers[node.number : node.end]
+        buffer, at, stored, column_group, cells, *inner = numbers[node.number : node.end]
         spelled, _, ragged_dim = node.fields
-        if own_group != group:
-            group, splits = own_group, message.row_splits(own_group)
+        if column_group != group:
+            group, splits = column_group, message.row_splits(column_group)
             starts = splits.starts
             total = splits.total if splits.rows == rows else -1
             if batch.chosen is not None:

@@ -210,8 +210,10 @@ async def _send(
 
 async def _recv(socket: Any, timeout: float | None, where: str) -> Received:
     _check_socket(socket, timeout, where)
-    own_limit = socket.getsockopt(zmq.RCVTIMEO)
-    limit = timeout if timeout is not None else own_limit / 1000 if own_limit >= 0 else math.inf
+    socket_limit = socket.getsockopt(zmq.RCVTIMEO)
+    limit = timeout
+    if limit is None:
+        limit = socket_limit / 1000 if socket_limit >= 0 else math.inf
     end = time.monotonic() + limit
     with _peer_errors(where, timeout, "a message", "none"):
         parts = _parts_if_any(socket)

@@ -71,15 +71,15 @@ def elide(columns: Sequence[EndToEnd]) -> None:
     for one in sorted(searched, key=lambda one: one.splits.total):
         splits = one.splits
         if splits not in sample:
-            rows = _few_rows(splits.rows)
+            rows = _sampled_rows(splits.rows)
             sample[splits] = splits.offsets_array[rows], splits.offsets_array[rows + 1]
-        repeats = one.begin_alike(*sample[splits])
+        repeats = one.beginnings_repeat(*sample[splits])
         other = first.setdefault((one.kind, one.column.splits, _sample(one.data)), one)
         runs = (
             one.equals(other)
             or (one.prefixes() if repeats else None)
             or one.in_two(by_kind[one.kind])
-            or (one.rows_alike() if repeats else None)
+            or (one.runs_of_equal_rows() if repeats else None)
         )
         one.column.runs = runs if runs and len(runs) <= MOST_RUNS else None
 
@@ -91,7 +91,7 @@ def _may_gain(column: EndToEnd) -> bool:
     return size >= FEWEST and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
 
 
-def _few_rows(rows: int) -> IntArray:
+def _sampled_rows(rows: int) -> IntArray:
     """A sample of N rows: if enough rows repeat, some in the sample do."""
     if rows <= _FEW_ROWS:
         return np.arange(rows)
@@ -133,7 +133,7 @@ class _Searched:
             taken = taken * len(cells.like(sample).stored()[1]) // len(sample)
         return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
 
-    def begin_alike(self, starts: IntArray, ends: IntArray) -> bool:
+    def beginnings_repeat(self, starts: IntArray, ends: IntArray) -> bool:
         """Whether two of the sampled rows, from `starts` to `ends`, begin with the same bytes."""
         words, size, view = self.words, self.size, self.data.data
         firsts = np.minimum(starts, self.splits.total - 1)
@@ -200,7 +200,7 @@ class _Searched:
                 return False
         return True
 
-    def rows_alike(self) -> list[Run] | None:
+    def runs_of_equal_rows(self) -> list[Run] | None:
         """Runs of cells that rows share: all of a row, or its first cells."""
         splits = self.splits
         like, shared = self._beginnings()

@@ -122,10 +122,10 @@ def _map_leaves(
         return of_leaf(value, path)
     if id(value) in known:
         return known[id(value)][1]
-    taken_apart = _taken_apart(value)
-    if taken_apart is None:
+    parts = _split_container(value)
+    if parts is None:
         return value
-    keys, items, make = taken_apart
+    keys, items, make = parts
     if _PLAIN.issuperset(map(type, items)):
         return value
     known[id(value)] = value, value  # if it is inside itself
@@ -138,7 +138,9 @@ def _map_leaves(
     return known[id(value)][1]
 
 
-def _taken_apart(value: Any) -> tuple[Iterable[Any], list[Any], Callable[[list[Any]], Any]] | None:
+def _split_container(
+    value: Any,
+) -> tuple[Iterable[Any], list[Any], Callable[[list[Any]], Any]] | None:
     """The keys and items of a container, and what makes one of other items; None of another."""
     kind = type(value)
     if kind is dict:

@@ -83,7 +83,7 @@ def open_together(
         if count != _IN_BLOBS:
             every = map(len, chain.from_iterable(frames[i] for i in members))
             sizes = np.fromiter(every, np.int64).reshape(len(members), 1 + count)[:, 1:]
-        stack = _open_alike(headers, np.array(members), sizes, limits)
+        stack = _open_stack(headers, np.array(members), sizes, limits)
         if stack is not None and (sizes is not None or _are_split(stack, frames)):
             stacks.append(stack)
     return frames, stacks
@@ -138,7 +138,7 @@ def _layout_of(header: bytes, frames: int | None, limits: Limits) -> _Layout | N
     return _Layout(schema, *places, groups, frames)
 
 
-def _open_alike(
+def _open_stack(
     headers: Sequence[ByteArray], members: IntArray, sizes: IntArray | None, limits: Limits
 ) -> Stack | None:
     """The messages that are like the first, and sound at first sight; blobs have no `sizes` yet."""
@@ -149,11 +149,11 @@ def _open_alike(
     if layout is None:
         return None
     matrix = np.frombuffer(whole, dtype=np.uint8).reshape(len(headers), size)
-    same = _begin_alike(matrix, layout)
+    same = _same_beginnings(matrix, layout)
     if not same.all():
         like = np.flatnonzero(same)
         headers = [headers[at] for at in like.tolist()]
-        return _open_alike(headers, members[like], None if sizes is None else sizes[like], limits)
+        return _open_stack(headers, members[like], None if sizes is None else sizes[like], limits)
     numbers = np.ascontiguousarray(matrix[:, layout.numbers]).view(np.int64)
     sound = _sound(layout, numbers, sizes, size, limits)
     begins = range(layout.values.start, len(whole), size)
@@ -170,7 +170,7 @@ def _open_alike(
     return Stack(layout.schema.root, layout.schema.first_group, members, numbers, packed)
 
 
-def _begin_alike(matrix: ByteArray, layout: _Layout) -> npt.NDArray[np.bool_]:
+def _same_beginnings(matrix: ByteArray, layout: _Layout) -> npt.NDArray[np.bool_]:
     """Which headers have the first one's schema, and the same sizes of numbers and values."""
     before, between = matrix[:, : layout.numbers.start], matrix[:, layout.numbers.stop :]
     between = between[:, : layout.values.start - layout.numbers.stop]
