@@ -499,6 +499,14 @@ def test_packing_pads_with_the_same_bits_or_refuses_with_the_same_words(dtype):
         assert {outcome(make) for make in packed(x=pad)} == {expected}, pad
 
 
+def test_a_layout_that_nobody_lays_out_falls_into_none():
+    """As one would that is new, and accepted."""
+    td = TensorDict({"x": nested([[1], [2, 3]])}, [2])
+    layouts = (*get_args(Layout), "new")
+    with mock.patch("jagcodec.batch.materialize._LAYOUTS", layouts), pytest.raises(AssertionError):
+        materialize(td, layout="new")  # type: ignore[arg-type]
+
+
 def test_the_error_of_a_column_without_prompts_says_which_padding_side_to_pass():
     td = TensorDict(
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never, get_args
 
 import numpy as np
 import torch
@@ -468,19 +468,21 @@ class _LayoutPlan:
         """The rows of a column in the layout of the call."""
         options = self.options
         kept, placement = key in options.kept, options.placement
-        if kept or options.layout != "padded":
-            if not kept:
-                check_width(view.row_splits, placement.width, key)
-            row_splits = self.pool.unique(view.row_splits)
-            values = owned_values(view)
-            if kept or options.layout == "jagged":
-                return nested_tensor(values, row_splits, view.ragged_dim)
+        layout: Layout = "jagged" if kept else options.layout
+        if layout == "padded":
+            rows = view.row_splits, placement.sides.get(key, placement.side)
+            places = self._places.get(rows)
+            if places is None:
+                places = self._places[rows] = self._place_rows(rows[0], key, placement.width)
+            return self._plan_rectangle(view, places, key)
+        if not kept:
+            check_width(view.row_splits, placement.width, key)
+        row_splits, values = self.pool.unique(view.row_splits), owned_values(view)
+        if layout == "jagged":
+            return nested_tensor(values, row_splits, view.ragged_dim)
+        if layout == "packed":
             return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))
-        rows = view.row_splits, placement.sides.get(key, placement.side)
-        places = self._places.get(rows)
-        if places is None:
-            places = self._places[rows] = self._place_rows(rows[0], key, placement.width)
-        return self._plan_rectangle(view, places, key)
+        assert_never(layout)
 
     def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
         """As `Placement.of_rows`; the error of a column without prompts names other sides."""
