@@ -368,7 +368,7 @@ class JoinedRows(ColumnSource):
             if kind is Kind.JAGGED:
                 columns[name] = nested_tensor(data, view.row_splits)
             elif kind is Kind.NON_TENSOR_ROWS:
-                columns[name] = _read_objects(data, view.row_splits, unread=form is As.ITEM)
+                columns[name] = _joined_objects(data, view.row_splits, unread=form is As.ITEM)
         missing = [name for name, column in columns.items() if column is None]
         if missing:
             columns |= self._batch_by_batch(missing, chosen)
@@ -435,7 +435,7 @@ class JoinedRows(ColumnSource):
         return wanted, None if in_order else np.argsort(order)
 
 
-def _read_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
+def _joined_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
     """Documents end to end as (N,) objects, or `unread`; None if each message must be read."""
     raw, bounds = data.numpy().tobytes(), row_splits.offsets_array.tolist()
     if unread:

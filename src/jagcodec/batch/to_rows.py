@@ -94,7 +94,7 @@ class _RowMaker:
         if isinstance(column, Columns):
             return self.samples(column, path)
         if isinstance(column, UnbatchedTensor):
-            return [self._row_of(unbatched_parts(column)[1], path)] * rows
+            return [self._row_of_tensor(unbatched_parts(column)[1], path)] * rows
         if isinstance(column, np.ndarray):
             return self._rows_of_array(column, path)
         if is_tensorclass(column):
@@ -128,7 +128,7 @@ class _RowMaker:
             if column.layout in (torch.strided, torch.sparse_coo):
                 return _unbound(column, path)
         elif column.is_nested:
-            return [self._row_of(row, path) for row in column.unbind()]
+            return [self._row_of_tensor(row, path) for row in column.unbind()]
         elif column.layout is torch.strided:
             return self._rows_of_array(self._readable_numbers(column, path), path)
         remedy = "use as_='tensor'" if column.layout is torch.sparse_coo else "leave it out"
@@ -147,7 +147,7 @@ class _RowMaker:
             detail = f"expected a dtype that torch has, found {column.dtype}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
 
-    def _row_of(self, tensor: torch.Tensor, path: str) -> Any:
+    def _row_of_tensor(self, tensor: torch.Tensor, path: str) -> Any:
         """One tensor that is a row."""
         return tensor if self._form == "tensor" else self._readable_numbers(tensor, path).tolist()
 

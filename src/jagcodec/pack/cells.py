@@ -225,7 +225,9 @@ def _cells_of_deep_lists(rows: Sequence[Any], dtype: torch.dtype | None, dim: in
     for i, row in enumerate(rows):
         found = _lengths_before_dim(row, dim)
         if outer and found and found != outer:
-            detail = f"expected shape {_shape_text(outer)} like rows before, found {brief(row)}"
+            detail = (
+                f"expected shape {_ragged_shape_text(outer)} like rows before, found {brief(row)}"
+            )
             raise ArgumentError("bad_shape", f", row {i}", detail)
         outer = found or outer
     values: Any
@@ -384,7 +386,7 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
             raise ArgumentTypeError("bad_dtype", f", row {i}", detail)
         found = part.shape
         if part.ndim != ndim or found[dim + 1 :] != shape or (dim and found[:dim] != outer):
-            expected = _shape_text(outer, shape) if ndim else "()"
+            expected = _ragged_shape_text(outer, shape) if ndim else "()"
             detail = f"expected shape {expected} like row 0, found {tuple(found)}"
             differs = [d for d in range(ndim) if part.ndim == ndim and found[d] != first.shape[d]]
             hint = _ragged_dim_remedy(differs[0]) if len(differs) == 1 else ""
@@ -408,6 +410,6 @@ def _ragged_dim_remedy(dim: int) -> str:
     return f"; if dim {dim} of a row is its tokens, pass ragged_dims={{...: {dim + 1}}}"
 
 
-def _shape_text(outer: Sequence[int], inner: Sequence[int] = ()) -> str:
+def _ragged_shape_text(outer: Sequence[int], inner: Sequence[int] = ()) -> str:
     """The shape of rows as text, with "tokens" for the dim that differs."""
     return f"({', '.join(map(str, (*outer, 'tokens', *inner)))})"
