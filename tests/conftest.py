@@ -99,3 +99,13 @@ def _stdlib_types_are_asked_for():
         registry._loaded_too.clear()
     elif tuple in registry._loaded_too:
         registry._loaded_too.remove(tuple)
+
+
+@pytest.fixture(autouse=True)
+def _types_of_tests_are_registered_in_one_test_alone():
+    """A type of these files that a test registers, also by encoding it, is unknown to the next."""
+    known = set(registry._name_of)
+    yield
+    for cls in registry._name_of.keys() - known:
+        if cls.__module__.startswith("tests."):
+            del registry._by_name[registry._name_of.pop(cls)]
