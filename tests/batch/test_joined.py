@@ -31,6 +31,7 @@ from jagcodec.pack.fields import encode_fields, pack_jagged_fields
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged import forms
 from jagcodec.testing import tensors
+from jagcodec.wire import spec
 from jagcodec.wire.dtypes import DTYPES
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of
@@ -458,8 +459,11 @@ def test_a_dict_of_columns_claims_no_more_rows_than_a_tensordict():
         assert batch["x"].shape == ((1 << 24) + 1, 0)
 
     assert peak_of(join) < 1 << 20
+    with pytest.MonkeyPatch.context() as patch:  # for a writer that lacks the check
+        patch.setattr(spec, "MAX_UNBACKED_ROWS", 1 << 28)
+        frames = claims(1 << 28)
     with pytest.raises(WireFormatError, match="16777216 rows at most"):
-        open_wire(claims(1 << 28))
+        open_wire(frames)
 
 
 def test_rows_of_all_batches_add_up_below_two_to_the_63():
