@@ -22,6 +22,7 @@ from jagcodec import (
     concat_rows,
     decode,
     encode,
+    encode_rows,
     join_columns,
     materialize,
     pack_jagged_fields,
@@ -36,7 +37,7 @@ from jagcodec.types import Layout
 from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
 from tests.helpers import message, nested
 from tests.oracle import assert_same, bits, rows_of
-from tests.strategies import tensordicts, trees
+from tests.strategies import lengths_in, tensordicts, trees
 from tests.wire.values import jagged
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -107,6 +108,14 @@ def test_any_value_is_the_same_message_after_one_wait(device, value, narrow):
     assert message(frames) == expected
     # Which cells to fetch of a jagged tensor with holes depends on what was fetched before.
     assert traffic.waits <= 1 + len(tensors_with_holes(value))
+
+
+@given(st.integers(1, 3), lengths_in(4, 3), st.sampled_from([torch.int64, torch.bfloat16]))
+def test_rows_are_the_same_message_whichever_dim_their_tokens_have(device, dim, lengths, dtype):
+    shapes = [(3, 2)[: dim - 1] + (length,) + (2,) * (3 - dim) for length in lengths]
+    rows = [{"x": torch.ones(shape).cumsum(dim - 1).to(dtype)} for shape in shapes]
+    expected = message(encode_rows(rows, ragged_dims={"x": dim}))
+    assert message(encode_rows(on_device(rows, device), ragged_dims={"x": dim})) == expected
 
 
 @given(jagged_batches())

@@ -438,7 +438,7 @@ class Lowering:
             name = self._readable_dtype(rows)
             if not rows.is_cpu:
                 values = values_of(view)  # only rows leave the device
-                view = end_to_end(values, view.row_splits)
+                view = end_to_end(values, view.row_splits, view.ragged_dim)
                 self.on_devices.append(values)
         self._check_dims(view.values_shape, view.dtype.itemsize)
         self._append_cells(view, name)
