@@ -45,6 +45,13 @@ FRAMES = jagcodec.encode_fields(
         (message(tensordict([1], {"a": tensordict([1], {"x": tensor(), "y": tensor(shape=(1, 0))}),
                                   "b": tensor(shape=(1, 0)), "c": tensor(shape=(1, 0))}), b"\1"),
          7, 2),
+        # All kinds of containers are levels, also in a message in a row.
+        (message(tensordict([1], {})), 1, 0),
+        (encode([[objects([[torch.ones(1)]])]]), 3 + 1 + 1 + 1 + 3 + 1, 5),
+        (encode([[objects(TensorDict({"a": {"b": torch.ones(1)}}, [1]))]]),
+         3 + 1 + 1 + 1 + 3 + 1, 5),
+        (encode([[objects(torch.nested.nested_tensor([torch.ones(1)]))]]),
+         3 + 1 + 1 + 1 + 3 + 1 + 1, 4),
     ],
 )  # fmt: skip
 def test_what_each_limit_counts(frames, objects, depth):
@@ -201,6 +208,10 @@ READ = {
 BYTE = node("BYTES", numbers=[0, 0, 1])
 
 
+def nested_tensordicts(levels):
+    return message(nest(NODES["TENSORDICT"], levels, tensordict([1], {})))
+
+
 def read(frames, *readers):
     """What `decode` makes of frames, after every other reader; errors for values."""
     for reader in (*readers, decode):
@@ -253,6 +264,7 @@ def test_every_kind_that_holds_others_is_here():
         (lambda n: message(nest(RECORDS["TUPLE"], n, 1)), 104),
         (lambda n: message_of_rows(nest(RECORDS["TUPLE"], n - 1, 1)), 104),
         (lambda n: nest(ROWS["OBJECT_ARRAY"], n, message(1)), 104),
+        (lambda n: nest(ROWS["OBJECT_ARRAY"], 50, nested_tensordicts(n - 50)), 104),
         (lambda n: message(nest(NODES["LAZY_STACK"], n, tensordict([1], {}))), 8),
         (lambda n: message(nest(NODES["NON_TENSOR_STACK"], n, forge.payload("x", 1))), 8),
     ],

@@ -418,7 +418,8 @@ def _decode_messages(
         try:
             inner = open_row(data[start:end], message)
             budget.count_objects(inner)
-            budget.enter(inner)
+            # Its header was compared with the limit as if nothing were around it.
+            budget.enter(inner, inner.header.schema.depth)
             items.append(build(inner, inner.header.schema.root, budget))
             budget.depth -= 1
         except WireFormatError as error:

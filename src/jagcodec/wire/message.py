@@ -54,11 +54,12 @@ class Budget:
         self.objects: int = message.header.objects  # and of the messages in rows that were read
         self.documents: int = 0  # bytes of repeated documents that become objects
 
-    def enter(self, message: Message) -> None:
-        """Go into a container, unless it is one too many."""
+    def enter(self, message: Message, levels: int = 0) -> None:
+        """Go into a container, unless what is `levels` further inside is too deep."""
         self.depth += 1
-        if self.depth > message.limits.depth:
-            raise exceeded("depth", message.limits.depth, self.depth, "levels")
+        deepest = self.depth + levels
+        if deepest > message.limits.depth:
+            raise exceeded("depth", message.limits.depth, deepest, "levels")
 
     def count_objects(self, message: Message) -> None:
         """Count the objects of a message in a row."""
