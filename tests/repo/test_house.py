@@ -100,8 +100,8 @@ def test_copies_that_nobody_waits_for_are_made_in_memory_staging_alone():
 
 
 def test_numbers_of_headers_are_found_by_names_that_wire_schema_defines():
-    """Nowhere is a `node.number + 3`, a `schema.numbers + 2` or a `numbers[i + 2]`."""
-    counted = {"number", "numbers", "dims", "first_group", "group_count"}
+    """Nowhere is a `node.number + 3`, a `schema.number_count + 2` or a `numbers[i + 2]`."""
+    counted = {"number", "numbers", "number_count", "dims", "first_group", "group_count"}
 
     def names(node):
         return {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(node)}

@@ -53,7 +53,7 @@ def at_sight(frame, limits):
     if not sound or checksums or stored is not sizes or schema.plan.others:
         return False
     rule = schema, numbers, groups, sizes, sizes, size, limits, False
-    assert claims._ask_the_rule(*rule, None) == (size + sum(sizes), objects)
+    assert claims._check_one_by_one(*rule, None) == (size + sum(sizes), objects)
     places = claims.Claims(sizes)
     claims.check_groups(groups, places)
     for node in schema.nodes:
@@ -188,7 +188,7 @@ def test_the_rule_is_not_asked_about_what_writers_write(monkeypatch):
         for n in (0, 5)
     ]
     messages += [encode_rows(rows[:1]), encode_rows(rows), encode(nested([[2], [3, 4]]))]
-    monkeypatch.setattr(claims, "_ask_the_rule", None)
+    monkeypatch.setattr(claims, "_check_one_by_one", None)
     for frames in messages:
         read_header(bytes(frames[0]))
     headers = [np.frombuffer(frames[0], np.uint8) for frames in messages[2:4]]

@@ -41,13 +41,13 @@ from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
-from jagcodec.wire.stacked import InMemory, Stack, open_together, stacks_of
+from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
 from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole
 
 # --- several messages as one table -------------------------------------------------------------
 
 
-class InPlace(NamedTuple):
+class ColumnInPlace(NamedTuple):
     """The rows of a column in several messages; in a rectangle, each row is one cell."""
 
     kind: Kind
@@ -86,7 +86,7 @@ _SMALL_MESSAGE_ROWS = 8
 """Up to so many rows per message on average, starts need less memory than the messages."""
 
 
-class Messages:
+class MessageTable:
     """All rows of several messages in memory, one after the other, read together."""
 
     def __init__(
@@ -105,10 +105,10 @@ class Messages:
         self._starts = _starts_of(self._buffers)
         # The columns of each stack by name: searching a list of many names is slow.
         self._nodes = [_nodes_by_name(stack.node) for stack in stacks]
-        self._columns: dict[str, InPlace | None] = {}
+        self._columns: dict[str, ColumnInPlace | None] = {}
         self._rows: dict[bytes, _GroupRows | None] = {}
 
-    def column(self, name: str) -> InPlace | None:
+    def column(self, name: str) -> ColumnInPlace | None:
         """The rows of a column in place; None if each message must be read, or has a fault."""
         if name not in self._columns:
             self._columns[name] = None
@@ -116,7 +116,7 @@ class Messages:
                 self._columns[name] = self._column_in_place(name)
         return self._columns[name]
 
-    def _column_in_place(self, name: str) -> InPlace | None:
+    def _column_in_place(self, name: str) -> ColumnInPlace | None:
         cells = self._cells_of(name)
         if cells is None or not self._are_bounded(cells):
             return None
@@ -124,7 +124,7 @@ class Messages:
         if rows is None or (rows.cells != cells.counts).any():
             return None
         narrow = bool(cells.stored.any())
-        return InPlace(cells.kind, narrow, self._view_of_all(cells, rows, narrow))
+        return ColumnInPlace(cells.kind, narrow, self._view_of_all(cells, rows, narrow))
 
     def _cells_of(self, name: str) -> _Cells | None:
         """Where the cells of a column are; None if its messages have it in different forms."""
@@ -282,7 +282,11 @@ class JoinedRows(ColumnSource):
     """The rows of several batches, one batch after the other. A column is known by its name."""
 
     def __init__(
-        self, names: Sequence[str], counts: list[int], parts: list[Any], messages: Messages | None
+        self,
+        names: Sequence[str],
+        counts: list[int],
+        parts: list[Any],
+        messages: MessageTable | None,
     ) -> None:
         """`parts` are `WireBatch`es, or messages to open; `messages` reads them in place."""
         rows = sum(counts)
@@ -408,7 +412,7 @@ class JoinedRows(ColumnSource):
             except WireFormatError as error:
                 raise in_message(error, i) from error
         pool = self._pool_of(chosen)
-        return {name: _together(name, columns, order, pool) for name, columns in each.items()}
+        return {name: _joined_column(name, columns, order, pool) for name, columns in each.items()}
 
     def _rows_of_parts(
         self, chosen: ChosenRows | None
@@ -447,7 +451,7 @@ def _joined_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) 
     return None
 
 
-def _together(
+def _joined_column(
     name: str, columns: Sequence[Any], order: IntArray | None, pool: RowSplitsPool
 ) -> Any:
     """Join a column of several batches, and put its rows in the order asked for."""
@@ -483,7 +487,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         counts[stack.members] = stack.numbers[:, stack.node.dims]
         fields[int(stack.members[0])] = stack.node.fields[-1]
     inner: Sequence[int] = []
-    alone: dict[int, InMemory] = {}
+    alone: dict[int, MessageInMemory] = {}
     for i in np.flatnonzero(counts < 0).tolist():
         if not isinstance(parts[i], WireBatch):
             parts[i] = _open_one(i, parts[i])
@@ -502,7 +506,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     names = same_fields(sorted(fields.items()), where)
     table = None
     if len(alone) + sum(len(stack.members) for stack in stacks) == len(parts):
-        table = Messages(counts, [*stacks, *stacks_of(alone)], buffers)
+        table = MessageTable(counts, [*stacks, *stacks_of(alone)], buffers)
     return WireBatch(JoinedRows(names, counts.tolist(), parts, table))
 
 

@@ -62,9 +62,9 @@ from jagcodec.ragged.nested import (
     check_memory,
     is_jagged,
     nested_tensor,
-    readable_view,
     view_of,
     view_of_strided,
+    view_over_array,
 )
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -449,7 +449,7 @@ class _LayoutPlan:
         path = path_of(key)
         if is_jagged(leaf):
             if options.layout == "padded":
-                view = readable_view(leaf, path, self.pool)
+                view = view_over_array(leaf, path, self.pool)
             else:
                 view = view_of(leaf, path, self.pool, detach=not torch.is_grad_enabled())
         elif leaf.dim() > 1:

@@ -91,7 +91,10 @@ def is_jagged(value: object) -> bool:
 
 
 def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
-    """The parts of a nested tensor. `detach` detaches its values, which costs less than it does."""
+    """The parts of a nested tensor.
+
+    `detach` detaches the values, which is cheaper than to detach the nested tensor.
+    """
     inner: Any = jagged
     values = inner._values
     if detach:
@@ -133,7 +136,7 @@ def view_of(
     return view_of_parts(parts_of(jagged, detach=detach), path, pool or RowSplitsPool())
 
 
-def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> RaggedView:
+def view_over_array(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> RaggedView:
     """A view to read only: over an array, unless autograd must follow the values."""
     inner: Any = jagged
     values = inner._values
@@ -152,10 +155,10 @@ def view_of_parts(
 ) -> RaggedView:
     """The rows in place. Shared offsets are read once, from `copies` if they are on a device."""
     check_memory(parts.values, path)
-    return view_of_readable(parts, path, pool, copies)
+    return view_of_checked_parts(parts, path, pool, copies)
 
 
-def view_of_readable(
+def view_of_checked_parts(
     parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
 ) -> RaggedView:
     """What `view_of_parts` returns, for values that `check_memory` has passed."""

@@ -20,7 +20,7 @@ from jagcodec.errors import JagcodecError
 from jagcodec.memory import extent_of
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.ragged import non_tensor
-from jagcodec.ragged.nested import NESTED_TENSOR, parts_of, readable_view
+from jagcodec.ragged.nested import NESTED_TENSOR, parts_of, view_over_array
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, spec
@@ -142,7 +142,7 @@ def _of_jagged(jagged: torch.Tensor, pool: RowSplitsPool) -> _Made:
     if not (parts.values.is_cpu and parts.offsets.is_cpu):
         return None
     try:
-        return _of_view(readable_view(jagged, "jagged tensor", pool), pool)
+        return _of_view(view_over_array(jagged, "jagged tensor", pool), pool)
     except JagcodecError:  # the walk explains it
         return None
 

@@ -59,7 +59,7 @@ def check_claims(
         sound, _, _, objects = known
         if sound and not schema.plan.others:
             return header + sum(sizes), objects
-    return _ask_the_rule(schema, numbers, groups, sizes, stored, header, limits, in_row, known)
+    return _check_one_by_one(schema, numbers, groups, sizes, stored, header, limits, in_row, known)
 
 
 # --- the quick check ---------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _fit_memory(shapes: Sequence[tuple[Sequence[int], int]], numbers: Sequence[A
 # --- the rule ----------------------------------------------------------------------------------
 
 
-def _ask_the_rule(
+def _check_one_by_one(
     schema: Schema,
     numbers: Sequence[int],
     groups: Sequence[Group],

@@ -156,7 +156,7 @@ def _read_document(message: Message, index: int, depth: int) -> Any:
 
 def message_meta(message: Message) -> dict[str, Any]:
     """The `meta` that was passed to `encode`; empty if there was none."""
-    index = message.header.schema.values
+    index = message.header.schema.value_count
     if len(message.header.values) == index:
         return {}
     meta = _read_document(message, index, 0)

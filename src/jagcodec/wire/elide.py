@@ -25,8 +25,8 @@ from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS, TORCH_DTYPES
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 FEWEST = 256  # bytes of a column in which nothing is looked for
-_LARGE = 1024  # bytes of a document from which on it is compared with others
-_MOST_ALIKE = 16  # columns of one dtype whose rows are looked for in each other
+_LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others
+_MOST_CANDIDATES = 16  # columns of one dtype whose rows are looked for in each other
 _FEW_ROWS = 128  # if there are more rows, a sample is compared first
 _FEW_CELLS = 4096  # if there are more cells, a sample decides their stored width
 _INDICES = 24  # bytes of a row's share in the indices of rows that begin like others
@@ -46,7 +46,7 @@ def equal_documents(rows: Sequence[Sequence[Any]]) -> tuple[list[int] | None, bo
     one_object = len(first) < len(rows)
     if not one_object:
         first.clear()
-        for i in (i for i, size in enumerate(sizes) if size >= _LARGE):
+        for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
             row = rows[i]
             other = first.setdefault((*map(len, row), *map(_sample, row)), i)
             pairs = zip(rows[other], row, strict=True)
@@ -63,7 +63,7 @@ def elide(columns: Sequence[EndToEnd]) -> None:
     by_kind: dict[Any, dict[int, list[_Searched]]] = defaultdict(lambda: defaultdict(list))
     for one in searched:
         by_total = by_kind[one.kind]
-        if one.ragged and sum(map(len, by_total.values())) < _MOST_ALIKE:
+        if one.ragged and sum(map(len, by_total.values())) < _MOST_CANDIDATES:
             by_total[one.splits.total].append(one)
     sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
     first: dict[Any, _Searched] = {}
@@ -78,7 +78,7 @@ def elide(columns: Sequence[EndToEnd]) -> None:
         runs = (
             one.equals(other)
             or (one.prefixes() if repeats else None)
-            or one.in_two(by_kind[one.kind])
+            or one.as_two_columns(by_kind[one.kind])
             or (one.runs_of_equal_rows() if repeats else None)
         )
         one.column.runs = runs if runs and len(runs) <= MOST_RUNS else None
@@ -124,7 +124,7 @@ class _Searched:
         return [self._whole]
 
     def pays(self, saved: int, indices: int) -> bool:
-        """Whether the saved cells need more bytes than the runs and their indices."""
+        """Whether leaving out `saved` cells saves more bytes than the runs and `indices` cost."""
         cells, taken = self.cells, saved * self.size
         if cells.narrow and cells.dtype is not None:
             numbers = self.data.view(f"u{TORCH_DTYPES[cells.dtype]}")
@@ -158,12 +158,12 @@ class _Searched:
             return None
         start = int(splits.starts[splits.lengths.argmax()]) * self.size
         longest = self.data[start : start + splits.max * self.size]
-        if not self.are_in(longest, np.zeros(splits.rows, dtype=np.int64)):
+        if not self.occur_at(longest, np.zeros(splits.rows, dtype=np.int64)):
             return None
         pays = self.pays(splits.total - splits.max, indices=0)
         return [Run(splits, self.cells.like(longest), None)] if pays else None
 
-    def in_two(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
+    def as_two_columns(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
         """The runs of two columns whose rows are the heads and the tails of these rows."""
         whole = self.splits
         pairs = [
@@ -176,14 +176,14 @@ class _Searched:
             if (
                 first.rows == last.rows == whole.rows
                 and (first.lengths + last.lengths == whole.lengths).all()
-                and head.are_in(self.data, whole.starts)
-                and tail.are_in(self.data, whole.starts + first.lengths)
+                and head.occur_at(self.data, whole.starts)
+                and tail.occur_at(self.data, whole.starts + first.lengths)
             ):
                 pays = self.pays(whole.total, indices=2)
                 return [*head.runs(), *tail.runs()] if pays else None
         return None
 
-    def are_in(self, data: ByteArray, starts: IntArray) -> bool:
+    def occur_at(self, data: ByteArray, starts: IntArray) -> bool:
         """Whether the rows are the cells of `data` that begin at `starts`."""
         splits, size = self.splits, self.size
         filled = np.flatnonzero(splits.lengths)
@@ -207,13 +207,13 @@ class _Searched:
         equal = shared == splits.lengths
         # Either each row is a head, which rows share, and a rest of its own: two runs. Or only rows
         # that are equal share cells: one run.
-        in_two = self.pays(int(shared[~equal].sum()), indices=3)
-        if not in_two:
+        splits_heads = self.pays(int(shared[~equal].sum()), indices=3)
+        if not splits_heads:
             shared = np.where(equal, shared, 0)
         like = np.where(shared > 0, like, np.arange(splits.rows))
         kept = like == np.arange(splits.rows)
         # The head of a row that is kept must be as long as the longest that is taken from it.
-        heads = np.where(kept & (not in_two), splits.lengths, shared)
+        heads = np.where(kept & (not splits_heads), splits.lengths, shared)
         np.maximum.at(heads, like, shared)
         first = RowSplits.from_lengths(np.where(kept, heads, 0))
         rest = RowSplits.from_lengths(splits.lengths - heads)

@@ -35,7 +35,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     total, objects = check_claims(schema, numbers, groups, sizes, stored, size, limits, in_row)
     values: list[Any] = []
     records = False
-    if packed_values != NO_VALUES or schema.values:
+    if packed_values != NO_VALUES or schema.value_count:
         values = _read_values(schema, packed_values)
         records = documents.may_hold_records(packed_values)
     return Header(
@@ -83,8 +83,8 @@ def _after_nodes(
 def _read_values(schema: Schema, packed: bytes) -> list[Any]:
     values = documents.unpack(packed, "values")
     # One value more than the schema has is the `meta` of the whole message.
-    if type(values) is not list or len(values) - schema.values not in (0, 1):
-        raise bad_header(f"{schema.values} values", brief(values))
+    if type(values) is not list or len(values) - schema.value_count not in (0, 1):
+        raise bad_header(f"{schema.value_count} values", brief(values))
     return values
 
 

@@ -15,7 +15,7 @@ from jagcodec.memory import ALIGNMENT
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.nested import view_of_readable
+from jagcodec.ragged.nested import view_of_checked_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import spec
@@ -79,7 +79,7 @@ class LoweredWriter(MessageWriter):
         view: Any = column.source
         if type(view) is not RaggedView:
             try:
-                view = view_of_readable(view, "jagged tensor", self._pool, self._copies)
+                view = view_of_checked_parts(view, "jagged tensor", self._pool, self._copies)
             except ArgumentError as error:
                 raise UnsupportedTypeError(error.reason, error.path, error.detail) from error
         if isinstance(view.memory, torch.Tensor) and not view.memory.is_cpu:

@@ -195,14 +195,14 @@ class Lowering:
         """A dict; the keys of a `ColumnDict` are names of columns."""
         if not _STRING_TYPE.issuperset(map(type, value)):
             return self._lower_dict_of_any_keys(value)
-        around, names = self._column, iter(value)
+        outer, names = self._column, iter(value)
         if type(value) is ColumnDict:
             self._note_unbacked_rows(value.rows)
-            names = self._entering(value)
+            names = self._each_column(value)
         elif NATIVE.issuperset(map(type, value.values())):
             return value
         trees, has_nodes = self._lower_each(names, value.values())
-        self._column = around
+        self._column = outer
         return (
             (Code.MAP, tuple(value), *trees) if has_nodes else dict(zip(value, trees, strict=True))
         )
@@ -259,7 +259,7 @@ class Lowering:
         if packed is not None:
             self.items.append(Documents(packed))
             return (Code.NON_TENSOR_ROWS,)
-        around = self.items, self.values, self.unbacked
+        outer = self.items, self.values, self.unbacked
         # Rows that are one object are lowered once. Numbers below 0 stand for rows without an id.
         identities = [~i if type(row) in NATIVE else id(row) for i, row in enumerate(rows)]
         lowered: dict[int, Any] = {}
@@ -271,7 +271,7 @@ class Lowering:
                 tree = self._lower_at(i, row)
                 is_node = type(tree) is tuple
                 lowered[identity] = self.finished(tree) if is_node else self._pack_document(tree)
-        self.items, self.values, self.unbacked = around
+        self.items, self.values, self.unbacked = outer
         if Lowered in map(type, lowered.values()):
             for identity, document in lowered.items():
                 if type(document) is bytes:
@@ -408,23 +408,23 @@ class Lowering:
 
     # Columns
 
-    def _entering(self, names: Iterable[str]) -> Iterator[str]:
+    def _each_column(self, names: Iterable[str]) -> Iterator[str]:
         """The names of columns of a batch, each of which is the one that is lowered next."""
-        around = self._column
+        outer = self._column
         for name in names:
             if self._narrow is not None:
-                path = (*around[0], name)
+                path = (*outer[0], name)
                 self.columns[path] = None
-                self._column = path, around[1] or path in self._narrow
+                self._column = path, outer[1] or path in self._narrow
             yield name
-        self._column = around
+        self._column = outer
 
     def _lower_columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
         self._note_unbacked_rows(value.rows)
         self.items.append(value.rows)
         nodes: list[Tree] = []
-        for name in self._entering(value.columns):
+        for name in self._each_column(value.columns):
             column = value.columns[name]
             self._path.append(name)
             nodes.append(_COLUMN_HANDLERS.get(type(column), Lowering.lower)(self, column))
@@ -468,7 +468,7 @@ class Lowering:
         self._append_batch_size(td)
         nodes: list[Tree] = []
         leaves: dict[str, Any] = dict(td.items())
-        for key in self._entering(leaves):
+        for key in self._each_column(leaves):
             leaf = leaves[key]
             if self._default is not None and not (
                 type(leaf) in _HANDLERS or _handler_of(type(leaf))
@@ -547,7 +547,10 @@ class Lowering:
         self.items += batch_size
 
     def _note_unbacked_rows(self, rows: int) -> None:
-        """Note rows for which a reader wants a byte each, if they are many."""
+        """Note rows above `MAX_UNBACKED_ROWS`.
+
+        The writer refuses them unless the message has a byte for each.
+        """
         if rows > spec.MAX_UNBACKED_ROWS:
             self.unbacked.append((self._where(), rows))
 

@@ -13,10 +13,10 @@ from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 _FEW_CELLS = 256  # if there are more cells, a sample is checked first
 
 
-def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
+def narrowed(data: ByteArray, dtype: str) -> tuple[int, ByteArray] | None:
     """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
     # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
-    cells = data.view("u1" if name == "bool" else name)
+    cells = data.view("u1" if dtype == "bool" else dtype)
     itemsize = cells.dtype.itemsize
     stored = _narrowest(cells)
     if stored is None:
@@ -58,19 +58,19 @@ def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
     return low.reshape(-1)
 
 
-def widened(data: ByteArray, stored: int, name: str, cells: int) -> ByteArray:
-    """The bytes of `cells` cells of dtype `name` that were stored as `narrowed`."""
+def widened(data: ByteArray, stored: int, dtype: str, count: int) -> ByteArray:
+    """The bytes of `count` cells of dtype `dtype` that were stored as `narrowed`."""
     if stored == BITS:
-        return np.unpackbits(data, count=cells, bitorder="little").astype(name).view(np.uint8)
+        return np.unpackbits(data, count=count, bitorder="little").astype(dtype).view(np.uint8)
     width, signed = STORED_WIDTHS[stored]
     if width != 3:
-        return data.view(f"<{'i' if signed else 'u'}{width}").astype(name).view(np.uint8)
-    whole = np.empty(cells, dtype="<u4")
-    if cells:
+        return data.view(f"<{'i' if signed else 'u'}{width}").astype(dtype).view(np.uint8)
+    whole = np.empty(count, dtype="<u4")
+    if count:
         # Three bytes are read with the one after them, which is then shifted out.
-        whole[:-1] = np.ndarray((cells - 1,), "<u4", data, strides=(3,))
+        whole[:-1] = np.ndarray((count - 1,), "<u4", data, strides=(3,))
         whole[-1] = int.from_bytes(data[-3:].tobytes(), "little")
     whole <<= 8
     found = whole.view("<i4") if signed else whole
     found >>= 8
-    return found.astype(name, copy=False).view(np.uint8)
+    return found.astype(dtype, copy=False).view(np.uint8)

@@ -127,8 +127,8 @@ class Schema:
 
     def __init__(self, data: bytes) -> None:
         self.packed: bytes = data
-        self.numbers: int = 0  # how many its nodes have; after them, the counts of a header
-        self.values: int = 0  # how many documents
+        self.number_count: int = 0  # how many its nodes have; after them, the counts of a header
+        self.value_count: int = 0  # how many documents
         # Nodes with numbers to check; a tensor's before those that are made of it.
         self.nodes: list[Node] = []
         self.plan: Any = None  # what `claims.py` makes of them
@@ -138,7 +138,7 @@ class Schema:
         self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack(data, "schema", records=False), 0)
         # Among the numbers of a header: the counts of groups and of frames, and the first group.
-        self.group_count: int = self.numbers
+        self.group_count: int = self.number_count
         self.frame_count: int = self.group_count + 1
         self.first_group: int = self.frame_count + 1
 
@@ -150,9 +150,9 @@ class Schema:
         self.weight += 160
         self.size += 1
         if item is None:
-            self.values += 1
-            first = self.numbers
-            return Node(Kind.VALUE, _NONE, first, first, first, self.values - 1)
+            self.value_count += 1
+            first = self.number_count
+            return Node(Kind.VALUE, _NONE, first, first, first, self.value_count - 1)
         if type(item) is not list or not item or type(item[0]) is not int:
             raise fail("bad_record", f"expected a node, found {brief(item)}")
         if depth > spec.MAX_LEVELS:
@@ -195,11 +195,11 @@ class Schema:
     def _next_node(self, kind: Kind, form: Form, fields: list[Any]) -> Node:
         """A node with the next numbers, which are to be checked."""
         named = dict(zip(form.fields, fields, strict=True))
-        first, rank = self.numbers, named["rank"] if "*" in form.numbers else None
+        first, rank = self.number_count, named["rank"] if "*" in form.numbers else None
         dims = first + len(form.numbers) - (rank is not None)
-        self.numbers = dims + (rank or 0)
+        self.number_count = dims + (rank or 0)
         itemsize = TORCH_DTYPES.get(named.get("dtype", ""), 0)
-        node = Node(kind, fields, first, dims, self.numbers, self.values, itemsize)
+        node = Node(kind, fields, first, dims, self.number_count, self.value_count, itemsize)
         if form.numbers:
             self.weight += 0 if kind is Kind.BYTES else 256  # of its part of the plan
             self.nodes.append(node)

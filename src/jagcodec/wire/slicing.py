@@ -71,7 +71,7 @@ def _rows_between(offsets: list[int]) -> tuple[int, int, int, bytes]:
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:
     """A slicer of these columns of a message in memory; None if they cannot be cut out."""
     header = message.header
-    if rows > MAX_UNBACKED_ROWS or header.schema.values:
+    if rows > MAX_UNBACKED_ROWS or header.schema.value_count:
         return None
     groups: dict[int, int] = {}  # a group of the message to its index in `Slicer.offsets`
     columns: list[_Cuttable] = []

@@ -26,7 +26,7 @@ from jagcodec.wire.schema import GROUP_NUMBERS, Node, Schema, read_schema
 from jagcodec.wire.spec import Kind
 
 
-class InMemory(NamedTuple):
+class MessageInMemory(NamedTuple):
     """A sound message with its frames in memory."""
 
     node: Node  # of the batch; its last field names the columns, its children
@@ -39,14 +39,14 @@ class InMemory(NamedTuple):
 class Stack(NamedTuple):
     """Sound messages of one schema, whose headers have the same number of numbers."""
 
-    node: Node  # as of `InMemory`
+    node: Node  # as of `MessageInMemory`
     first_group: int
     members: IntArray  # which messages they are, in ascending order
     numbers: IntArray  # (messages, K)
-    values: Sequence[Any]  # of each, as of `InMemory`
+    values: Sequence[Any]  # of each, as of `MessageInMemory`
 
 
-def stacks_of(messages: Mapping[int, InMemory]) -> list[Stack]:
+def stacks_of(messages: Mapping[int, MessageInMemory]) -> list[Stack]:
     """Stack messages that were opened one by one; a key is the position of its message."""
     by_form: dict[tuple[int, int], list[int]] = {}
     for i, message in messages.items():
@@ -84,7 +84,7 @@ def open_together(
             every = map(len, chain.from_iterable(frames[i] for i in members))
             sizes = np.fromiter(every, np.int64).reshape(len(members), 1 + count)[:, 1:]
         stack = _open_stack(headers, np.array(members), sizes, limits)
-        if stack is not None and (sizes is not None or _are_split(stack, frames)):
+        if stack is not None and (sizes is not None or _split_blobs(stack, frames)):
             stacks.append(stack)
     return frames, stacks
 
@@ -93,7 +93,7 @@ _IN_BLOBS = -1
 """Stands for a blob's number of frames, which only its header has."""
 
 
-def _are_split(stack: Stack, frames: list[list[ByteArray]]) -> bool:
+def _split_blobs(stack: Stack, frames: list[list[ByteArray]]) -> bool:
     """Split the blobs of a stack into frames; False if one is too short for those it claims."""
     count = int(stack.numbers[0, stack.first_group - 1])  # of frames
     sizes = stack.numbers[:, stack.numbers.shape[1] - count :].tolist()
@@ -106,7 +106,7 @@ def _are_split(stack: Stack, frames: list[list[ByteArray]]) -> bool:
     return True
 
 
-class _Layout(NamedTuple):
+class _HeaderPlaces(NamedTuple):
     """The places of the parts of a header that this library wrote without checksums."""
 
     schema: Schema
@@ -116,8 +116,8 @@ class _Layout(NamedTuple):
     frames: int
 
 
-def _layout_of(header: bytes, frames: int | None, limits: Limits) -> _Layout | None:
-    """The layout of a header; None if its message must be opened by itself.
+def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _HeaderPlaces | None:
+    """The places in a header; None if its message must be opened by itself.
 
     `frames` is the number of frames after it; None for a blob, whose header has the number.
     """
@@ -134,8 +134,8 @@ def _layout_of(header: bytes, frames: int | None, limits: Limits) -> _Layout | N
     groups, more = divmod(len(numbers) - schema.first_group - frames, GROUP_NUMBERS)
     if not header.endswith(behind_numbers(values)) or groups < 0 or more:
         return None  # of another writer, with checksums, or not the numbers of a header
-    places = slice(end - len(packed_numbers), end), slice(len(header) - len(values), len(header))
-    return _Layout(schema, *places, groups, frames)
+    slices = slice(end - len(packed_numbers), end), slice(len(header) - len(values), len(header))
+    return _HeaderPlaces(schema, *slices, groups, frames)
 
 
 def _open_stack(
@@ -145,21 +145,21 @@ def _open_stack(
     size = len(headers[0])
     # A copy: what was checked must not change with the messages' memory.
     whole = b"".join(headers)  # type: ignore[arg-type]
-    layout = _layout_of(whole[:size], None if sizes is None else sizes.shape[1], limits)
-    if layout is None:
+    places = _places_of_header(whole[:size], None if sizes is None else sizes.shape[1], limits)
+    if places is None:
         return None
     matrix = np.frombuffer(whole, dtype=np.uint8).reshape(len(headers), size)
-    same = _same_beginnings(matrix, layout)
+    same = _equal_but_for_numbers(matrix, places)
     if not same.all():
         like = np.flatnonzero(same)
         headers = [headers[at] for at in like.tolist()]
         return _open_stack(headers, members[like], None if sizes is None else sizes[like], limits)
-    numbers = np.ascontiguousarray(matrix[:, layout.numbers]).view(np.int64)
-    sound = _sound(layout, numbers, sizes, size, limits)
-    begins = range(layout.values.start, len(whole), size)
-    last = size - layout.values.start
+    numbers = np.ascontiguousarray(matrix[:, places.numbers]).view(np.int64)
+    sound = _sound(places, numbers, sizes, size, limits)
+    begins = range(places.values.start, len(whole), size)
+    last = size - places.values.start
     packed = [whole[at : at + last] for at in begins]
-    fits = {each: _values_fit(each, layout.schema.values) for each in set(packed)}
+    fits = {each: _values_fit(each, places.schema.value_count) for each in set(packed)}
     if not all(fits.values()):
         sound &= [fits[each] for each in packed]
     if not sound.all():
@@ -167,23 +167,23 @@ def _open_stack(
         packed = [each for each, fit in zip(packed, sound.tolist(), strict=True) if fit]
     if not len(members):
         return None
-    return Stack(layout.schema.root, layout.schema.first_group, members, numbers, packed)
+    return Stack(places.schema.root, places.schema.first_group, members, numbers, packed)
 
 
-def _same_beginnings(matrix: ByteArray, layout: _Layout) -> npt.NDArray[np.bool_]:
-    """Which headers have the first one's schema, and the same sizes of numbers and values."""
-    before, between = matrix[:, : layout.numbers.start], matrix[:, layout.numbers.stop :]
-    between = between[:, : layout.values.start - layout.numbers.stop]
+def _equal_but_for_numbers(matrix: ByteArray, places: _HeaderPlaces) -> npt.NDArray[np.bool_]:
+    """Which headers are the first one in all but the numbers and the values."""
+    before, between = matrix[:, : places.numbers.start], matrix[:, places.numbers.stop :]
+    between = between[:, : places.values.start - places.numbers.stop]
     same: npt.NDArray[np.bool_] = (before == before[0]).all(axis=1)
     same &= (between == between[0]).all(axis=1)
     return same
 
 
 def _sound(
-    layout: _Layout, numbers: IntArray, sizes: IntArray | None, header: int, limits: Limits
+    places: _HeaderPlaces, numbers: IntArray, sizes: IntArray | None, header: int, limits: Limits
 ) -> npt.NDArray[np.bool_]:
     """Which messages of (messages, K) numbers are sound at first sight; the others may be, too."""
-    count, (schema, _, _, groups, frames) = len(numbers), layout
+    count, (schema, _, _, groups, frames) = len(numbers), places
     first = schema.first_size(groups)
     counts = numbers[:, schema.group_count : schema.first_group]
     sound: npt.NDArray[np.bool_] = (counts == (groups, frames)).all(axis=1)

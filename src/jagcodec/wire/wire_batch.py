@@ -60,7 +60,7 @@ from jagcodec.wire.registry import BATCHED_DATA_DICT, ORDERED_DICT
 from jagcodec.wire.schema import GROUP, ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
-from jagcodec.wire.stacked import InMemory
+from jagcodec.wire.stacked import MessageInMemory
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
@@ -326,13 +326,13 @@ class MessageColumns(ColumnSource):
         self.whole: bool = whole  # whether the batch is all of the message
         self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
 
-    def in_memory(self) -> InMemory | None:
-        """The message as `InMemory`; None if a join cannot read its rows in place."""
+    def in_memory(self) -> MessageInMemory | None:
+        """The message as `MessageInMemory`; None if a join cannot read its rows in place."""
         buffers, header = self.message.buffers, self.message.header
         if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
         values = id(self) if self.beside else header.packed_values
-        return InMemory(
+        return MessageInMemory(
             self.node, header.schema.first_group, header.packed_numbers, values, buffers
         )
 
