@@ -127,7 +127,7 @@ class PaddedRows:
         bounds = np.searchsorted(whole.destination, cells).tolist()
         for i, each in enumerate(made):
             part = slice(bounds[i], bounds[i + 1])
-            each.know(
+            each.keep_pieces(
                 rank,
                 Pieces(
                     whole.row[part] - self.bounds[i],
@@ -224,7 +224,7 @@ class PackLayout:
         self.max_seqlen_padded = padded.max(initial=0).item()
         self.total = self.cu_seqlens_padded.item(-1)
         self.local_total = self.total // cp_size
-        self._padded_row_pieces: dict[tuple[int | None, int], Pieces] = {}
+        self._pieces_by_rank: dict[tuple[int | None, int], Pieces] = {}
         self._inverses: dict[tuple[bool, int], Pieces] = {}
 
     def rank(self, rank: Any, path: str) -> int | None:
@@ -242,14 +242,14 @@ class PackLayout:
         Pads stay pads, whatever the shift.
         """
         key = None if self.cp_size == 1 else rank, shift
-        found = self._padded_row_pieces.get(key)
+        found = self._pieces_by_rank.get(key)
         if found is None:
-            found = self._padded_row_pieces[key] = self._rows.pieces(*key)
+            found = self._pieces_by_rank[key] = self._rows.pieces(*key)
         return found
 
-    def know(self, rank: int | None, pieces: Pieces) -> None:
+    def keep_pieces(self, rank: int | None, pieces: Pieces) -> None:
         """Keep the pieces of a rank, which were made for several buffers at once."""
-        self._padded_row_pieces[None if self.cp_size == 1 else rank, 0] = pieces
+        self._pieces_by_rank[None if self.cp_size == 1 else rank, 0] = pieces
 
     def inverse(self, shift: int = 0, *, split: bool) -> Pieces:
         """The tokens of all rows, end to end, from values of every cell.

@@ -142,11 +142,11 @@ class Rows(NamedTuple):
 
     def items(self, rules: Rules) -> Items:
         """Rows that stay together. Without `max_tokens` their cells do not count, and are 0."""
-        many = int(self.item.max(initial=-1)) + 1
-        cells = np.zeros(many, dtype=np.int64)
+        item_count = int(self.item.max(initial=-1)) + 1
+        cells = np.zeros(item_count, dtype=np.int64)
         np.add.at(cells, self.item, self.cells if rules.max_tokens is not None else 0)
-        rows = np.bincount(self.item, minlength=many)
-        cost = np.bincount(self.item, self.cost, minlength=many)
+        rows = np.bincount(self.item, minlength=item_count)
+        cost = np.bincount(self.item, self.cost, minlength=item_count)
         return Items(cells.tolist(), rows.tolist(), cost.tolist())
 
 
