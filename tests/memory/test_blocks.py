@@ -173,7 +173,7 @@ def test_none_is_kept_where_that_is_asked_for(keep, zeroed):
 
 def test_an_unknown_choice_is_refused():
     with pytest.raises(ArgumentError, match="JAGCODEC_KEEP_BLOCKS: expected 0 or 1, found 'no'"):
-        blocks._wanted("no")
+        blocks._flag_of_environment("no")
 
 
 @pytest.mark.slow

@@ -457,7 +457,7 @@ def walked(make):
         patch.setattr("jagcodec.pack.rows._frames_of_row", lambda *_: None)
         patch.setattr("jagcodec.pack.rows._columns_of_dicts", lambda *_: None)
         patch.setattr("jagcodec.wire.encoder.message_at_once", lambda *_: None)
-        patch.setattr("jagcodec.pack.cells._concatenated_at_once", lambda *_: None)
+        patch.setattr("jagcodec.pack.cells._joined_quickly", lambda *_: None)
         patch.setattr("jagcodec.wire.documents.packed_at_once", lambda *_: None)
         return outcome(make)
 

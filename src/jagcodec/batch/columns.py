@@ -1,4 +1,4 @@
-"""Which kind of batch a value is, and which columns it has: the only file that asks."""
+"""Which kind of batch a value is, and which columns it has: asked here first."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def columns_of(
     kept: bool = False,
     pool: RowSplitsPool | None = None,
 ) -> Columns:
-    """The columns of an open batch or a message; with `kept`, callers may keep and write them."""
+    """The columns of an open batch or a message; with `kept`, the memory belongs to the caller."""
     batch = opened(source, where)
     rows = row_count_of(batch, where)
     listed = None if names is None else known_names(names, batch.keys(), where)

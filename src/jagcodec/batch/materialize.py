@@ -55,7 +55,7 @@ from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.pack.tensors import warn_of_swapped_dims
+from jagcodec.pack.warnings import warn_of_swapped_dims
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
@@ -197,15 +197,15 @@ def materialize(
         side,
         whole_number(prompt_width, 0, "materialize(prompt_width)"),
     )
-    aligned: frozenset[Any] | None = None
+    token_aligned: frozenset[Any] | None = None
     if token_aligned_fields is not None:
-        aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
+        token_aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
     options = _Options(
         layout,
         pads,
         placement,
         prompt_lengths,
-        aligned,
+        token_aligned,
         name_set(keep_jagged, "materialize(keep_jagged)"),
         _masks_of(attention_mask_of),
         usable_device(device, "materialize(device)"),
@@ -214,7 +214,7 @@ def materialize(
         strict,
     )
     options.check()
-    columns = padded_columns(batch, pads, placement) if options.are_pads_alone() else None
+    columns = padded_columns(batch, pads, placement) if options.has_pads_only() else None
     if columns is None:
         columns = _LayoutPlan(options, batch).filled_columns(container)
     result: Any = _contained(columns, container)
@@ -285,8 +285,8 @@ class _Options:
     pads: dict[Any, Any]
     placement: Placement
     prompt_lengths: Any
-    aligned: frozenset[Any] | None
-    kept: frozenset[Any]
+    token_aligned: frozenset[Any] | None
+    keep_jagged: frozenset[Any]
     masks: Mapping[Any, str]
     device: torch.device | None
     pin_memory: bool
@@ -302,9 +302,14 @@ class _Options:
         elif self.pin_memory:
             _check_accelerator()
 
-    def are_pads_alone(self) -> bool:
+    def has_pads_only(self) -> bool:
         """Whether no option is given but `pad_value_dict`."""
-        others = self.layout != "padded" or self.placement.width or self.kept or self.strict
+        others = (
+            self.layout != "padded"
+            or self.placement.pad_to_seqlen
+            or self.keep_jagged
+            or self.strict
+        )
         return not others and self.device is None and not any(self._rectangle_options().values())
 
     def pads_rectangles(self) -> bool:
@@ -319,7 +324,7 @@ class _Options:
             "padding_side": placement.sides or placement.side != "right",
             "prompt_lengths": self.prompt_lengths is not None,
             "prompt_width": placement.prompt_width,
-            "token_aligned_fields": self.aligned,
+            "token_aligned_fields": self.token_aligned,
             "attention_mask_of": self.masks,
             "pin_memory": self.pin_memory,
             "out": self.out is not None,
@@ -329,8 +334,8 @@ class _Options:
         """Raise an error for a name in an option that is not the name of a column."""
         check_known(self.pads, keys, "materialize(pad_value_dict)")
         check_known(self.placement.sides, keys, "materialize(padding_side)")
-        check_known(self.aligned or (), keys, "materialize(token_aligned_fields)")
-        check_known(self.kept, keys, "materialize(keep_jagged)")
+        check_known(self.token_aligned or (), keys, "materialize(token_aligned_fields)")
+        check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
 
 
 def _values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
@@ -443,8 +448,8 @@ class _LayoutPlan:
     def _lay_out_nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """What becomes of a nested tensor: itself, if it stays jagged."""
         options = self.options
-        stays, width = options.layout == "jagged", options.placement.width
-        if key in options.kept or (stays and not width):
+        stays, width = options.layout == "jagged", options.placement.pad_to_seqlen
+        if key in options.keep_jagged or (stays and not width):
             return leaf
         path = path_of(key)
         if is_jagged(leaf):
@@ -467,16 +472,17 @@ class _LayoutPlan:
     def _lay_out_view(self, view: RaggedView, key: Key) -> Any:
         """The rows of a column in the layout of the call."""
         options = self.options
-        kept, placement = key in options.kept, options.placement
+        kept, placement = key in options.keep_jagged, options.placement
         layout: Layout = "jagged" if kept else options.layout
         if layout == "padded":
-            rows = view.row_splits, placement.sides.get(key, placement.side)
-            places = self._places.get(rows)
+            place_key = view.row_splits, placement.sides.get(key, placement.side)
+            places = self._places.get(place_key)
             if places is None:
-                places = self._places[rows] = self._place_rows(rows[0], key, placement.width)
+                places = self._place_rows(view.row_splits, key, placement.pad_to_seqlen)
+                self._places[place_key] = places
             return self._plan_rectangle(view, places, key)
         if not kept:
-            check_width(view.row_splits, placement.width, key)
+            check_width(view.row_splits, placement.pad_to_seqlen, key)
         row_splits, values = self.pool.unique(view.row_splits), owned_values(view)
         if layout == "jagged":
             return nested_tensor(values, row_splits, view.ragged_dim)
@@ -508,13 +514,17 @@ class _LayoutPlan:
     def _lay_out_rectangle(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle, which options may pad further, as if it were jagged with equal rows."""
         options = self.options
-        most = options.placement.width
-        named = options.pads_rectangles() if options.aligned is None else key in options.aligned
-        if not named or leaf.dim() < 2 or key in options.kept:
+        most = options.placement.pad_to_seqlen
+        named = (
+            options.pads_rectangles()
+            if options.token_aligned is None
+            else key in options.token_aligned
+        )
+        if not named or leaf.dim() < 2 or key in options.keep_jagged:
             return leaf
         rows, cells = leaf.shape[:2]
         is_wider = 0 < most < cells
-        if options.aligned is not None and is_wider:
+        if options.token_aligned is not None and is_wider:
             detail = f"expected at most pad_to_seqlen={most} cells, found {cells}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
         check_extent(leaf.shape, leaf.itemsize, path_of(key))

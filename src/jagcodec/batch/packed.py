@@ -162,13 +162,13 @@ class PackPlan:
     def _cu_seqlens_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cu_seqlens is None:
             real, padded = self.layout.cu_seqlens, self.layout.cu_seqlens_padded
-            both = self._sent(np.concatenate([real] if padded is real else [real, padded]))
+            both = self._as_tensor(np.concatenate([real] if padded is real else [real, padded]))
             self._cu_seqlens = both[: len(real)], both[len(real) :]
             if padded is real:
                 self._cu_seqlens = both, both
         return self._cu_seqlens
 
-    def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+    def _as_tensor(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """Numbers as a tensor, on the device of the plan."""
         from jagcodec.ragged.packer import sent
 
@@ -316,12 +316,12 @@ class PackPlan:
         where = "PackPlan.position_ids"
         check_option(pads, ("zero", "continue"), f"{where}(pads)")
         rank = self.layout.rank(cp_rank, f"{where}(cp_rank)")
-        return self._sent(self.layout.position_ids(rank, through_pads=pads == "continue"))
+        return self._as_tensor(self.layout.position_ids(rank, through_pads=pads == "continue"))
 
     def mask(self, cp_rank: int | None = None) -> torch.Tensor:
         """True where a token is, False where a pad is: bool, of the shape of `position_ids`."""
         rank = self.layout.rank(cp_rank, "PackPlan.mask(cp_rank)")
-        return self._sent(self.layout.pieces(rank).mask())
+        return self._as_tensor(self.layout.pieces(rank).mask())
 
     # Out of it
 

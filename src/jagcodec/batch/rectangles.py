@@ -22,7 +22,7 @@ from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
-from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
+from jagcodec.wire.dtypes import NUMPY_BY_NAME, torch_dtype
 from jagcodec.wire.frames import writable_bytes
 from jagcodec.wire.lowered import Key
 from jagcodec.wire.schema import Node
@@ -66,7 +66,7 @@ class RowPlaces(NamedTuple):
 class Placement:
     """The options that decide where rows go, and how wide a padded column is."""
 
-    width: int
+    pad_to_seqlen: int
     multiple: int
     sides: Mapping[Any, PaddingSide]
     side: PaddingSide
@@ -75,7 +75,7 @@ class Placement:
 
     def moves_rows(self) -> bool:
         """Whether rows that are equally long do not stay where they are in their rectangle."""
-        return bool(self.width or self.multiple != 1 or self.side != "right" or self.sides)
+        return bool(self.pad_to_seqlen or self.multiple != 1 or self.side != "right" or self.sides)
 
     def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
         """Where rows go; they must fit into `width`, unless that is 0."""
@@ -107,10 +107,12 @@ class Placement:
         left_pad = before - prompts
         ends = left_pad + lengths
         needed = max(int(ends.max(initial=0)), before)
-        if self.width and needed > self.width:
+        if self.pad_to_seqlen and needed > self.pad_to_seqlen:
             row = int(np.argmax(ends))
-            raise _too_long(key, row, self.width, f"{ends[row]} with its prompt padded to {before}")
-        return RowPlaces(left_pad, self._round_up(self.width or needed))
+            raise _too_long(
+                key, row, self.pad_to_seqlen, f"{ends[row]} with its prompt padded to {before}"
+            )
+        return RowPlaces(left_pad, self._round_up(self.pad_to_seqlen or needed))
 
     def _round_up(self, width: int) -> int:
         return -(-width // self.multiple) * self.multiple
@@ -141,7 +143,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
     """Give each rectangle memory: new, or of `out`, tensors by name or one buffer."""
     wanted = rectangles
     if isinstance(out, Mapping):
-        wanted = [rectangle for rectangle in wanted if not _is_in(out, rectangle)]
+        wanted = [rectangle for rectangle in wanted if not _take_memory_of(out, rectangle)]
         out = None
     elif out is not None:
         out = writable_bytes(out, "materialize(out)")
@@ -165,8 +167,8 @@ def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentErr
     return ArgumentError("too_large", "materialize", f"{detail}: {error!s:.200}")
 
 
-def _is_in(out: Any, rectangle: Rectangle) -> bool:
-    """Whether `out` has a tensor for a rectangle, which then gets it."""
+def _take_memory_of(out: Any, rectangle: Rectangle) -> bool:
+    """Give a rectangle the tensor that `out` has for it; return whether there is one."""
     found = named_item(out, rectangle.key)
     if found is None:
         return False
@@ -305,7 +307,7 @@ def _small_rectangles(
                 splits, starts = batch.chosen.among(splits)
             lengths = splits.lengths
             place = splits.rows, placement.of_rows(splits, name, 0).width
-        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
+        dtype, size = NUMPY_BY_NAME.get(spelled), node.itemsize
         bits: bytes | None = bytes(size)
         if name in pads:
             bits = bits_of(pads[name], torch_dtype(spelled))

@@ -40,7 +40,7 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.integrations import needed
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, same_width_ints
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, same_width_dtype
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged.nested import is_jagged, parts_of, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
@@ -106,7 +106,8 @@ __all__ = ["installed"]
 
 NAME = "SimpleStorage"  # `transfer_queue.close` and the metrics compare with it
 MESSAGE = f"jagcodec {__version__}"  # the key of a message in the body of a request
-APART = "apart"  # in `meta` of a reply: columns that TransferQueue's own code makes of their values
+# In `meta` of a reply: columns with tensors, which TransferQueue's own code makes of their values.
+WITH_TENSORS = "with_tensors"
 
 _logger = get_logger(__name__)
 
@@ -364,7 +365,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
                 scattered += list(one)
         with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
         batch = Columns(len(global_indexes), {name: columns[name] for name in found})
-        frames = self.options.encode(batch, {APART: with_tensors} if with_tensors else None)
+        frames = self.options.encode(batch, {WITH_TENSORS: with_tensors} if with_tensors else None)
         if scattered:  # from now on this message holds the rows, so the next get is faster
             kept = self.options.open(frames, NO_LIMITS)
             rows = [_Row(kept, row) for row in range(len(kept))]
@@ -428,7 +429,7 @@ class _SavedTensor:
     """Pickles a tensor of a dtype that torch writes and cannot read, as integers of its width."""
 
     def __init__(self, value: torch.Tensor) -> None:
-        self._words = value.view(same_width_ints(value.dtype)).clone()
+        self._words = value.view(same_width_dtype(value.dtype)).clone()
         self._dtype = value.dtype
 
     def __reduce__(self) -> Any:
@@ -455,8 +456,8 @@ def _holds_tensors(column: Any) -> bool:
     )
 
 
-def _answer(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
-    """The answer to a put or a get; None to other requests, and to those that fail.
+def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
+    """The reply to a put or a get; None to other requests, and to those that fail.
 
     TransferQueue's own code answers then, and names the fault. It counts the cores of the host at
     each request, which is slower than a put.
@@ -487,7 +488,7 @@ class _Transfer(PayloadTransfer):  # type: ignore[misc]
     def handle_request(
         self, request: Any, *, storage_id: str, load_data: Any, store_data: Any
     ) -> Any:
-        ours = _answer(request, storage_id, load_data, store_data)
+        ours = _reply_to(request, storage_id, load_data, store_data)
         return ours or self._theirs.handle_request(
             request, storage_id=storage_id, load_data=load_data, store_data=store_data
         )
@@ -518,14 +519,14 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         return _StorageUnitInfo(info.role, info.id, info.ip, info.ports)
 
     def _handle_put(self, request: Any) -> Any:
-        return self._answer(request) or super()._handle_put(request)
+        return self._reply_to(request) or super()._handle_put(request)
 
     def _handle_get(self, request: Any) -> Any:
-        return self._answer(request) or super()._handle_get(request)
+        return self._reply_to(request) or super()._handle_get(request)
 
-    def _answer(self, request: Any) -> Any:
+    def _reply_to(self, request: Any) -> Any:
         storage = self.storage_data
-        return _answer(request, self.storage_unit_id, storage.get_data, storage.store)
+        return _reply_to(request, self.storage_unit_id, storage.get_data, storage.store)
 
     # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
 
@@ -586,7 +587,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         groups = self._groups(metadata)
         messages = self._messages(data, [group.batch_positions for group in groups.values()])
         request = self._put_to_single_storage_unit
-        await self._answers("put", groups, request, map(body_of, messages))
+        await self._ask_units("put", groups, request, map(body_of, messages))
         await self.notify_data_update(metadata.partition_ids[0], metadata.global_indexes, schema)
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:
@@ -596,12 +597,12 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         names = list(metadata.field_names)
         groups = self._groups(metadata)
         request = self._get_from_single_storage_unit
-        replies = await self._answers("get", groups, request, [{MESSAGE: names}] * len(groups))
+        replies = await self._ask_units("get", groups, request, [{MESSAGE: names}] * len(groups))
         batches = [self._options.open(content_of(body, "get")) for _, body in replies]
         # The rows of all storage units as one batch, in the order that was asked for.
         places = np.concatenate([group.batch_positions for group in groups.values()])
         index = np.argsort(places).tolist()
-        with_tensors = {name for batch in batches for name in batch.meta.get(APART, ())}
+        with_tensors = {name for batch in batches for name in batch.meta.get(WITH_TENSORS, ())}
         joinable = [name for name in names if name not in with_tensors]
         leaves, others = _rows_of(batches, index, joinable, lambda b: b.to_tensordict().items())
         others |= {
@@ -627,7 +628,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         groups: dict[str, Any] = self._group_by_hash(metadata.global_indexes)
         return groups
 
-    async def _answers(
+    async def _ask_units(
         self, operation: str, groups: dict[str, Any], request: Any, bodies: Iterable[Any]
     ) -> Sequence[Any]:
         """What storage units answer, asked again where TransferQueue repeats its own requests."""
@@ -669,7 +670,7 @@ def start_units(conf: Any) -> dict[str, Any]:
     start.__kwdefaults__ = _START.__kwdefaults__
     try:
         controller = _controller()
-        content_of({ray.get(controller.__ray_call__.remote(_message)): None}, "the controller")
+        content_of({ray.get(controller.__ray_call__.remote(_version_here)): None}, "the controller")
         handles: dict[str, Any] = start(conf)
     except ray.exceptions.RayError as error:
         raise _not_importable(error) from error
@@ -694,8 +695,8 @@ def _unit_actor(options: StorageOptions, **given: Any) -> Any:
     return types.SimpleNamespace(remote=partial(actor.remote, options=options))
 
 
-def _message(_: Any) -> str:
-    """Called in the controller, which will unpickle `_StorageUnitInfo`s."""
+def _version_here(_: Any) -> str:
+    """The version in the controller, which will unpickle `_StorageUnitInfo`s."""
     return MESSAGE
 
 

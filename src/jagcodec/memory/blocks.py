@@ -27,7 +27,7 @@ from jagcodec.memory.tensor_bytes import (
     address,
     as_bytes,
     from_bytes,
-    same_width_ints,
+    same_width_dtype,
 )
 
 # The C library keeps smaller memory well enough. It may take larger memory anew, page by page.
@@ -64,7 +64,7 @@ def new_block(size: int) -> Block:
     # Round the size up, so that the next batch can use the block, too. Pages that nobody touches
     # need no memory.
     room = 1 << (size - 1).bit_length()
-    mapped = _let_go(room)
+    mapped = _take_kept(room)
     zeroed = mapped is None
     if mapped is None:
         if room < _LARGE and len(_loans) >= _MOST_LOANS:
@@ -105,7 +105,7 @@ def _unkept(size: int) -> Block:
         return Block(make(size, dtype=np.uint8), zeroed)
 
 
-def _let_go(room: int) -> mmap.mmap | None:
+def _take_kept(room: int) -> mmap.mmap | None:
     """A kept block of this size, if there is one."""
     kept = _kept[room]
     if not kept and room >= _LARGE:
@@ -161,14 +161,17 @@ def _collect() -> None:
             _returned(loan)
 
 
-def _wanted(text: str) -> bool:
+def _flag_of_environment(text: str) -> bool:
+    """Whether the value of `JAGCODEC_KEEP_BLOCKS` asks to keep blocks, as an empty one does."""
     if text not in ("", "0", "1"):
         detail = f"expected 0 or 1, found {text!r}"
         raise ArgumentError("bad_option", "JAGCODEC_KEEP_BLOCKS", detail)
     return text != "0"
 
 
-_keeps = hasattr(mmap, "MADV_FREE") and _wanted(os.environ.get("JAGCODEC_KEEP_BLOCKS", ""))
+_keeps = hasattr(mmap, "MADV_FREE") and _flag_of_environment(
+    os.environ.get("JAGCODEC_KEEP_BLOCKS", "")
+)
 
 # --- several tensors in one block --------------------------------------------------------------
 
@@ -221,7 +224,7 @@ def allocate(
             on_host.append((one, end, end + size))
             end += aligned(size)
         else:
-            words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), device=one.device)
+            words = torch.empty(one.shape, dtype=same_width_dtype(one.dtype), device=one.device)
             one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False
     block, zeroed = _block(end, out)
     for one, start, stop in on_host:
@@ -236,7 +239,7 @@ def _page_locked(one: Wanted) -> None:
     Torch reuses such memory when the copies from it are done. It only knows of copies from tensors
     that it made, so it may overwrite a tensor over a part of a block while a device reads it.
     """
-    words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), pin_memory=True)
+    words = torch.empty(one.shape, dtype=same_width_dtype(one.dtype), pin_memory=True)
     one.tensor, one.data, one.zeroed = words.view(one.dtype), as_bytes(words), False
 
 

@@ -127,8 +127,8 @@ def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     if array is not None:
         return array
     host = resolved(tensor.detach().cpu())
-    packed = str(host.dtype).endswith("_x2")  # two numbers in each element
-    if host.is_floating_point() and host.itemsize < 4 and not packed:
+    two_per_element = str(host.dtype).endswith("_x2")  # two numbers in each element
+    if host.is_floating_point() and host.itemsize < 4 and not two_per_element:
         host = host.to(torch.float32)
     elif host.dtype == torch.complex32:
         host = host.to(torch.complex64)
@@ -219,7 +219,7 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
-def same_width_ints(dtype: torch.dtype) -> torch.dtype:
+def same_width_dtype(dtype: torch.dtype) -> torch.dtype:
     """A dtype of the same width that has every copy kernel."""
     return _WIDTHS.get(dtype.itemsize, torch.complex128)
 

@@ -35,14 +35,14 @@ from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 
 @dataclass
-class _Grown:
+class _GrowingColumn:
     """A per-token column."""
 
     dim: int = 0  # the dim of a chunk along which its tokens are
     shape: tuple[int, ...] = (0,)  # the shape without tokens
     schema: FieldSchema | None = None  # what says the shape of its chunks
     dtype: torch.dtype | None = None  # None until a number decides it
-    is_chosen: bool = False  # whether `dtypes`, an array or a tensor decided the dtype
+    dtype_is_fixed: bool = False  # whether `dtypes`, an array or a tensor decided the dtype
     tokens: int = 0
     chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
 
@@ -55,7 +55,7 @@ class _Grown:
             self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
 
-    def keep(self, tokens: int) -> _Grown:
+    def keep(self, tokens: int) -> _GrowingColumn:
         """A column with a copy of the first tokens."""
         chunks = [cat_bits([self.whole().narrow(self.dim, 0, tokens)], 0)] if tokens else []
         return replace(self, tokens=tokens, chunks=chunks)
@@ -125,22 +125,24 @@ class RowBuilder:
     ) -> None:
         path = "RowBuilder(same_length)"
         self._same = None if same_length is None else name_set(same_length, path)
-        self._columns: dict[str, _Grown] = {}
+        self._columns: dict[str, _GrowingColumn] = {}
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
         given = {} if dtypes is None else dtypes
         path = "RowBuilder(dtypes)"
-        for name, said in read_dtypes(given, path).items():
-            if said.kind not in ("", "jagged"):
-                self._dtypes[name] = said
+        for name, schema in read_dtypes(given, path).items():
+            if schema.kind not in ("", "jagged"):
+                self._dtypes[name] = schema
                 continue
-            grown = _Grown(schema=said, dtype=said.dtype, is_chosen=said.dtype is not None)
+            grown = _GrowingColumn(
+                schema=schema, dtype=schema.dtype, dtype_is_fixed=schema.dtype is not None
+            )
             self._columns[name] = grown
-            sizes = said.shape[1:] if said.shape else ()
+            sizes = schema.shape[1:] if schema.shape else ()
             if len(sizes) > sizes.count(None):  # some size is known
-                grown.dim = ragged_dim_of(said) - 1
+                grown.dim = ragged_dim_of(schema) - 1
                 try:
-                    grown.shape = shape_without_cells(said, grown.dim + 1)
+                    grown.shape = shape_without_cells(schema, grown.dim + 1)
                 except JagcodecError as error:
                     raise misfit(error, f"{path}[{name!r}]") from None
 
@@ -178,19 +180,19 @@ class RowBuilder:
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
-            read[name] = _read_chunk(self._columns.get(name) or _Grown(), chunk, path)
+            read[name] = _read_chunk(self._columns.get(name) or _GrowingColumn(), chunk, path)
         tokens = {name: n for name, (_, _, n) in read.items() if n is not None}
         added = tokens
         if len(tokens) < len(read):
             added = dict.fromkeys(read, self._tokens_to_fill(tokens, where)) | tokens
-        columns = self._columns | {name: column for name, (column, _, _) in read.items()}
-        self._check_token_counts(columns, added, where)
+        grown = self._columns | {name: column for name, (column, _, _) in read.items()}
+        self._check_token_counts(grown, added, where)
         for name, (column, cells, _) in read.items():
             if added[name]:
                 filled = cells if name in tokens else column.filled(cells, added[name])
                 column.chunks.append(filled)
                 column.tokens += added[name]
-        self._columns = columns
+        self._columns = grown
 
     def _tokens_to_fill(self, tokens: Mapping[str, int], where: str) -> int:
         """How many tokens a single number fills."""
@@ -204,7 +206,7 @@ class RowBuilder:
         return found
 
     def _check_token_counts(
-        self, columns: Mapping[str, _Grown], added: Mapping[str, int], where: str
+        self, columns: Mapping[str, _GrowingColumn], added: Mapping[str, int], where: str
     ) -> None:
         """Refuse a chunk after which columns of `same_length` would differ in their tokens."""
         any_lengths = self._same is not None and not self._same
@@ -278,10 +280,10 @@ class RowBuilder:
             Frames, those of ``encode_rows([row.to_row()], ...)`` with the `dtypes` of the row.
             Raises as `encode_rows`, of a value that was set.
         """
-        said = {name: said for name, said in self._dtypes.items() if name in self._values}
+        dtypes = {name: dtype for name, dtype in self._dtypes.items() if name in self._values}
         dims = {name: column.dim + 1 for name, column in self._columns.items() if column.dim}
         row = self.to_row()
-        return encode_rows([row], dtypes=said or None, ragged_dims=dims or None, **options)
+        return encode_rows([row], dtypes=dtypes or None, ragged_dims=dims or None, **options)
 
     @classmethod
     def from_message(
@@ -316,7 +318,7 @@ class RowBuilder:
             if isinstance(leaf, RaggedView):
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
                 shape = tuple(0 if d == dim else size for d, size in enumerate(cells.shape))
-                grown = _Grown(dim, shape, schema[name], leaf.dtype, True, 0, [cells])
+                grown = _GrowingColumn(dim, shape, schema[name], leaf.dtype, True, 0, [cells])
                 row._columns[name] = grown.keep(leaf.row_splits.total)
                 continue
             if schema[name].kind == "tensor":
@@ -357,19 +359,21 @@ def _of_state(state: Any) -> RowBuilder:
     """A row made of its type and attributes; each column is a dict of its attributes."""
     kind, attributes = state
     row: RowBuilder = object.__new__(kind)
-    columns = {name: _Grown(**fields) for name, fields in attributes["_columns"].items()}
+    columns = {name: _GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
     vars(row).update(attributes, _columns=columns)
     return row
 
 
-def _read_chunk(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Tensor, int | None]:
+def _read_chunk(
+    column: _GrowingColumn, chunk: Any, path: str
+) -> tuple[_GrowingColumn, torch.Tensor, int | None]:
     """Read a chunk: its column, perhaps with a new dtype; cells; token count, None for a number."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, torch.empty(0), 0
-    ints = column.dtype == torch.int64 and not column.is_chosen
+    ints = column.dtype == torch.int64 and not column.dtype_is_fixed
     try:
         made: Any = cells_of_rows([chunk], None if ints else column.dtype, dim=column.dim)
         if ints and isinstance(made, RowCells) and made.dtype != torch.int64:
@@ -389,5 +393,5 @@ def _read_chunk(column: _Grown, chunk: Any, path: str) -> tuple[_Grown, torch.Te
     except JagcodecError as error:
         raise misfit(error, path) from None
     if column.dtype is None:
-        column = replace(column, dtype=made.dtype, is_chosen=is_typed)
+        column = replace(column, dtype=made.dtype, dtype_is_fixed=is_typed)
     return column, cells, made.lengths[0] if made.lengths else None

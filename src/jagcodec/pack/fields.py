@@ -31,10 +31,10 @@ from jagcodec.memory.tensor_bytes import (
     plain_arrays,
 )
 from jagcodec.pack.row_kinds import described
-from jagcodec.pack.tensors import (
+from jagcodec.pack.warnings import (
     FEW_CELLS,
     MISSING_CELL,
-    unpadded,
+    first_unpadded,
     warn_of_leftovers,
     warn_of_narrow,
     warn_of_rectangle,
@@ -328,7 +328,7 @@ def _check_pads(
             valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
         _check_constant(integers, valid, where)
     elif mask is None:
-        name = unpadded(packed, row_splits)
+        name = first_unpadded(packed, row_splits)
         if name is not None:
             warn_of_leftovers(f"{where}({name!r})")
 

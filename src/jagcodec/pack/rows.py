@@ -39,7 +39,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.at_once import frames_of_items, is_wide, item_of_documents
+from jagcodec.wire.at_once import exceeds_max_bytes, frames_of_items, item_of_documents
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.encoder import (
     OF_META,
@@ -361,7 +361,10 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 def _frames_of_row(
     row: Any, same_length: Any, where: str, options: EncodeOptions
 ) -> list[Frame] | None:
-    """The message of one row, made in one pass; None if a value needs `_checked_columns`."""
+    """The message of one row, made in one pass.
+
+    None if a value or `same_length` needs `_checked_columns`.
+    """
     if type(row) is not dict:
         return None
     named_columns(row, f"{where}(rows), row 0")
@@ -383,7 +386,7 @@ def _frames_of_row(
             dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
             if dtype is None or not shape or not value.flags.c_contiguous:
                 return None
-            if not value.size and is_wide(shape, value.itemsize):
+            if not value.size and exceeds_max_bytes(shape, value.itemsize):
                 return None  # an error follows
             items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
             nodes.append((Code.JAGGED, dtype, len(shape), 1))
@@ -401,7 +404,7 @@ def _frames_of_row(
                 return None
             items.append(item_of_documents(packed))
             nodes.append((Code.NON_TENSOR_ROWS,))
-    if same_length is not _NO_NAMES and not _are_equal(same_length, lengths):
+    if same_length is not _NO_NAMES and not _surely_equal(same_length, lengths):
         return None  # an error may follow
     start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
     return frames_of_items(start, items, packed_values(values_of_meta(options.get("meta"))))
@@ -555,7 +558,7 @@ def _check_same_lengths(
     same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
 ) -> None:
     """Check that the rows of the named columns are as long as each other."""
-    if _are_equal(same_length, lengths):
+    if _surely_equal(same_length, lengths):
         return
     path = f"{where}(same_length)"
     named = known_names(same_length, columns, path)
@@ -571,7 +574,7 @@ def _check_same_lengths(
             raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)
 
 
-def _are_equal(names: Any, lengths: Mapping[str, tuple[int, ...]]) -> bool:
+def _surely_equal(names: Any, lengths: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether columns have equal lengths; False if one has none, or if names need a check."""
     if type(names) is not list and type(names) is not tuple:
         return False

@@ -1,4 +1,4 @@
-"""One tensor: padded to jagged, and responses out of rows; warnings of likely mistakes.
+"""One tensor: padded to jagged, and responses out of rows.
 
 The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.codec``.
 """
@@ -6,16 +6,14 @@ The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.co
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import flag_of, items_of, whole_number
-from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecWarning, Reason, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import (
@@ -25,8 +23,9 @@ from jagcodec.memory.tensor_bytes import (
     number_array,
     plain_array,
 )
+from jagcodec.pack.warnings import first_unpadded, warn_of_leftovers, warn_of_rectangle
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
+from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import (
     check_jagged,
     is_jagged,
@@ -143,7 +142,7 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     widest = row_splits.max if exact_width else sys.maxsize
     fits = val.dim() > 1 and len(val) == row_splits.rows
     if fits and row_splits.max <= val.shape[1] <= widest:
-        if unpadded({path: val}, row_splits) is not None:
+        if first_unpadded({path: val}, row_splits) is not None:
             warn_of_leftovers(path)
         return _pack_rectangle(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
@@ -370,97 +369,3 @@ def _cells_before_true(
     counts = np.zeros(splits.rows, dtype=np.int64)
     np.add.at(counts, rows, lengths)
     return nested_tensor(values_of(runs), RowSplits.from_lengths(counts))
-
-
-# --- warnings ----------------------------------------------------------------------------------
-
-
-def _warn(path: str, detail: str) -> None:
-    """Warn at the line outside the library that called into it; Python does so once per line."""
-    # The text must not vary from batch to batch: Python counts another text as another warning.
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith("jagcodec."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(f"{path}: {detail}", JagcodecWarning, stacklevel=level)
-
-
-def warn_of_rectangle(path: str) -> None:
-    """Warn of a column that was named, and cannot be packed."""
-    detail = "stays rectangular although you named it as per-token, because its rows or its width "
-    _warn(path, f"{detail}do not fit the lengths or the mask. {MISSING_CELL}")
-
-
-FEW_CELLS = 2
-"""A rectangle that lacks so many cells of the longest row, or fewer, is likely to be per-token."""
-
-MISSING_CELL = "If it lacks the first token, pad it: torch.nn.functional.pad(x, (1, 0)) for (N, S)"
-"""What to do with log-probabilities of all tokens but the first."""
-
-
-def warn_of_narrow(path: str) -> None:
-    """Warn of a column without a name that is almost as wide as those that are packed."""
-    detail = "stays rectangular, because it is a few cells narrower than the longest row or the "
-    detail += f"mask: a per-token column has a cell for each token. {MISSING_CELL}. If it is not "
-    _warn(path, detail + "per-token, name the columns that are in token_aligned_fields")
-
-
-def warn_of_swapped_dims(path: str) -> None:
-    """Warn of a column that is padded in one dim, and whose tokens are in the next one."""
-    detail = "is padded in dim 1, although the rows of another column are as long as its dim 2. "
-    detail += "Are its rows (k, n), such as position ids of several kinds? Then write them with "
-    detail += "their ragged dim: encode_rows(..., ragged_dims={name: 2}). If they are not, name "
-    _warn(path, detail + "the column in keep_jagged, or leave it out of token_aligned_fields")
-
-
-def warn_of_leftovers(path: str) -> None:
-    """Warn of integers that are packed, and do not look padded."""
-    detail = "cells after rows are left out, and they do not look like padding: the first and the "
-    detail += "last of a row differ. Did you pass prompt or response lengths for a column of both? "
-    detail += (
-        "Is it padded on the left? pack_jagged_fields and encode_fields accept mask= for that, "
-    )
-    detail += "and with strict=True they name the row"
-    _warn(path, detail)
-
-
-def warn_of_width(path: str) -> None:
-    """Warn of lengths that pack no column, although one is wider than the longest row."""
-    detail = "lengths pack no column: without names only those as wide as the longest row are "
-    _warn(path, detail + "packed. Name the per-token columns in token_aligned_fields")
-
-
-_FEW_ROWS = 16
-
-
-def unpadded(columns: Mapping[str, Any], row_splits: RowSplits) -> str | None:
-    """The first column of integers (N, S, ...) on the CPU, if not one of them looks padded.
-
-    One is enough: others, such as position ids, may go on past the ends of rows.
-    """
-    first = None
-    for name, column in columns.items():
-        array = column
-        if type(column) is not np.ndarray:
-            if not column.is_cpu or column.dtype not in LENGTH_DTYPES:
-                continue
-            array = number_array(column)
-        if array.dtype.kind in "iu":
-            if _is_padded(array, row_splits):
-                return None
-            first = name if first is None else first
-    return first
-
-
-def _is_padded(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
-    """Whether the first cell after each row is also the last cell of its rectangle's row."""
-    lengths, rows, last = row_splits.lengths, row_splits.rows, array.shape[1] - 1
-    if row_splits.min >= last or not array.size:
-        return True
-    if rows > _FEW_ROWS or array.ndim > 2:
-        ends = array[np.arange(rows), np.minimum(lengths, last)]
-        return bool((ends == array[:, last]).all())
-    item, width = array.item, last + 1
-    for row, length in enumerate(lengths.tolist()):  # which takes numpy longer, if they are few
-        if length < last and item(row * width + length) != item(row * width + last):
-            return False
-    return True

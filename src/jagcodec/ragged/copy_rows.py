@@ -23,7 +23,7 @@ from jagcodec.memory.tensor_bytes import (
     from_bytes,
     from_words,
     refill,
-    same_width_ints,
+    same_width_dtype,
 )
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, Starts
@@ -218,7 +218,7 @@ def pad_by_torch(
 
 def _index_words(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as integers, for which torch has the index kernels that some dtypes lack."""
-    return tensor.view(same_width_ints(tensor.dtype))
+    return tensor.view(same_width_dtype(tensor.dtype))
 
 
 def _cell_index(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:

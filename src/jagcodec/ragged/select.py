@@ -92,7 +92,7 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """Chosen rows of a column or a batch. A range of a tensor is a slice; all else is copied."""
-    return _Choice(chosen, pool, operator.is_, 0).of([leaf], path)
+    return _RowJoiner(chosen, pool, operator.is_, 0).of([leaf], path)
 
 
 def join_leaves(
@@ -107,7 +107,7 @@ def join_leaves(
 
     `same` compares values that belong to whole batches.
     """
-    return _Choice(chosen, pool, same, model).of(leaves, path)
+    return _RowJoiner(chosen, pool, same, model).of(leaves, path)
 
 
 def join_views(
@@ -120,10 +120,10 @@ def join_views(
         end_to_end(values, view.row_splits, view.ragged_dim)
         for values, view in zip(gathered(views), views, strict=True)
     ]
-    return _Choice(chosen, pool, operator.is_, 0)._join_views(moved, path)
+    return _RowJoiner(chosen, pool, operator.is_, 0)._join_views(moved, path)
 
 
-class _Choice(NamedTuple):
+class _RowJoiner(NamedTuple):
     """Chooses and joins rows: which rows are wanted, and how values of whole batches compare."""
 
     chosen: Chosen | None  # None means all rows
@@ -138,7 +138,7 @@ class _Choice(NamedTuple):
             leaves = [self._like_model(leaf, leaves, i, path) for i, leaf in enumerate(leaves)]
         if kind is None:
             raise not_a_column(leaves[0], path)
-        return _WAYS[kind](self, leaves, path)
+        return _JOIN_OF_KIND[kind](self, leaves, path)
 
     def _like_model(self, leaf: Any, leaves: Sequence[Any], i: int, path: str) -> Any:
         """A column in the form of the model, if that can hold the same; an error otherwise."""
@@ -339,24 +339,24 @@ class _Choice(NamedTuple):
         return values[0]
 
 
-_WAYS: dict[Any, Callable[[_Choice, Sequence[Any], str], Any]] = {
-    UnbatchedTensor: _Choice._join_unbatched,
-    torch.Tensor: _Choice._join_tensors,
-    dict: _Choice._join_batches,
-    np.ndarray: _Choice._join_arrays,
-    list: _Choice._join_lists,
-    PackedColumn: _Choice._join_packed,
-    TensorDictBase: _Choice._join_batches,
-    NonTensorData: _Choice._join_objects,
-    is_tensorclass: _Choice._join_tensorclasses,
+_JOIN_OF_KIND: dict[Any, Callable[[_RowJoiner, Sequence[Any], str], Any]] = {
+    UnbatchedTensor: _RowJoiner._join_unbatched,
+    torch.Tensor: _RowJoiner._join_tensors,
+    dict: _RowJoiner._join_batches,
+    np.ndarray: _RowJoiner._join_arrays,
+    list: _RowJoiner._join_lists,
+    PackedColumn: _RowJoiner._join_packed,
+    TensorDictBase: _RowJoiner._join_batches,
+    NonTensorData: _RowJoiner._join_objects,
+    is_tensorclass: _RowJoiner._join_tensorclasses,
 }
 """How rows of each kind of column are joined and chosen."""
 
-_TYPES = tuple(kind for kind in _WAYS if isinstance(kind, type))
+_TYPES = tuple(kind for kind in _JOIN_OF_KIND if isinstance(kind, type))
 
 
 def _kind_of_column(leaf: Any) -> Any:
-    """The key of a column in `_WAYS`; None if it is not a column."""
+    """The key of a column in `_JOIN_OF_KIND`; None if it is not a column."""
     if non_tensor.is_non_tensor(leaf):
         return NonTensorData
     known = next((kind for kind in _TYPES if isinstance(leaf, kind)), None)

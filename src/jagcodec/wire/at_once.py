@@ -1,7 +1,7 @@
 """Messages of batches without a walk, as most batches need none.
 
-A column needs no walk if its cells are contiguous host memory, or if msgpack alone can write its
-objects.
+A column needs no walk if its cells are contiguous host memory, if its rows are scattered in such
+memory (in the buffers of messages, too), or if msgpack alone can write its objects.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _of_view(view: RaggedView, pool: RowSplitsPool) -> _Made:
     if dtype is None or not in_order or view.ragged_dim > 1:
         return None
     shape = (splits.total, *view.shape[1:])
-    if 0 in shape and is_wide(shape, view.dtype.itemsize):
+    if 0 in shape and exceeds_max_bytes(shape, view.dtype.itemsize):
         return None
     data: Any = view
     if starts is None:
@@ -156,7 +156,7 @@ def _of_array(data: np.ndarray[Any, Any], pool: RowSplitsPool) -> _Made:
     dtype = NUMPY_NAMES.get(data.dtype)
     if dtype is None or not data.flags.c_contiguous:
         return None
-    if not data.size and is_wide(data.shape, data.itemsize):
+    if not data.size and exceeds_max_bytes(data.shape, data.itemsize):
         return None
     return (data, PLAIN, None, data.shape), (Code.TENSOR, dtype, data.ndim)
 
@@ -171,6 +171,6 @@ _MAKERS: dict[type, Callable[[Any, RowSplitsPool], _Made]] = {
 }
 
 
-def is_wide(dims: Sequence[int], itemsize: int) -> bool:
+def exceeds_max_bytes(dims: Sequence[int], itemsize: int) -> bool:
     """Whether `Lowering` rejects these dims of a column without cells."""
     return extent_of(dims) * itemsize >= spec.MAX_BYTES

@@ -12,22 +12,24 @@ from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, array_bytes
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import TORCH_DTYPES
 
-DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for name in TORCH_DTYPES}
+TORCH_BY_NAME: dict[str, torch.dtype | None] = {
+    name: getattr(torch, name, None) for name in TORCH_DTYPES
+}
 """The dtypes by name; None where this torch does not have one."""
 
-TORCH_NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype is not None}
+TORCH_NAMES = {dtype: name for name, dtype in TORCH_BY_NAME.items() if dtype is not None}
 """The wire's names of the dtypes that this torch has."""
 
 NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
 """The wire's names of numpy's dtypes, where torch has the same ones."""
 
-NAMED_ARRAYS = {name: dtype for dtype, name in NUMPY_NAMES.items()}
+NUMPY_BY_NAME = {name: dtype for dtype, name in NUMPY_NAMES.items()}
 """The dtypes of numpy by their names on the wire."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a checked name."""
-    dtype = DTYPES[name]
+    dtype = TORCH_BY_NAME[name]
     if dtype is None:
         expected = f"expected a dtype of torch {torch.__version__}"
         raise fail("unknown_dtype", f"{expected}, found {brief(name)}")

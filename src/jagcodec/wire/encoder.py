@@ -3,9 +3,11 @@
 Encoding has four phases, and data is handed from one to the next:
 
     lower   a value -> a schema, and what needs a place; no cell is read (`lowering`)
-    place   what needs a place -> buffers, numbers; device memory is fetched before (`place`)
+    place   what needs a place -> buffers, numbers; `_walked` fetches device memory before (`place`)
     write   schema, numbers, values -> the header's bytes (`header`)
     copy    rows -> buffers, one allocation and one kernel call (`frames`)
+
+`message_at_once` does the first three for most batches.
 """
 
 from __future__ import annotations
@@ -231,9 +233,9 @@ def _walked(
     copies = HostCopies()
     copies.fetch(lowering.on_devices)
     writer = LoweredWriter(copies, narrows=bool(narrow), elides=elide)
-    message = writer.all_of(lowered)
+    message = writer.message_of(lowered)
     if writer.elided and not is_accepted(message.header, message.documents):
-        message = LoweredWriter(copies, narrows=bool(narrow)).all_of(lowered)
+        message = LoweredWriter(copies, narrows=bool(narrow)).message_of(lowered)
     return message
 
 

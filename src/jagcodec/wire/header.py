@@ -51,12 +51,12 @@ class Header(NamedTuple):
 # --- writing -----------------------------------------------------------------------------------
 
 _KEYS = [MAGIC, "schema", "numbers", "values"]
-_known: dict[Any, bytes] = {}
+_start_of_tree: dict[Any, bytes] = {}
 
 
 def start_of(tree: Any) -> bytes:
     """The bytes of a header up to its numbers; `tree` is its schema as nested tuples."""
-    known = _known.get(tree)
+    known = _start_of_tree.get(tree)
     if known is None:
         try:
             schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
@@ -64,7 +64,7 @@ def start_of(tree: Any) -> bytes:
             raise _too_large(str(error)) from error
         known = _until_numbers(schema)
         # The tuples of names and numbers take more memory than their bytes.
-        keep(_known, tree, known, 64 * len(schema))
+        keep(_start_of_tree, tree, known, 64 * len(schema))
     return known
 
 
@@ -152,7 +152,7 @@ _START = _MAGIC + msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
 
 
-_starts: dict[bytes, Schema] = {}
+_schema_of_start: dict[bytes, Schema] = {}
 
 
 def opened_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]:
@@ -163,7 +163,7 @@ def opened_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]
     size, packed_schema, numbers, values = header_parts(data, limits)
     schema = read_schema(packed_schema)
     if values == NO_VALUES:
-        keep(_starts, _until_numbers(packed_schema), schema, schema.weight)
+        keep(_schema_of_start, _until_numbers(packed_schema), schema, schema.weight)
     return size, schema, numbers, values
 
 
@@ -178,7 +178,9 @@ def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] 
         return None
     # A copy: what was checked must not change with the message's memory.
     start, _, rest = bytes(data).partition(_BEFORE_NUMBERS)
-    schema, end = _starts.get(start), len(rest) - len(_WITHOUT_VALUES)
+    schema, end = _schema_of_start.get(start), len(rest) - len(_WITHOUT_VALUES)
+    # msgpack writes two bytes before up to 255 bytes of numbers (bin 8), and three before more
+    # (bin 16), because there are fewer than `_SHORT`.
     begin = 2 if end < 258 else 3
     numbers = rest[begin:end]
     if schema is None or rest[end:] != _WITHOUT_VALUES or len(numbers) % 8:

@@ -42,11 +42,11 @@ class LoweredWriter(MessageWriter):
         self._places: dict[Cells, tuple[int, ...]] = {}
         self.elided: bool = False  # whether something is sent once that occurs several times
 
-    def all_of(self, lowered: Lowered) -> PendingMessage:
+    def message_of(self, lowered: Lowered) -> PendingMessage:
         """The message of a lowered value."""
         tree, items, values, unbacked = lowered
         if self._narrows or self._elides:
-            items = self._bring_end_to_end(items)
+            items = self._narrow_or_elide(items)
         numbers = self.place(self._items_to_place(items))
         self._places.clear()  # so that memory of cells goes back before rows are copied
         return self.finish(start_of(tree), numbers, values, unbacked)
@@ -105,10 +105,10 @@ class LoweredWriter(MessageWriter):
             if id(row) not in made:
                 made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
         rows = [made[id(row)] for row in documents.rows]
-        like, one_object = equal_documents(rows) if self._elides else (None, False)
-        data, starts, row_splits = _lay_out_documents(rows, like)
+        first_equal, one_object = equal_documents(rows) if self._elides else (None, False)
+        data, starts, row_splits = _lay_out_documents(rows, first_equal)
         stored = PLAIN
-        if like is not None:
+        if first_equal is not None:
             more = len(data) if one_object else row_splits.total
             self.documents: int = self.documents + more
             stored = spec.ONE_OBJECT if one_object else spec.INDIRECT + 1
@@ -120,13 +120,13 @@ class LoweredWriter(MessageWriter):
         return data, stored, row_splits, (row_splits.total,)
 
     def _message_in_row(self, row: Lowered) -> list[Any]:
-        message = LoweredWriter(self._copies, narrows=self._narrows).all_of(row)
+        message = LoweredWriter(self._copies, narrows=self._narrows).message_of(row)
         pieces = blob_pieces(frames_of(message))
         return [*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)]
 
-    # Columns that are stored otherwise than they are
+    # Columns that are stored narrow or elided
 
-    def _bring_end_to_end(self, items: Sequence[Any]) -> list[Any]:
+    def _narrow_or_elide(self, items: Sequence[Any]) -> list[Any]:
         """The items with the cells of columns to narrow, or to look for repeats in, end to end."""
         made = list(items)
         scattered: list[tuple[Cells, RaggedView]] = []
@@ -195,14 +195,14 @@ def _memory_in_order(view: RaggedView) -> Any:
 
 
 def _lay_out_documents(
-    rows: Sequence[list[Any]], like: Sequence[int] | None
+    rows: Sequence[list[Any]], first_equal: Sequence[int] | None
 ) -> tuple[ByteArray, IntArray, RowSplits]:
-    """The bytes of rows of documents, and where each begins: with the row it is `like`."""
+    """The bytes of rows of documents, and where each begins: with the row it is `first_equal`."""
     row_splits = RowSplits.from_lengths(np.array([sum(map(len, row)) for row in rows], np.int64))
     starts = row_splits.starts
-    if like is not None:
-        sent = np.where(np.array(like) == np.arange(len(rows)), row_splits.lengths, 0)
-        starts = (np.cumsum(sent) - sent)[list(like)]
-        rows = [row for i, row in enumerate(rows) if like[i] == i]
+    if first_equal is not None:
+        sent = np.where(np.array(first_equal) == np.arange(len(rows)), row_splits.lengths, 0)
+        starts = (np.cumsum(sent) - sent)[list(first_equal)]
+        rows = [row for i, row in enumerate(rows) if first_equal[i] == i]
     pieces = itertools.chain.from_iterable(rows)
     return np.frombuffer(bytearray().join(pieces), dtype=np.uint8), starts, row_splits

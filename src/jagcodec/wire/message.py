@@ -22,7 +22,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import bad, expect, fail
-from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
+from jagcodec.wire.dtypes import NUMPY_BY_NAME, torch_dtype
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
@@ -388,7 +388,7 @@ class Message:
         if stored != PLAIN and cells:
             place = CellPlace(buffer, offset, stored, cells, name)
             return from_bytes(self.cells(place, 0, cells), dtype, shape)
-        known = NAMED_ARRAYS.get(name)
+        known = NUMPY_BY_NAME.get(name)
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
         data = self.bytes_at(buffer, offset, cells * node.itemsize, alignment)
