@@ -63,8 +63,16 @@ METHODS = ("_coalesced_", "_indices", "_is_zerotensor", "_nested_tensor_size", "
 
 @pytest.mark.parametrize("name", METHODS)
 def test_so_is_a_method_of_tensors(monkeypatch, name):
-    others = {*METHODS, "_make_wrapper_subclass"} - {name}
-    stand_in = SimpleNamespace(**{other: getattr(torch.Tensor, other) for other in others})
+    class Meta(type(torch.Tensor)):  # type: ignore[misc]
+        def __getattribute__(cls, attribute):
+            if attribute == name:
+                raise AttributeError(f"type object 'Tensor' has no attribute {name!r}")
+            return super().__getattribute__(attribute)
+
+        def __instancecheck__(cls, value):
+            return isinstance(value, cls.__base__)
+
+    stand_in = Meta("Tensor", (torch.Tensor,), {})
     monkeypatch.setattr(torch, "Tensor", stand_in)
     with pytest.raises(ImportError, match=rf"private names of torch.*no attribute '{name}'"):
         runpy.run_path(str(nested.__file__), run_name="another")

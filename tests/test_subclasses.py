@@ -254,9 +254,9 @@ def test_what_is_registered_or_replaced_is_encoded(monkeypatch):
     batch = TensorDict({"x": odd.own(IDS)}, batch_size=[2])
     assert_same(decode(encode(batch, default=plain)), TensorDict({"x": IDS}, batch_size=[2]))
     rows = [{"x": odd.own(IDS)}, {"x": odd.own(IDS)}]
-    assert_same(decode(encode_rows(rows, default=plain))["x"].tolist(), [IDS, IDS])
+    assert_same(decode(encode_rows(rows, default=plain)).get("x").tolist(), [IDS, IDS])
     register_type(odd.OwnTensor, to_state=plain, from_state=odd.own)
-    for back in (decode(encode({"x": odd.own(IDS)}))["x"], pack_rows(rows)["x"].tolist()[1]):
+    for back in (decode(encode({"x": odd.own(IDS)}))["x"], pack_rows(rows).get("x").tolist()[1]):
         assert type(back) is odd.OwnTensor
         assert_same(plain(back), IDS)
     with pytest.raises(JagcodecError, match="as_subclass"):  # as a column it is still none
