@@ -26,7 +26,8 @@ class ColumnBuffers:
     """The buffers of one call of `pack` for a batch: planned column by column, filled together."""
 
     def __init__(self, where: str, packer: Packer, pieces_of: Callable[[int], Pieces]) -> None:
-        self.where, self.packer = where, packer
+        self.where: str = where
+        self.packer: Packer = packer
         self.pieces_of = pieces_of  # takes the shift
         self.pads: dict[Any, Any] = {}
         self.out: dict[Any, Any] = {}

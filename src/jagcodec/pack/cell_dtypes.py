@@ -28,7 +28,7 @@ FILL_CODES: dict[torch.dtype, tuple[str, np.dtype[Any], int]] = {
 # Floats of this size or more become infinite in cells that are narrower than what C writes.
 LEAST_INFINITE = {torch.float16: 2.0**16 - 2.0**4, torch.bfloat16: 2.0**128 - 2.0**119}
 
-DEFAULT_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
+DEFAULT_DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float32}
 """The dtypes of columns whose numbers are all of one Python type."""
 
 PLAIN_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items()}

@@ -45,7 +45,7 @@ with private_names("tensordict", tested=_TESTED):
     check_attributes(vars(_MEMBER)["_tensordict"], "_tensordict")
     _LIKE = NonTensorStack(_MEMBER)
     check_attributes(_LIKE, "_batch_size", "tensordicts")
-    _ = _LIKE._td_dim_name
+    _PROPERTY: Any = _LIKE._td_dim_name
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
