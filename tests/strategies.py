@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec.testing import cells, jagged_tensors, tensors
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import nested
 
 Draw = st.DrawFn
@@ -17,7 +17,7 @@ Strategy = st.SearchStrategy
 
 def torch_dtypes() -> Strategy[torch.dtype]:
     """Every torch dtype of the wire format that the installed torch has."""
-    names = [name for name in TORCH_DTYPES if hasattr(torch, name)]
+    names = [name for name in TORCH_ITEMSIZES if hasattr(torch, name)]
     return st.sampled_from([getattr(torch, name) for name in names])
 
 

@@ -22,7 +22,7 @@ import torch
 
 from jagcodec.batch.compare import first_difference
 from jagcodec.memory.tensor_bytes import from_bytes
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 
 __all__ = ["JaggedBatch", "assert_same", "is_same", "jagged_batches", "jagged_tensors", "tensors"]
 
@@ -144,7 +144,7 @@ def _draw_tensor(
     if shape is None:
         shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
     if dtype is None:
-        names = [name for name in TORCH_DTYPES if hasattr(torch, name)]
+        names = [name for name in TORCH_ITEMSIZES if hasattr(torch, name)]
         dtype = getattr(torch, draw(st.sampled_from(names)))
     kinds = ["contiguous", "transposed", "sliced", "stepped", "expanded"]
     kind = draw(st.sampled_from(kinds)) if shape else "contiguous"

@@ -35,7 +35,7 @@ from jagcodec import (
 from jagcodec.memory.tensor_bytes import from_bytes
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.types import Layout, PackedColumn
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import MESSAGES, Store, run_python
 from tests.oracle import assert_same, table
 from tests.wire.values import Turn
@@ -380,7 +380,7 @@ def test_a_batch_is_the_same_from_its_pickle(kinds, numbers, protocol):
 
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_tensors_of_every_dtype_are_pickled_wherever_they_are(protocol):
-    for name in TORCH_DTYPES:
+    for name in TORCH_ITEMSIZES:
         dtype = getattr(torch, name, None)
         if dtype is None:  # which this torch lacks
             continue

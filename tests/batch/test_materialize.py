@@ -31,13 +31,13 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import MESSAGES, address, make_batch, nested, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
 SIDES = ("right", "left", "left_right")
-DTYPES = [name for name in TORCH_DTYPES if hasattr(torch, name)]
+DTYPES = [name for name in TORCH_ITEMSIZES if hasattr(torch, name)]
 PADDED_WITH_ONES = (torch.int64, torch.uint8, torch.bfloat16, torch.bool, torch.complex64)
 
 

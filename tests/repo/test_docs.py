@@ -167,7 +167,7 @@ def test_wire_format_lists_every_kind_of_node_and_record_dtype_and_number_of_a_r
     ]
     assert rows_of_table("records") == records
     dtypes = re.findall(r"(\w+) (\d+)", generated("dtypes"))
-    assert {name: int(size) for name, size in dtypes} == spec.TORCH_DTYPES
+    assert {name: int(size) for name, size in dtypes} == spec.TORCH_ITEMSIZES
     assert tuple(re.findall(r"`(\w+)", generated("runs"))) == spec.RUN_NUMBERS
 
 

@@ -265,7 +265,7 @@ def test_what_was_checked_does_not_change_with_the_message():
         assert part(back).equal(part(value))
     frames = receive(GOOD["indirect_anywhere"])
     batch = open_wire(frames)
-    view = message_in(batch).rows(batch.by_name["a"].key)
+    view = message_in(batch).rows(batch.columns_by_name["a"].handle)
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch["a"].values().shape == (5,)

@@ -181,7 +181,7 @@ def runs_of(frames, name):
     of a column that is sent as it is.
     """
     opened = open_wire(frames)
-    leaf = message_in(opened).leaf(opened.by_name[name].key)
+    leaf = message_in(opened).leaf(opened.columns_by_name[name].handle)
     if not leaf.runs:
         return None
     runs = runs_at(message_in(opened), leaf)

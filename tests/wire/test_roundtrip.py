@@ -14,7 +14,7 @@ import jagcodec
 from jagcodec import decode, encode, encode_fields, materialize, open_wire, select_rows, to_blob
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests import strategies
 from tests.helpers import Store, at_odd_address, message, receive, size
 from tests.oracle import assert_same
@@ -106,7 +106,7 @@ def test_every_batch_that_is_opened(name):
 def test_no_torch_dtype_is_forgotten():
     quantised = {"qint8", "qint32", "quint8", "quint2x4", "quint4x2"}
     known = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
-    assert known - quantised <= set(TORCH_DTYPES)
+    assert known - quantised <= set(TORCH_ITEMSIZES)
 
 
 def test_a_default_device_changes_nothing():

@@ -19,7 +19,7 @@ import torch
 from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from jagcodec import BatchedDataDict, register_type, stack_or_nest
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import make_batch, nested, rollout, rollouts
 from tests.wire.forge import nest
 
@@ -147,7 +147,7 @@ def views(*bounds):
 
 TORCH: Makers = {
     name: lambda name=name: every_layout(getattr(torch, name))
-    for name in TORCH_DTYPES
+    for name in TORCH_ITEMSIZES
     if hasattr(torch, name)
 }
 TORCH |= {

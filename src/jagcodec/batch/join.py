@@ -27,7 +27,7 @@ from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
 from jagcodec.ragged.non_tensor import object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import join_leaves, join_views, same_fields
+from jagcodec.ragged.select import join_leaves, join_views, require_same_names
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import in_message
@@ -40,7 +40,7 @@ from jagcodec.wire.lowered import Documents, Name
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
-from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
+from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_ITEMSIZES, Kind
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
 from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole
 
@@ -69,7 +69,7 @@ class _Cells(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of one cell with its inner dims."""
-        return math.prod(self.inner) * TORCH_DTYPES[self.dtype]
+        return math.prod(self.inner) * TORCH_ITEMSIZES[self.dtype]
 
 
 class _GroupRows(NamedTuple):
@@ -153,7 +153,7 @@ class MessageTable:
         """Whether the bytes of the messages limit the memory that a view of the column needs."""
         size = cells.size
         if not size:
-            whole = extent_of(cells.inner) * TORCH_DTYPES[cells.dtype]
+            whole = extent_of(cells.inner) * TORCH_ITEMSIZES[cells.dtype]
             # With more cells, read each message: its error names the column.
             if sum(cells.counts.tolist()) * whole > INT64_MAX:
                 return False
@@ -195,7 +195,7 @@ class MessageTable:
             narrow = RaggedView(self._buffers, torch.uint8, (runs.total,), 1, starts[members], runs)
             data = as_bytes(gathered([narrow])[0])
             wide = widened(data, code, column.dtype, int(counts.sum()))
-            starts[members] = end + (counts.cumsum() - counts) * TORCH_DTYPES[column.dtype]
+            starts[members] = end + (counts.cumsum() - counts) * TORCH_ITEMSIZES[column.dtype]
             memory.append(wide)
             end += len(wide)
         return tuple(memory), starts
@@ -332,34 +332,36 @@ class JoinedRows(ColumnSource):
                 first[i] = known[values]
         return first
 
-    def schema(self, key: str, rows: int) -> FieldSchema:
-        kind, dtype, shape = self._opened_part(0).select([key]).schema[key]
+    def schema(self, handle: str, rows: int) -> FieldSchema:
+        kind, dtype, shape = self._opened_part(0).select([handle]).schema[handle]
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
-    def row_lengths(self, name: str, key: str, chosen: ChosenRows | None) -> IntArray | None:
-        found = self._messages and self._messages.column(key)
+    def row_lengths(self, name: str, handle: str, chosen: ChosenRows | None) -> IntArray | None:
+        found = self._messages and self._messages.column(handle)
         if found:
             each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
         else:
-            each = [part.row_lengths(key) for part in self.parts()]
+            each = [part.row_lengths(handle) for part in self.parts()]
         known = [lengths for lengths in each if lengths is not None]
         if len(known) < len(each):
             return None
         lengths = np.concatenate(known)
         return lengths if chosen is None else lengths[chosen.at]
 
-    def narrow_names(self, name: str, key: str) -> list[Name]:
-        found = self._messages and self._messages.column(key)
+    def narrow_names(self, name: str, handle: str) -> list[Name]:
+        found = self._messages and self._messages.column(handle)
         if found:
             return [(name,)] if found.narrow else []
-        each = [part.select([key]).narrow_names() for part in self.parts()]
+        each = [part.select([handle]).narrow_names() for part in self.parts()]
         return list(dict.fromkeys(chain.from_iterable(each)))
 
-    def read(self, keys: Mapping[str, str], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+    def read(
+        self, handles: Mapping[str, str], chosen: ChosenRows | None, form: As
+    ) -> dict[str, Any]:
         leaves = form is As.LEAF or form is As.LEAVES
-        columns: dict[str, Any] = dict.fromkeys(keys)
+        columns: dict[str, Any] = dict.fromkeys(handles)
         copied: list[tuple[str, Kind, RaggedView]] = []
-        for name in keys:
+        for name in handles:
             found = self._messages and self._messages.column(name)
             if not found:
                 continue
@@ -503,7 +505,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
             message = source.in_memory()
             if message is not None:
                 alone[i], buffers[i] = message, message.buffers
-    names = same_fields(sorted(fields.items()), where)
+    names = require_same_names(sorted(fields.items()), where)
     table = None
     if len(alone) + sum(len(stack.members) for stack in stacks) == len(parts):
         table = MessageTable(counts, [*stacks, *stacks_of(alone)], buffers)
@@ -582,5 +584,5 @@ def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) 
     """The columns of batches of the same rows; if two have one name, the later one wins."""
     # A batch whose rows were chosen becomes a join, so that rows can be chosen again from all.
     whole = [b if b.chosen is None else join_rows([b], where) for b in batches]
-    columns = {name: column for batch in whole for name, column in batch.by_name.items()}
+    columns = {name: column for batch in whole for name, column in batch.columns_by_name.items()}
     return WireBatch(JoinedColumns(columns, whole, pool))

@@ -26,7 +26,7 @@ from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 from jagcodec.wire.wire_batch import WireBatch
 
 
@@ -144,7 +144,7 @@ def _measured(
         if column.rows is not None:
             rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
-            token = math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
+            token = math.prod(dims) * TORCH_ITEMSIZES[column.dtype or ""]
             width = rectangle_width(rows.max, padded_width, f"padding_tax({column.name!r})")
             rectangle = padded.get(column.name, rows.rows * width * token)
             valid += rows.tokens * token

@@ -299,7 +299,7 @@ class _RowJoiner(NamedTuple):
             sizes = [() if isinstance(x, dict) else tuple(x.batch_size[1:]) for x in leaves]
             _check_equal(sizes, "batch dims after the first", path)
             rows = self._total_rows(leaves, path)
-        names = same_fields(enumerate(map(list, batches)), path)
+        names = require_same_names(enumerate(map(list, batches)), path)
         columns = self._choose_jagged(batches[0], path) if self._is_one_column(leaves) else {}
         for name in names:
             if name not in columns:
@@ -404,7 +404,7 @@ def not_a_column(column: Any, path: str) -> ArgumentTypeError:
     return ArgumentTypeError("bad_type", path, detail)
 
 
-def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
+def require_same_names(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
     """The names of the columns of the first batch; an error if another batch differs."""
     first: Sequence[str] | None = None
     for i, names in batches:

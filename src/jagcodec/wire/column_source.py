@@ -26,10 +26,10 @@ class As(Enum):
 
 
 class Column(NamedTuple):
-    """A column of a batch: what reads it, and by what key."""
+    """A column of a batch: what reads it, and by what handle (a node, a name or a column)."""
 
     source: ColumnSource
-    key: Any
+    handle: Any
 
 
 @dataclass(slots=True, eq=False)
@@ -37,15 +37,15 @@ class ColumnSource:
     """The source of a batch: a message, columns in memory, or several such (`batch/join.py`)."""
 
     names: Sequence[str]  # of all columns
-    keys: Sequence[Any]  # by which they are read
+    handles: Sequence[Any]  # by which they are read
     sizes: Sequence[int]  # (N, ...): the batch size, of all rows
     device: torch.device | None  # where tensors go; None leaves them where their cells are
     allow_pickle: bool  # whether pickled objects are unpickled, and pickled again to be sent on
 
     def columns(self) -> Mapping[str, Column]:
         """All columns, by name; not kept here, because each keeps its source."""
-        pairs = zip(self.names, self.keys, strict=True)
-        return {name: Column(self, key) for name, key in pairs}
+        pairs = zip(self.names, self.handles, strict=True)
+        return {name: Column(self, handle) for name, handle in pairs}
 
     def meta(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -53,18 +53,20 @@ class ColumnSource:
     def metas(self) -> list[dict[str, Any]]:
         return [self.meta()]
 
-    def schema(self, key: Any, rows: int) -> FieldSchema:
+    def schema(self, handle: Any, rows: int) -> FieldSchema:
         """The description of a column with `rows` chosen rows."""
         raise NotImplementedError
 
-    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
+    def row_lengths(self, name: str, handle: Any, chosen: ChosenRows | None) -> IntArray | None:
         raise NotImplementedError
 
-    def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+    def read(
+        self, handles: Mapping[str, Any], chosen: ChosenRows | None, form: As
+    ) -> dict[str, Any]:
         """Columns of its own, by name; `chosen` are their rows, None for all."""
         raise NotImplementedError
 
-    def narrow_names(self, name: str, key: Any) -> list[Name]:
+    def narrow_names(self, name: str, handle: Any) -> list[Name]:
         """The paths of the narrow columns: this one, or those inside it if it is a batch."""
         raise NotImplementedError
 

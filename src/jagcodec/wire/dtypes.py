@@ -10,10 +10,10 @@ import torch
 from jagcodec.errors import brief
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, array_bytes
 from jagcodec.wire.checks import fail
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 
 TORCH_BY_NAME: dict[str, torch.dtype | None] = {
-    name: getattr(torch, name, None) for name in TORCH_DTYPES
+    name: getattr(torch, name, None) for name in TORCH_ITEMSIZES
 }
 """The dtypes by name; None where this torch does not have one."""
 

@@ -20,7 +20,7 @@ from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.rowcopy import Copy
 from jagcodec.wire.lowered import Cells, EndToEnd, Run
-from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS, TORCH_DTYPES
+from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS, TORCH_ITEMSIZES
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -127,7 +127,7 @@ class _Searched:
         """Whether leaving out `saved` cells saves more bytes than the runs and `indices` cost."""
         cells, taken = self.cells, saved * self.size
         if cells.narrow and cells.dtype is not None:
-            numbers = self.data.view(f"u{TORCH_DTYPES[cells.dtype]}")
+            numbers = self.data.view(f"u{TORCH_ITEMSIZES[cells.dtype]}")
             sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_CELLS)]).view(np.uint8)
             # All cells together need at least the bits per cell that the sample needs.
             taken = taken * len(cells.like(sample).stored()[1]) // len(sample)

@@ -104,7 +104,7 @@ def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: b
 
 def _join_header(start: bytes, numbers: bytes, values: bytes) -> bytes:
     # The bytes that msgpack writes for the map; a call of msgpack takes longer.
-    end = _WITHOUT_VALUES if values == NO_VALUES else behind_numbers(values)
+    end = _WITHOUT_VALUES if values == NO_VALUES else end_of(values)
     return b"".join((start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, end))
 
 
@@ -115,7 +115,7 @@ def _until_numbers(schema: bytes) -> bytes:
     return _BEFORE_SCHEMA + bytes((mark + 3, *size, _SCHEMA)) + schema
 
 
-def behind_numbers(values: bytes) -> bytes:
+def end_of(values: bytes) -> bytes:
     """The end of a header: everything after its numbers."""
     return b"".join((_BEFORE_VALUES, _bin_start(values), values))
 
@@ -168,7 +168,7 @@ def opened_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]
 
 
 _SHORT = 1 << 16
-_WITHOUT_VALUES = behind_numbers(NO_VALUES)
+_WITHOUT_VALUES = end_of(NO_VALUES)
 
 
 def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:

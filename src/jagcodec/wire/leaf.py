@@ -11,7 +11,7 @@ import torch
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN
 from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, INTEGER_ROWS, SIZE, Group, Node, runs_of
-from jagcodec.wire.spec import BLOBS, PLAIN, TORCH_DTYPES, Kind
+from jagcodec.wire.spec import BLOBS, PLAIN, TORCH_ITEMSIZES, Kind
 
 
 class FieldSchema(NamedTuple):
@@ -135,7 +135,7 @@ class Leaf(NamedTuple):
     @property
     def cell_bytes(self) -> int:
         """Bytes of one cell, as wide as its dtype."""
-        return self.inner * TORCH_DTYPES[self.place.name]
+        return self.inner * TORCH_ITEMSIZES[self.place.name]
 
     def shape_of(self, total: int) -> tuple[int, ...]:
         """The shape of values with `total` cells along the ragged dim."""

@@ -29,7 +29,7 @@ from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import GROUP, OFFSET, STORED, Node, stored_size
-from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_DTYPES
+from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_ITEMSIZES
 
 
 class Reading(NamedTuple):
@@ -232,14 +232,14 @@ class Message:
         """The bytes of cells `start` to `end` of a place, as wide as their dtype; read only."""
         buffer, offset, stored, _, name = place
         if stored == PLAIN or start == end:
-            size = TORCH_DTYPES[name]
+            size = TORCH_ITEMSIZES[name]
             return self.read(buffer, offset + start * size, (end - start) * size)
         if stored == spec.BITS:
             # Bits are read by the byte, and those before the first cell thrown away.
             first = start // 8
             data = self.read(buffer, offset + first, (end + 7) // 8 - first)
             cells = widened(data, stored, name, end - 8 * first)
-            return cells[(start - 8 * first) * TORCH_DTYPES[name] :]
+            return cells[(start - 8 * first) * TORCH_ITEMSIZES[name] :]
         width, _ = spec.STORED_WIDTHS[stored]
         data = self.read(buffer, offset + start * width, (end - start) * width)
         return widened(data, stored, name, end - start)

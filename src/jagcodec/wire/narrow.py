@@ -10,33 +10,33 @@ import numpy.typing as npt
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 
-_FEW_CELLS = 256  # if there are more cells, a sample is checked first
+_FEW_ELEMENTS = 256  # if there are more elements, a sample is checked first
 
 
 def narrowed(data: ByteArray, dtype: str) -> tuple[int, ByteArray] | None:
-    """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
+    """The elements of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
     # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
-    cells = data.view("u1" if dtype == "bool" else dtype)
-    itemsize = cells.dtype.itemsize
-    stored = _narrowest(cells)
+    elements = data.view("u1" if dtype == "bool" else dtype)
+    itemsize = elements.dtype.itemsize
+    stored = _narrowest(elements)
     if stored is None:
         return None
     if stored == BITS:
-        return BITS, np.packbits(cells != 0, bitorder="little")
+        return BITS, np.packbits(elements != 0, bitorder="little")
     return stored, _low_bytes(data, itemsize, STORED_WIDTHS[stored][0])
 
 
-def _narrowest(cells: npt.NDArray[Any]) -> int | None:
-    """The storage code with the fewest bytes; None without cells, or if they need their width."""
-    if not len(cells):
+def _narrowest(elements: npt.NDArray[Any]) -> int | None:
+    """The storage code with the fewest bytes; None without elements, or if they need all."""
+    if not len(elements):
         return None
-    sample = cells[:: -(-len(cells) // _FEW_CELLS)]
-    if len(sample) < len(cells) and _narrowest(sample) is None:  # then all of them need their width
-        return None
-    low, high = int(cells.min()), int(cells.max())
+    sample = elements[:: -(-len(elements) // _FEW_ELEMENTS)]
+    if len(sample) < len(elements) and _narrowest(sample) is None:
+        return None  # all of them need their width
+    low, high = int(elements.min()), int(elements.max())
     if low >= 0 and high <= 1:
         return BITS
-    for width in range(1, min(5, cells.dtype.itemsize)):
+    for width in range(1, min(5, elements.dtype.itemsize)):
         bits = 8 * width
         if low >= 0 and high < 1 << bits:
             return narrow_code(width, signed=False)
@@ -47,19 +47,19 @@ def _narrowest(cells: npt.NDArray[Any]) -> int | None:
 
 def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
     # Little-endian two's complement: the low bytes are the narrower number.
-    cells = data.view(f"<u{itemsize}")
+    elements = data.view(f"<u{itemsize}")
     if width != 3:
-        return cells.astype(f"<u{width}").view(np.uint8)
-    whole = cells.astype("<u4", copy=False).view(np.uint8)
-    low = np.empty((len(cells), 3), dtype=np.uint8)
-    # Byte by byte: numpy copies a few bytes of each cell in twice the time.
+        return elements.astype(f"<u{width}").view(np.uint8)
+    whole = elements.astype("<u4", copy=False).view(np.uint8)
+    low = np.empty((len(elements), 3), dtype=np.uint8)
+    # Byte by byte: numpy copies a few bytes of each element in twice the time.
     for i in range(3):
         low[:, i] = whole[i::4]
     return low.reshape(-1)
 
 
 def widened(data: ByteArray, stored: int, dtype: str, count: int) -> ByteArray:
-    """The bytes of `count` cells of dtype `dtype` that were stored as `narrowed`."""
+    """The bytes of `count` elements of dtype `dtype` that were stored as `narrowed`."""
     if stored == BITS:
         return np.unpackbits(data, count=count, bitorder="little").astype(dtype).view(np.uint8)
     width, signed = STORED_WIDTHS[stored]

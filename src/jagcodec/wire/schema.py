@@ -17,7 +17,7 @@ from jagcodec.memory import INT64_MAX
 from jagcodec.wire import spec
 from jagcodec.wire.checks import expect, fail, inside
 from jagcodec.wire.documents import unpack
-from jagcodec.wire.spec import INDIRECT, MAX_NDIM, PLAIN, TORCH_DTYPES, Kind
+from jagcodec.wire.spec import INDIRECT, MAX_NDIM, PLAIN, TORCH_ITEMSIZES, Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +64,7 @@ def _are_keys(value: Any) -> bool:
 
 
 def _is_torch_dtype(value: Any) -> bool:
-    expect(type(value) is str and value in TORCH_DTYPES, "unknown_dtype", "a torch dtype", value)
+    expect(type(value) is str and value in TORCH_ITEMSIZES, "unknown_dtype", "a torch dtype", value)
     return True
 
 
@@ -198,7 +198,7 @@ class Schema:
         first, rank = self.number_count, named["rank"] if "*" in form.numbers else None
         dims = first + len(form.numbers) - (rank is not None)
         self.number_count = dims + (rank or 0)
-        itemsize = TORCH_DTYPES.get(named.get("dtype", ""), 0)
+        itemsize = TORCH_ITEMSIZES.get(named.get("dtype", ""), 0)
         node = Node(kind, fields, first, dims, self.number_count, self.value_count, itemsize)
         if form.numbers:
             self.weight += 0 if kind is Kind.BYTES else 256  # of its part of the plan
@@ -278,17 +278,17 @@ _NUMPY_DTYPE = re.compile(
 )
 
 
-def stored_size(dtype: str, stored: int, cells: int) -> int:
-    """Bytes of `cells` cells of a torch dtype that are stored as `stored`."""
-    itemsize = TORCH_DTYPES[dtype]
-    if stored == PLAIN or not cells:
-        return cells * itemsize
+def stored_size(dtype: str, stored: int, elements: int) -> int:
+    """Bytes of `elements` elements of a torch dtype that are stored as `stored`."""
+    itemsize = TORCH_ITEMSIZES[dtype]
+    if stored == PLAIN or not elements:
+        return elements * itemsize
     if dtype in spec.INTEGER_DTYPES:
         if stored == spec.BITS:
-            return (cells + 7) // 8
+            return (elements + 7) // 8
         width, signed = spec.STORED_WIDTHS.get(stored, (itemsize, False))
         if width < itemsize and not (signed and dtype.startswith(("u", "b"))):
-            return cells * width
+            return elements * width
     raise fail("unknown_dtype", f"expected cells of {dtype} or narrower, found code {stored}")
 
 

@@ -98,7 +98,7 @@ COLUMN_KINDS = frozenset(
 """The kinds that a column of a TensorDict may have."""
 
 
-TORCH_DTYPES: dict[str, int] = {
+TORCH_ITEMSIZES: dict[str, int] = {
     "bool": 1,
     "uint8": 1,
     "uint16": 2,

@@ -20,7 +20,7 @@ from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.wire import documents
 from jagcodec.wire.claims import sound_at_sight
 from jagcodec.wire.frames import frame_arrays, frames_of_blob, header_of_blob, is_blob
-from jagcodec.wire.header import NO_VALUES, behind_numbers, header_parts
+from jagcodec.wire.header import NO_VALUES, end_of, header_parts
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.schema import GROUP_NUMBERS, Node, Schema, read_schema
 from jagcodec.wire.spec import Kind
@@ -126,13 +126,13 @@ def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _Hea
         schema = read_schema(packed_schema)
     except WireFormatError:  # `read_header` reports it
         return None
-    root, end = schema.root, len(header) - len(behind_numbers(values))
+    root, end = schema.root, len(header) - len(end_of(values))
     numbers = memoryview(packed_numbers).cast("q")
     if root.kind is not Kind.TENSORDICT or root.fields[0] != 1 or len(numbers) < schema.first_group:
         return None
     frames = numbers[schema.frame_count] if frames is None else frames
     groups, more = divmod(len(numbers) - schema.first_group - frames, GROUP_NUMBERS)
-    if not header.endswith(behind_numbers(values)) or groups < 0 or more:
+    if not header.endswith(end_of(values)) or groups < 0 or more:
         return None  # of another writer, with checksums, or not the numbers of a header
     slices = slice(end - len(packed_numbers), end), slice(len(header) - len(values), len(header))
     return _HeaderPlaces(schema, *slices, groups, frames)

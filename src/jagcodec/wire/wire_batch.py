@@ -103,7 +103,7 @@ class WireBatch(OpenBatch):
         self._columns = columns
 
     @property
-    def by_name(self) -> Mapping[str, Column]:
+    def columns_by_name(self) -> Mapping[str, Column]:
         """The columns, and where they are read."""
         if self._columns is None:
             self._columns = self.source.columns()
@@ -112,8 +112,8 @@ class WireBatch(OpenBatch):
     def nodes(self) -> dict[str, Any]:
         """The columns of one message, by name, as their nodes; a new dict."""
         if self._columns is None:
-            return dict(zip(self.source.names, self.source.keys, strict=True))
-        return {name: key for name, (_, key) in self.by_name.items()}
+            return dict(zip(self.source.names, self.source.handles, strict=True))
+        return {name: handle for name, (_, handle) in self.columns_by_name.items()}
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -130,7 +130,10 @@ class WireBatch(OpenBatch):
         """Name to `FieldSchema`, from the headers alone, for the rows as chosen."""
         rows = len(self)
         return MappingProxyType(
-            {name: source.schema(key, rows) for name, (source, key) in self.by_name.items()}
+            {
+                name: source.schema(handle, rows)
+                for name, (source, handle) in self.columns_by_name.items()
+            }
         )
 
     @property
@@ -172,7 +175,7 @@ class WireBatch(OpenBatch):
         Raises:
             ArgumentKeyError: A name is not a column.
         """
-        columns = self.by_name
+        columns = self.columns_by_name
         listed = known_names(names, columns, "WireBatch.select")
         return WireBatch(self.source, {name: columns[name] for name in listed}, self.chosen)
 
@@ -197,7 +200,7 @@ class WireBatch(OpenBatch):
                 chosen = known[chosen.start : chosen.stop]
             else:
                 chosen = np.asarray(known, dtype=np.int64)[chosen]
-        return WireBatch(self.source, self.by_name, ChosenRows(chosen))
+        return WireBatch(self.source, self.columns_by_name, ChosenRows(chosen))
 
     def to_tensordict(self) -> TensorDict:
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
@@ -205,7 +208,7 @@ class WireBatch(OpenBatch):
         Raises:
             ArgumentError: Rows were chosen of a column whose rows torch cannot choose.
         """
-        return self.tensordict_of(self._read_together(self.by_name, As.LEAVES))
+        return self.tensordict_of(self._read_together(self.columns_by_name, As.LEAVES))
 
     def to_frames(self) -> list[Frame]:
         """The chosen columns and rows as a message, to send on.
@@ -231,23 +234,25 @@ class WireBatch(OpenBatch):
         """The chosen columns and rows as input for `encode`; rows of documents are not read."""
         if len(self.source.sizes) > 1:
             return self.to_tensordict()
-        return Columns(len(self), self._read_together(self.by_name, As.ITEM))
+        return Columns(len(self), self._read_together(self.columns_by_name, As.ITEM))
 
     def narrow_names(self) -> list[Name]:
         """The columns that are stored in fewer bytes than their dtypes have, and so sent on.
 
         Those of a nested batch by all names on the way.
         """
-        columns = self.by_name.items()
-        return [path for name, (source, key) in columns for path in source.narrow_names(name, key)]
+        columns = self.columns_by_name.items()
+        return [
+            path for name, (source, handle) in columns for path in source.narrow_names(name, handle)
+        ]
 
     def row_lengths(self, name: str) -> IntArray | None:
         """(N,) lengths of the chosen rows of a jagged column; None for any other column.
 
         Reads the offsets of its ragged group and nothing else.
         """
-        source, key = self._column_named(name, "row_lengths")
-        return source.row_lengths(name, key, self.chosen)
+        source, handle = self._column_named(name, "row_lengths")
+        return source.row_lengths(name, handle, self.chosen)
 
     def columns(self) -> list[tuple[str, Any]]:
         """Each column with its name, in the form from which a rectangle is cheapest.
@@ -255,10 +260,10 @@ class WireBatch(OpenBatch):
         A jagged one is a `RaggedView` over the messages, objects are an object array, and any
         other is what ``batch[name]`` gives. Views are only to be read.
         """
-        return list(self._read_together(self.by_name, As.VIEW).items())
+        return list(self._read_together(self.columns_by_name, As.VIEW).items())
 
     def _column_named(self, name: str, where: str) -> Column:
-        columns = self.by_name
+        columns = self.columns_by_name
         check_name(name, f"WireBatch.{where}(name)")
         if name not in columns:
             raise unknown_name(name, columns, f"WireBatch.{where}")
@@ -266,11 +271,11 @@ class WireBatch(OpenBatch):
 
     def _read_together(self, columns: Mapping[str, Column], form: As) -> dict[str, Any]:
         """Read columns in one form, those of each source together."""
-        keys: dict[ColumnSource, dict[str, Any]] = {}
-        for name, (source, key) in columns.items():
-            keys.setdefault(source, {})[name] = key
-        found = [source.read(wanted, self.chosen, form) for source, wanted in keys.items()]
-        if list(keys) == [self.source]:
+        handles: dict[ColumnSource, dict[str, Any]] = {}
+        for name, (source, handle) in columns.items():
+            handles.setdefault(source, {})[name] = handle
+        found = [source.read(wanted, self.chosen, form) for source, wanted in handles.items()]
+        if list(handles) == [self.source]:
             return found[0]
         each = {name: value for values in found for name, value in values.items()}
         return {name: self.source.shared(each[name], self.chosen) for name in columns}
@@ -279,7 +284,10 @@ class WireBatch(OpenBatch):
         """A TensorDict of the columns, which are passed as leaves."""
         source = self.source
         # Values of registered types decide what TensorDict's constructor makes of them.
-        plain = all(getattr(key, "kind", None) is not Kind.USER for _, key in self.by_name.values())
+        plain = all(
+            getattr(handle, "kind", None) is not Kind.USER
+            for _, handle in self.columns_by_name.values()
+        )
         try:
             if plain and source.device is None and len(source.sizes) == 1:
                 return batch_of(leaves, len(self))
@@ -315,7 +323,7 @@ class MessageColumns(ColumnSource):
         whole: bool = False,
     ) -> None:
         self.names: Sequence[str] = node.fields[-1]
-        self.keys: Sequence[Node] = node.children
+        self.handles: Sequence[Node] = node.children
         self.sizes: Sequence[int] = sizes
         self.device: torch.device | None = message.device
         self.allow_pickle: bool = message.allow_pickle
@@ -346,30 +354,32 @@ class MessageColumns(ColumnSource):
             meta |= value if name is None else {name: value}
         return meta | message_meta(message)
 
-    def schema(self, key: Node, rows: int) -> FieldSchema:
-        return field_of(key, self.message.numbers, rows)
+    def schema(self, handle: Node, rows: int) -> FieldSchema:
+        return field_of(handle, self.message.numbers, rows)
 
-    def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
-        if key.kind is not _JAGGED and offsets_of_packed(key) is None:
+    def row_lengths(self, name: str, handle: Node, chosen: ChosenRows | None) -> IntArray | None:
+        if handle.kind is not _JAGGED and offsets_of_packed(handle) is None:
             return None
-        lengths: IntArray = self.each({name: key}, self._read_lengths, chosen)[name]
+        lengths: IntArray = self.each({name: handle}, self._read_lengths, chosen)[name]
         return lengths
 
-    def read(self, keys: Mapping[str, Node], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+    def read(
+        self, handles: Mapping[str, Node], chosen: ChosenRows | None, form: As
+    ) -> dict[str, Any]:
         message = self.message
         if form is As.VIEW and message.header.compressed:
-            stored = [node for node in keys.values() if node.kind in ROW_KINDS]
+            stored = [node for node in handles.values() if node.kind in ROW_KINDS]
             places = {message.numbers[node.number] for node in stored}
             existing = range(len(message.buffers))  # an empty column needs no buffer
             prepare(message.buffers[i] for i in places if i in existing)
-        return self.each(keys, self._read_column, chosen, form, Budget(message))
+        return self.each(handles, self._read_column, chosen, form, Budget(message))
 
     def each(
-        self, keys: Mapping[str, Node], read: Callable[..., Any], *options: Any
+        self, handles: Mapping[str, Node], read: Callable[..., Any], *options: Any
     ) -> dict[str, Any]:
         """Call `read` for each column; errors name the column."""
         found: dict[str, Any] = {}
-        for name, node in keys.items():
+        for name, node in handles.items():
             try:
                 found[name] = read(node, *options)
             except WireFormatError as error:
@@ -386,13 +396,13 @@ class MessageColumns(ColumnSource):
                 raise inside(bad(f"rows of {node.kind.name}", error), name) from error
         return found
 
-    def narrow_names(self, name: str, key: Node) -> list[Name]:
-        batch = self._inner_batch(key)
+    def narrow_names(self, name: str, handle: Node) -> list[Name]:
+        batch = self._inner_batch(handle)
         if batch is not None:
             inner = zip(batch.fields[-1], batch.children, strict=True)
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
-        has_cells = key.kind is _TENSOR or key.kind is _JAGGED
-        return [(name,)] if has_cells and self.message.is_narrow(key) else []
+        has_cells = handle.kind is _TENSOR or handle.kind is _JAGGED
+        return [(name,)] if has_cells and self.message.is_narrow(handle) else []
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
         frames, chosen = self.message.frames, batch.chosen
@@ -402,14 +412,14 @@ class MessageColumns(ColumnSource):
         if not isinstance(index, range) or not index:
             return None
         # Keep the slicer: callers often cut many parts from one message.
-        known, columns = self._slicer, batch.by_name
+        known, columns = self._slicer, batch.columns_by_name
         if known is None or known[0] is not columns:
             known = self._slicer = columns, self._slicer_of(batch)
         return None if known[1] is None else known[1].cut(index.start, index.stop)
 
     def _slicer_of(self, batch: WireBatch) -> Slicer | None:
         if not self.beside and self.in_memory() is not None:
-            nodes = {name: column.key for name, column in batch.by_name.items()}
+            nodes = {name: column.handle for name, column in batch.columns_by_name.items()}
             with suppress(WireFormatError):  # which the reader of the column raises
                 return slicer_of(self.message, nodes, self.sizes[0])
         return None
@@ -527,7 +537,8 @@ _CHOSEN = "WireBatch.rows(index)"
 class MemoryColumns(ColumnSource):
     """Columns in memory: of a batch, or of a message in which a dict is one document.
 
-    Each is its own key. The column itself is read if all of its rows are, so gradients flow.
+    The handle of a column is the column. If no rows were chosen, it is returned itself, so
+    gradients flow.
     """
 
     __slots__ = ("_meta", "_pool")
@@ -541,7 +552,7 @@ class MemoryColumns(ColumnSource):
     ) -> None:
         """`around` is the message or source that the columns are from; None for the caller's."""
         self.names: Sequence[str] = tuple(columns)
-        self.keys: Sequence[Any] = tuple(columns.values())
+        self.handles: Sequence[Any] = tuple(columns.values())
         self.sizes: Sequence[int] = sizes
         self.device: torch.device | None = None if around is None else around.device
         self.allow_pickle: bool = around is not None and around.allow_pickle
@@ -551,25 +562,29 @@ class MemoryColumns(ColumnSource):
     def meta(self) -> dict[str, Any]:
         return dict(self._meta)
 
-    def schema(self, key: Any, rows: int) -> FieldSchema:
-        return field_in_memory(key, rows)
+    def schema(self, handle: Any, rows: int) -> FieldSchema:
+        return field_in_memory(handle, rows)
 
-    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        view = view_in_memory(key, self._pool, detach=True)
+    def row_lengths(self, name: str, handle: Any, chosen: ChosenRows | None) -> IntArray | None:
+        view = view_in_memory(handle, self._pool, detach=True)
         if view is None:
             return None
         return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
 
-    def narrow_names(self, name: str, key: Any) -> list[Name]:
+    def narrow_names(self, name: str, handle: Any) -> list[Name]:
         return []
 
-    def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+    def read(
+        self, handles: Mapping[str, Any], chosen: ChosenRows | None, form: As
+    ) -> dict[str, Any]:
         taken: dict[str, Any] = {}
         if chosen is not None and (form is As.LEAF or form is As.LEAVES):
-            flat = {name: key for name, key in keys.items() if not isinstance(key, dict)}
+            flat = {
+                name: handle for name, handle in handles.items() if not isinstance(handle, dict)
+            }
             taken = select_leaf(flat, chosen.index, chosen.pool, _CHOSEN)  # in one copy
         found: dict[str, Any] = {}
-        for name, column in keys.items():
+        for name, column in handles.items():
             try:
                 if name in taken:
                     found[name] = _in_form(taken[name], None, form, self)
