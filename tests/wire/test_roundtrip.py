@@ -12,8 +12,10 @@ from tensordict import TensorDict
 
 import jagcodec
 from jagcodec import decode, encode, encode_fields, materialize, open_wire, select_rows, to_blob
+from jagcodec.errors import UnsupportedTypeError
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
+from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests import strategies
 from tests.helpers import Store, at_odd_address, message, receive, size
@@ -104,9 +106,16 @@ def test_every_batch_that_is_opened(name):
 
 
 def test_no_torch_dtype_is_forgotten():
-    quantised = {"qint8", "qint32", "quint8", "quint2x4", "quint4x2"}
+    refused = {"qint8", "qint32", "quint8", "quint2x4", "quint4x2"}
+    refused.add("bcomplex32")  # new in torch 2.14
     known = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
-    assert known - quantised <= set(TORCH_ITEMSIZES)
+    assert known - refused <= set(TORCH_ITEMSIZES)
+
+
+def test_a_dtype_of_a_later_torch_is_refused_with_a_remedy(monkeypatch):
+    monkeypatch.delitem(TORCH_NAMES, torch.complex32)
+    with pytest.raises(UnsupportedTypeError, match=r"complex32; convert it with \.to\(\)"):
+        encode({"x": torch.zeros(2, dtype=torch.complex32)})
 
 
 def test_a_default_device_changes_nothing():

@@ -342,7 +342,8 @@ class Lowering:
         """The wire's name of its dtype; an error for a tensor whose cells cannot be read."""
         name = TORCH_NAMES.get(tensor.dtype)
         if name is None:
-            raise self._unsupported(tensor, f" with dtype {tensor.dtype}; dequantise it first")
+            remedy = "dequantise it first" if tensor.is_quantized else "convert it with .to()"
+            raise self._unsupported(tensor, f" with dtype {tensor.dtype}; {remedy}")
         try:
             readable = type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
         except (RuntimeError, NotImplementedError):  # of a storage that is not there
