@@ -114,7 +114,8 @@ def test_dtypes_of_an_earlier_batch():
     assert none["e"].values().shape == (0, 2)
     assert both({"ids": []}, dtypes={"ids": schema["ids"]})["ids"].is_nested
     assert both({"pix": [[], []]}, dtypes={"pix": schema["pix"]})["pix"].shape == (2, 0, 2)
-    assert both({"r": [[]]}, dtypes={"r": schema["r"]})["r"].is_nested
+    with pytest.raises(ArgumentError, match=r"expected rows of shape \[\], .*, found \[None\]"):
+        pack_rows({"r": [[]]}, dtypes={"r": schema["r"]})
     assert both([], dtypes=schema, rectangular=["e"])["e"].shape == (0, 0, 2)
     unknown = FieldSchema("jagged", torch.int64, (None, None, None))
     assert both({"x": [[[1, 2]]]}, dtypes={"x": unknown})["x"].values().shape == (1, 2)

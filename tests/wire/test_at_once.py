@@ -112,6 +112,6 @@ def test_chosen_rows_of_joined_messages_are_the_same_message_as_after_a_walk(bat
 def test_rows_that_are_one_object_or_have_the_same_offsets_are_found():
     ids, row = nested([[1, 2], [3]]), {"role": "user"}
     batch = TensorDict({"a": ids, "b": ids + 1, "c": stack(row, row), "d": stack(row, "x")}, [2])
-    assert message_at_once(batch, b"\x90") is not None
+    assert message_at_once(batch, []) is not None
     for options in ({}, {"elide": True}):
         assert outcome(batch, options) == walked(batch, options)

@@ -743,8 +743,8 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     return select_leaf(concat_in_memory(parts, where), index, pool, where)
 
 
-def _outside(where: str, what: str, found: Any, many: int) -> ArgumentIndexError:
-    detail = f"expected a {what} of 0 to {many - 1}, found {brief(found)}"
+def _outside(where: str, what: str, found: Any, count: int) -> ArgumentIndexError:
+    detail = f"expected a {what} of 0 to {count - 1}, found {brief(found)}"
     return ArgumentIndexError("bad_option", f"{where}({what})", detail)
 
 

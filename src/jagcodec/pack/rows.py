@@ -39,13 +39,17 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.at_once import exceeds_max_bytes, frames_of_items, item_of_documents
+from jagcodec.wire.at_once import (
+    exceeds_max_bytes,
+    frames_of_items,
+    item_of_documents,
+    packed_values,
+)
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.encoder import (
     OF_META,
     Columns,
     EncodeOptions,
-    packed_values,
     pending,
     values_of_meta,
 )
@@ -259,16 +263,19 @@ def check_row_shape(made: Any, shape: Sequence[int | None], dim: int) -> None:
 
     `made` is what `cells_of_rows` returned, and the tokens are the column's dim `dim`.
     """
-    wanted = [None if d == dim else size for d, size in enumerate(shape)][1:]
-    found: Any = "Python objects"
-    if type(made) is RowCells:
-        found = [] if made.lengths is None else [*made.values.shape]
-        found[dim - 1 : dim] = [None] * len(found[dim - 1 : dim])
-        shown = wanted if sum(made.lengths or [1]) else wanted[: len(found)] or [None]
-        if sizes_fit(shown, found):  # lists without numbers do not show the shape of their cells
-            return
+    wanted = [None if d == dim else size for d, size in enumerate(shape) if d]
     expected = f"expected rows of shape {wanted}, as its FieldSchema says"
-    raise ArgumentError("bad_shape", "", f"{expected}, found {found or 'one number per row'}")
+    if type(made) is not RowCells:
+        raise ArgumentError("bad_shape", "", f"{expected}, found Python objects")
+    if made.lengths is None:
+        if wanted:
+            raise ArgumentError("bad_shape", "", f"{expected}, found one number per row")
+        return
+    found = [None if d == dim else size for d, size in enumerate(made.values.shape, start=1)]
+    if not sum(made.lengths):  # lists without numbers do not show the shape of their cells
+        wanted = wanted[: len(found)]
+    if not sizes_fit(wanted, found):
+        raise ArgumentError("bad_shape", "", f"{expected}, found {found}")
 
 
 def _column_of_cells(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec.errors import JagcodecError
+from jagcodec.errors import JagcodecError, UnsupportedTypeError
 from jagcodec.memory import extent_of
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.ragged import non_tensor
@@ -26,68 +26,82 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, spec
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.header import start_of
+from jagcodec.wire.header import NO_VALUES, start_of
 from jagcodec.wire.lowered import Columns, Documents, Item, Lowered, Rows
 from jagcodec.wire.place import MessageWriter
 from jagcodec.wire.spec import PLAIN, Code
 
 
-def frames_of_items(start: bytes, items: Iterable[int | Item], values: bytes) -> list[Frame]:
+def frames_of_items(start: bytes, items: Iterable[int | Item], packed_values: bytes) -> list[Frame]:
     """The message of the start of its header, its plain items, and the packed documents."""
-    return frames_of(_message_of_items(start, items, values))
+    return frames_of(_message_of_items(start, items, packed_values))
 
 
-def _message_of_items(start: bytes, items: Iterable[int | Item], values: bytes) -> PendingMessage:
+def _message_of_items(
+    start: bytes, items: Iterable[int | Item], packed_values: bytes
+) -> PendingMessage:
     writer = MessageWriter()
-    return writer.finish(start, writer.place(items), values)
+    return writer.finish(start, writer.place(items), packed_values)
 
 
-def message_at_once(batch: Any, values: bytes) -> PendingMessage | None:
-    """The message of `Columns` or a TensorDict of N rows; None if a walk must make it."""
+def message_at_once(batch: Any, values: list[Any]) -> PendingMessage | None:
+    """The message of `Columns` or a TensorDict of N rows; None if a walk must make it.
+
+    `values` are the documents after its own, such as its `meta`.
+    """
     columns = _columns_of(batch)
     if columns is None or columns.rows > spec.MAX_UNBACKED_ROWS:
         return None
-    rows, pool = columns.rows, RowSplitsPool()
-    items: list[Any] = [rows]
+    if not set(map(type, columns.columns.values())) <= _MAKERS.keys():
+        return None
+    pool = RowSplitsPool()
+    items: list[Any] = [columns.rows]
     nodes: list[Any] = []
     for column in columns.columns.values():
-        if type(column) is NonTensorStack:
-            column = _payloads(column, rows)
-        made = _MAKERS.get(type(column), _needs_walk)(column, pool)
+        made = _MAKERS[type(column)](column, columns.rows, pool)
         if made is None:
             return None
         items.append(made[0])
         nodes.append(made[1])
     start = start_of((Code.TENSORDICT, 1, tuple(columns.columns), *nodes))
-    return _message_of_items(start, items, values)
+    return _message_of_items(start, items, packed_values(values))
 
 
 def _columns_of(batch: Any) -> Columns | None:
+    """The columns of `Columns`, or of a TensorDict with one dim without a name; else None."""
     if type(batch) is TensorDict and batch.batch_dims == 1 and batch.names == [None]:
         return Columns(batch.batch_size[0], dict(batch.items()))
     return batch if type(batch) is Columns else None
 
 
+def packed_values(values: list[Any]) -> bytes:
+    """The documents of a message, as its header has them."""
+    try:
+        return documents.packer().pack(values) if values else NO_VALUES
+    except ValueError as error:
+        raise UnsupportedTypeError("too_large", "meta", f"msgpack: {error}") from error
+
+
 # --- objects -----------------------------------------------------------------------------------
 
 
-def _of_objects(rows: list[Any], pool: RowSplitsPool) -> _Made:
-    packed = documents.packed_at_once(rows, spec.MAX_DEPTH - 1) if rows else None
-    return None if packed is None else _of_documents(Documents(packed), pool)
+def _of_objects(objects: list[Any], rows: int, pool: RowSplitsPool) -> _Made:
+    packed = documents.packed_at_once(objects, spec.MAX_DEPTH - 1) if objects else None
+    return None if packed is None else (item_of_documents(packed), (Code.NON_TENSOR_ROWS,))
 
 
-def _of_documents(documents: Documents, pool: RowSplitsPool) -> _Made:
-    rows: Any = documents.rows
-    if not rows or type(rows[0]) is Lowered:
+def _of_documents(column: Documents, rows: int, pool: RowSplitsPool) -> _Made:
+    packed: Any = column.rows
+    if not packed or type(packed[0]) is Lowered:
         return None
-    return item_of_documents(rows), (Code.NON_TENSOR_ROWS,)
+    return item_of_documents(packed), (Code.NON_TENSOR_ROWS,)
 
 
-def _payloads(stack: NonTensorStack, rows: int) -> list[Any] | None:
-    """The objects of a stack of N of them along a dim without a name; None of another stack."""
+def _of_stack(stack: NonTensorStack, rows: int, pool: RowSplitsPool) -> _Made:
     if stack.batch_size != (rows,) or non_tensor.stack_dim_name(stack) is not None:
-        return None
-    return non_tensor.payloads_of_stack(stack)
+        return None  # a stack can be longer than its batch: `append` does not ask
+    payloads = non_tensor.payloads_of_stack(stack)
+    return None if payloads is None else _of_objects(payloads, rows, pool)
 
 
 def item_of_documents(rows: Sequence[bytes]) -> Item:
@@ -112,11 +126,7 @@ _Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
 """The item and the node of a column; None if it needs a walk."""
 
 
-def _needs_walk(column: Any, pool: RowSplitsPool) -> _Made:
-    return None
-
-
-def _of_view(view: RaggedView, pool: RowSplitsPool) -> _Made:
+def _of_view(view: RaggedView, rows: int, pool: RowSplitsPool) -> _Made:
     splits, starts = view.row_splits, view.starts
     memory: Any = view.memory
     dtype = TORCH_NAMES.get(view.dtype)
@@ -137,22 +147,22 @@ def _of_view(view: RaggedView, pool: RowSplitsPool) -> _Made:
     return (data, PLAIN, splits, shape), (Code.JAGGED, dtype, len(shape), 1)
 
 
-def _of_jagged(jagged: torch.Tensor, pool: RowSplitsPool) -> _Made:
+def _of_jagged(jagged: torch.Tensor, rows: int, pool: RowSplitsPool) -> _Made:
     parts = parts_of(jagged)
     if not (parts.values.is_cpu and parts.offsets.is_cpu):
         return None
     try:
-        return _of_view(view_over_array(jagged, "jagged tensor", pool), pool)
+        return _of_view(view_over_array(jagged, "jagged tensor", pool), rows, pool)
     except JagcodecError:  # the walk explains it
         return None
 
 
-def _of_tensor(tensor: torch.Tensor, pool: RowSplitsPool) -> _Made:
+def _of_tensor(tensor: torch.Tensor, rows: int, pool: RowSplitsPool) -> _Made:
     array = plain_array(tensor)
-    return None if array is None or array.ndim > spec.MAX_NDIM else _of_array(array, pool)
+    return None if array is None or array.ndim > spec.MAX_NDIM else _of_array(array, rows, pool)
 
 
-def _of_array(data: np.ndarray[Any, Any], pool: RowSplitsPool) -> _Made:
+def _of_array(data: np.ndarray[Any, Any], rows: int, pool: RowSplitsPool) -> _Made:
     dtype = NUMPY_NAMES.get(data.dtype)
     if dtype is None or not data.flags.c_contiguous:
         return None
@@ -161,12 +171,13 @@ def _of_array(data: np.ndarray[Any, Any], pool: RowSplitsPool) -> _Made:
     return (data, PLAIN, None, data.shape), (Code.TENSOR, dtype, data.ndim)
 
 
-_MAKERS: dict[type, Callable[[Any, RowSplitsPool], _Made]] = {
+_MAKERS: dict[type, Callable[[Any, int, RowSplitsPool], _Made]] = {
     RaggedView: _of_view,
     np.ndarray: _of_array,
     torch.Tensor: _of_tensor,
     NESTED_TENSOR: _of_jagged,
     list: _of_objects,
+    NonTensorStack: _of_stack,
     Documents: _of_documents,
 }
 

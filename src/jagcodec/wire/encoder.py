@@ -29,11 +29,10 @@ from jagcodec._arguments import (
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
-from jagcodec.wire import documents
 from jagcodec.wire.at_once import message_at_once
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
-from jagcodec.wire.header import NO_VALUES, with_checksums
+from jagcodec.wire.header import with_checksums
 from jagcodec.wire.header_reader import is_accepted
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.lowered_writer import LoweredWriter
@@ -200,7 +199,7 @@ def pending(
         meta = {**obj.meta, **(meta or {})} or None
         obj = obj.to_encode()
     values = values_of_meta(meta, allow_pickle, default)
-    message = None if narrow or elide else message_at_once(obj, packed_values(values))
+    message = None if narrow or elide else message_at_once(obj, values)
     if message is None:
         message = _walked(obj, values, narrow, elide, allow_pickle, default)
     if level is not None:
@@ -275,14 +274,6 @@ def values_of_meta(
         remedy = "make it a column, or encode({'batch': batch, 'more': value})"
         raise UnsupportedTypeError("unsupported_type", "meta", f"{expected}; {remedy}")
     return [document]
-
-
-def packed_values(values: list[Any]) -> bytes:
-    """The documents of a message, as its header has them."""
-    try:
-        return documents.packer().pack(values) if values else NO_VALUES
-    except ValueError as error:
-        raise UnsupportedTypeError("too_large", "meta", f"msgpack: {error}") from error
 
 
 OF_META = {"meta"}

@@ -11,7 +11,7 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.errors import UnsupportedTypeError
-from jagcodec.memory import ALIGNMENT
+from jagcodec.memory import ALIGNMENT, aligned
 from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
 from jagcodec.ragged.copy_rows import copy_task
 from jagcodec.ragged.row_splits import RowSplits
@@ -45,13 +45,13 @@ class MessageWriter(PendingMessage):
             data, stored, rows, dims = item
             scattered = type(data) is RaggedView
             size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
-            buffer = offset = 0  # if there are no bytes, too
+            buffer = offset = 0  # those of no bytes
             if size >= spec.SMALL_BUFFER:
                 buffer = len(buffers)
                 buffers.append(size if scattered else np.frombuffer(data, np.uint8))
             elif size:
                 end = self._size
-                offset = (end + 63) & -ALIGNMENT
+                offset = aligned(end)
                 small.append(_GAPS[offset - end])
                 small.append(bytes(size) if scattered else data)
                 self._size = offset + size
