@@ -32,6 +32,7 @@ from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
 from jagcodec.wire.spec import TORCH_ITEMSIZES
+from tests.device import DEVICE, install
 from tests.helpers import MESSAGES, address, make_batch, nested, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
@@ -638,6 +639,20 @@ def test_memory_is_not_written_over_while_it_is_read():
     assert memory.tolist() == [0, 4, 8] + [0] * 29
 
 
+def test_memory_on_a_device_is_not_written_over_while_it_is_read():
+    install()
+    cells = torch.arange(12.0, device=DEVICE)
+    offsets = torch.tensor([0, 4, 8], device=DEVICE)
+    column = torch.nested.nested_tensor_from_jagged(cells[:8], offsets)
+    room = torch.zeros(2, 4, device=DEVICE)
+    batch = {"a": column, "b": column + 1}
+    for out in ({"a": room, "b": room}, {"a": cells[4:].view(2, 4)}):
+        with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):
+            materialize(batch, out=out)
+    assert not room.any()
+    assert cells.tolist() == [*range(12)]
+
+
 @pytest.mark.parametrize("first", [0, 100, 900])
 def test_a_message_is_not_written_over_while_it_is_read(first):
     memory = bytearray(10_000)
@@ -777,7 +792,7 @@ REFUSED: dict[type[Exception], list[tuple[dict[str, Any], str]]] = {
         ({"attention_mask_of": {"a": "m", "b": "m"}}, "a name for each"),
         ({"td": TAKEN, "attention_mask_of": "ids"}, r"of=\{'ids': 'another name'\}"),
         # memory; a batch of two rows of two cells each of 8 bytes, in lines of 64
-        ({"out": bytearray(10)}, "expected 128 bytes to write to, found 10"),
+        ({"out": bytearray(10)}, r"materialize\(out\): expected 128 bytes to write to, found 10"),
         ({"out": {"ids": torch.zeros(2, 3, dtype=INT)}}, r"\['ids'\].*2, 2"),
         ({"out": {"ids": torch.zeros(2, 2)}}, "torch.int64"),
         ({"out": {"ids": torch.zeros(2, 2, dtype=INT).T}}, "contiguous"),

@@ -953,12 +953,13 @@ def test_memory_of_none_is_memory_that_out_lacks_for_pack_and_for_materialize(ke
 def test_arrays_of_micro_batches_are_copies():
     batches = plan_micro_batches([5, 1, 4, 2, 3, 6], ranks=2, max_tokens=8)
     results = [rows.tolist() for steps in batches for rows in steps]
-    arrays = [batches[0][0], batches.order, batches.inverse]
+    arrays = [batches[0][0], batches.order, batches.inverse, batches.is_repeat(0, 0)]
     for written in arrays:
         before = [array.copy() for array in arrays]
         written[:] = 7
         others = [(a, b) for a, b in zip(arrays, before, strict=True) if a is not written]
         assert all(np.array_equal(a, b) for a, b in others)
+    assert not batches.is_repeat(0, 0).any()
     assert batches.restore(results) == [0, 1, 2, 3, 4, 5]
 
 

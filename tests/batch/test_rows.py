@@ -534,6 +534,21 @@ def test_columns_of_a_dict_become_leaves_of_a_tensordict():
     assert to_rows(joined, as_="list") == to_rows(decode(encode(joined)), as_="list") == expected
 
 
+@pytest.mark.parametrize("form", ["padded", "jagged", "packed"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.bfloat16, torch.float16), (torch.int32, torch.int64), (torch.bool, torch.int8)],
+)
+def test_rows_of_two_dtypes_are_not_joined(form, dtypes):
+    """Bits of one are not those of the other, and no value is converted unasked."""
+    batches = [
+        materialize(TensorDict({"x": nested([[1, 0], [1]], dtype)}, [2]), form) for dtype in dtypes
+    ]
+    for join in (concat_rows, lambda parts: concat_rows([*map(encode, parts)])["x"]):
+        with pytest.raises(ArgumentError, match="dtype"):
+            join(batches)
+
+
 @pytest.mark.parametrize("form", ["tensor", "list"])
 def test_rows_of_tensorclasses_and_of_what_belongs_to_the_whole_batch(form):
     turn = Turn(tokens=torch.arange(2), role="user", batch_size=[2])  # type: ignore[call-arg]

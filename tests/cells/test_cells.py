@@ -151,3 +151,64 @@ def test_lists_of_one_type_come_back(numbers):
 )
 def test_other_lists_are_not_packed(half, numbers):
     assert half.pack(numbers) is None
+
+
+# --- what msgpack knows ------------------------------------------------------------------------
+
+
+class Text(str):
+    """A string that msgpack gives back as another type."""
+
+
+native = st.none() | ints | floats | st.booleans() | st.text(max_size=2) | st.binary(max_size=5)
+foreign = st.sampled_from([object(), Text("x"), (1,), 1j, {1}, np.float64(1)])
+values = st.recursive(
+    st.one_of(*[native] * 9, foreign),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", 1, Text("b"), None]), inner, max_size=2)
+    ),
+    max_leaves=12,
+)
+
+
+def is_known(value, levels, short_bytes, short_list):
+    of_items = levels - 1, short_bytes, short_list
+    if type(value) is bytes:
+        return levels > 0 and len(value) < short_bytes
+    if type(value) is list:
+        numbers = value and type(value[0]) in (int, float, bool) and len(value) >= short_list
+        return levels > 0 and not numbers and all(is_known(item, *of_items) for item in value)
+    if type(value) is dict:
+        names = all(type(key) is str for key in value)
+        return levels > 0 and names and all(is_known(item, *of_items) for item in value.values())
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def count_items(value):
+    inner = value.values() if type(value) is dict else value if type(value) is list else ()
+    return len(inner) + sum(map(count_items, inner))
+
+
+@pytest.mark.parametrize("half", HALVES)
+@given(st.lists(values, max_size=4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 5))
+def test_values_that_msgpack_knows_are_found(half, rows, levels, short_bytes, short_list):
+    bounds = levels, short_bytes, short_list
+    known = all(is_known(row, *bounds) for row in rows)
+    most = sum(map(count_items, rows))
+    assert half.is_native(rows, *bounds, most) == half.is_native((*rows,), *bounds, most) == known
+    if known and most:
+        assert not half.is_native(rows, *bounds, most - 1)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_values_that_contain_themselves_are_not_known(half):
+    loop: list[Any] = []
+    loop += [loop, loop]
+    names: dict[str, Any] = {}
+    names["a"] = names
+    for row in (loop, names, [names, loop]):
+        assert not half.is_native([row], 100, 10, 10, 1 << 12)
+    with pytest.raises(TypeError):
+        half.is_native(5, 100, 10, 10, 10)

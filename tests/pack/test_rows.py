@@ -455,10 +455,10 @@ def outcome(make):
 def walked(make):
     """The outcome without the short ways: each value is looked at in Python, one by one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jagcodec.pack.rows._frames_of_row", lambda *_: None)
-        patch.setattr("jagcodec.pack.rows._columns_of_dicts", lambda *_: None)
+        patch.setattr("jagcodec.pack.rows.frames_of_plain_rows", lambda *_: None)
+        patch.setattr("jagcodec.pack.rows.columns_of_dicts", lambda *_: None)
         patch.setattr("jagcodec.wire.encoder.message_at_once", lambda *_: None)
-        patch.setattr("jagcodec.pack.cells._joined_quickly", lambda *_: None)
+        patch.setattr("jagcodec.pack.cells.joined_quickly", lambda *_: None)
         patch.setattr("jagcodec.wire.documents.packed_at_once", lambda *_: None)
         return outcome(make)
 

@@ -7,6 +7,7 @@ import bisect
 import dataclasses
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -223,8 +224,8 @@ def read(frames, *readers):
 
 @pytest.mark.parametrize("name", [*NODES, *RECORDS, *ROWS])
 def test_a_kind_in_itself(name):
-    # A slice lies around its tuple, which is a level of its own; lists and maps are no levels.
-    levels = {"USER": LEVELS // 2, "list": 150, "map": 150}.get(name, LEVELS)
+    # A slice lies around its tuple, which is a level of its own.
+    levels = LEVELS // 2 if name == "USER" else LEVELS
     made, wrong = [], []
     if name in NODES:
         leaf = forge.batch(forge.payload(BYTE, 1), 1) if name == "TENSORDICT" else BYTE
@@ -275,6 +276,19 @@ def test_the_limit_of_depth(make, most):
         found = read(make(levels))
         assert isinstance(found, WireFormatError) == (levels > most)
         assert levels <= most or found.reason == "too_deep"
+
+
+@pytest.mark.parametrize("text", ["x", "\u05e9", "\u00c7\u00d4"])  # the last bytes look like tags
+@pytest.mark.parametrize("rows", [False, True])
+def test_depth_does_not_depend_on_text(text, rows):
+    for levels in (3, 4, 5, 50, 300):
+        value: Any = text
+        for i in range(levels):
+            value = {"k": value} if i % 3 else [value]
+        frames = message_of_rows(value) if rows else message(value)
+        found = outcome(partial(decode, limits=Limits(depth=3 + rows)), frames)
+        assert isinstance(found, WireFormatError) == (levels > 4), found
+        assert levels <= 4 or found.reason == "too_deep"
 
 
 WRAPS = {

@@ -11,11 +11,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 import jagcodec
 from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materialize, open_wire
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.types import FieldSchema
 from jagcodec.wire import compress, header_reader
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
@@ -270,6 +273,37 @@ def test_payloads_that_occur_more_than_once(one_object):
     assert_same(again, [rows[3], rows[2], rows[0]])
     assert_same(decode(chosen.to_frames()).get("mm").tolist(), again)
     assert (again[0] is again[1]) == one_object
+
+
+makers: list[Any] = [
+    list,
+    dict,
+    lambda: {"t": "x" * 2000},
+    lambda: ["y" * 500, {}],
+    lambda: {1: "z"},
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(makers)), max_size=6), st.data())
+def test_objects_are_one_object_only_if_they_were(kinds, data):
+    """One byte is one object of CPython, and so are documents of empty lists."""
+    pool = [maker() for copies, maker in kinds for _ in range(copies + 1)]
+    rows = [row for row in pool for _ in range(data.draw(st.integers(1, 3)))]
+    for elide in (False, True):
+        frames = encode_rows(
+            {"x": rows}, dtypes={"x": FieldSchema("object", None, None)}, elide=elide
+        )
+        found = open_wire(frames)["x"].tolist()
+        assert found == rows
+        one = [(i, j) for i in range(len(rows)) for j in range(i) if found[i] is found[j]]
+        assert all(rows[i] is rows[j] for i, j in one)
+
+
+def test_equal_texts_are_found_beside_rows_that_are_one_object():
+    for shared in ([None, None], ["", ""], [7, 7], [[]] * 2, [{"a": 1}] * 2):
+        texts = [str(i // 9) * 2000 for i in range(18)]
+        td = TensorDict({"text": NonTensorStack(*shared, *texts)}, [20])
+        assert_sent_once(td, 2 * 2000 + 800)
 
 
 def test_long_texts_are_sent_once_and_short_ones_as_they_are():

@@ -447,9 +447,10 @@ def _joined_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) 
     if unread:
         rows = [raw[start:end] for start, end in pairwise(bounds)]
         return Documents(rows) if rows else []
-    if not documents.may_hold_records(raw):
-        with suppress(WireFormatError):  # reading each message finds it again
-            return object_array(documents.unpack_rows(raw, bounds[1:], range(row_splits.rows)))
+    with suppress(WireFormatError):  # reading each message finds it again
+        items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
+        if documents.are_values(items, DEFAULT_LIMITS.depth):
+            return object_array(items)
     return None
 
 

@@ -538,7 +538,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         known = integer_of(step)
         if known is None or not 0 <= known < self._count:
             raise _outside(where, "step", step, self._count)
-        return self._assignment.is_copy[self._slices_in_order(rank, rank + 1)[known]]
+        return self._assignment.is_copy[self._slices_in_order(rank, rank + 1)[known]].copy()
 
     def pack(
         self,

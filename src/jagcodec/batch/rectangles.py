@@ -187,13 +187,14 @@ def _check_reusable(rectangle: Rectangle) -> None:
 
 def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     """Write rectangles that have memory; those on the CPU in one call."""
+    by_torch: list[Rectangle] = []
     copies: list[Copy] = []
     pads: list[Pad] = []
     rest: list[Copy] = []  # of rows in runs, all runs but the last of each row
     for rectangle in rectangles:
         view, data = rectangle.view, rectangle.data
         if data is None or not (type(view.memory) is np.ndarray or is_on_host(view)):
-            _fill_by_torch(rectangle)
+            by_torch.append(rectangle)
         elif len(data):
             bits = rectangle.pad_bits
             task, others = pad_tasks(view, data, rectangle.width, rectangle.left_pad, bits)
@@ -203,9 +204,11 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
                 pads.append(task)
             if others is not None:
                 rest.append(others)
-    if reused and not _are_disjoint([*copies, *pads], rest):
+    if reused and not _are_disjoint(by_torch, [*copies, *pads], rest):
         detail = "expected separate memory for each column, apart from the batch, found an overlap"
         raise ArgumentError("conflict", "materialize(out)", detail)
+    for rectangle in by_torch:
+        _fill_by_torch(rectangle)
     copy_all(copies)
     pad_all(pads)
     copy_all(rest)
@@ -229,12 +232,16 @@ def _fill_by_torch(rectangle: Rectangle) -> None:
         raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
 
 
-def _are_disjoint(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
+def _are_disjoint(
+    by_torch: Sequence[Rectangle], tasks: Sequence[Copy | Pad], rest: Sequence[Copy]
+) -> bool:
     """Whether no target overlaps another buffer; targets of `rest` are among those of `tasks`."""
     parts = [part for task in (*tasks, *rest) for part in task[1:]]
     read = [part for part in parts if isinstance(part, np.ndarray)]
     read += [buffer for part in parts if isinstance(part, tuple) for buffer in part]
-    return are_disjoint([task.dst for task in tasks], read)
+    read += [part for rectangle in by_torch for part in rectangle.view.memories]
+    written = [rectangle.tensor for rectangle in by_torch]
+    return are_disjoint([*written, *(task.dst for task in tasks)], read)
 
 
 # --- of one message ----------------------------------------------------------------------------

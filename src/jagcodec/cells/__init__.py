@@ -1,4 +1,4 @@
-"""Lists of Python numbers to cells and back, with nothing lost.
+"""Lists of Python numbers to cells and back, with nothing lost; and which values msgpack knows.
 
 One pass over the items: in C, or by the standard library if the extension of this package was not
 built. ``JAGCODEC_ROWCOPY=numpy`` turns this extension off too.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jagcodec.cells import python_cells
 
-__all__ = ["PACKED", "fill", "missing", "pack", "unpack_numbers"]
+__all__ = ["PACKED", "fill", "is_native", "missing", "pack", "unpack_numbers"]
 
 _active: Any = python_cells
 _missing: str | None = "JAGCODEC_ROWCOPY=numpy"
@@ -26,6 +26,7 @@ if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
         _missing = str(_error)
 
 fill: Callable[..., tuple[int, int] | None] = _active.fill
+is_native: Callable[[Sequence[Any], int, int, int, int], bool] = _active.is_native
 pack: Callable[[list[Any]], tuple[str, bytes] | None] = _active.pack
 
 

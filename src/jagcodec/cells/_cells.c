@@ -1,6 +1,6 @@
-/* Python's numbers to cells: the compiled half of jagcodec.cells.
+/* Python's numbers to cells, and which values msgpack knows: the compiled half of jagcodec.cells.
  *
- * One pass over the items of lists and tuples. Nothing is rounded but floats, nothing wraps around:
+ * `fill`: one pass over the items of lists and tuples. Nothing is rounded but floats, nothing wraps around:
  * an item that a cell cannot hold ends the pass, and its place is returned. Items are anyone's
  * objects, and `convert` runs anyone's code, so a list may change while it is read: every item is
  * asked for by its index, which Python checks, every reference is owned while it is used, and no
@@ -293,10 +293,105 @@ cells_pack(PyObject *Py_UNUSED(module), PyObject *list)
     return result;
 }
 
+/* What `is_native` allows, and how many items it may still read. */
+typedef struct {
+    Py_ssize_t short_bytes, short_list, left;
+} Bounds;
+
+static bool
+is_number(PyObject *value)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    return type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type;
+}
+
+static bool has_native_items(PyObject *list, int levels, Bounds *bounds);
+static bool has_native_values(PyObject *dict, int levels, Bounds *bounds);
+
+static bool
+is_native(PyObject *value, int levels, Bounds *bounds)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == &PyUnicode_Type || value == Py_None || is_number(value)) {
+        return true;
+    }
+    if (!levels) {
+        return false;
+    }
+    if (type == &PyBytes_Type) {
+        return PyBytes_Size(value) < bounds->short_bytes;
+    }
+    if (type == &PyList_Type) {
+        return has_native_items(value, levels - 1, bounds);
+    }
+    return type == &PyDict_Type && has_native_values(value, levels - 1, bounds);
+}
+
+static bool
+has_native_items(PyObject *list, int levels, Bounds *bounds)
+{
+    Py_ssize_t count = PyList_Size(list);
+    bool native = count <= bounds->left;
+    bounds->left -= count;
+    for (Py_ssize_t i = 0; native && i < count; i++) {
+        PyObject *item = item_of(list, true, i);
+        native = item && is_native(item, levels, bounds)
+                 && (i || count < bounds->short_list || !is_number(item));
+        Py_XDECREF(item);
+    }
+    PyErr_Clear(); /* the list may be shorter by now */
+    return native;
+}
+
+static bool
+has_native_values(PyObject *dict, int levels, Bounds *bounds)
+{
+    Py_ssize_t count = PyDict_Size(dict), at = 0;
+    bool native = count <= bounds->left;
+    bounds->left -= count;
+    PyObject *key, *value;
+#ifdef Py_GIL_DISABLED
+    Py_BEGIN_CRITICAL_SECTION(dict);
+#endif
+    /* Nothing here runs other code, so the dict stays as it is. */
+    while (native && PyDict_Next(dict, &at, &key, &value)) {
+        native = Py_TYPE(key) == &PyUnicode_Type && is_native(value, levels, bounds);
+    }
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
+    return native;
+}
+
+static PyObject *
+cells_is_native(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *given;
+    int levels;
+    Bounds bounds;
+    if (!PyArg_ParseTuple(args, "Oinnn:is_native", &given, &levels, &bounds.short_bytes,
+                          &bounds.short_list, &bounds.left)) {
+        return NULL;
+    }
+    PyObject *rows = PySequence_Tuple(given); /* a copy, which no other thread can change */
+    if (!rows) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_Size(rows);
+    bool native = true;
+    for (Py_ssize_t row = 0; native && row < count; row++) {
+        native = is_native(PyTuple_GetItem(rows, row), levels, &bounds);
+    }
+    Py_DECREF(rows);
+    return PyBool_FromLong(native);
+}
+
 static PyMethodDef methods[] = {
     {"fill", cells_fill, METH_VARARGS,
      "fill(rows, lengths, out, code, precision, convert, /)\n--\n\nSee jagcodec.cells."},
     {"pack", cells_pack, METH_O, "pack(numbers, /)\n--\n\nSee jagcodec.cells."},
+    {"is_native", cells_is_native, METH_VARARGS,
+     "is_native(rows, levels, short_bytes, short_list, most_items, /)\n--\n\nSee jagcodec.cells."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -121,3 +122,41 @@ def pack(numbers: list[Any]) -> tuple[str, bytes] | None:
 
 
 _WIDTHS = (("int8", "b", 8), ("int16", "h", 16), ("int32", "i", 32), ("int64", "q", 64))
+
+
+_NATIVE = frozenset((str, int, float, bool, type(None)))
+_NUMBERS = frozenset((int, float, bool))
+_STRING = frozenset((str,))
+_KNOWN = _NATIVE | {bytes, list, dict}
+
+
+def is_native(
+    rows: Sequence[Any], levels: int, short_bytes: int, short_list: int, most_items: int
+) -> bool:
+    """Whether msgpack writes each of these values by itself, and reads it back as it was.
+
+    They are strings, numbers, None, bytes, and lists and dicts of such, at most `levels` in each
+    other, where bytes count as one; keys are strings. Bytes are shorter than `short_bytes`, and
+    lists that begin with a number than `short_list`. There are at most `most_items` items.
+    """
+    # All values of one level are looked at together, which enters no function for each of them.
+    level: Sequence[Any] = rows
+    while True:
+        kinds = set(map(type, level))
+        if kinds <= _NATIVE:
+            return True
+        if not levels or not kinds <= _KNOWN:
+            return False
+        levels -= 1
+        if bytes in kinds and any(type(x) is bytes and len(x) >= short_bytes for x in level):
+            return False
+        lists = [item for item in level if type(item) is list]
+        dicts = [item for item in level if type(item) is dict]
+        if not _STRING.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        if any(len(each) >= short_list and type(each[0]) in _NUMBERS for each in lists):
+            return False
+        most_items -= sum(map(len, lists)) + sum(map(len, dicts))
+        if most_items < 0:
+            return False
+        level = list(chain(*lists, *map(dict.values, dicts)))

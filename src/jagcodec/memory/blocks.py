@@ -249,6 +249,6 @@ def _block(size: int, out: ByteArray | None) -> Block:
         start = -address(out) % ALIGNMENT
         if len(out) < start + size:
             detail = f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}"
-            raise ArgumentError("too_large", "out", detail)
+            raise ArgumentError("too_large", "materialize(out)", detail)
         return Block(out[start : start + size], False)
     return new_block(size)

@@ -173,20 +173,15 @@ def borrowed(start: int, size: int, owner: object, writable: bool = True) -> Byt
     return np.asarray(_Borrowed(start, size, owner, writable), dtype=np.uint8)
 
 
-def are_disjoint(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
-    """Whether no target overlaps a source, or another target."""
-    written = [(address(data), data.nbytes) for data in targets]
-    return spans_are_disjoint(written, [(address(data), data.nbytes) for data in sources])
+def are_disjoint(targets: Iterable[Any], sources: Iterable[Any]) -> bool:
+    """Whether no target overlaps a source, or another target.
 
-
-def spans_are_disjoint(
-    targets: Iterable[tuple[int, int]], sources: Iterable[tuple[int, int]]
-) -> bool:
-    """Whether `are_disjoint` holds for memory given by addresses and sizes in bytes."""
-    spans = [(start, size, True) for start, size in targets if size]
-    spans += [(start, size, False) for start, size in sources if size]
+    They are contiguous arrays, or strided tensors on any device.
+    """
+    spans = [(*_span(data), True) for data in targets]
+    spans += [(*_span(data), False) for data in sources]
     written = read = 0  # where the target, or the source, that reaches furthest ends
-    for start, size, is_target in sorted(spans):
+    for start, size, is_target in sorted(span for span in spans if span[1]):
         if start < written or (is_target and start < read):
             return False
         if is_target:
@@ -194,6 +189,16 @@ def spans_are_disjoint(
         else:
             read = max(read, start + size)
     return True
+
+
+def _span(data: Any) -> tuple[int, int]:
+    """Where memory begins, and how many bytes it has."""
+    if not isinstance(data, torch.Tensor):
+        return address(data), data.nbytes
+    if not data.numel():
+        return 0, 0
+    last = sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True))
+    return data.data_ptr(), (last + 1) * data.itemsize
 
 
 def as_bytes(tensor: torch.Tensor) -> ByteArray:

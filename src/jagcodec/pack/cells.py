@@ -75,7 +75,7 @@ def cells_of_rows(
         return payloads_of_rows(rows, "")
     types: set[Any] = set(map(type, rows))
     if dtype is None and not dim and len(rows) > 1 and len(types) == 1:
-        joined = _joined_quickly(rows, types)
+        joined = joined_quickly(rows, types)
         if joined is not None:
             return joined
     if types == _TENSOR_ONLY:
@@ -115,7 +115,7 @@ def cells_of_rows(
     return _cells_of_mixed_rows(rows, dtype, dim)
 
 
-def _joined_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
+def joined_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
     """Arrays, or tensors, of one dtype and cell shape, end to end; None for all other rows."""
     if types == _ARRAY_ONLY:
         dtypes, known = {row.dtype for row in rows}, PLAIN_DTYPES.keys()

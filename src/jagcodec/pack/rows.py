@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Unpack
 
@@ -30,35 +29,30 @@ from jagcodec.errors import (
     describe,
 )
 from jagcodec.memory.plain_types import check_plain
-from jagcodec.memory.tensor_bytes import plain_arrays
 from jagcodec.pack.cells import RowCells, cells_of_rows, misfit
 from jagcodec.pack.fields import tensordict_of
+from jagcodec.pack.plain_rows import (
+    NO_NAMES,
+    are_known_equal,
+    columns_of_dicts,
+    frames_of_plain_rows,
+)
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire import documents
-from jagcodec.wire.at_once import (
-    exceeds_max_bytes,
-    frames_of_items,
-    item_of_documents,
-    packed_values,
-)
-from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
+from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.encoder import (
     OF_META,
     Columns,
     EncodeOptions,
     pending,
-    values_of_meta,
 )
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.header import start_of
 from jagcodec.wire.leaf import FieldSchema, sizes_fit
-from jagcodec.wire.lowered import Item
 from jagcodec.wire.registry import registered_name
-from jagcodec.wire.spec import MAX_BYTES, MAX_DEPTH, MAX_NDIM, PLAIN, Code
+from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
 
 
 def pack_rows(
@@ -146,9 +140,9 @@ def encode_rows(
         of 16 KiB or more. Raises as `pack_rows` and `encode` do.
     """
     where = "encode_rows"
-    plain = dtypes is None and ragged_dims is None and rectangular is _NO_NAMES
-    if plain and type(rows) is list and len(rows) == 1 and options.keys() <= OF_META:
-        frames = _frames_of_row(rows[0], same_length, where, options)
+    plain = dtypes is None and ragged_dims is None and rectangular is NO_NAMES
+    if plain and type(rows) is list and options.keys() <= OF_META:
+        frames = frames_of_plain_rows(rows, same_length, where, options.get("meta"))
         if frames is not None:
             return frames
     check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
@@ -157,8 +151,6 @@ def encode_rows(
     )
     return frames_of(pending(columns, **options))
 
-
-_NO_NAMES: tuple[str, ...] = ()
 
 # --- columns -----------------------------------------------------------------------------------
 
@@ -213,7 +205,7 @@ def _checked_columns(
         columns[name] = made.values if type(made) is RowCells else made
         if copied and type(made) is not RowCells and field.kind != "object":
             _check_objects(made, path)
-    if same_length is not _NO_NAMES:
+    if same_length is not NO_NAMES:
         _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
@@ -355,82 +347,13 @@ def _ragged_dims(
     return dims
 
 
-# --- one row -----------------------------------------------------------------------------------
-
-# How each of Python's number types becomes a cell, and the node of its column.
-_NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
-    bool: (struct.Struct("<?"), (Code.TENSOR, "bool", 1)),
-    int: (struct.Struct("<q"), (Code.TENSOR, "int64", 1)),
-    float: (struct.Struct("<f"), (Code.TENSOR, "float32", 1)),
-}
-
-
-def _frames_of_row(
-    row: Any, same_length: Any, where: str, options: EncodeOptions
-) -> list[Frame] | None:
-    """The message of one row, made in one pass.
-
-    None if a value or `same_length` needs `_checked_columns`.
-    """
-    if type(row) is not dict:
-        return None
-    named_columns(row, f"{where}(rows), row 0")
-    items: list[int | Item] = [1]
-    nodes: list[tuple[Any, ...]] = []
-    lengths: dict[str, tuple[int, ...]] = {}
-    arrays = plain_arrays(row.values())
-    for (name, value), array in zip(row.items(), arrays, strict=True):
-        kind = type(value)
-        if kind is list or kind is tuple:
-            try:
-                made = cells_of_rows((value,), copied=False)
-            except JagcodecError as error:
-                raise misfit(error, f"{where}({name!r})") from None
-            value = made.values if type(made) is RowCells else value
-        elif array is not None:
-            value = array
-        if type(value) is np.ndarray:
-            dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
-            if dtype is None or not shape or not value.flags.c_contiguous:
-                return None
-            if not value.size and exceeds_max_bytes(shape, value.itemsize):
-                return None  # an error follows
-            items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
-            nodes.append((Code.JAGGED, dtype, len(shape), 1))
-            lengths[name] = shape[:1]
-        elif kind in _NUMBERS:
-            pack, node = _NUMBERS[kind]
-            try:
-                items.append((memoryview(pack.pack(value)), PLAIN, None, (1,)))
-            except (struct.error, OverflowError):
-                return None  # an error follows
-            nodes.append(node)
-        else:
-            packed = _packed_object(value)
-            if packed is None:
-                return None
-            items.append(item_of_documents(packed))
-            nodes.append((Code.NON_TENSOR_ROWS,))
-    if same_length is not _NO_NAMES and not _surely_equal(same_length, lengths):
-        return None  # an error may follow
-    start = start_of((Code.TENSORDICT, 1, tuple(row), *nodes))
-    return frames_of_items(start, items, packed_values(values_of_meta(options.get("meta"))))
-
-
-def _packed_object(value: Any) -> list[bytes] | None:
-    """A list of one document, of one row's object; None if the object must be walked."""
-    if type(value) is str:  # takes half the time
-        return [documents.packer().pack(value)]
-    return documents.packed_at_once((value,), MAX_DEPTH - 1)
-
-
 # --- arguments ---------------------------------------------------------------------------------
 
 _IN_LIST = "; put items of an iterator into a list, and values of the whole batch into meta= of "
 _IN_LIST += "encode_rows"
 
 
-def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
+def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[str, Sequence[Any]]]:
     """N, and the N rows of each column."""
     if isinstance(rows, Mapping):
         columns = named_columns(rows, f"{where}(rows)")
@@ -456,7 +379,7 @@ def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str,
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(named, ())
-    found = _columns_of_dicts(rows, f"{where}(rows), row 0")
+    found = columns_of_dicts(rows, f"{where}(rows), row 0")
     if found is not None:
         return len(rows), found
     for i, row in enumerate(rows):
@@ -472,19 +395,6 @@ def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str,
             detail += f"{'without' if name in names else 'with'} {brief(name)}"
             raise ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
     return len(rows), {name: [row[name] for row in rows] for name in names}
-
-
-def _columns_of_dicts(rows: Any, path: str) -> dict[str, Sequence[Any]] | None:
-    """The columns of dicts with the same names; None of other rows, some of which are wrong."""
-    if set(map(type, rows)) != {dict}:
-        return None
-    names = named_columns(rows[0], path)
-    if set(map(len, rows)) != {len(names)}:
-        return None
-    try:
-        return {name: [row[name] for row in rows] for name in names}
-    except KeyError:
-        return None
 
 
 def _rows_as_sequence(column: Any, path: str) -> Sequence[Any]:
@@ -565,7 +475,7 @@ def _check_same_lengths(
     same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
 ) -> None:
     """Check that the rows of the named columns are as long as each other."""
-    if _surely_equal(same_length, lengths):
+    if are_known_equal(same_length, lengths):
         return
     path = f"{where}(same_length)"
     named = known_names(same_length, columns, path)
@@ -579,16 +489,3 @@ def _check_same_lengths(
             row = next(i for i, length in enumerate(first) if length != found[i])
             detail = f"expected length {first[row]} like {named[0]!r}, found {found[row]}"
             raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)
-
-
-def _surely_equal(names: Any, lengths: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether columns have equal lengths; False if one has none, or if names need a check."""
-    if type(names) is not list and type(names) is not tuple:
-        return False
-    if not _STRING.issuperset(map(type, names)):
-        return False
-    found = set(map(lengths.get, names))
-    return len(found) == 1 and None not in found
-
-
-_STRING = frozenset((str,))

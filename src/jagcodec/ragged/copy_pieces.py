@@ -21,13 +21,13 @@ from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
     IntArray,
+    are_disjoint,
     array_bytes,
     as_bytes,
     as_words,
     from_bytes,
     from_words,
     lacks_kernel,
-    spans_are_disjoint,
 )
 from jagcodec.packing.layout import Pieces
 from jagcodec.ragged.copy_rows import is_on_host, values_of
@@ -96,7 +96,7 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
     for buffer, data in zip(buffers, targets, strict=True):
         memory = buffer.view.memory
         if id(memory) not in known:
-            parts = _bytes_of(memory)
+            parts = tuple(map(_as_bytes, buffer.view.memories))
             known[id(memory)] = (*parts, block), sum(map(len, parts))
         sources, end = known[id(memory)]
         if len(data):
@@ -105,10 +105,8 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
     return copies
 
 
-def _bytes_of(memory: Any) -> tuple[ByteArray, ...]:
-    if isinstance(memory, tuple):
-        return memory
-    return (as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory),)
+def _as_bytes(memory: Any) -> ByteArray:
+    return as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory)
 
 
 def _source_runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
@@ -215,18 +213,7 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
         view, path = buffer.view, f"{buffer.path}(out)"
         check_out(buffer.out, buffer.shape, view.dtype, view.device, path)
         check_not_followed(view.memory, path)
-    targets = [span for buffer in outs for span in _spans(buffer.out)]
-    sources = [span for buffer in buffers for span in _spans(buffer.view.memory)]
-    if not spans_are_disjoint(targets, sources):
+    sources = [part for buffer in buffers for part in buffer.view.memories]
+    if not are_disjoint([buffer.out for buffer in outs], sources):
         detail = "expected memory apart from the columns, and for each buffer its own, found an "
         raise ArgumentError("conflict", f"{outs[0].path}(out)", detail + "overlap")
-
-
-def _spans(memory: Any) -> list[tuple[int, int]]:
-    """Where memory begins, and how many bytes it has."""
-    if not isinstance(memory, torch.Tensor):
-        return [(data.__array_interface__["data"][0], data.nbytes) for data in _bytes_of(memory)]
-    if not memory.numel():
-        return []
-    last = sum((size - 1) * step for size, step in zip(memory.shape, memory.stride(), strict=True))
-    return [(memory.data_ptr(), (last + 1) * memory.itemsize)]

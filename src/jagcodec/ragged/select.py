@@ -114,8 +114,6 @@ def join_views(
     views: Sequence[RaggedView], chosen: Chosen | None, pool: RowSplitsPool, path: str
 ) -> RaggedView:
     """What `join_leaves` does, for rows in memory that must not be changed, such as a message's."""
-    _check_equal([view.dtype for view in views], "dtype", path, _CONVERT)
-    _check_equal([view.device for view in views], "device", path)
     moved = [
         end_to_end(values, view.row_splits, view.ragged_dim)
         for values, view in zip(gathered(views), views, strict=True)
@@ -203,6 +201,8 @@ class _RowJoiner(NamedTuple):
         """The rows of several views, end to end."""
         view = views[0]
         if not self._is_one_column(views):
+            _check_equal([each.dtype for each in views], "dtype", path, _CONVERT)
+            _check_equal([each.device for each in views], "device", path)
             _check_equal([each.ragged_dim for each in views], "ragged dim", path, _RAGGED)
             dim = view.ragged_dim
             inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]

@@ -59,6 +59,11 @@ class RaggedView:
         return self.memory.device if isinstance(self.memory, torch.Tensor) else _CPU
 
     @property
+    def memories(self) -> tuple[Any, ...]:
+        """Each part of `memory`, which is one or several."""
+        return self.memory if isinstance(self.memory, tuple) else (self.memory,)
+
+    @property
     def values_shape(self) -> tuple[int, ...]:
         """(A..., total, B...): the shape of the values once the rows are end to end."""
         if self.starts is None:

@@ -107,15 +107,17 @@ def _of_stack(stack: NonTensorStack, rows: int, pool: RowSplitsPool) -> _Made:
 def item_of_documents(rows: Sequence[bytes]) -> Item:
     """The item of a column of objects, one document in each row."""
     if len(rows) == 1:  # most messages
-        size = len(rows[0])
-        return memoryview(rows[0]), PLAIN, (1, size, size, b""), (size,)
+        data: Any = rows[0]
+        size = len(data)
+        return memoryview(data), PLAIN, (1, size, size, b""), (size,)
     data = bytearray().join(rows)
-    size = len(data)
-    return memoryview(data), PLAIN, _rows_of_lengths(tuple(map(len, rows))), (size,)
+    return memoryview(data), PLAIN, rows_of_lengths(tuple(map(len, rows))), (len(data),)
 
 
-def _rows_of_lengths(lengths: tuple[int, ...]) -> Rows:
-    """Rows of these lengths, two or more, which are end to end."""
+def rows_of_lengths(lengths: tuple[int, ...]) -> Rows:
+    """Rows of these lengths, one or more, which are end to end."""
+    if len(lengths) == 1:
+        return 1, *lengths, *lengths, b""
     offsets = array("q", itertools.accumulate(lengths, initial=0))
     return len(lengths), min(lengths), max(lengths), offsets.tobytes()
 

@@ -148,10 +148,10 @@ def _build_children(message: Message, node: Node, budget: Budget) -> list[Any]:
 
 
 def _read_document(message: Message, index: int, depth: int) -> Any:
-    value = message.document(index)
-    if message.header.records:
-        return revived(value, depth, message.limits.depth, message.allow_pickle)
-    return value
+    value, most = message.document(index), message.limits.depth
+    if documents.are_values((value,), most - depth + 1):
+        return value
+    return revived(value, depth, most, message.allow_pickle)
 
 
 def message_meta(message: Message) -> dict[str, Any]:
@@ -397,14 +397,14 @@ def _read_documents(
     # Copied: what was checked must not change with the message's memory.
     raw = data.tobytes()
     items = documents.unpack_rows(raw, bounds[1:].tolist(), rows)
-    if documents.may_hold_records(raw):
-        for i, item in enumerate(items):
-            try:
-                # One level inside the node of the rows.
-                depth = budget.depth + 1
-                items[i] = revived(item, depth, message.limits.depth, message.allow_pickle)
-            except WireFormatError as error:
-                raise inside(error, int(rows[i])) from error
+    depth, most = budget.depth + 1, message.limits.depth  # one level inside the node of the rows
+    if documents.are_values(items, most - depth + 1):
+        return items
+    for i, item in enumerate(items):
+        try:
+            items[i] = revived(item, depth, most, message.allow_pickle)
+        except WireFormatError as error:
+            raise inside(error, int(rows[i])) from error
     return items
 
 

@@ -7,12 +7,13 @@ nests in one, and a document is unpacked in one pass however deep it is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import msgpack
 
+from jagcodec.cells import is_native
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.spec import INLINE_BYTES, LONG_LIST, Kind
 
@@ -51,11 +52,7 @@ def _packed_int(value: Any) -> list[Any]:
 NATIVE = frozenset((str, int, float, bool, type(None)))
 """The types that msgpack gives back as they were."""
 
-_NUMBERS = frozenset((int, float, bool))
-_STRING, _LIST, _DICT = map(frozenset, ((str,), (list,), (dict,)))
-_WITH_BYTES = NATIVE | {bytes}
-_KNOWN = _WITH_BYTES | _LIST | _DICT
-_MOST_ITEMS = 1 << 20  # in one level: what is in itself several times would fill the memory
+_MOST_ITEMS = 1 << 20  # of rows that are packed at once: what is in itself would fill the memory
 
 
 def packed_at_once(rows: Sequence[Any], levels: int) -> list[bytes] | None:
@@ -67,53 +64,15 @@ def packed_at_once(rows: Sequence[Any], levels: int) -> list[bytes] | None:
     try:
         if NATIVE.issuperset(map(type, rows)):
             return list(map(pack, rows))
-        if not _is_native(rows, levels):
+        if not is_native(rows, levels, INLINE_BYTES, LONG_LIST, _MOST_ITEMS):
             return None
         if len(set(map(id, rows))) == len(rows):
             return list(map(pack, rows))
-        # Rows that are one object are packed once, so that `elide` finds them.
+        # Rows that are one object are packed once.
         made = {id(row): pack(row) for row in rows if type(row) not in NATIVE}
         return [pack(row) if type(row) in NATIVE else made[id(row)] for row in rows]
     except (TypeError, ValueError, RuntimeError):  # too large, or changed by another thread
         return None
-
-
-def _is_native(level: Sequence[Any], levels: int) -> bool:
-    """Whether values are strings, numbers, None, short bytes, and lists and dicts of such."""
-    # All values of one level are looked at together, which enters no function for each of them.
-    while True:
-        kinds = set(map(type, level))
-        if bytes in kinds and (not levels or _has_long_bytes(level)):
-            return False  # a walk counts them as containers
-        if kinds <= _WITH_BYTES:
-            return True
-        if not levels or not kinds <= _KNOWN:
-            return False
-        levels -= 1
-        if len(kinds) == 1:
-            lists, dicts = (level, []) if kinds == _LIST else ([], level)
-        else:
-            lists = [item for item in level if type(item) is list]
-            dicts = [item for item in level if type(item) is dict]
-        if dicts and not _STRING.issuperset(map(type, chain.from_iterable(dicts))):
-            return False
-        if lists and _has_long_numbers(lists):
-            return False
-        if sum(map(len, lists)) + sum(map(len, dicts)) > _MOST_ITEMS:
-            return False
-        level = list(chain(*lists, *map(dict.values, dicts)))
-
-
-def _has_long_bytes(level: Sequence[Any]) -> bool:
-    return any(type(item) is bytes and len(item) >= INLINE_BYTES for item in level)
-
-
-def _has_long_numbers(lists: Sequence[list[Any]]) -> bool:
-    """Whether a document may hold one of the lists as the bytes of its numbers."""
-    longest = max(map(len, lists))
-    return longest >= LONG_LIST and any(
-        len(each) >= LONG_LIST and type(each[0]) in _NUMBERS for each in lists
-    )
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -131,14 +90,12 @@ def _tag(code: int, data: bytes) -> Kind:
     return _KINDS[code]
 
 
-# The first bytes of msgpack's extensions; they occur in other data too. Extension -1 is msgpack's
-# own timestamp, which it turns into an object without asking.
-_MARKS = tuple(bytes([mark]) for mark in (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))
+def are_values(items: Sequence[Any], levels: int) -> bool:
+    """Whether unpacked documents are values as they are: no records, and at most so many levels.
 
-
-def may_hold_records(data: bytes) -> bool:
-    """Whether bytes may hold records; False is certain. To ask each value would take far longer."""
-    return any(map(data.__contains__, _MARKS))
+    False is not certain: `revived` in `decoder` finds out, and names what is wrong.
+    """
+    return is_native(items, levels, sys.maxsize, sys.maxsize, sys.maxsize)
 
 
 _OPTIONS: dict[str, Any] = {"strict_map_key": True, "unicode_errors": "surrogatepass"}

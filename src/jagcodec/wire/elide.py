@@ -38,23 +38,28 @@ _AT_ONCE = 1 << 17  # numbers that are compared at a time, so that they stay in 
 RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
 
 
-def equal_documents(rows: Sequence[Sequence[Any]]) -> tuple[list[int] | None, bool]:
+def equal_documents(
+    rows: Sequence[Sequence[Any]], first_same: Sequence[int] | None
+) -> tuple[Sequence[int] | None, bool]:
     """The first row like each one, if that pays, and whether they are one object or equal ones."""
-    first: dict[Any, int] = {}
-    like = [first.setdefault(id(row), i) for i, row in enumerate(rows)]
     sizes = [sum(map(len, row)) for row in rows]
-    one_object = len(first) < len(rows)
-    if not one_object:
-        first.clear()
-        for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
-            row = rows[i]
-            other = first.setdefault((*map(len, row), *map(_sample, row)), i)
-            pairs = zip(rows[other], row, strict=True)
-            if all(_equal(*(np.frombuffer(p, np.uint8) for p in pair)) for pair in pairs):
-                like[i] = other
-    saved = sum(size for i, size in enumerate(sizes) if like[i] != i)
+    if first_same is not None and _repeats_pay(first_same, sizes):
+        return first_same, True
+    first: dict[Any, int] = {}
+    first_equal = list(range(len(rows)))
+    for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
+        row = rows[i]
+        other = first.setdefault((*map(len, row), *map(_sample, row)), i)
+        pairs = zip(rows[other], row, strict=True)
+        if all(_equal(*(np.frombuffer(p, np.uint8) for p in pair)) for pair in pairs):
+            first_equal[i] = other
+    return (first_equal if _repeats_pay(first_equal, sizes) else None), False
+
+
+def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:
+    saved = sum(size for i, size in enumerate(sizes) if first[i] != i)
     # Offsets of all bytes take no more than these.
-    return (like, one_object) if saved > RUN_COST + 8 * len(rows) else (None, False)
+    return saved > RUN_COST + 8 * len(sizes)
 
 
 def elide(columns: Sequence[EndToEnd]) -> None:

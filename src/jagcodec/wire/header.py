@@ -34,7 +34,6 @@ class Header(NamedTuple):
     values: list[Any]  # documents; records in them are arrays with a tag (see `documents`)
     packed_numbers: bytes
     packed_values: bytes
-    records: bool  # whether there may be any
     groups: list[Group]
     sizes: list[int]  # bytes of each frame after the header, before it was compressed
     stored: list[int]  # bytes as it is sent; `sizes` itself where no frame is compressed

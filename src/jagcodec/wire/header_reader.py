@@ -34,17 +34,14 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         check_crc(header_checksum(schema.packed, covered, packed_values), checksums[0], "header")
     total, objects = check_claims(schema, numbers, groups, sizes, stored, size, limits, in_row)
     values: list[Any] = []
-    records = False
     if packed_values != NO_VALUES or schema.value_count:
         values = _read_values(schema, packed_values)
-        records = documents.may_hold_records(packed_values)
     return Header(
         schema,
         numbers,
         values,
         packed_numbers,
         packed_values,
-        records,
         groups,
         sizes,
         stored,

@@ -26,8 +26,8 @@ class Limits:
             what columns repeat (`elide`), and as 64 for each byte of documents and offsets. Without
             `compress` and `elide` no message asks for more than its 64. Of compressed rows also the
             bytes that they take padded, if these are more than the square of the message's.
-        depth: Nodes inside each other, counted through messages in rows and through documents
-            that hold records; 104 at most, which is the format's own bound.
+        depth: Nodes, lists, dicts and records inside each other, counted through messages in rows;
+            104 at most, which is the format's own bound.
 
     Raises:
         ArgumentError: A limit is negative, or `depth` above 104.

@@ -91,6 +91,7 @@ class Documents(NamedTuple):
     """Rows, all of them documents or messages."""
 
     rows: Sequence[bytes] | Sequence[Lowered]
+    first_same: Sequence[int] | None = None  # of each, the first row that is one object with it
 
 
 @dataclass(eq=False, slots=True)

@@ -105,7 +105,9 @@ class LoweredWriter(MessageWriter):
             if id(row) not in made:
                 made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
         rows = [made[id(row)] for row in documents.rows]
-        first_equal, one_object = equal_documents(rows) if self._elides else (None, False)
+        first_equal, one_object = None, False
+        if self._elides:
+            first_equal, one_object = equal_documents(rows, documents.first_same)
         data, starts, row_splits = _lay_out_documents(rows, first_equal)
         stored = PLAIN
         if first_equal is not None:

@@ -255,14 +255,17 @@ class Lowering:
     def _lower_payloads(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
         rows = list(payloads)  # keeps every row alive, so that no two have one id
+        # Numbers below 0 stand for values, of which nobody can tell whether they are one object.
+        identities = [~i if type(row) in NATIVE else id(row) for i, row in enumerate(rows)]
+        first: dict[int, int] = {}
+        first_same = [first.setdefault(identity, i) for i, identity in enumerate(identities)]
+        same = first_same if len(first) < len(rows) else None
         packed = documents.packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
-            self.items.append(Documents(packed))
+            self.items.append(Documents(packed, same))
             return (Code.NON_TENSOR_ROWS,)
         outer = self.items, self.values, self.unbacked
-        # Rows that are one object are lowered once. Numbers below 0 stand for rows without an id.
-        identities = [~i if type(row) in NATIVE else id(row) for i, row in enumerate(rows)]
-        lowered: dict[int, Any] = {}
+        lowered: dict[int, Any] = {}  # rows that are one object are lowered once
         for i, (identity, row) in enumerate(zip(identities, rows, strict=True)):
             if identity < 0:
                 lowered[identity] = self._msgpack(row)
@@ -276,7 +279,7 @@ class Lowering:
             for identity, document in lowered.items():
                 if type(document) is bytes:
                     lowered[identity] = Lowered(None, [], _LIST_OF_ONE + document)
-        self.items.append(Documents([lowered[identity] for identity in identities]))
+        self.items.append(Documents([lowered[identity] for identity in identities], same))
         return (Code.NON_TENSOR_ROWS,)
 
     # numpy

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from jagcodec import rowcopy
 from jagcodec.errors import UnsupportedTypeError
 from jagcodec.memory import ALIGNMENT, aligned
-from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
+from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.ragged.copy_rows import copy_task
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
@@ -113,15 +112,8 @@ class MessageWriter(PendingMessage):
             copies.append(copy_task(view, targets[buffer][start : start + size]))
         rowcopy.copy_all(copies)
 
-    def sources(self) -> list[np.ndarray[Any, Any]]:
-        sources: list[Any] = []
-        for *_, view in self.rows:
-            memory: Any = view.memory
-            if isinstance(memory, tuple):
-                sources += memory
-            else:
-                sources.append(as_bytes(memory) if isinstance(memory, torch.Tensor) else memory)
-        return sources
+    def sources(self) -> list[Any]:
+        return [part for *_, view in self.rows for part in view.memories]
 
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))  # those between small buffers, by size
