@@ -459,14 +459,34 @@ def walked(make):
         patch.setattr("jagcodec.pack.rows.columns_of_dicts", lambda *_: None)
         patch.setattr("jagcodec.wire.encoder.message_at_once", lambda *_: None)
         patch.setattr("jagcodec.pack.cells.joined_quickly", lambda *_: None)
-        patch.setattr("jagcodec.wire.documents.packed_at_once", lambda *_: None)
+        patch.setattr("jagcodec.wire.lowering.packed_at_once", lambda *_: None)
         return outcome(make)
 
 
-@given(samples, metas, st.sampled_from([(), [], "a", "ab", ["a", "b"]]))
+same_lengths = st.sampled_from([(), [], "a", "ab", ["a", "b"]])
+
+
+@given(samples, metas, same_lengths)
 def test_the_message_of_one_row_is_that_of_a_walk(sample, meta, same):
     def make():
         return encode_rows([sample], meta=meta, same_length=same)
+
+    assert outcome(make) == walked(make)
+
+
+@given(samples, st.data(), metas, same_lengths)
+def test_the_message_of_rows_is_that_of_a_walk(sample, data, meta, same):
+    """Rows alike in most values, and some that are not."""
+    rows = [sample]
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed = data.draw(
+            st.dictionaries(st.sampled_from([*sample] or ["x"]), values, max_size=2)
+        )
+        row = {**sample, **changed}
+        rows.append(dict(reversed(row.items())) if data.draw(st.booleans()) else row)
+
+    def make():
+        return encode_rows(rows, meta=meta, same_length=same)
 
     assert outcome(make) == walked(make)
 

@@ -39,6 +39,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Documents, Name
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
+from jagcodec.wire.native import are_values
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_ITEMSIZES, Kind
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
@@ -449,7 +450,7 @@ def _joined_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) 
         return Documents(rows) if rows else []
     with suppress(WireFormatError):  # reading each message finds it again
         items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
-        if documents.are_values(items, DEFAULT_LIMITS.depth):
+        if are_values(items, DEFAULT_LIMITS.depth):
             return object_array(items)
     return None
 

@@ -21,12 +21,12 @@ from jagcodec.wire.at_once import (
     packed_values,
     rows_of_lengths,
 )
-from jagcodec.wire.documents import packed_at_once
 from jagcodec.wire.dtypes import NUMPY_NAMES
 from jagcodec.wire.encoder import values_of_meta
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import start_of
 from jagcodec.wire.lowered import Item, Rows
+from jagcodec.wire.native import packed_at_once
 from jagcodec.wire.spec import MAX_DEPTH, MAX_UNBACKED_ROWS, PLAIN, Code
 
 NO_NAMES: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
 from jagcodec.wire.header import NO_VALUES, start_of
 from jagcodec.wire.lowered import Columns, Documents, Item, Lowered, Rows
+from jagcodec.wire.native import packed_at_once
 from jagcodec.wire.place import MessageWriter
 from jagcodec.wire.spec import PLAIN, Code
 
@@ -86,7 +87,7 @@ def packed_values(values: list[Any]) -> bytes:
 
 
 def _of_objects(objects: list[Any], rows: int, pool: RowSplitsPool) -> _Made:
-    packed = documents.packed_at_once(objects, spec.MAX_DEPTH - 1) if objects else None
+    packed = packed_at_once(objects, spec.MAX_DEPTH - 1) if objects else None
     return None if packed is None else (item_of_documents(packed), (Code.NON_TENSOR_ROWS,))
 
 

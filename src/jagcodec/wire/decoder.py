@@ -32,6 +32,7 @@ from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import Budget, ChosenRows, Message, writable
+from jagcodec.wire.native import are_values
 from jagcodec.wire.opening import open_message, open_row, reading
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
@@ -149,7 +150,7 @@ def _build_children(message: Message, node: Node, budget: Budget) -> list[Any]:
 
 def _read_document(message: Message, index: int, depth: int) -> Any:
     value, most = message.document(index), message.limits.depth
-    if documents.are_values((value,), most - depth + 1):
+    if are_values((value,), most - depth + 1):
         return value
     return revived(value, depth, most, message.allow_pickle)
 
@@ -398,7 +399,7 @@ def _read_documents(
     raw = data.tobytes()
     items = documents.unpack_rows(raw, bounds[1:].tolist(), rows)
     depth, most = budget.depth + 1, message.limits.depth  # one level inside the node of the rows
-    if documents.are_values(items, most - depth + 1):
+    if are_values(items, most - depth + 1):
         return items
     for i, item in enumerate(items):
         try:

@@ -7,15 +7,13 @@ nests in one, and a document is unpacked in one pass however deep it is.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import msgpack
 
-from jagcodec.cells import is_native
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.wire.spec import INLINE_BYTES, LONG_LIST, Kind
+from jagcodec.wire.spec import Kind
 
 RECORDS: dict[Kind, tuple[str, ...]] = {
     Kind.BIG_INT: ("data",),
@@ -49,32 +47,6 @@ def _packed_int(value: Any) -> list[Any]:
     return [TAGS[Kind.BIG_INT], value.to_bytes(size, "little", signed=True)]
 
 
-NATIVE = frozenset((str, int, float, bool, type(None)))
-"""The types that msgpack gives back as they were."""
-
-_MOST_ITEMS = 1 << 20  # of rows that are packed at once: what is in itself would fill the memory
-
-
-def packed_at_once(rows: Sequence[Any], levels: int) -> list[bytes] | None:
-    """The documents of rows, if msgpack writes them as a walk would; None: ask the walk.
-
-    `levels` is how many containers may be in each other.
-    """
-    pack = packer().pack
-    try:
-        if NATIVE.issuperset(map(type, rows)):
-            return list(map(pack, rows))
-        if not is_native(rows, levels, INLINE_BYTES, LONG_LIST, _MOST_ITEMS):
-            return None
-        if len(set(map(id, rows))) == len(rows):
-            return list(map(pack, rows))
-        # Rows that are one object are packed once.
-        made = {id(row): pack(row) for row in rows if type(row) not in NATIVE}
-        return [pack(row) if type(row) in NATIVE else made[id(row)] for row in rows]
-    except (TypeError, ValueError, RuntimeError):  # too large, or changed by another thread
-        return None
-
-
 # --- reading -----------------------------------------------------------------------------------
 
 _KINDS = {int(kind): kind for kind in RECORDS}
@@ -88,14 +60,6 @@ def _tag(code: int, data: bytes) -> Kind:
     if data:
         raise WireFormatError("bad_record", "$", f"expected an empty tag, found {brief(data)}")
     return _KINDS[code]
-
-
-def are_values(items: Sequence[Any], levels: int) -> bool:
-    """Whether unpacked documents are values as they are: no records, and at most so many levels.
-
-    False is not certain: `revived` in `decoder` finds out, and names what is wrong.
-    """
-    return is_native(items, levels, sys.maxsize, sys.maxsize, sys.maxsize)
 
 
 _OPTIONS: dict[str, Any] = {"strict_map_key": True, "unicode_errors": "surrogatepass"}

@@ -30,10 +30,11 @@ from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import check_distinct
-from jagcodec.wire.documents import NATIVE, TAGS
+from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
+from jagcodec.wire.native import NATIVE, packed_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
 from jagcodec.wire.tensor_views import views_of_one_storage
@@ -260,7 +261,7 @@ class Lowering:
         first: dict[int, int] = {}
         first_same = [first.setdefault(identity, i) for i, identity in enumerate(identities)]
         same = first_same if len(first) < len(rows) else None
-        packed = documents.packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
+        packed = packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
             self.items.append(Documents(packed, same))
             return (Code.NON_TENSOR_ROWS,)
