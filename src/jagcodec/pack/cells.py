@@ -142,14 +142,10 @@ _LENGTH_OF_1D = torch.Tensor.numel  # the length of a 1-dim tensor, eight times 
 
 def _concatenated_tensors(rows: Sequence[Any]) -> npt.NDArray[Any] | None:
     """CPU tensors as one array; None if cells may be missing."""
-    # Torch would read memory that was freed, and leave out tensors of shape (0,).
-    if not all(map(_has_cells_here, rows)):
+    # Torch would read memory that was freed, and leave out tensors of shape (0,): both are at 0.
+    if not (rows[0].is_cpu and all(map(torch.Tensor.data_ptr, rows))):
         return None
     return plain_array(torch.cat(rows))  # type: ignore[arg-type]
-
-
-def _has_cells_here(row: torch.Tensor) -> bool:
-    return row.is_cpu and row.data_ptr() != 0
 
 
 # --- lists of numbers --------------------------------------------------------------------------
