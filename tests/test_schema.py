@@ -1,15 +1,25 @@
 """`check_schema`: the columns that a stage expects, and what it is told when others come."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import encode, materialize, open_wire, pack_rows, stack_or_nest, to_blob
+from jagcodec import (
+    BatchedDataDict,
+    encode,
+    materialize,
+    open_wire,
+    pack_rows,
+    stack_or_nest,
+    to_blob,
+)
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, WireFormatError
 from jagcodec.schema import check_schema
-from jagcodec.types import FieldSchema
-from tests.helpers import Store
+from jagcodec.types import FieldSchema, PackedColumn
+from tests.helpers import Store, nested
 
 
 def batch(rows=2):
@@ -38,6 +48,38 @@ def test_every_form_of_a_batch_passes_whatever_its_rows():
     store = Store(encode(TensorDict({"x": torch.ones(9999)}, [9999])))
     check_schema(open_wire(store), {"x": FieldSchema("tensor", torch.float32, (None,))})
     assert store.fetched < 2000  # nothing of the cells is read
+
+
+PARTS = torch.tensor([0, 2, 3], dtype=torch.int32), 2, torch.tensor([0, 1, 0])
+COLUMNS = {
+    "jagged": nested([[1, 2], [3]]),
+    "tensor": torch.ones(2, 3),
+    "nested": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]),
+    "sparse": torch.eye(2).to_sparse_coo(),
+    "packed": PackedColumn(torch.ones(3), *PARTS),
+    "packed, dim 2": PackedColumn(torch.ones(2, 3), *PARTS),
+    "list": ["a", "b"],
+    "list of tensors": [torch.ones(1), torch.ones(2)],
+    "array": np.ones((2, 3)),
+    "array of objects": np.array(["a", None], dtype=object),
+    "array of texts": np.array(["a", "bb"]),
+    "stack": NonTensorStack("a", "b"),
+    "payload": NonTensorData("x", batch_size=[2]),
+    "dict": {"x": torch.ones(2), "y": ["a", "b"]},
+    "TensorDict": TensorDict({"y": torch.ones(2)}, [2]),
+    "BatchedDataDict": BatchedDataDict({"x": torch.ones(2)}),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
+def test_every_form_of_a_column_has_one_schema(column):
+    plain = BatchedDataDict({"x": column})
+    forms: list[Any] = [plain, encode(plain), open_wire(plain), dict(plain)]
+    schemas = [open_wire(form).schema for form in forms[:3]]
+    for schema in schemas:
+        assert dict(schema) == dict(schemas[0])
+        for form in forms:
+            check_schema(form, schema)
 
 
 def test_a_column_that_differs_is_named():

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
 from jagcodec._arguments import check_known, name_set
-from jagcodec.batch.columns import columns_of, opened
+from jagcodec.batch.columns import opened, row_count_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
-from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.leaf import FieldSchema, sizes_fit
-from jagcodec.wire.lowered import Columns
+from jagcodec.wire.memory_fields import field_in_memory
 from jagcodec.wire.wire_batch import WireBatch
 
 
@@ -56,8 +52,8 @@ def check_schema(
     if isinstance(source, WireBatch):
         found = source.schema
     else:
-        columns = columns_of(source, f"{where}(batch)").columns
-        found = {name: _field(column) for name, column in columns.items()}
+        rows = row_count_of(source, f"{where}(batch)") or 0
+        found = {name: field_in_memory(column, rows) for name, column in source.items()}
     for name in [name for name in found if name not in schema][:1]:
         raise _field_error(
             name, "new_field", "no such column", "one; add it to the schema, or drop it"
@@ -84,19 +80,3 @@ def _check_field(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
 def _field_error(name: str, reason: Reason, expected: str, found: str) -> ArgumentError:
     path = f"check_schema: column {brief(name)}"
     return ArgumentError(reason, path, f"expected {expected}, found {found}")
-
-
-def _field(column: Any) -> FieldSchema:
-    """What `WireBatch.schema` has for such a column."""
-    if isinstance(column, RaggedView):
-        shape: list[int | None] = [column.row_splits.rows, *column.values_shape]
-        shape[column.ragged_dim] = None
-        return FieldSchema("jagged", column.dtype, tuple(shape))
-    if isinstance(column, torch.Tensor) and not column.is_nested:
-        if column.layout is torch.strided:
-            return FieldSchema("tensor", column.dtype, tuple(column.shape))
-        return FieldSchema(str(column.layout).removeprefix("torch."), None, None)
-    if isinstance(column, Columns):
-        return FieldSchema("tensordict", None, None)
-    kinds = {torch.Tensor: "strided_nested", np.ndarray: "array", list: "object"}
-    return FieldSchema(kinds.get(type(column), type(column).__name__.lower()), None, None)

@@ -18,7 +18,8 @@ class FieldSchema(NamedTuple):
     """The kind, dtype and shape of one column, from the header.
 
     Attributes:
-        kind: ``"jagged"``, ``"tensor"``, ``"object"``, ``"tensordict"``, or another kind of the
+        kind: ``"jagged"`` (also of a `PackedColumn`), ``"tensor"``, ``"object"`` (also of a list
+            and of an array of objects), ``"tensordict"`` (also of a dict), or another kind of the
             wire in small letters.
         dtype: Of its cells; None without cells.
         shape: With None for the ragged dim; None if it is not a tensor.
@@ -47,7 +48,14 @@ def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
     """The header's description of a column of `rows` rows."""
     kind = node.kind
     if kind is not Kind.JAGGED and kind is not Kind.TENSOR:
-        return FieldSchema(kind_of(node), None, None)
+        packed = _parts_of_packed(node)
+        if packed is not None:
+            values, position_ids = [tuple(numbers[x.dims : x.end]) for x in packed[:2]]
+            return packed_field(torch_dtype(packed[0].fields[0]), values, position_ids, rows)
+        if columns_of_dict(node) is not None:
+            return FieldSchema("tensordict", None, None)
+        are_objects = kind is Kind.LIST or kind is Kind.OBJECT_ARRAY
+        return FieldSchema("object" if are_objects else kind_of(node), None, None)
     dims: list[int | None] = [*numbers[node.dims : node.end]]
     if kind is Kind.JAGGED:
         dims[node.fields[2] - 1] = None
@@ -85,17 +93,29 @@ def columns_of_dict(node: Node) -> Node | None:
     return node if node.kind is Kind.MAP else None
 
 
+def packed_field(
+    dtype: torch.dtype, values: tuple[int, ...], position_ids: tuple[int, ...], rows: int
+) -> FieldSchema:
+    """The description of a `PackedColumn`, whose parts have these shapes."""
+    dim = 0 if values[:1] == position_ids else 1
+    return FieldSchema("jagged", dtype, (rows, *values[:dim], None, *values[dim + 1 :]))
+
+
 def offsets_of_packed(node: Node) -> Node | None:
     """The `cu_seqlens` of a `PackedColumn`."""
-    if node.kind is not Kind.USER or node.fields[0] != PACKED_COLUMN:
+    parts = _parts_of_packed(node)
+    return None if parts is None else parts[2]
+
+
+def _parts_of_packed(node: Node) -> list[Node] | None:
+    """Values, position ids and `cu_seqlens` of a `PackedColumn`; None if `node` is not one."""
+    state = node.children[0] if node.kind is Kind.USER and node.children else None
+    if state is None or node.fields[0] != PACKED_COLUMN or state.kind is not Kind.MAP:
         return None
-    state = node.children[0]
-    parts = (
-        dict(zip(state.fields[0], state.children, strict=True)) if state.kind is Kind.MAP else {}
-    )
-    offsets = parts.get("cu_seqlens")
-    fits = offsets is not None and offsets.kind is Kind.TENSOR and offsets.fields[1] == 1
-    return offsets if fits else None
+    known = dict(zip(state.fields[0], state.children, strict=True))
+    parts = [known.get(name) for name in ("values", "position_ids", "cu_seqlens")]
+    fits = all(part is not None and part.kind is Kind.TENSOR for part in parts)
+    return parts if fits and parts[2].fields[1] == 1 else None  # type: ignore[union-attr, return-value]
 
 
 class CellPlace(NamedTuple):

@@ -15,7 +15,7 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import fail
-from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.leaf import FieldSchema, packed_field
 from jagcodec.wire.spec import Kind
 
 
@@ -51,13 +51,11 @@ def field_in_memory(column: Any, rows: int) -> FieldSchema:
             return FieldSchema("tensor", column.dtype, (rows, *column.shape[1:]))
         kind = Kind.STRIDED_NESTED if column.is_nested else Kind.SPARSE_COO
         return FieldSchema(kind.name.lower(), None, None)
-    if is_non_tensor(column):
+    if isinstance(column, PackedColumn):
+        values, ids = column.values, column.position_ids
+        return packed_field(values.dtype, tuple(values.shape), tuple(ids.shape), rows)
+    is_array = isinstance(column, np.ndarray)
+    if is_non_tensor(column) or isinstance(column, list) or (is_array and column.dtype == object):
         return FieldSchema("object", None, None)
-    kinds = {
-        dict: Kind.MAP,
-        list: Kind.LIST,
-        np.ndarray: Kind.ARRAY,
-        TensorDictBase: Kind.TENSORDICT,
-    }
-    found = (known for base, known in kinds.items() if isinstance(column, base))
-    return FieldSchema(next(found, Kind.USER).name.lower(), None, None)
+    kind = Kind.TENSORDICT if isinstance(column, (dict, TensorDictBase)) else Kind.USER
+    return FieldSchema((Kind.ARRAY if is_array else kind).name.lower(), None, None)
