@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Sequence, Set
 from itertools import chain
 from typing import Any, NamedTuple
@@ -143,9 +144,12 @@ _LENGTH_OF_1D = torch.Tensor.numel  # the length of a 1-dim tensor, eight times 
 def _concatenated_tensors(rows: Sequence[Any]) -> npt.NDArray[Any] | None:
     """CPU tensors as one array; None if cells may be missing."""
     # Torch would read memory that was freed, and leave out tensors of shape (0,): both are at 0.
-    if not (rows[0].is_cpu and all(map(torch.Tensor.data_ptr, rows))):
+    if not (all(map(_IS_ON_CPU, rows)) and all(map(torch.Tensor.data_ptr, rows))):
         return None
     return plain_array(torch.cat(rows))  # type: ignore[arg-type]
+
+
+_IS_ON_CPU = operator.attrgetter("is_cpu")
 
 
 # --- lists of numbers --------------------------------------------------------------------------
