@@ -35,8 +35,8 @@ class ColumnBuffers:
         self.kept: frozenset[Any] = frozenset()
         self.buffers: dict[Key, Buffer] = {}
 
-    def options(self, pads: Any, aligned: Any, kept: Any, out: Any = None) -> None:
-        """Check and keep the options of `pack`, as callers pass them."""
+    def read_options(self, pads: Any, aligned: Any, kept: Any, out: Any = None) -> None:
+        """Check the options of `pack`, as callers pass them, and keep them."""
         self.pads = self.by_name(pads, "pad_value_dict", "pads")
         self.aligned = name_set(aligned, f"{self.where}(token_aligned_fields)")
         self.kept = name_set(kept, f"{self.where}(keep_jagged)")
@@ -48,7 +48,7 @@ class ColumnBuffers:
         return {} if value is None else mapping_of(value, f"{self.where}({name})", expected)
 
     def path(self, key: Key) -> str:
-        """The place that errors about a column name."""
+        """Where an error about this column says it is."""
         return f"{self.where}({column_name(key)})"
 
     def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
@@ -85,11 +85,16 @@ class ColumnBuffers:
         packed = dict(self.buffers)
         for name, key in wanted.items():
             if key not in packed:
-                detail = f"expected a column that is packed, one of {[*packed]!r:.200}, "
-                raise ArgumentKeyError("no_such_field", where, f"{detail}found {brief(key)}")
+                detail = (
+                    f"expected a column that is packed, one of {[*packed]!r:.200}, "
+                    f"found {brief(key)}"
+                )
+                raise ArgumentKeyError("no_such_field", where, detail)
             if name in columns:
-                detail = f"expected no column {name!r}, found one; pass labels_of="
-                detail += f"{{'another name': {key!r}}}"
+                detail = (
+                    f"expected no column {name!r}, found one; "
+                    f"pass labels_of={{'another name': {key!r}}}"
+                )
                 raise ArgumentError("conflict", where, detail)
             pad = self.pads.get(name, _NO_LABEL)
             columns[name] = self.buffer(packed[key].view, name, pad, shift=-1)

@@ -95,8 +95,10 @@ def bytes_of(value: Any) -> ByteArray | None:
 
 def is_batch(value: Any) -> bool:
     """Whether a value is a batch in any form, rather than a column."""
-    if isinstance(value, (*_BATCHES, PackedColumn)):
-        return not isinstance(value, PackedColumn)
+    if isinstance(value, PackedColumn):  # which is a tuple, as a message may be
+        return False
+    if isinstance(value, _BATCHES):
+        return True
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     data = bytes_of(first)  # a column of numbers has bytes, too
     return data is not None and MAGIC.encode() in data[:10].tobytes()
@@ -124,8 +126,8 @@ def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
     """The rows of batches in any form; the first that is not encoded decides the result's kind."""
     open_ones = opened_each(batches, where)
     model = next((i for i, b in enumerate(open_ones) if not isinstance(b, WireBatch)), 0)
-    kind = open_ones[model]
-    whole, pool = [in_memory(batch, kind) for batch in open_ones], RowSplitsPool()
+    model_batch = open_ones[model]
+    whole, pool = [in_memory(batch, model_batch) for batch in open_ones], RowSplitsPool()
     read_offsets(whole, pool)
     joined = join_leaves(whole, None, pool, where, same_values, model)
     return with_meta(joined, open_ones, agreed)
@@ -143,12 +145,12 @@ def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
     return open_ones
 
 
-def in_memory(batch: Any, kind: Any) -> Any:
-    """An open batch in memory: a `WireBatch` becomes a batch of this kind."""
+def in_memory(batch: Any, like_batch: Any) -> Any:
+    """An open batch in memory: a `WireBatch` becomes a batch of the kind of `like_batch`."""
     if not isinstance(batch, WireBatch):
         return batch
     td = batch.to_tensordict()
-    return like(kind, dict(td.items()), len(batch)) if isinstance(kind, dict) else td
+    return like(like_batch, dict(td.items()), len(batch)) if isinstance(like_batch, dict) else td
 
 
 def with_meta(
@@ -182,8 +184,11 @@ def common_lengths(known: Mapping[str, IntArray], path: str, remedy: str) -> Int
     (first, lengths), *others = known.items()
     for name, found in others:
         if not np.array_equal(found, lengths):
-            detail = f"expected columns of equal row lengths, but those of {brief(first)} and "
-            raise ArgumentError("bad_option", path, f"{detail}{brief(name)} differ; {remedy}")
+            detail = (
+                "expected columns of equal row lengths, "
+                f"but those of {brief(first)} and {brief(name)} differ; {remedy}"
+            )
+            raise ArgumentError("bad_option", path, detail)
     return lengths
 
 

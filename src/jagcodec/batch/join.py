@@ -84,7 +84,7 @@ class _GroupRows(NamedTuple):
 _IN_GROUP = np.arange(GROUP_NUMBERS)
 
 _SMALL_MESSAGE_ROWS = 8
-"""Up to so many rows per message on average, starts need less memory than the messages."""
+"""With at most this many rows per message on average, starts take less memory than messages."""
 
 
 class MessageTable:
@@ -233,24 +233,30 @@ class MessageTable:
         many = np.flatnonzero(rows > 1)
         if not len(many):
             return lengths
-        frames = (self._first_buffers[many] + buffer[many]).tolist()
-        places = zip(frames, (rows[many] + 1).tolist(), offset[many].tolist(), strict=True)
-        # Copy: offsets that were checked must not change with the messages' memory.
-        offsets = np.concatenate(
-            [np.frombuffer(self._buffers[i], np.int64, count, at) for i, count, at in places]
+        offset_counts = rows[many] + 1
+        offsets = self._offsets_of(
+            self._first_buffers[many] + buffer[many], offset[many], offset_counts
         )
-        firsts = (rows[many] + 1).cumsum() - rows[many] - 1
-        steps = np.delete(offsets[1:] - offsets[:-1], firsts[1:] - 1)
-        begins = firsts - np.arange(len(many))
+        first_offset = offset_counts.cumsum() - offset_counts
+        row_lengths = np.delete(offsets[1:] - offsets[:-1], first_offset[1:] - 1)
+        first_row = first_offset - np.arange(len(many))
         if (
-            offsets[firsts].any()
+            offsets[first_offset].any()
             or (offsets < 0).any()
-            or (np.minimum.reduceat(steps, begins) != low[many]).any()
-            or (np.maximum.reduceat(steps, begins) != high[many]).any()
+            or (np.minimum.reduceat(row_lengths, first_row) != low[many]).any()
+            or (np.maximum.reduceat(row_lengths, first_row) != high[many]).any()
         ):
             return None
-        lengths[np.repeat(rows > 1, rows)] = steps
+        lengths[np.repeat(rows > 1, rows)] = row_lengths
         return lengths
+
+    def _offsets_of(self, buffers: IntArray, starts: IntArray, counts: IntArray) -> IntArray:
+        """The offsets of several messages, end to end; each begins at a byte of one buffer."""
+        places = zip(buffers.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        # Copy: offsets that were checked must not change with the messages' memory.
+        return np.concatenate(
+            [np.frombuffer(self._buffers[i], np.int64, count, at) for i, at, count in places]
+        )
 
 
 def _nodes_by_name(batch: Node) -> dict[str, Node]:

@@ -125,54 +125,57 @@ def materialize(
             dims in which they differ are padded at the end, to the longest.
         pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0
             (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact; fractions are
-            rounded as torch does, but never to infinity or zero. Here and in other arguments, names
-            that are not columns are ignored, so that one dict serves every batch; a column inside
-            a nested TensorDict is a tuple of names.
+            rounded as torch does, but never to infinity or zero. As in NeMo-RL, other layouts
+            ignore it, because they have no pads. Here and in other arguments, names that are not
+            columns are ignored, so one dict serves every batch; a tuple of names is the name of a
+            column inside a nested TensorDict.
         pad_to_seqlen: The most tokens of a row, in every layout. If padded, also the width of every
-            jagged column, and of narrower rectangles in `token_aligned_fields`. 0: the longest row.
+            jagged column, and of narrower rectangles in `token_aligned_fields`. 0 means the longest
+            row.
         pad_to_multiple: Padded widths are rounded up to a multiple of this, as sequence parallelism
-            and fp8 kernels want.
+            and fp8 kernels need.
         padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
             ``"left_right"`` is verl's rectangle of prompt and response: prompts end, and
             responses begin, at one column of cells (`prompt_width`).
-        prompt_lengths: For ``"left_right"``: (N,) tokens of each row that are prompt, or the name
-            of the rectangular column of them.
-        prompt_width: For ``"left_right"``: cells for prompts, and the most tokens of a prompt; 0
-            means the longest prompt.
+        prompt_lengths: For ``"left_right"``: (N,) numbers of prompt tokens, one per row, or the
+            name of the rectangular column that holds them.
+        prompt_width: For ``"left_right"``: how many cells are for the prompt, which no prompt may
+            exceed; 0 means the longest prompt.
         token_aligned_fields: Which *rectangles* (N, S, ...) are padded like a jagged column of N
             rows of S cells. (NeMo-RL stacks rows that happen to be equally long, and all ranks need
-            one width.) None means all of two dims or more that are not wider than `pad_to_seqlen`;
-            names mean these alone, none of which may be wider; ``()`` is for image grids.
-        keep_jagged: Names of columns that stay as they are in any layout, and of any length:
-            rows whose length is not counted in tokens, such as image patches.
-        attention_mask_of: Name of a column that is padded; the result then has
-            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or names
-            of several, each with the name of its mask.
-        device: Where tensors go; None leaves them. Only the valid cells cross. What goes to the
-            host has arrived when this returns, after one wait for its device.
+            one width.) None means every rectangle that is not wider than `pad_to_seqlen`. Names
+            mean only these, and one that is wider is an error. ``()`` pads none, for image grids.
+        keep_jagged: Names of columns that stay unchanged in every layout, whatever their lengths.
+            Their lengths do not count tokens, as those of image patches do not.
+        attention_mask_of: The name of a column that is padded. The result then has
+            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or a dict
+            of several such names, each with the name of its mask.
+        device: Where tensors go; None leaves them. Only the valid cells cross. Tensors that go to
+            the host have arrived when this returns; it waits once for their device.
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
             accelerator can be `non_blocking`.
-        out: Memory for the rectangles, overwritten from step to step: what an earlier call returned
+        out: Memory for the rectangles, overwritten from step to step: the result of an earlier call
             (names to tensors of the right shape, dtype and device; columns that it lacks are
             allocated), or one writable CPU buffer that is large enough for all.
-        strict: Refuse names that are not those of columns in `pad_value_dict`, a `padding_side` by
-            name, `token_aligned_fields` and `keep_jagged`.
-        container: Called with the dict of columns, and of those of each nested TensorDict; what it
-            returns is returned.
+        strict: Raise an error for a name in `pad_value_dict`, a `padding_side` by name,
+            `token_aligned_fields` or `keep_jagged` that is not the name of a column.
+        container: A function that makes the result from the dict of columns. It also makes the
+            batch of each nested TensorDict from the dict of its columns.
 
     Returns:
         The columns in their order. Padded columns are new (or in `out`), in one allocation
-        that is freed with the last of them; everything else aliases `td`. Gradients pass through
-        them. Non-tensor columns become object arrays (N,), items unwrapped by
+        that is freed with the last of them; everything else aliases `td`. Gradients flow through
+        the columns. Non-tensor columns become object arrays (N,), items unwrapped by
         `unwrap_wire_stripped_payload`; a payload of the whole batch fills N rows. Warns
-        (`JagcodecWarning`) where it pads the first dim of rows (k, n) beside rows of n tokens.
+        (`JagcodecWarning`) if it pads the first dim of rows (k, n) while other rows have n tokens.
 
     Raises:
-        ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (ranks
-            with other widths would hang a collective) or a prompt than its row, a pad does not fit
-            its dtype, `out` does not fit, overlaps the batch or itself, or is given for what needs
-            a gradient, there is no accelerator to pin memory for, rows of a strided nested tensor
-            differ in several dims and are to be packed, or `td` has no batch dim.
+        ArgumentError: An option has a wrong value, or needs ``layout="padded"``; a row is longer
+            than `pad_to_seqlen` (ranks with other widths would hang a collective), or a prompt is
+            longer than its row; a pad does not fit its dtype; `out` does not fit, overlaps the
+            batch or itself, or is given for a column that needs a gradient; there is no accelerator
+            to pin memory for; rows of a strided nested tensor must be packed, but differ in several
+            dims; or `td` has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column, or
             `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
@@ -185,7 +188,8 @@ def materialize(
     if pad_value_dict is not None:
         pads = _values_by_column(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
     side, sides = _sides_of(padding_side)
-    if not (pin_memory is strict is False and container is BatchedDataDict):
+    defaults = pin_memory is False and strict is False and container is BatchedDataDict
+    if not defaults:
         pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
         strict = flag_of(strict, "materialize(strict)")
         check_function(container, "materialize(container)", "a function of a dict of columns")
@@ -279,7 +283,7 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
 
 @dataclass(slots=True)
 class _Options:
-    """The options of one call, each of them checked alone."""
+    """The options of one call. Each was checked alone."""
 
     layout: Layout
     pads: dict[Any, Any]
@@ -303,7 +307,7 @@ class _Options:
             _check_accelerator()
 
     def has_pads_only(self) -> bool:
-        """Whether no option is given but `pad_value_dict`."""
+        """Whether `pad_value_dict` is the only option that is given."""
         others = (
             self.layout != "padded"
             or self.placement.pad_to_seqlen
@@ -313,7 +317,7 @@ class _Options:
         return not others and self.device is None and not any(self._rectangle_options().values())
 
     def pads_rectangles(self) -> bool:
-        """Whether the columns that are rectangles already are padded, if no names are given."""
+        """Whether columns that are rectangles already are padded, if no names are given."""
         return self.layout == "padded" and bool(self.masks or self.placement.moves_rows())
 
     def _rectangle_options(self) -> dict[str, Any]:
@@ -396,9 +400,11 @@ def _check_accelerator() -> None:
     try:
         torch.empty(1, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:
-        expected = "expected an accelerator to copy page-locked memory to, found none that torch"
-        found = f"{expected} can use; leave pin_memory=False: {error!s:.200}"
-        raise ArgumentError("bad_option", "materialize(pin_memory)", found) from error
+        detail = (
+            "expected an accelerator to copy page-locked memory to, found none that torch can use; "
+            f"leave pin_memory=False: {error!s:.200}"
+        )
+        raise ArgumentError("bad_option", "materialize(pin_memory)", detail) from error
 
 
 # --- planning ----------------------------------------------------------------------------------
@@ -413,11 +419,11 @@ class _Padded(NamedTuple):
 
 
 class _LayoutPlan:
-    """What becomes of each column of one call; rectangles have no memory before all are planned."""
+    """What each column of one call becomes. Rectangles get memory when all columns are planned."""
 
     def __init__(self, options: _Options, batch: Any) -> None:
         self.options: _Options = options
-        self.batch: Any = batch  # which is open
+        self.batch: Any = batch  # it is open
         self.pool: RowSplitsPool = RowSplitsPool()
         self.rectangles: list[Rectangle] = []
         self._padded: dict[Key, _Padded] = {}
@@ -439,14 +445,14 @@ class _LayoutPlan:
         return _with_tensors(columns, container)
 
     def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
-        """What becomes of a column of tensors."""
+        """What a column of tensors becomes."""
         if type(leaf) is RaggedView:
             return self._lay_out_view(leaf, key)
         tensor: Any = leaf
         return (self._lay_out_nested if tensor.is_nested else self._lay_out_rectangle)(tensor, key)
 
     def _lay_out_nested(self, leaf: torch.Tensor, key: Key) -> Any:
-        """What becomes of a nested tensor: itself, if it stays jagged."""
+        """What a nested tensor becomes: it stays the same if it stays jagged."""
         options = self.options
         stays, width = options.layout == "jagged", options.placement.pad_to_seqlen
         if key in options.keep_jagged or (stays and not width):
@@ -461,9 +467,12 @@ class _LayoutPlan:
             pad_bits = self._pad_bits(leaf.dtype, key) if options.layout == "padded" else None
             view = view_of_strided(leaf, path, pad_bits)
         else:  # Rows without dims, or no rows at all: nothing is ragged.
-            none = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            parts = () if stays else leaf.unbind()
-            return leaf if stays else torch.stack(parts) if parts else none
+            if stays:
+                return leaf
+            parts = leaf.unbind()
+            if parts:
+                return torch.stack(parts)
+            return torch.empty(0, dtype=leaf.dtype, device=leaf.device)
         if stays:
             check_width(view.row_splits, width, key)
             return leaf
@@ -491,7 +500,7 @@ class _LayoutPlan:
         assert_never(layout)
 
     def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
-        """As `Placement.of_rows`; the error of a column without prompts names other sides."""
+        """What `Placement.of_rows` returns; its error for a column without prompts has a remedy."""
         try:
             return self.options.placement.of_rows(row_splits, key, width)
         except ArgumentError as error:
@@ -561,9 +570,9 @@ class _LayoutPlan:
         return pad_bits(self.options.pads[key], dtype, path_of(key))
 
     def _warn_of_swapped_dims(self) -> None:
-        """Warn of rows (k, n) that are made wider than k, where other rows have n tokens each.
+        """Warn of rows (k, n) that are made wider than k while other rows have n tokens each.
 
-        TransferQueue takes dim 1 for the ragged one where all rows have one shape.
+        TransferQueue uses dim 1 as the ragged one if all rows have the same shape.
         """
         equal = (padded.row_splits for padded in self._padded.values())
         tokens = {splits.max for splits in equal if splits.min == splits.max}
@@ -582,8 +591,11 @@ class _LayoutPlan:
                 detail = f"expected a column that is padded, one of {list(self._padded)!r:.200}"
                 raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
-                detail = f"expected no column {mask!r}, found one; pass attention_mask_of="
-                raise ArgumentError("conflict", where, f"{detail}{{{name!r}: 'another name'}}")
+                detail = (
+                    f"expected no column {mask!r}, found one; "
+                    f"pass attention_mask_of={{{name!r}: 'another name'}}"
+                )
+                raise ArgumentError("conflict", where, detail)
             row_splits, places, device = self._padded[name]
             try:
                 ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)

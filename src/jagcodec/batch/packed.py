@@ -48,7 +48,7 @@ def plan_packing(
     cp_size: int = 1,
     cp_layout: CpLayout = "zigzag",
 ) -> PackPlan:
-    """Where every token of a forward pass comes from, computed once for all columns of a batch.
+    """Plan where every token of a forward pass comes from, once for all columns of a batch.
 
     Example:
         >>> import torch
@@ -63,15 +63,16 @@ def plan_packing(
 
     Args:
         lengths: (N,) tokens per row: a list, an array, a tensor, or a jagged tensor, whose row
-            lengths count. Only a tensor imports torch, and only one on a device is waited for.
+            lengths count. Torch is imported only for tensors, and only a tensor on a device is
+            waited for.
         row_multiple: Rows are padded to a multiple of this, such as 2 * cp * tp, or for fp8 the
             least common multiple of that and 16. A row of 0 tokens stays one.
         total_multiple: The total T of cells is a multiple of this.
-        total: T is exactly this, and the two arguments next to it are left out.
+        total: T is exactly this. Leave out `total_multiple` and `min_total` then.
         min_total: T is at least this, before `total_multiple`.
         tail: Where the cells go that T needs beyond the padded rows: ``"last_row"`` lengthens
-            the last row, ``"own_row"`` adds a row without tokens after it. Required with `total`,
-            `total_multiple` or `min_total`.
+            the last row, ``"own_row"`` adds a row without tokens after it. It is required with
+            `total`, `total_multiple` or `min_total`.
         cp_size: Ranks of context parallelism, each of which holds T / cp_size cells.
         cp_layout: ``"zigzag"``: each padded row is 2 * cp_size chunks, and rank r has chunks r and
             2 * cp_size - 1 - r of every row. ``"zigzag_buffer"``: the same with the whole buffer as
@@ -107,24 +108,25 @@ def _lengths_and_packer(lengths: Any, path: str) -> tuple[IntArray, Packer | Non
 class PackPlan:
     """Where every cell of a forward pass comes from; made by `plan_packing`.
 
-    A column is a jagged tensor with the plan's row lengths; a rectangle (N, S, ...) whose S is not
-    below the longest row; or values (sum of lengths, ...) end to end. A jagged tensor of ragged dim
-    2, such as MRoPE's (3, n) per row, becomes (3, T).
+    A column is a jagged tensor with the plan's row lengths; a rectangle (N, S, ...) with S at least
+    the longest row; or values (sum of lengths, ...) end to end. A jagged tensor of ragged dim 2,
+    such as MRoPE's (3, n) per row, becomes (3, T).
 
     On the CPU all columns of a batch are copied by one call of the row kernel. On a device, and
-    where gradients flow, an index is made once for a rank and a shift. Nothing waits for a device
-    but the first column of each offsets tensor that the plan has not met, whose lengths are read.
+    where gradients flow, an index is made once for a rank and a shift. A plan waits for a device
+    only to read row lengths: once for each offsets tensor that is new to it.
 
     Attributes:
         rows: N.
         total: T, the cells of the whole buffer.
         local_total: T / cp_size, the cells of a rank.
         lengths: (N,) int64 array of tokens per row.
-        padded_lengths: (N,) int64 array, with pads; with the tail, if it is the last row's.
+        padded_lengths: (N,) int64 array of cells per row: its tokens and pads, and for the last row
+            also the tail if ``tail="last_row"``.
         max_seqlen: The longest row.
-        max_seqlen_padded: The longest padded row; or the tail, if it is its own row and longer.
-        cu_seqlens: (N + 1,) int32 tensor: where each row begins without pads, and the end. A tail
-            of its own is one row more.
+        max_seqlen_padded: The longest padded row; or the tail, if it is separate and longer.
+        cu_seqlens: (N + 1,) int32 tensor: where each row begins without pads, and the end. A
+            separate tail is one more row.
         cu_seqlens_padded: The same with pads. **The same object** if nothing is padded, because
             Transformer Engine takes two objects for different layouts.
     """
@@ -234,7 +236,7 @@ class PackPlan:
         cp_rank: int | None = None,
         out: Any = None,
     ) -> Any:
-        """A column, or all columns of a batch, laid out for the forward pass.
+        """Lay out a column, or all columns of a batch, for the forward pass.
 
         Example:
             >>> import torch
@@ -246,29 +248,29 @@ class PackPlan:
             ([5, 0, 8, 0], [6, -100, -100, -100], [0.5, 1.0])
 
         Args:
-            source: A column, as the class describes it. Or a batch in any form, in which ragged
-                columns of the plan's row lengths are packed. Of a message only the cells of this
-                rank are read, and each is copied once.
+            source: A column, as the class describes it. Or a batch in any form: its ragged columns
+                must have the plan's row lengths, and are packed. From a message, only the cells of
+                this rank are read, and each is copied once.
             pad: What pads of a column hold: a number, or one value of its trailing shape, such as
                 ``torch.arange(k)`` for the experts of a router. It must fit the dtype. If it is
                 left out, the bits of pads are 0.
-            shift: Cell j of a row has its token j - shift, or a pad if the row lacks it: -1 makes
-                labels. Pads stay pads.
-            pad_value_dict: Of a batch: column name to `pad`. Names that are not those of columns
-                are ignored, here and in the two arguments below.
-            labels_of: Of a batch: the packed column whose next tokens become a column "labels", or
+            shift: Cell j of a row gets its token j - shift, or a pad if the row has no such token;
+                -1 makes labels. Pads stay pads.
+            pad_value_dict: For a batch: column name to `pad`. Names that are not columns are
+                ignored here, in `token_aligned_fields` and in `keep_jagged`.
+            labels_of: For a batch: the packed column whose next tokens become a column "labels", or
                 a dict of names of labels to columns. Where a row has no next token, labels hold
                 -100, unless `pad_value_dict` has another pad for them.
-            token_aligned_fields: Of a batch: rectangles (N, S, ...) that are packed, too.
-            keep_jagged: Of a batch: ragged columns that stay jagged, of any row lengths.
+            token_aligned_fields: For a batch: rectangles (N, S, ...) that are packed, too.
+            keep_jagged: For a batch: ragged columns that stay jagged, whatever their row lengths.
             cp_rank: A rank of context parallelism, or None for the whole buffer, whatever cp_size.
-            out: Memory of the right shape, dtype and device, overwritten; of a batch a dict of
-                those, and columns that it lacks are allocated.
+            out: Memory of the right shape, dtype and device, overwritten. For a batch, a dict of
+                such tensors; columns that it lacks are allocated.
 
         Returns:
-            A tensor (T / cp_size, ...), or (T, ...) for ``cp_rank=None``; of a batch a dict of
+            A tensor (T / cp_size, ...), or (T, ...) for ``cp_rank=None``; for a batch, a dict of
             them. Packed columns are new; gradients flow through them. Columns that are not packed
-            are as `materialize` returns them.
+            have the form that `materialize` returns.
 
         Raises:
             ArgumentError: Row lengths are not those of the plan (the row is named), a strided
@@ -290,7 +292,7 @@ class PackPlan:
             _check_defaults("column", source, pad=pad, shift=shift)
             pieces_of = partial(self.layout.pieces, rank)
             buffers = ColumnBuffers(_PACK, self._tensor_packer(), pieces_of)
-            buffers.options(pad_value_dict, token_aligned_fields, keep_jagged, out)
+            buffers.read_options(pad_value_dict, token_aligned_fields, keep_jagged, out)
             return buffers.whole(_unfilled_columns(buffers, source, labels_of))
         _check_defaults(
             "batch",
@@ -311,7 +313,8 @@ class PackPlan:
     ) -> torch.Tensor:
         """0, 1, ... in each row: (T / cp_size,) int64, or (T,) for ``cp_rank=None``; a new tensor.
 
-        Pads have 0, or with ``pads="continue"`` they go on. Those of a tail of its own start at 0.
+        Pads have 0. With ``pads="continue"`` they count on from their row, and a separate tail
+        counts from 0.
         """
         where = "PackPlan.position_ids"
         check_option(pads, ("zero", "continue"), f"{where}(pads)")
@@ -319,7 +322,7 @@ class PackPlan:
         return self._as_tensor(self.layout.position_ids(rank, through_pads=pads == "continue"))
 
     def mask(self, cp_rank: int | None = None) -> torch.Tensor:
-        """True where a token is, False where a pad is: bool, of the shape of `position_ids`."""
+        """A bool tensor of the shape of `position_ids`: True for a token, False for a pad."""
         rank = self.layout.rank(cp_rank, "PackPlan.mask(cp_rank)")
         return self._as_tensor(self.layout.pieces(rank).mask())
 
@@ -328,7 +331,7 @@ class PackPlan:
     def unpack(
         self, values: torch.Tensor | Sequence[torch.Tensor], *, shift: int = 0, pad: Any = ...
     ) -> torch.Tensor:
-        """What was computed for each cell, as rows: the inverse of `pack`.
+        """Turn values that were computed for each cell into rows: the inverse of `pack`.
 
         Example:
             >>> import torch
@@ -342,17 +345,17 @@ class PackPlan:
         Args:
             values: (T, ...), or a list of (T / cp_size, ...), one per rank in their order. A
                 leading dim of 1 is dropped.
-            shift: Token j of a row gets the value of cell j - shift: 1 puts what a model says at
-                j about token j + 1 to j + 1.
-            pad: For tokens that get none, as for `pack`.
+            shift: Token j of a row gets the value of cell j - shift. With 1, what the model
+                computed at cell j for token j + 1 goes to token j + 1.
+            pad: The value of tokens that get none, as for `pack`.
 
         Returns:
             A jagged tensor (N, j, ...) of the plan's rows, with the offsets of the tensor that the
-            plan was made of. Its gradient is that of `values`.
+            plan was made from. Gradients flow to `values`.
 
         Raises:
-            ArgumentError: Values have another number of cells, or parts differ in shape, dtype or
-                device, or are not as many as ranks.
+            ArgumentError: Values have another number of cells, parts differ in shape, dtype or
+                device, or there is not one part for each rank.
             ArgumentTypeError: Values are not strided tensors.
         """
         where = "PackPlan.unpack"
@@ -364,7 +367,7 @@ _PACK = "PackPlan.pack"
 
 
 def _check_defaults(needed: str, source: Any, **options: Any) -> None:
-    """Refuse options of columns for a batch, and those of batches for a column."""
+    """Refuse options for columns with a batch, and options for batches with a column."""
     for name, value in options.items():
         if not (value is None or value is ... or (type(value) in (int, tuple) and not value)):
             detail = f"expected a {needed} with {name}, found {describe(source)}"
@@ -419,7 +422,7 @@ def plan_micro_batches(
     cost: Cost = None,
     fill: Fill = "error",
 ) -> MicroBatches:
-    """Which rows share a micro-batch: the same number on every rank, none of them too large.
+    """Group rows into micro-batches of limited size, the same number for every rank.
 
     Example:
         >>> from jagcodec import plan_micro_batches
@@ -434,13 +437,15 @@ def plan_micro_batches(
         max_tokens: The most cells of a micro-batch, its pads included.
         row_multiple: Every row is padded to a multiple of this, as by `plan_packing`.
         total_multiple: The total of a micro-batch is padded to a multiple of this.
-        rows_per_batch: Rows of a micro-batch; the last step may hold fewer. With `max_tokens` or
-            `groups`, or if there are more micro-batches than it needs, the most rows of one.
+        rows_per_batch: The rows of a micro-batch; the last step may hold fewer. With `max_tokens`
+            or `groups`, or if there are more micro-batches than it needs, it is only the most rows
+            that a micro-batch may hold.
         count: Micro-batches of each rank, exactly, such as the maximum over several nodes.
         count_multiple: Their number is a multiple of this, as virtual pipeline stages need.
         groups: (N,) hashable ids: rows of one group stay in one micro-batch.
-        cost: What ranks should have the same sum of: tokens (None), ``a * n + b * n**2`` of rows of
-            n tokens (a pair), or what a function of the (N,) lengths returns, (N,) numbers.
+        cost: What to balance over the ranks. None balances tokens; a pair (a, b) balances the cost
+            ``a * n + b * n**2`` of rows of n tokens; a function takes the (N,) lengths and returns
+            (N,) costs.
         fill: If there are fewer rows (or groups) than micro-batches: "error", or "repeat" for
             copies of the shortest row, one in each micro-batch that would be empty.
 
@@ -473,14 +478,14 @@ def plan_micro_batches(
 class MicroBatches(Sequence[list[IntArray]]):
     """The rows of each micro-batch; made by `plan_micro_batches`.
 
-    ``batches[rank][step]`` are the rows of one, (rows,) int64 and rising. Each rank has the same
-    number of them, the most expensive ones first. ``len(batches)`` is the number of ranks. These
-    arrays, `order` and `inverse` are copies: writing to one changes none of the others.
+    ``batches[rank][step]`` has the rows of one micro-batch, (rows,) int64 and rising. Each rank has
+    the same number of steps, the most expensive first. ``len(batches)`` is the number of ranks.
+    These arrays, `order` and `inverse` are copies: writing to one does not change the others.
 
     Attributes:
         order: (M,) int64 rows of all micro-batches end to end: rank by rank, step by step. M > N if
             there are copies.
-        inverse: (N,) int64: where each row is in `order`, and not a copy of it.
+        inverse: (N,) int64: the place of each row in `order`, and never that of a copy.
 
     Example:
         >>> import torch
@@ -532,7 +537,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         return f"MicroBatches(rows={rows}, ranks={ranks}, micro_batches_per_rank={self._count})"
 
     def is_repeat(self, rank: int, step: int) -> npt.NDArray[np.bool_]:
-        """(rows,) bool: which rows of a micro-batch are copies, so that their loss is masked."""
+        """(rows,) bool: which rows of a micro-batch are copies. Mask their loss."""
         where = "MicroBatches.is_repeat"
         rank = self._checked_rank(rank, where)
         known = integer_of(step)
@@ -555,7 +560,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         token_aligned_fields: Iterable[str] = (),
         keep_jagged: Iterable[str] = (),
     ) -> list[tuple[PackPlan, dict[str, Any]]]:
-        """Every micro-batch of a rank laid out for the forward pass, all in one copy.
+        """Lay out every micro-batch of a rank for the forward pass, all in one copy.
 
         Example:
             >>> from jagcodec import pack_rows, plan_micro_batches
@@ -588,8 +593,8 @@ class MicroBatches(Sequence[list[IntArray]]):
             ``backward`` once, on their sum.
 
         Raises:
-            ArgumentError: As `plan_packing` and `PackPlan.pack`; the micro-batch is named. Or the
-                batch has another number of rows.
+            ArgumentError: `plan_packing` or `PackPlan.pack` would raise it; the error names the
+                micro-batch. Or the batch has another number of rows.
             ArgumentIndexError: There is no such rank.
             ArgumentTypeError: `batch` is not a batch.
             WireFormatError: A message is malformed.
@@ -617,7 +622,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         )
         of_cp = rank_of(cp_rank, layout.cp_size, f"{where}(cp_rank)")
         buffers = ColumnBuffers(where, self._tensor_packer(), cache(partial(layout.pieces, of_cp)))
-        buffers.options(pad_value_dict, token_aligned_fields, keep_jagged)
+        buffers.read_options(pad_value_dict, token_aligned_fields, keep_jagged)
         columns = _unfilled_columns(buffers, batch, labels_of)
         plans = [PackPlan(each) for each in layout.layouts(of_cp)]
         cells = [plan.total if of_cp is None else plan.local_total for plan in plans]
@@ -632,7 +637,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         return self._packer.anew()
 
     def restore(self, results: Iterable[Any], rank: int | None = None) -> Any:
-        """The results of all micro-batches in the order of the rows; copies are dropped.
+        """Put the results of all micro-batches into the order of the rows, and drop copies.
 
         Example:
             >>> from jagcodec import plan_micro_batches
@@ -670,7 +675,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         return _put_back(listed, sizes, self._places_by_row(first, last), where)
 
     def report(self) -> dict[str, int | float]:
-        """What the plan comes to.
+        """The sizes of the plan, and how well it is balanced.
 
         Example:
             >>> from jagcodec import plan_micro_batches

@@ -17,7 +17,7 @@ from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
 from jagcodec.memory.tensor_bytes import IntArray, are_disjoint, as_bytes, lacks_kernel
-from jagcodec.ragged.copy_rows import is_on_host, pad_into, pad_tasks
+from jagcodec.ragged.copy_rows import pad_into, pad_tasks, uses_row_kernel
 from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
@@ -74,11 +74,11 @@ class Placement:
     prompts: IntArray | None = None
 
     def moves_rows(self) -> bool:
-        """Whether rows that are equally long do not stay where they are in their rectangle."""
+        """Whether these options may widen a rectangle of equally long rows, or move its rows."""
         return bool(self.pad_to_seqlen or self.multiple != 1 or self.side != "right" or self.sides)
 
     def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
-        """Where rows go; they must fit into `width`, unless that is 0."""
+        """Where rows go. They must fit into `width`, unless that is 0."""
         side, lengths = self.sides.get(key, self.side), row_splits.lengths
         if side == "left_right":
             return self._around_prompts(lengths, key)
@@ -87,7 +87,7 @@ class Placement:
         return RowPlaces(width - lengths if side == "left" else None, width)
 
     def _around_prompts(self, lengths: IntArray, key: Key) -> RowPlaces:
-        """Places with all prompts ending, and all responses beginning, at one column of cells."""
+        """Places where all prompts end, and all responses begin, at one column of cells."""
         prompts = self.prompts
         if prompts is None:
             detail = "expected prompt_lengths with padding_side='left_right', found None"
@@ -95,8 +95,9 @@ class Placement:
         wrong = np.flatnonzero(prompts > lengths)
         if len(wrong):
             row = int(wrong[0])
-            expected = f"expected a prompt within its row of {lengths[row]}"
-            detail = f"{expected}, found {prompts[row]} tokens"
+            detail = (
+                f"expected a prompt within its row of {lengths[row]}, found {prompts[row]} tokens"
+            )
             raise ArgumentError("bad_length", f"{path_of(key)}, row {row}", detail)
         longest = int(prompts.max(initial=0))
         before = self.prompt_width or longest
@@ -150,7 +151,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
         for rectangle in wanted:
             _check_reusable(rectangle)
     for rectangle in wanted:
-        if 0 in rectangle.shape:  # it needs no memory, so that allocating it would not fail
+        if 0 in rectangle.shape:  # allocating it cannot fail, because it needs no memory
             check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
     try:
         allocate(wanted, out, pin_memory)
@@ -163,8 +164,11 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
 
 def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentError:
     """The error of a column that is too large for this machine, or for torch."""
-    detail = f"expected rectangles that fit in memory, found one of {shape} for {column_name(key)}"
-    return ArgumentError("too_large", "materialize", f"{detail}: {error!s:.200}")
+    detail = (
+        f"expected rectangles that fit in memory, found one of {shape} for {column_name(key)}: "
+        f"{error!s:.200}"
+    )
+    return ArgumentError("too_large", "materialize", detail)
 
 
 def _take_memory_of(out: Any, rectangle: Rectangle) -> bool:
@@ -193,7 +197,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     rest: list[Copy] = []  # of rows in runs, all runs but the last of each row
     for rectangle in rectangles:
         view, data = rectangle.view, rectangle.data
-        if data is None or not (type(view.memory) is np.ndarray or is_on_host(view)):
+        if data is None or not (type(view.memory) is np.ndarray or uses_row_kernel(view)):
             by_torch.append(rectangle)
         elif len(data):
             bits = rectangle.pad_bits
@@ -255,10 +259,10 @@ _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 def padded_columns(
     batch: Any, pads: Mapping[Any, Any], placement: Placement
 ) -> dict[str, Any] | None:
-    """The columns of a small message, padded on the right; None if `materialize` must ask the rule.
+    """The columns of a small message, padded on the right; None if the general path must pad them.
 
-    The rule is the way of all other batches: a `Rectangle` for each column, which takes twice as
-    long for a small message. It also raises the errors, because it names the column.
+    That path makes a `Rectangle` for each column, which takes twice as long for a small message. It
+    also raises the errors, because it names the column.
     """
     source = getattr(batch, "source", None)
     if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:

@@ -59,8 +59,8 @@ def select_rows(batch: Any, index: Any) -> Any:
             they may repeat), N booleans, or one integer for a batch of one row.
 
     Returns:
-        A batch of the same kind; of a message a `WireBatch`, of which nothing is read yet.
-        Columns of equal row lengths share one offsets tensor, and gradients flow through them. A
+        A batch of the same kind; for a message, a `WireBatch` that has read nothing yet. Columns
+        of equal row lengths share one offsets tensor, and gradients flow through them. A
         slice or a range of step 1 aliases contiguous CPU columns; anything else is copied, all
         jagged columns in one call. A payload of the whole batch stays one.
 
@@ -99,8 +99,8 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     """Every row several times: one prompt per sample of its group.
 
     Args:
-        batch: As for `select_rows`, which also says what is returned.
-        times: How often, 0 or more; one number, or one per row (N,).
+        batch: As for `select_rows`, which also describes the result.
+        times: How often each row comes, 0 or more: one number, or one per row (N,).
         interleave: True keeps the copies of a row together (0, 0, 1, 1, as GRPO's groups are);
             False repeats the whole batch (0, 1, 0, 1), for one number only.
 
@@ -178,12 +178,12 @@ def split_rows(
     max_tokens: int | None = None,
     lengths: Lengths | None = None,
 ) -> list[Any]:
-    """A batch in parts: equal ones, ones of these sizes, or ones within a token budget.
+    """Split a batch into parts: equal ones, ones of given sizes, or ones within a token budget.
 
     Args:
         batch: As for `select_rows`.
-        parts: How many contiguous parts, as equal as can be, longer ones first.
-            With `max_tokens`: how many at least, for ranks that must all take as many steps.
+        parts: How many contiguous parts, as equal as possible, longer ones first. With
+            `max_tokens`, the fewest parts, for ranks that must all take the same number of steps.
         sizes: Rows of each part, contiguous and in order; they must add up to N.
         max_tokens: The most tokens of a part. `plan_micro_batches` decides which rows go where;
             each part keeps them in the order of the batch.
@@ -194,9 +194,9 @@ def split_rows(
         Batches of the same kind, each as from `select_rows`.
 
     Raises:
-        ArgumentError: Not one way to split was given; sizes do not add up; a row is longer than
-            `max_tokens` (it is named); or jagged columns have different row lengths, and
-            `lengths` is None.
+        ArgumentError: More or less than one way to split is given; sizes do not add up; a row is
+            longer than `max_tokens` (it is named); or jagged columns have different row lengths,
+            and `lengths` is None.
         ArgumentTypeError: `batch` has no rows.
 
     Example:
@@ -246,13 +246,13 @@ def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) ->
 
 def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:
     """The rows of each part, longer parts first."""
-    fewer, longer = divmod(rows, parts)
+    size, longer_parts = divmod(rows, parts)
     try:
-        sizes = np.full(parts, fewer, dtype=np.int64)
+        sizes = np.full(parts, size, dtype=np.int64)
     except (MemoryError, ValueError, OverflowError) as error:
         detail = f"expected parts whose numbers fit in memory, found {brief(parts)}"
         raise ArgumentError("too_large", f"{where}(parts)", detail) from error
-    sizes[:longer] += 1
+    sizes[:longer_parts] += 1
     return sizes
 
 
@@ -306,15 +306,16 @@ def concat_rows(batches: Iterable[Any]) -> Any:
         A `WireBatch` over all of them if all are encoded: nothing is read or copied until a column
         is asked for. Otherwise a batch in the form of the first that is not, into which every
         column is copied once: objects in lists, arrays or leaves, numbers in arrays or tensors,
-        jagged and packed columns are as in that batch. Columns of equal row lengths share one
-        offsets tensor. A payload of the whole batch stays one if all batches have the same, bit for
-        bit, and becomes one payload per row if not. ``meta_info`` is what all of them agree on.
+        jagged and packed columns have the form that they have in that batch. Columns of equal row
+        lengths share one offsets tensor. A payload of the whole batch stays one if all batches have
+        the same, bit for bit, and becomes one payload per row if not. ``meta_info`` has the values
+        that all batches agree on.
 
     Raises:
         ArgumentError: There is no batch, or a column differs between batches in layout, dtype,
             device or the shape of a row (nothing is promoted or guessed).
         ArgumentKeyError: A batch lacks a column of another; both are named.
-        ArgumentTypeError: Batches or columns are not of one kind.
+        ArgumentTypeError: Batches or columns differ in kind.
         WireFormatError: A message is malformed; the error names it.
 
     Example:
@@ -330,7 +331,7 @@ def concat_rows(batches: Iterable[Any]) -> Any:
 
 
 def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
-    """Batches with other columns of the same rows, side by side: what a worker wrote back.
+    """Put batches of the same rows side by side, such as a batch and what a worker wrote back.
 
     Example:
         >>> import torch
@@ -349,16 +350,16 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
 
     Returns:
         A `WireBatch` over all of them if one is encoded: only the row lengths of jagged columns are
-        read, columns in memory stay where they are, and what is in a column is as in that of a
-        message (a list is a leaf of objects). Otherwise a batch of the kind of the first, on its
-        device. Columns in memory are aliased; jagged ones of equal row lengths share one offsets
-        tensor, so that ``both["a"] * both["b"]`` works, and gradients flow through them, unless
-        they are sent on. Its `meta` is what none of them contradicts.
+        read, columns in memory stay where they are, and columns hold what a message's columns hold:
+        a list becomes a leaf of objects. Otherwise a batch of the kind of the first, on its device.
+        Columns in memory are aliased; jagged ones of equal row lengths share one offsets tensor, so
+        that ``both["a"] * both["b"]`` works. Gradients flow through them, unless they are sent on.
+        Its `meta` has the values that no batch contradicts.
 
     Raises:
         ArgumentError: There is no batch, they differ in their number of rows, a jagged column
-            has row lengths that none of the first batch has (the row is named), or two have a
-            column of the same name.
+            has row lengths that no column of the first batch has (the row is named), or two
+            batches have a column of the same name.
         ArgumentTypeError: `batches` is one batch, or a value in it is not a batch.
         WireFormatError: A message is malformed; the error names it.
     """
@@ -376,17 +377,17 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
                 pool.unique(view_of(leaf, f"{where}[{name!r}]", pool).row_splits)
         each = [open_memory(b, f"{where}(batches[{i}])") for i, b in enumerate(open_ones)]
         return side_by_side(each, where, pool)
-    kind = open_ones[0]
-    rows = row_count_of(kind, where)
+    model_batch = open_ones[0]
+    rows = row_count_of(model_batch, where)
     for batch in open_ones:
         for name, leaf in batch.items():
-            is_dict = isinstance(kind, dict)
+            is_dict = isinstance(model_batch, dict)
             columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
-    device = getattr(kind, "device", None)
+    device = getattr(model_batch, "device", None)
     if device is not None:
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
-    return with_meta(like(kind, columns, rows), open_ones, uncontradicted)
+    return with_meta(like(model_batch, columns, rows), open_ones, uncontradicted)
 
 
 def _check_side_by_side(

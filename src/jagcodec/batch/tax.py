@@ -38,7 +38,7 @@ def padding_tax(
     padded_width: int | None = None,
     options: bool = False,
 ) -> PaddingTax:
-    """What a batch costs as rectangles, and what it costs on this wire.
+    """Compare the bytes of a batch as rectangles with its bytes in a message.
 
     Example:
         >>> import torch
@@ -51,21 +51,22 @@ def padding_tax(
 
     Args:
         source: A batch in any form. Or padded columns, with `lengths` and `token_aligned_fields`.
-            Or bare lengths, (N,) integers: then the tax of one column of int64 tokens.
-        lengths: Of padded columns, as for `pack_jagged_fields`.
-        token_aligned_fields: Of padded columns, as for `pack_jagged_fields`.
-        padded_width: Width S of the rectangles; by default the longest row, or of padded columns
-            their own, so that a batch measures less tax than the wider columns it came from.
+            Or bare lengths, (N,) integers, which stand for one column of int64 tokens.
+        lengths: For padded columns, as for `pack_jagged_fields`.
+        token_aligned_fields: For padded columns, as for `pack_jagged_fields`.
+        padded_width: Width S of the rectangles. By default it is the longest row, or the width that
+            padded columns have. So a packed batch shows less tax than the wider columns that it
+            came from.
         options: Measure `narrow` and `elide` of `encode` too: the batch is encoded once for each.
 
     Returns:
-        Rows, fill, and the bytes of each column. Wire bytes are those of the message that
-        `encode` makes of the batch without options; for bare lengths, the column's cells and its
-        row offsets, without a header.
+        Rows, fill, and the bytes of each column. Wire bytes are the bytes in the message that
+        `encode` makes of the batch without options. For bare lengths, they are the column's cells
+        and its row offsets, without a header.
 
     Raises:
-        ArgumentError: A row is longer than `padded_width`; or as from `pack_jagged_fields`.
-        ArgumentTypeError: `source` has another type; or as from `encode`.
+        ArgumentError: A row is longer than `padded_width`, or `pack_jagged_fields` raises it.
+        ArgumentTypeError: `source` has another type, or `encode` raises it.
         WireFormatError: A message is malformed.
     """
     if padded_width is not None:

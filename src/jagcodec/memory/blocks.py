@@ -34,13 +34,15 @@ from jagcodec.memory.tensor_bytes import (
 _SMALLEST_KEPT = (128 << 10) + 1
 _LARGEST_KEPT = 4 << 30
 
-# Blocks of this size or more get huge pages, and are lent to the system; one of each size is kept.
+# Blocks of this size or more get huge pages, and are marked `MADV_FREE` while they are kept. One of
+# each size is kept.
 _LARGE = 4 << 20
 
 # How many bytes of smaller blocks are kept, for each size.
 _KEPT_SMALL = 16 << 20
 
-# Each block needs a mapping, and a process has 65,530: no more small ones past this many.
+# Each block needs a mapping, and a process may have 65,530. If this many blocks or more are in use,
+# small ones come from the C library.
 _MOST_LOANS = 1024
 
 # The C library takes memory of this size or more (glibc's upper bound) from the system, zeroed.

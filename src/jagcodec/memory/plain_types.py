@@ -90,8 +90,11 @@ def check_out(
         and not out.requires_grad
     )
     if not fits:
-        detail = f"expected a contiguous {dtype} tensor {shape} on {device} without a gradient, "
-        raise ArgumentError("bad_shape", path, f"{detail}found {describe(out)}")
+        detail = (
+            f"expected a contiguous {dtype} tensor {shape} on {device} without a gradient, "
+            f"found {describe(out)}"
+        )
+        raise ArgumentError("bad_shape", path, detail)
 
 
 def is_followed(memory: Any) -> bool:

@@ -59,7 +59,7 @@ def pack_jagged_fields(
     mask: torch.Tensor | str | None = None,
     strict: bool = False,
 ) -> TensorDict:
-    """Padded columns to a batch of jagged ones: the write site of a producer.
+    """Pack padded columns into a batch of jagged ones, where a producer writes it.
 
     Example:
         >>> import torch
@@ -72,16 +72,17 @@ def pack_jagged_fields(
     Args:
         fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, object arrays
             (N,), lists of strings, bytes, dicts and None, or payloads as a TensorDict holds them.
-        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple; or a jagged
-            tensor, whose row lengths count and whose offsets object the packed columns share. None
-            without a `mask` packs nothing.
+        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple. Or a jagged
+            tensor: its row lengths count, and the packed columns share its offsets object. Without
+            `lengths` and `mask`, nothing is packed.
         token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
             (with its fallback). Names that are not columns are ignored, so that one set of names
             serves every batch. None packs each tensor whose shape passes the guess of
-            `maybe_pack_jagged`; with a `mask`, whose first two dims are those of the mask.
-        mask: In place of `lengths`, for padding on the left, or for holes: (N, S) booleans, or
-            integers 0 and 1, or the name of the column that is the mask. Row i of a packed column
-            is its cells where row i of the mask is True.
+            `maybe_pack_jagged`; with a `mask`, each tensor whose first two dims are those of the
+            mask.
+        mask: Takes the place of `lengths` for padding on the left, or for holes: (N, S) booleans,
+            or integers 0 and 1, or the name of the column that is the mask. Row i of a packed
+            column has the cells for which row i of the mask is True.
         strict: If True, raise an error for three likely mistakes:
 
             * a name in `token_aligned_fields` is not a column;
@@ -90,11 +91,11 @@ def pack_jagged_fields(
               constant, bit for bit. This happens if you pass prompt or response lengths for
               columns that hold both.
 
-            If False, warn (`JagcodecWarning`, once per calling line) of the second; and, without
-            a `mask`, if in each packed column of integers on the CPU the first and the last cell
-            after some row differ. Also warn, without names, of a rectangle that is one or two cells
-            narrower than the longest row or the mask; and if `lengths` pack nothing, although a
-            rectangle is wider than the longest row.
+            If False, warn (`JagcodecWarning`, once per calling line) of the second mistake; and,
+            without a `mask`, if in each packed column of integers on the CPU the first and the last
+            cell after some row differ. If `token_aligned_fields` is None, also warn of a rectangle
+            that is one or two cells narrower than the longest row or the mask; and if `lengths`
+            pack nothing, although a rectangle is wider than the longest row.
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
@@ -143,7 +144,7 @@ def encode_fields(
     strict: bool = False,
     **options: Unpack[EncodeOptions],
 ) -> list[Frame] | int:
-    """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
+    """Encode padded columns straight to a message, without jagged tensors or a TensorDict.
 
     Example:
         >>> import torch
@@ -161,8 +162,8 @@ def encode_fields(
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
         are aliased by their frames. Packed ones are copied into frame 1 if they are below 16 KiB,
         else into one allocation, which is freed with the last of their frames; or straight into
-        `out`. Rows of a mask with holes are copied twice. Raises as `pack_jagged_fields` and
-        `encode` do.
+        `out`. Rows of a mask with holes are copied twice. It raises the errors of
+        `pack_jagged_fields` and `encode`.
     """
     columns = _packed_columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
     check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
@@ -178,7 +179,7 @@ def _packed_columns(
     where: str,
     strict: bool,
 ) -> Columns:
-    """Checked columns; of packed ones only cells past the ends of rows are read."""
+    """Checked columns. Only cells past the ends of rows are read, in packed columns."""
     fields = named_columns(fields, f"{where}(fields)")
     strict = strict if strict is False else flag_of(strict, f"{where}(strict)")
     rule = _pack_rule(fields, lengths, token_aligned_fields, mask, where, strict)
@@ -287,7 +288,7 @@ def _pack_rule(
 
 
 _OBJECT_TYPES = frozenset((str, bytes, dict, type(None)))
-"""A list of these holds one object per row: none of them can be cells."""
+"""A list of these holds one object per row, because they cannot be cells."""
 
 
 def _checked_rows(column: Any, rows: int | None, path: str) -> int:
@@ -312,8 +313,8 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
         detail += "dtype=object), and meta= of encode_fields for what belongs to the whole batch"
         raise ArgumentTypeError("bad_type", path, detail)
     if rows not in (None, found):
-        expected = f"expected {rows} rows, as the lengths or the other columns have"
-        raise ArgumentError("row_mismatch", path, f"{expected}, found {found}")
+        detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
+        raise ArgumentError("row_mismatch", path, detail)
     return found
 
 

@@ -72,19 +72,20 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     check_rectangle(padded, f"{where}(padded)")
     if padded.dim() < 2:
         detail = (
-            f"expects (N, S, ...), found shape {tuple(padded.shape)}; values end to end are rows "
+            f"expects (N, S, ...), found shape {tuple(padded.shape)}; "
+            "values end to end are rows with "
+            "torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
-        detail += "with torch.nested.nested_tensor_from_jagged(values, offsets)"
         raise ArgumentError("bad_shape", f"{where}(padded)", detail)
     row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
     return _pack_rectangle(padded, row_splits, f"{where}(padded)")
 
 
 def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
-    """Pack `val` if its shape shows that it is per-token: ``val.shape[:2] == (N, max(lengths))``.
+    """Pack `val` if its shape looks per-token: ``val.shape[:2] == (N, max(lengths))``.
 
-    A guess: another feature of this shape is packed too, and a per-token field with further padding
-    is not. `pack_per_token_field` does not guess.
+    This is a guess: it also packs other features of this shape, and leaves out a per-token field
+    with more padding. `pack_per_token_field` does not guess.
 
     Example:
         >>> import torch
@@ -98,8 +99,8 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached; else `val` detached and
-        contiguous, the same memory if it was that. Warns (`JagcodecWarning`) if `val` holds
-        integers on the CPU, and the first and the last cell after a row differ.
+        contiguous, in the same memory if it was contiguous. Warns (`JagcodecWarning`) if `val` is
+        packed, holds integers on the CPU, and the first and the last cell after a row differ.
 
     Raises:
         ArgumentError: `lengths` is not (N,), or one is negative.
@@ -126,8 +127,8 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached; or `val` detached and contiguous
         if it does not have N rows, has fewer than two dims, or S is below the longest length.
-        Warns (`JagcodecWarning`) if a `val` of two dims or more is not packed, and as
-        `maybe_pack_jagged` does. Raises as that does, too.
+        Warns (`JagcodecWarning`) if a `val` of two dims or more is not packed, and when
+        `maybe_pack_jagged` warns. It raises the same errors.
     """
     return _pack_or_keep(val, lengths, "pack_per_token_field", exact_width=False)
 
@@ -159,7 +160,7 @@ def _pack_rectangle(padded: torch.Tensor, row_splits: RowSplits, path: str) -> t
 def stack_or_nest(
     tensors: Sequence[torch.Tensor], *, always_nest: bool = False, ragged_dim: int | None = None
 ) -> torch.Tensor:
-    """Rows to one tensor: stacked where all shapes are equal, jagged where one dim differs.
+    """Make one tensor of rows: stacked if all shapes are equal, jagged if one dim differs.
 
     Example:
         >>> import torch
@@ -177,12 +178,12 @@ def stack_or_nest(
             MRoPE position ids. None means the dim that differs, or 1.
 
     Returns:
-        (N, ...) stacked, or a jagged tensor; ``torch.empty(0)`` of no tensors. It owns its memory,
+        (N, ...) stacked, or a jagged tensor; ``torch.empty(0)`` for no tensors. It owns its memory,
         and gradients flow through it.
 
     Raises:
-        ArgumentError: Shapes differ in more than one dim, in another than `ragged_dim`, or in
-            their number of dims, dtypes or devices differ, or `always_nest` meets 0-d tensors.
+        ArgumentError: Shapes differ in more than one dim, in another dim than `ragged_dim`, or in
+            their number of dims; dtypes or devices differ; or `always_nest` is given 0-d tensors.
         ArgumentTypeError: An item is not a strided tensor.
     """
     where = "stack_or_nest"
@@ -233,9 +234,9 @@ def response_from_nested(
 ) -> torch.Tensor:
     """Each row's response, shifted left by one token.
 
-    The model's output at position i (a logprob, a value) predicts token i + 1, so what belongs
-    to a response of r tokens at the end of a row of n is ``row[n - r - 1 : n - 1]``. The name
-    and the convention are verl's (``verl.workers.utils.padding``).
+    The model's output at position i (a logprob, a value) predicts token i + 1. So the outputs for
+    a response of r tokens at the end of a row of n are ``row[n - r - 1 : n - 1]``. The name and
+    the convention are verl's (``verl.workers.utils.padding``).
 
     Example:
         >>> import torch
@@ -250,19 +251,20 @@ def response_from_nested(
 
     Args:
         full: Jagged (N, j, ...) or a `PackedColumn`: one value per token of prompt + response.
-        response_mask: Jagged (N, k), whose row lengths are the response lengths, whatever its
-            cells. Or, if all its rows are as long as those of `full`, such as those of a
-            `RowBuilder`, a mask of whole rows: the responses are the tokens where it is True, or 1.
+        response_mask: Jagged (N, k). Its row lengths are the response lengths, whatever its cells
+            hold. If all its rows are as long as those of `full`, as a `RowBuilder` makes them, it
+            is a mask of whole rows: the responses are the tokens for which it is True, or 1.
 
     Returns:
-        Jagged (N, k, ...), dtype and device of `full`, with the offsets object of
-        `response_mask` (if that has no holes), so that the two multiply; for a mask of whole rows
-        (N, number of True, ...). Its values own their memory. Gradients flow through it.
+        Jagged (N, k, ...), with the dtype and device of `full`, and the offsets object of
+        `response_mask` (if that has no holes), so that the two can be multiplied. For a mask of
+        whole rows, (N, number of True, ...). Its values own their memory. Gradients flow through
+        it.
 
     Raises:
-        ArgumentError: Numbers of rows differ, a response is longer than its row, or begins with
-            its first token: then no position predicted that. The row is named. Or a mask of whole
-            rows is not (N, j) of 0 and 1.
+        ArgumentError: Numbers of rows differ. Or a response is longer than its row, or begins with
+            the row's first token, which no position predicted; the error names the row. Or a mask
+            of whole rows is not (N, j) of 0 and 1.
         ArgumentTypeError: An argument is neither jagged nor packed.
     """
     where = "response_from_nested"
@@ -346,8 +348,11 @@ def _cells_before_true(
     copies.fetch([on_device])
     cells = number_array(copies.of(on_device))
     if cells.ndim != 1:
-        detail = "expected a mask (N, j), as its rows are as long as those of full, found "
-        raise ArgumentError("bad_shape", path, f"{detail}{cells.ndim + 1} dims")
+        detail = (
+            "expected a mask (N, j), because its rows are as long as those of full, "
+            f"found {cells.ndim + 1} dims"
+        )
+        raise ArgumentError("bad_shape", path, detail)
     is_chosen = cells == 1
     wrong = np.flatnonzero(~is_chosen & (cells != 0))
     firsts = np.flatnonzero(splits.lengths)
@@ -356,7 +361,8 @@ def _cells_before_true(
         row = int(np.searchsorted(splits.offsets_array, wrong[0], side="right")) - 1
         place = f"{path}, row {row}, cell {wrong[0] - splits.offsets_array[row]}"
         detail = (
-            f"expected 0 or 1, as the rows are as long as those of full, found {cells[wrong[0]]}"
+            "expected 0 or 1, because the rows are as long as those of full, "
+            f"found {cells[wrong[0]]}"
         )
         raise ArgumentError("bad_option", place, detail)
     if len(firsts):

@@ -64,7 +64,8 @@ def spread(items: Items, packed: Bins, steps: Sequence[Sequence[Room]]) -> list[
     """
     try:
         by_rank = longest_first(items, range(len(items.cost)), [*map(_total_room, steps)])
-        return [_into_steps(items, *both) for both in zip(by_rank, steps, strict=True)]
+        ranks = zip(by_rank, steps, strict=True)
+        return [_into_steps(items, which, rooms) for which, rooms in ranks]
     except NoRoomError:
         return _spread_whole(items, packed, len(steps), len(steps[0]))
 
@@ -188,7 +189,7 @@ def _best_swap(
     heavy: int,
     other: int,
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """The bins of two ranks whose swap leaves the heavier of both lightest; None if none helps."""
+    """The two bins whose swap makes the heavier rank lightest; None if no swap helps."""
     less = cost[by_rank[heavy]][:, None] - cost[by_rank[other]]
     heavier = np.maximum(loads[heavy] - less, loads[other] + less)
     i, j = divmod(int(heavier.argmin()), by_rank.shape[1])

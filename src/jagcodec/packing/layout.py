@@ -39,7 +39,7 @@ PAD_RUN = 256
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pieces:
-    """K runs of cells that fill a buffer, end to end and in order; none of them is empty.
+    """K runs of cells that fill a buffer, end to end and in order. No run is empty.
 
     Attributes:
         row: (K,) the row that each belongs to, pads included. A separate tail is row N.
@@ -99,7 +99,7 @@ class PaddedRows:
         lengths: (R,) tokens of each.
         padded: (R,) cells of each.
         bounds: (B + 1,) where the padded rows of each buffer begin and end.
-        has_tail: (B,) whether the last padded row of each buffer is a separate tail.
+        has_tail: (B,) whether the last padded row of a buffer is a separate tail.
         cp_size: The number of ranks that share each buffer.
         cp_layout: How the ranks share it.
     """
@@ -261,21 +261,21 @@ class PackLayout:
         key = split, shift
         found = self._inverses.get(key)
         if found is None:
-            lost = np.minimum(abs(shift), self.lengths)
-            starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - lost)
-            none = np.zeros_like(lost)
+            pad_counts = np.minimum(abs(shift), self.lengths)
+            starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - pad_counts)
+            zeros = np.zeros_like(pad_counts)
             # The target, row, source and length of each piece: pads first, then buffer by buffer.
-            parts = [np.stack([starts, none, none, lost])]
+            parts = [np.stack([starts, zeros, zeros, pad_counts])]
             for buffer in range(self.cp_size if split else 1):
                 pieces = self.pieces(buffer if split else None, -shift)
-                goes = self.starts[pieces.row] + pieces.source
-                row = np.full_like(goes, buffer)
-                part = np.stack([goes, row, pieces.destination, pieces.length])
+                targets = self.starts[pieces.row] + pieces.source
+                row = np.full_like(targets, buffer)
+                part = np.stack([targets, row, pieces.destination, pieces.length])
                 parts.append(part[:, ~pieces.is_pad])
-            every = np.concatenate(parts, axis=1)
-            order = np.argsort(every[0], kind="stable")
-            row, source, length = every[1:, order]
-            found = self._inverses[key] = Pieces.of(row, source, length, order < len(lost))
+            joined = np.concatenate(parts, axis=1)
+            order = np.argsort(joined[0], kind="stable")
+            row, source, length = joined[1:, order]
+            found = self._inverses[key] = Pieces.of(row, source, length, order < len(pad_counts))
         return found
 
     def position_ids(self, rank: int | None, *, through_pads: bool) -> IntArray:
@@ -309,7 +309,7 @@ class PackOptions:
 
 
 def plan_layout(lengths: IntArray, options: PackOptions, where: str) -> PackLayout:
-    """The layout of rows of (N,) lengths, none of them negative; see `plan_packing`."""
+    """The layout of rows of (N,) lengths, which are not negative; see `plan_packing`."""
     number, bounds = np.arange(len(lengths)), np.array([0, len(lengths)])
     return plan_buffers((lengths, number, bounds), len(lengths), options, where).layout(0)
 
@@ -341,7 +341,8 @@ def plan_buffers(
     totals = _Totals(options, where, made_by)
     places = [f", {each} {i}" if each else "" for i in range(len(bounds) - 1)]
     cells = _sums(padded, bounds)
-    wanted = np.array([totals.of(*h) for h in zip(cells.tolist(), places, strict=True)], np.int64)
+    counts = zip(cells.tolist(), places, strict=True)
+    wanted = np.array([totals.of(count, place) for count, place in counts], np.int64)
     unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
     before, surplus, ends = padded.copy(), wanted - cells, bounds[1:]
     if tail == "last_row":
@@ -448,7 +449,7 @@ def check_size(cells: int, path: str) -> None:
 def _check_chunks(
     padded: IntArray, before: IntArray, number: IntArray, unit: int, multiple: int, where: str
 ) -> None:
-    """Refuse padded rows that are not `unit` equal chunks, unless the tail alone is to blame."""
+    """Refuse padded rows that are not `unit` equal chunks, unless only the tail makes them so."""
     uneven = np.flatnonzero(padded % unit * (before % unit))
     if len(uneven):
         row = int(uneven[0])

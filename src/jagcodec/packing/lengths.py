@@ -54,8 +54,11 @@ def _integer_array(lengths: Any, path: str) -> npt.NDArray[Any]:
     except Exception:  # a foreign `__array__` may raise anything
         found = None
     if found is None:
-        detail = "expected (N,) lengths: a list, a tuple, an array or a strided tensor"
-        raise ArgumentTypeError("bad_type", path, f"{detail}, found {describe(lengths)}")
+        detail = (
+            "expected (N,) lengths: a list, a tuple, an array or a strided tensor, "
+            f"found {describe(lengths)}"
+        )
+        raise ArgumentTypeError("bad_type", path, detail)
     if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` holds floats
         first = found.reshape(-1)[:1].tolist()
         where = f", {brief(first[0])} in row 0" if first else ""

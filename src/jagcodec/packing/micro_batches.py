@@ -75,8 +75,10 @@ class Rules:
         """Cells of each row: its length rounded up to `row_multiple`."""
         longest = int(lengths.max(initial=0))
         if (longest + self.row_multiple) * len(lengths) + self.total_multiple >= 1 << 63:
-            detail = "expected lengths that add up below 2**63 after padding, found a row of "
-            raise ArgumentError("bad_length", f"{self.where}(lengths)", f"{detail}{longest}")
+            detail = (
+                f"expected lengths that add up below 2**63 after padding, found a row of {longest}"
+            )
+            raise ArgumentError("bad_length", f"{self.where}(lengths)", detail)
         padded: IntArray = rounded_up(lengths, self.row_multiple)
         return padded
 
@@ -87,16 +89,17 @@ class Rules:
             cells = min(cells, self.max_tokens // self.total_multiple * self.total_multiple)
         return Room(cells, rows if self.rows_per_batch is None else self.rows_per_batch)
 
-    def count_for(self, packed: int) -> int:
-        """How many micro-batches each rank gets, if all rows fit into `packed` of them."""
-        each = rounded_up(packed, self.ranks) // self.ranks
-        needed: int = rounded_up(max(each, self.least if packed else 0), self.count_multiple)
+    def count_for(self, bin_count: int) -> int:
+        """How many micro-batches each rank gets, if all rows fit into `bin_count` of them."""
+        each = rounded_up(bin_count, self.ranks) // self.ranks
+        needed: int = rounded_up(max(each, self.least if bin_count else 0), self.count_multiple)
         if self.count is None:
             return needed
         if self.count < needed or self.count % self.count_multiple:
-            multiple = f"a multiple of count_multiple={self.count_multiple}, "
             detail = f"expected {needed} or more micro-batches for each rank, "
-            detail += multiple * (self.count_multiple > 1) + f"found {self.count}"
+            if self.count_multiple > 1:
+                detail += f"a multiple of count_multiple={self.count_multiple}, "
+            detail += f"found {self.count}"
             raise ArgumentError("bad_option", f"{self.where}(count)", detail)
         return self.count
 
@@ -216,8 +219,11 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
     else:
         pair = _real_numbers((1, 0) if cost is None else cost, (2,))
         if pair is None or not ((pair >= 0) & (pair < np.inf)).all():
-            detail = "expected None, a pair of finite numbers of 0 or more, or a function, found "
-            raise ArgumentError("bad_option", path, detail + brief(cost))
+            detail = (
+                "expected None, a pair of finite numbers of 0 or more, or a function, "
+                f"found {brief(cost)}"
+            )
+            raise ArgumentError("bad_option", path, detail)
         tokens = lengths.astype(np.float64)
         with np.errstate(over="ignore"):
             found = pair[0] * tokens + pair[1] * tokens**2

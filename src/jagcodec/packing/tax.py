@@ -58,7 +58,7 @@ class PaddingTax:
 
     @property
     def advice(self) -> str:
-        """One sentence: the fewest options of `encode` that save most; empty if not measured."""
+        """One sentence: the fewest options of `encode` that save most. Empty if not measured."""
         total = self.total
         sizes = {
             "narrow=True": total.narrow_bytes,

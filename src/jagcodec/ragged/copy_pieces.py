@@ -30,7 +30,7 @@ from jagcodec.memory.tensor_bytes import (
     lacks_kernel,
 )
 from jagcodec.packing.layout import Pieces
-from jagcodec.ragged.copy_rows import is_on_host, values_of
+from jagcodec.ragged.copy_rows import uses_row_kernel, values_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.rowcopy import Copy, copy_all
 
@@ -58,7 +58,7 @@ class Buffer:
 def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tensor]:
     """The filled buffers as tensors; new ones on the CPU share one block."""
     _check_outs(buffers)
-    here = [buffer for buffer in buffers if is_on_host(buffer.view)]
+    here = [buffer for buffer in buffers if uses_row_kernel(buffer.view)]
     sizes = [0 if b.out is not None else math.prod(b.shape) * b.view.dtype.itemsize for b in here]
     try:
         blocks = allocate_together(sizes)
@@ -215,5 +215,7 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
         check_not_followed(view.memory, path)
     sources = [part for buffer in buffers for part in buffer.view.memories]
     if not are_disjoint([buffer.out for buffer in outs], sources):
-        detail = "expected memory apart from the columns, and for each buffer its own, found an "
-        raise ArgumentError("conflict", f"{outs[0].path}(out)", detail + "overlap")
+        detail = (
+            "expected separate memory for each buffer, apart from the columns, found an overlap"
+        )
+        raise ArgumentError("conflict", f"{outs[0].path}(out)", detail)

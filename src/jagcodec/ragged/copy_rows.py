@@ -50,14 +50,14 @@ def owned_values(view: RaggedView) -> torch.Tensor:
 def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
     """The rows of each view, copied end to end; one call copies all CPU rows into one block."""
     views = list(views)
-    on_host = [is_on_host(view) for view in views]
+    by_kernel = [uses_row_kernel(view) for view in views]
     sizes = [
-        math.prod(view.values_shape) * view.dtype.itemsize if here else 0
-        for view, here in zip(views, on_host, strict=True)
+        math.prod(view.values_shape) * view.dtype.itemsize if kernel else 0
+        for view, kernel in zip(views, by_kernel, strict=True)
     ]
     values, copies = [], []
-    for view, here, data in zip(views, on_host, allocate_together(sizes), strict=True):
-        if here:
+    for view, kernel, data in zip(views, by_kernel, allocate_together(sizes), strict=True):
+        if kernel:
             if len(data):
                 copies.append(copy_task(view, data))
             else:
@@ -81,8 +81,8 @@ def copy_task(view: RaggedView, out: ByteArray) -> Copy:
     return Copy(out, source, None, *_row_runs(view, by_row=False), view.cell_bytes)
 
 
-def is_on_host(view: RaggedView) -> bool:
-    """Whether the row kernel copies the rows; torch does it on devices, and for autograd."""
+def uses_row_kernel(view: RaggedView) -> bool:
+    """Whether the row kernel copies the rows. Torch copies them on devices, and for autograd."""
     memory = view.memory
     return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
 
@@ -138,10 +138,13 @@ def pad_tasks(
     if left_pad is not None:
         before += left_pad[:, None]
     places = np.arange(len(before), dtype=np.int64)[:, None] * width + before
-    firsts, flat = view.row_starts(), np.ascontiguousarray
-    starts, lengths, left = (flat(part[:, -1]) for part in (firsts, view.run_lengths, before))
+    run_starts = view.row_starts()
+    starts, lengths, left = (
+        np.ascontiguousarray(part[:, -1]) for part in (run_starts, view.run_lengths, before)
+    )
     to, others, sizes = (
-        flat(part[:, :-1]).reshape(-1) for part in (places, firsts, view.run_lengths)
+        np.ascontiguousarray(part[:, :-1]).reshape(-1)
+        for part in (places, run_starts, view.run_lengths)
     )
     pad = Pad(out, source, starts, lengths, left, width, cell, pad_bits)
     return pad, Copy(out, source, to, others, sizes, cell)

@@ -107,7 +107,7 @@ def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
 def _is_followed(jagged: torch.Tensor) -> bool:
     """Whether autograd follows the nested tensor itself, and not the values inside it.
 
-    It follows leaves themselves, and results of torch functions.
+    This is so for a nested tensor that is a leaf, or the result of a torch function.
     """
     inner: Any = jagged
     if inner._values.requires_grad or not torch.is_grad_enabled():
@@ -183,9 +183,11 @@ def view_of_checked_parts(
     starts = host[:-1]
     lengths = np.diff(host) if parts.lengths is None else host_numbers(parts.lengths, copies)
     if not ((starts >= 0) & (lengths >= 0) & (lengths <= cells - starts)).all():
-        expected = f"expected rows within the {cells} cells of the values"
-        found = f"found offsets {host.tolist()!r:.80}"
-        raise ArgumentError("bad_length", path, f"{expected}, {found}")
+        detail = (
+            f"expected rows within the {cells} cells of the values, "
+            f"found offsets {host.tolist()!r:.80}"
+        )
+        raise ArgumentError("bad_length", path, detail)
     row_splits = RowSplits.from_lengths(lengths)
     return RaggedView(values, values.dtype, shape, dim, starts, row_splits)
 
@@ -238,11 +240,11 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
         values.dtype,
         torch.jagged,
         device,
-        False,
-        False,
-        "sizes",
-        False,
-        True,
+        False,  # pin_memory
+        False,  # requires_grad
+        "sizes",  # dispatch_sizes_strides_policy
+        False,  # dispatch_device
+        True,  # dispatch_layout
         _DISPATCH_KEYS,
         storage_size=values.untyped_storage().size(),
     )
@@ -319,8 +321,10 @@ def view_of_strided(nested: torch.Tensor, path: str, pad_bits: bytes | None = No
     shapes = np.array([row.shape for row in rows], dtype=np.int64)
     dims = np.flatnonzero((shapes != shapes[:1]).any(axis=0)).tolist()
     if len(dims) > 1 and pad_bits is None:
-        expected = f"expected rows that differ in one dim, found {len(dims)}"
-        detail = f"{expected}; pad them (layout='padded') or name the column in keep_jagged"
+        detail = (
+            f"expected rows that differ in one dim, found {len(dims)}; "
+            "pad them (layout='padded') or name the column in keep_jagged"
+        )
         raise ArgumentError("bad_shape", path, detail)
     dim = dims[0] if dims else 0
     lengths = shapes[:, dim].copy()

@@ -107,7 +107,7 @@ class Packer:
             detail = f"expected {splits.total} values end to end, or a rectangle of "
             detail += f"{splits.rows} rows, found shape {tuple(shape)}"
             raise ArgumentError("bad_shape", path, detail)
-        return end_to_end(_followed(column), self.row_splits)
+        return end_to_end(_detached_if_grad_is_off(column), self.row_splits)
 
     def rows_of_rectangle(self, column: Any, path: str) -> RaggedView:
         """The rows of a rectangle (N, S, ...)."""
@@ -117,8 +117,8 @@ class Packer:
                 f"expected a rectangle of {self.row_splits.rows} rows, found {describe(column)}"
             )
             raise ArgumentError("bad_shape", path, detail)
-        followed = _followed(column)
-        return rows_of_rectangle(followed, self.row_splits, path, plain_array(followed))
+        cells = _detached_if_grad_is_off(column)
+        return rows_of_rectangle(cells, self.row_splits, path, plain_array(cells))
 
     def _require_plan_lengths(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
         """The view, if its row lengths are those of the plan; an error otherwise."""
@@ -131,8 +131,9 @@ class Packer:
             detail = f"expected the plan's length of {expected[row]}, found {found[row]}"
             raise ArgumentError("bad_length", f"{path}, row {row}", detail + remedy)
         memory = view.memory
-        if isinstance(memory, torch.Tensor) and _followed(memory) is not memory:
-            return replace(view, memory=_followed(memory))
+        if isinstance(memory, torch.Tensor):
+            cells = _detached_if_grad_is_off(memory)
+            return view if cells is memory else replace(view, memory=cells)
         return view
 
     def buffer(
@@ -162,8 +163,8 @@ class Packer:
         parts = [_of_cells(*part, cells) for part in zip(parts, places, strict=True)]
         for part, place in zip(parts, places, strict=True):
             if _dtype_shape_device(part) != _dtype_shape_device(parts[0]):
-                expected = f"expected {describe(parts[0])} like the first"
-                raise ArgumentError("bad_shape", place, f"{expected}, found {describe(part)}")
+                detail = f"expected {describe(parts[0])} like the first, found {describe(part)}"
+                raise ArgumentError("bad_shape", place, detail)
         view = _join_parts(parts, cells)
         pieces = layout.inverse(shift, split=split)
         buffer = Buffer(view, pieces, pad_cell(pad, view, "PackPlan.unpack(pad)"), path)
@@ -171,8 +172,8 @@ class Packer:
         return nested_tensor(unpacked, self.row_splits)
 
 
-def _followed(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; detached if autograd is off."""
+def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, detached if autograd is off."""
     return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
 
 
@@ -189,7 +190,7 @@ def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
     elif shape[:1] != (cells,):
         detail = f"expected ({cells}, ...) or (1, {cells}, ...) cells, found shape {shape}"
         raise ArgumentError("bad_shape", path, detail)
-    return _followed(part)
+    return _detached_if_grad_is_off(part)
 
 
 def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
@@ -206,7 +207,7 @@ def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
 
 
 def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
-    """The bits of one pad cell (B...), made of a number or of a value of that shape; 0 of `...`."""
+    """The bits of one pad cell (B...), from a number or a value of that shape; zeros for `...`."""
     if pad is ...:  # the caller gave none, as for the other columns of `materialize`
         return bytes(view.cell_bytes)
     shape = view.shape[view.ragged_dim :]

@@ -22,12 +22,12 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
     if bits is not None:
         return bits
     if _number_in(value) is None:
-        expected = "expected a number to pad with"
-        raise ArgumentTypeError("bad_pad", path, f"{expected}, found {describe(value)}")
+        detail = f"expected a number to pad with, found {describe(value)}"
+        raise ArgumentTypeError("bad_pad", path, detail)
     remedy = "; it has no zero: its smallest value is 2.0**-127" if dtype is _WITHOUT_ZERO else ""
-    expected = f"expected a pad that {dtype} holds"
     found = describe(value) if isinstance(value, torch.Tensor) else brief(value)
-    raise ArgumentError("bad_pad", path, f"{expected}, found {found}{remedy}")
+    detail = f"expected a pad that {dtype} holds, found {found}{remedy}"
+    raise ArgumentError("bad_pad", path, detail)
 
 
 def bits_of(value: Any, dtype: torch.dtype) -> bytes | None:

@@ -35,8 +35,11 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     if array.dtype == bool and array.shape == (rows,):
         return np.flatnonzero(array)
     if array.dtype.kind not in "iu" or array.ndim > 1:
-        detail = f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
-        raise ArgumentTypeError("bad_type", where, f"{detail}{array.shape}")
+        detail = (
+            f"expected a slice, integers, or {rows} booleans, "
+            f"found {array.dtype} of shape {array.shape}"
+        )
+        raise ArgumentTypeError("bad_type", where, detail)
     if array.dtype == np.uint64:  # only uint64 has values that int64 lacks
         array = np.minimum(array, np.iinfo(np.int64).max)
     array = np.atleast_1d(array).astype(np.int64)

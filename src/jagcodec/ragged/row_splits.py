@@ -52,7 +52,7 @@ class RowSplits:
 
     @classmethod
     def from_lengths(cls, lengths: IntArray) -> RowSplits:
-        """Row splits of (N,) lengths, none of them negative; the lengths are aliased."""
+        """Row splits of (N,) lengths, which are not negative; the lengths are aliased."""
         if len(lengths) == 1:  # For a message of one row, adding up takes three times as long.
             return cls(np.array((0, lengths.item()), np.int64), lengths)
         offsets: IntArray = np.zeros(len(lengths) + 1, np.int64)

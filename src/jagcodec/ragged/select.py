@@ -1,7 +1,7 @@
 """Rows of columns, counted, joined and chosen: tensors of every layout, objects, batches.
 
-Nothing here leaves this to tensordict, because its releases differ: below 0.15, it cannot choose or
-join rows of jagged leaves.
+This module does not use tensordict to choose or join rows, because its releases differ: below 0.15,
+it cannot choose or join rows of jagged leaves.
 """
 
 from __future__ import annotations
@@ -241,8 +241,11 @@ class _RowJoiner(NamedTuple):
             if isinstance(chosen, range):
                 return _slice_of(whole, chosen, path)
             return whole if chosen is None else take_rows(whole, chosen)
-        detail = f"expected a column whose rows can be chosen and joined, found a {first.layout}; "
-        raise ArgumentError("bad_option", path, detail + "call .to_dense() or select the others")
+        detail = (
+            f"expected a column whose rows can be chosen and joined, found a {first.layout}; "
+            "call .to_dense() or select the others"
+        )
+        raise ArgumentError("bad_option", path, detail)
 
     def _join_strided_nested(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
         for leaf in leaves:
@@ -431,7 +434,7 @@ def _select_end_to_end(
 
 
 def _select_in_place(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) -> RaggedView:
-    """Chosen rows of a jagged column in place; as a view end to end if a range can be aliased."""
+    """Chosen rows of a jagged column in place. A range that can be aliased becomes end to end."""
     rows, dim = _indexer(chosen), view.ragged_dim
     lengths = view.row_splits.lengths[rows]
     shape = (*view.shape[: dim - 1], total_of(lengths), *view.shape[dim:])

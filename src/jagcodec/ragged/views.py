@@ -127,7 +127,12 @@ def in_buffers(
 
 
 def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
-    """The rows of several views as one; None if their cells differ, or are not on the host."""
+    """The rows of several views as one, in place.
+
+    None if a view cannot be joined so: its memory is a tensor, its ragged dim is not 1, its cells
+    differ from those of the first view in dtype or shape, or have no bytes, or all views together
+    have more than 2**63 - 1 cells.
+    """
     first = views[0]
     if not all(_may_follow(view, first) for view in views) or not first.cell_bytes:
         return None
@@ -195,7 +200,7 @@ def rows_of_rectangle(
 
 
 def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
-    """A rectangle (N, S, ...) as N rows of S cells each, as `row_splits` has them too."""
+    """A rectangle (N, S, ...) as N rows; `row_splits` must describe the same N rows of S cells."""
     cells = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
     rows, width = padded.shape[:2]
     return end_to_end(cells.view(rows * width, *padded.shape[2:]), row_splits)
