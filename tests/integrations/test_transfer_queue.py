@@ -527,6 +527,35 @@ class TestStorage:
         storage.put_data(self.body(x=torch.tensor([9])), [3])
         assert self.got(storage, ["x"], rows)[1]["x"].tolist() == [0, 1, 2, 9, 4, 5, 6, 7]
 
+    def test_a_column_that_came_in_one_put_is_not_kept_twice(self, storage, monkeypatch):
+        rows, encoded = list(range(8)), []
+
+        def encode(columns, **options):
+            encoded.append(list(columns.columns))
+            return jagcodec.wire.encoder.encode(columns, **options)
+
+        storage.put_data(self.body(image=torch.rand(8, 3000)), rows)
+        for i in rows:
+            storage.put_data(self.body(x=torch.full((1,), i), ids=torch.full((1, 3000), i)), [i])
+        monkeypatch.setattr(backend, "encode", encode)
+        # A message of the joined columns alone is made only for a reply that has others.
+        for names, number, messages in (
+            (["image", "x"], 3, [["image", "x"], ["x"]]),
+            (["ids"], 6, [["ids"]]),
+            (["ids", "x"], 7, [["ids", "x"]]),
+            (["image", "x", "ids"], 8, [["image", "x", "ids"]]),
+        ):
+            batch = self.got(storage, names, rows[:number])[1]
+            assert encoded == messages
+            encoded.clear()
+            assert set(batch.fields) == set(names)
+            if "x" in names:
+                assert batch["x"].tolist() == rows[:number]
+            if "ids" in names:
+                assert [row[0].item() for row in batch["ids"].unbind()] == rows[:number]
+        held = {row.batch for column in storage.field_data.values() for row in column.values()}
+        assert sum("image" in batch.fields for batch in held) == 1
+
     @pytest.mark.parametrize("body", [{"x": [1]}, ["x"], {}, None, {"jagcodec 9.9": 1}, {1: 2}])
     def test_a_request_of_another_kind(self, storage, body):
         for request in (storage.put_data, storage.get_data):

@@ -256,6 +256,21 @@ _SMALL = 4 << 20
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
 
+@dataclass(slots=True)  # is made in half the time of a named tuple
+class _SmallRectangle:
+    """A rectangle of a small message: where it is in the block, and the rows that fill it."""
+
+    name: str
+    start: int  # its first byte in the block
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    cells: Any  # the bytes of its cells in the message
+    row_starts: IntArray
+    row_lengths: IntArray
+    cell_bytes: int
+    pad_bits: bytes
+
+
 def padded_columns(
     batch: Any, pads: Mapping[Any, Any], placement: Placement
 ) -> dict[str, Any] | None:
@@ -279,10 +294,11 @@ def padded_columns(
         return None
     block = new_block(total).data
     tasks: list[Any] = []
-    for name, start, shape, dtype, data, starts, lengths, size, bits in planned:
-        array = np.ndarray(shape, dtype, block, start)
-        columns[name] = torch.from_numpy(array)
-        tasks.append((array, data, starts, lengths, None, shape[1], size, bits))
+    for it in planned:
+        array = np.ndarray(it.shape, it.dtype, block, it.start)
+        columns[it.name] = torch.from_numpy(array)
+        starts, lengths, width = it.row_starts, it.row_lengths, it.shape[1]
+        tasks.append((array, it.cells, starts, lengths, None, width, it.cell_bytes, it.pad_bits))
     pad_all(tasks)
     others = {name: node for name, node in columns.items() if type(node) is Node}
     columns |= source.each(others, message.tensor, batch.chosen)
@@ -291,16 +307,15 @@ def padded_columns(
 
 def _small_rectangles(
     batch: Any, nodes: Mapping[str, Node], pads: Mapping[Any, Any], placement: Placement
-) -> tuple[list[Any] | None, int]:
-    """What `padded_columns` writes, and its bytes; None if a column is not one that it can write.
+) -> tuple[list[_SmallRectangle] | None, int]:
+    """What `padded_columns` writes, and its bytes; None if there is a column that it cannot write.
 
-    It can write a jagged column whose cells are in memory unchanged, and leaves rectangles as they
-    are. Each item of the list is a name, the place of its rectangle in the block, and then the
-    shape, dtype, source, row starts, row lengths, bytes of a cell and bits of a pad.
+    It can write a jagged column whose cells are in memory unchanged. It leaves rectangles as they
+    are.
     """
     message, rows = batch.source.message, batch.source.sizes[0]
     frames, numbers = message.buffers, message.numbers
-    planned: list[Any] = []
+    planned: list[_SmallRectangle] = []
     end, group = 0, -1
     for name, node in nodes.items():
         kind = node.kind
@@ -329,6 +344,7 @@ def _small_rectangles(
         if dtype is None or bits is None or not in_order or not 0 < needed <= _SMALL:
             return None, 0
         data = frames[buffer][at : at + total * size]
-        planned.append((name, end, (*place, *inner), dtype, data, starts, lengths, size, bits))
+        shape = (*place, *inner)
+        planned.append(_SmallRectangle(name, end, shape, dtype, data, starts, lengths, size, bits))
         end += aligned(needed)
     return planned, end

@@ -5,9 +5,9 @@ backend under the name ``SimpleStorage``. Every other process imports it by itse
 unpickles the configuration that `transfer_queue.init` fetches from the controller.
 
 A put sends one message to each storage unit. A unit keeps the messages, and the place of each row
-in them. It answers a get with one message, in which each column is one block, and keeps that in
-their place if it joined rows of many puts. The controller and all other messages stay
-TransferQueue's.
+in them. It answers a get with one message, in which each column is one block. For columns whose
+rows came in many puts, it then keeps the joined rows in place of those messages. The controller and
+all other messages stay TransferQueue's.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def sendable(data: Any) -> Columns:
 
 
 def _dealt(payload: Any, rows: int) -> list[Any]:
-    """One item per row of a payload of that many items; any other one belongs to every row."""
+    """The items of a payload with one for each row; any other payload is repeated for every row."""
     items = isinstance(payload, torch.Tensor | np.ndarray) and len(payload.shape) > 0
     deal = (items or type(payload) is list) and len(payload) == rows
     return list(payload) if deal else [payload] * rows
@@ -239,7 +239,7 @@ def _column_of(values: list[Any], ragged_dims: Iterable[int]) -> Any:
     """Values as one column, nested as TransferQueue nests them; a list if they cannot be.
 
     `ragged_dims` are those of the columns that the values come from, 1 for rectangles, which have
-    none. One that is not 1 decides if all shapes are equal, where TransferQueue takes dim 1.
+    none. If all shapes are equal, a ragged dim other than 1 decides; TransferQueue would use dim 1.
     """
     if not all(type(value) is torch.Tensor for value in values):
         return values
@@ -366,12 +366,25 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
         batch = Columns(len(global_indexes), {name: columns[name] for name in found})
         frames = self.options.encode(batch, {WITH_TENSORS: with_tensors} if with_tensors else None)
-        if scattered:  # from now on this message holds the rows, so the next get is faster
-            kept = self.options.open(frames, NO_LIMITS)
-            rows = [_Row(kept, row) for row in range(len(kept))]
-            for name in set(scattered).difference(with_tensors):
-                self.field_data[name].update(zip(global_indexes, rows, strict=True))
+        joined = {name: columns[name] for name in scattered if name not in with_tensors}
+        if joined:
+            whole = len(joined) == len(columns)
+            self._replace_rows(global_indexes, joined, frames if whole else None)
         return body_of(frames)
+
+    def _replace_rows(
+        self, global_indexes: list[int], joined: dict[str, Any], frames: list[Any] | None
+    ) -> None:
+        """Keep joined columns in place of the messages that had their rows: the next get is faster.
+
+        `frames` are their message, if there is one. A message with other columns is not kept: the
+        unit would hold those twice.
+        """
+        frames = frames or self.options.encode(Columns(len(global_indexes), joined))
+        kept = self.options.open(frames, NO_LIMITS)
+        rows = [_Row(kept, row) for row in range(len(kept))]
+        for name in joined:
+            self.field_data[name].update(zip(global_indexes, rows, strict=True))
 
     # Checkpoints have TransferQueue's format: a queue without jagcodec can load them.
 
@@ -442,7 +455,7 @@ def _ragged_dim_of(value: Any) -> int:
 
 
 def _form_of(value: Any) -> Any:
-    """Equal for values of a checkpoint that one message can hold as one column."""
+    """A key that is equal for values of a checkpoint that one message can hold as one column."""
     if type(value) is not torch.Tensor:
         return None
     shape, dim = list(value.shape), _ragged_dim_of(value)
