@@ -402,6 +402,16 @@ def test_strided_rows_in_the_other_layouts():
     assert found["attention_mask"].sum(1).tolist() == [1, 3]
 
 
+def test_layouts_without_pads_ignore_pad_values():
+    """As NeMo-RL's do, whose readers pass one dict with any layout. A wrong name is still found."""
+    td = make_batch()
+    for batch, layout in itertools.product((td, open_wire(encode(td))), ["jagged", "packed"]):
+        for pads in ({"ids": -1}, {"ids": "no number", "absent": 0}):
+            assert_same(materialize(batch, layout, pads), materialize(batch, layout))
+        with pytest.raises(ArgumentKeyError, match=r"pad_value_dict.*'absent'"):
+            materialize(batch, layout, {"absent": 0}, strict=True)
+
+
 def test_strided_rows_without_dims_and_without_rows():
     scalars = torch.nested.nested_tensor([torch.tensor(1.0), torch.tensor(2.0)])
     assert materialize(TensorDict({"x": scalars}, [2]))["x"].tolist() == [1.0, 2.0]

@@ -94,12 +94,12 @@ class BatchedDataDict(dict[str, Any]):
     # A dict whose values are checked
 
     def __len__(self) -> int:
-        """N, the number of rows; 0 where there is no column."""
+        """N, the number of rows; 0 without columns."""
         counts = (row_count(column, name) for name, column in self.items())
         return next((count for count in counts if count is not None), 0)
 
     def __bool__(self) -> bool:
-        """Whether there are columns, as for any dict; a batch of no rows is still a batch."""
+        """Whether there are columns, as for any dict. A batch of columns without rows is true."""
         return bool(self.keys())
 
     def __setitem__(self, name: str, column: Any) -> None:

@@ -357,7 +357,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         Its `meta` has the values that no batch contradicts.
 
     Raises:
-        ArgumentError: There is no batch, they differ in their number of rows, a jagged column
+        ArgumentError: There is no batch, batches differ in their number of rows, a jagged column
             has row lengths that no column of the first batch has (the row is named), or two
             batches have a column of the same name.
         ArgumentTypeError: `batches` is one batch, or a value in it is not a batch.

@@ -25,7 +25,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.lowered import Columns
 
 RowsAs = Literal["tensor", "list"]
-"""What `to_rows` makes of the rows of tensors and arrays."""
+"""What the rows of tensors and arrays become in `to_rows`."""
 
 
 def to_rows(
@@ -72,7 +72,7 @@ class _RowMaker:
 
     def __init__(self, form: RowsAs) -> None:
         self._form = form
-        # Row lengths as torch wants them, by the row splits.
+        # Row lengths in the form that torch needs, by the row splits.
         self._lengths: dict[RowSplits, list[int]] = {}
 
     def samples(self, batch: Columns, path: str) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ __all__ = ["installed"]
 
 NAME = "SimpleStorage"  # `transfer_queue.close` and the metrics compare with it
 MESSAGE = f"jagcodec {__version__}"  # the key of a message in the body of a request
-# In `meta` of a reply: columns with tensors, which TransferQueue's own code makes of their values.
+# In `meta` of a reply: columns of values with tensors, which TransferQueue's own code nests.
 WITH_TENSORS = "with_tensors"
 
 _logger = get_logger(__name__)
@@ -182,7 +182,7 @@ def body_of(frames: Sequence[Any]) -> dict[str, Any]:
 
 
 def content_of(body: Any, where: str) -> Any:
-    """What a peer sent under `MESSAGE`, if it uses this version of this backend."""
+    """What a peer sent under `MESSAGE`; an error if it uses another version or another backend."""
     names = list(body) if isinstance(body, Mapping) else []
     if names == [MESSAGE]:
         return body[MESSAGE]
@@ -406,7 +406,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         return storage
 
     def without_values(self) -> StorageUnitData:
-        """One of TransferQueue's own, with the same row numbers and nothing else."""
+        """One of TransferQueue's own storage units, with the same row numbers and nothing else."""
         data = StorageUnitData(self.storage_size)
         data._active_keys = set(self._active_keys)
         return data
@@ -470,10 +470,10 @@ def _holds_tensors(column: Any) -> bool:
 
 
 def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
-    """The reply to a put or a get; None to other requests, and to those that fail.
+    """The reply to a put or a get; None for other requests, and for those that fail.
 
-    TransferQueue's own code answers then, and names the fault. It counts the cores of the host at
-    each request, which is slower than a put.
+    Then TransferQueue's own code answers, and names the fault. It is not used for all requests,
+    because it counts the cores of the host each time, which is slower than a put.
     """
     body, kind = request.body, request.request_type
     with suppress(Exception):
@@ -487,7 +487,7 @@ def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
 
 
 class _Transfer(PayloadTransfer):  # type: ignore[misc]
-    """What moves the puts and gets of a storage unit: TransferQueue's own, with our answers."""
+    """Moves the puts and gets of a storage unit as TransferQueue's own does, with our answers."""
 
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs
@@ -628,13 +628,13 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         """A column that `_column_of` made, as TransferQueue has it."""
         if type(column) is not list:
             return column
-        # Of rows of several dtypes TransferQueue would make a tensor of the first one's dtype.
+        # TransferQueue would make a tensor of the first row's dtype from rows of several dtypes.
         tensors = all(isinstance(row, torch.Tensor) for row in column)
         one_kind = tensors and len({(row.dtype, row.dim(), row.layout) for row in column}) == 1
         return self._pack_field_values(column) if one_kind else NonTensorStack(*column)
 
     def _groups(self, metadata: BatchMeta) -> dict[str, Any]:
-        """The rows of each storage unit; one of another version reports it by itself."""
+        """The rows of each storage unit. A unit of another backend is an error."""
         for info in self.storage_unit_infos.values():
             if not isinstance(info, _StorageUnitInfo):
                 content_of({}, f"storage unit {info.id} at {info.ip}")
@@ -644,7 +644,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     async def _ask_units(
         self, operation: str, groups: dict[str, Any], request: Any, bodies: Iterable[Any]
     ) -> Sequence[Any]:
-        """What storage units answer, asked again where TransferQueue repeats its own requests."""
+        """The answers of storage units. Requests are repeated if TransferQueue repeats its own."""
         calls = []
         for (unit, group), body in zip(groups.items(), bodies, strict=True):
             rows = group.global_indexes
@@ -702,7 +702,7 @@ def _controller() -> Any:
 
 
 def _unit_actor(options: StorageOptions, **given: Any) -> Any:
-    """Stands for ``SimpleStorageUnit.options(...)``, with the options that class was given."""
+    """A stand-in for ``SimpleStorageUnit.options(...)``, with the options of that class."""
     chosen = simple_storage.SimpleStorageUnit.options(**given).bind().get_options()
     actor = ray.remote(_JagcodecStorageUnit).options(**chosen)
     return types.SimpleNamespace(remote=partial(actor.remote, options=options))
@@ -714,7 +714,7 @@ def _version_here(_: Any) -> str:
 
 
 def _not_importable(error: Exception) -> Exception:
-    """The error of Ray as one that names the node and the remedy, if a module is missing there."""
+    """An error that names the node and the remedy, if a module is missing there; else Ray's own."""
     missing = re.search(r"No module named '(jagcodec[^']*)'", str(error))
     if missing is None:
         return error

@@ -63,8 +63,8 @@ def new_block(size: int) -> Block:
     """`size` bytes that belong to the holder of the array, or of a view of it."""
     if not (_keeps and _SMALLEST_KEPT <= size <= _LARGEST_KEPT):
         return _unkept(size)
-    # Round the size up, so that the next batch can use the block, too. Pages that nobody touches
-    # need no memory.
+    # Round the size up, so that the next batch can use the block, too. Pages that are never
+    # touched need no memory.
     room = 1 << (size - 1).bit_length()
     mapped = _take_kept(room)
     zeroed = mapped is None
@@ -157,7 +157,7 @@ def _returned(loan: _Loan) -> None:
 
 
 def _collect() -> None:
-    """Return the blocks that nobody uses any more, but whose return was interrupted."""
+    """Return the blocks that are no longer in use, but whose return was interrupted."""
     for loan in list(_loans.values()):
         if loan() is None:
             _returned(loan)

@@ -20,7 +20,7 @@ class PackedColumn(NamedTuple):
     """A jagged column as input for varlen attention, such as flash-attention's.
 
     Attributes:
-        values: (total, ...): the rows end to end; the column's own memory. Of a column of ragged
+        values: (total, ...): the rows end to end; the column's own memory. For a column of ragged
             dim 2, such as MRoPE position ids, (A, total, ...).
         cu_seqlens: (N + 1,) int32: where each row begins, and the end.
         max_seqlen: Length of the longest row.
