@@ -157,7 +157,7 @@ def _returned(loan: _Loan) -> None:
 
 
 def _collect() -> None:
-    """Return the blocks that are no longer in use, but whose return was interrupted."""
+    """Return the blocks that went out of use, but whose return was interrupted."""
     for loan in list(_loans.values()):
         if loan() is None:
             _returned(loan)
