@@ -404,8 +404,8 @@ def test_strided_rows_in_the_other_layouts():
 
 def test_layouts_without_pads_ignore_pad_values():
     """As NeMo-RL's do, whose readers pass one dict with any layout. A wrong name is still found."""
-    td = make_batch()
-    for batch, layout in itertools.product((td, open_wire(encode(td))), ["jagged", "packed"]):
+    td, layouts = make_batch(), list[Layout](["jagged", "packed"])
+    for batch, layout in itertools.product((td, open_wire(encode(td))), layouts):
         for pads in ({"ids": -1}, {"ids": "no number", "absent": 0}):
             assert_same(materialize(batch, layout, pads), materialize(batch, layout))
         with pytest.raises(ArgumentKeyError, match=r"pad_value_dict.*'absent'"):
