@@ -69,8 +69,7 @@ def dtype_of(chunk):
     """The dtype that a list of numbers has if the caller names none."""
     if isinstance(chunk[0], bool):
         return torch.bool
-    odd = [n for n in chunk if cell_of(n, torch.int64) is None]
-    return torch.float32 if odd and type(odd[0]) is float else torch.int64
+    return torch.float32 if any(type(n) is float for n in chunk) else torch.int64
 
 
 @pytest.mark.parametrize("way", [packed, sent, grown])
@@ -79,6 +78,10 @@ def dtype_of(chunk):
     st.none() | st.sampled_from(DTYPES),
     st.sampled_from([list, tuple, lambda chunk: [np.asarray(n)[()] for n in chunk]]),
 )
+@example([2**63, 0.5], None, list)
+@example([1, 2**63, 0.5], None, list)
+@example([2**63 + 1, 0.5], None, list)
+@example([1, True, 0.5], None, list)
 def test_numbers_become_the_nearest_cells_or_the_first_misfit_is_named(way, chunk, dtype, form):
     if form not in (list, tuple) and not all(-(2**63) <= n < 2**63 for n in chunk):
         form = list  # numpy does not have such ints
@@ -91,6 +94,39 @@ def test_numbers_become_the_nearest_cells_or_the_first_misfit_is_named(way, chun
         found = way(form(chunk), dtype and {"x": dtype})
         assert found.dtype == wanted
         assert bits(found) == [bits(cell) for cell in cells if cell is not None]
+
+
+@pytest.mark.parametrize("pack", [pack_rows, lambda rows: decode(encode_rows(rows))])
+@given(st.lists(st.lists(ints | floats, min_size=1, max_size=3), min_size=1, max_size=3))
+@example([[2**63], [0.5]])
+@example([[1], [2**63], [1, 0.5]])
+def test_a_float_anywhere_in_a_column_of_ints_makes_it_float32(pack, rows):
+    """Wherever the float is: in the row of an int beyond int64, in a later row, one per row."""
+    for column in (rows, list(itertools.chain(*rows)), [[[n, n] for n in row] for row in rows]):
+        items = list(itertools.chain(*rows))
+        wanted = dtype_of(items)
+        if None in [cell_of(n, wanted) for n in items]:
+            with pytest.raises(JagcodecError):
+                pack([{"x": row} for row in column])
+        else:
+            assert pack([{"x": row} for row in column])["x"].dtype == wanted
+
+
+@given(st.lists(st.lists(ints | floats, min_size=1, max_size=3), min_size=1, max_size=3))
+@example([[1], [2**63, 0.5]])
+@example([[2**63, 0.5], [2**63]])
+def test_a_row_that_grows_has_the_dtype_of_all_its_chunks_or_refuses_one(chunks):
+    """A chunk is read as if no float came after it: an int beyond int64 is refused."""
+    row, read = RowBuilder(), []
+    for chunk in chunks:
+        wanted = dtype_of([*read, *chunk])
+        if None in [cell_of(n, wanted) for n in (*read, *chunk)]:
+            with pytest.raises(JagcodecError):
+                row.append(x=chunk)
+        else:
+            row.append(x=chunk)
+            read += chunk
+            assert row.to_row()["x"].dtype == str(wanted).removeprefix("torch.")
 
 
 def error_of(rows, dtype):

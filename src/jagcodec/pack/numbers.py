@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -43,7 +44,8 @@ def fill_cells(
         raise ArgumentError("row_mismatch", "", str(error)) from error
     if bad is None:
         return _as_dtype(values, wanted)
-    if dtype is None and wanted == torch.int64 and isinstance(plain_number(bad.item), float):
+    # Only here can a float be, or an int that float32 holds and int64 does not.
+    if dtype is None and wanted == torch.int64 and _has_float(rows, bad):
         return fill_cells(rows, sizes, torch.float32, first, cell)
     place = f", row {bad.row}, cell {bad.at // (cell or 1)}"
     raise _misfit_number(bad.item, wanted, f", row {bad.at}" if cell is None else place)
@@ -65,6 +67,13 @@ def _written_by_kernel(
             row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
             bad = row, over - int(lengths[:row].sum())
     return values, None if bad is None else _BadItem(*bad, rows[bad[0]][bad[1]])
+
+
+def _has_float(rows: Sequence[Sequence[Any]], start: _BadItem) -> bool:
+    """Whether the item at `start`, or one after it, is a float."""
+    rest = itertools.islice(rows[start.row], start.at, None)
+    items = itertools.chain(rest, itertools.chain.from_iterable(rows[start.row + 1 :]))
+    return any(isinstance(plain_number(item), float) for item in items)
 
 
 def _first_overflow(
