@@ -119,7 +119,7 @@ def test_numbers_of_headers_are_found_by_names_that_wire_schema_defines():
                 sides = (node.left, node.right), (node.right, node.left)
                 bad = any(literals(a) and names(b) & counted for a, b in sides)
             elif isinstance(node, ast.Subscript):
-                bad = bool(names(node.value) & {"numbers", "its"} and literals(node.slice))
+                bad = bool(names(node.value) & {"numbers", "node_numbers"} and literals(node.slice))
             else:
                 continue
             found += [ast.unparse(node)] if bad else []

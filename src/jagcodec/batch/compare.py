@@ -27,7 +27,7 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.dtypes import cell_bytes
+from jagcodec.wire.dtypes import bytes_in_order
 from jagcodec.wire.registry import registered_name, state_of
 
 
@@ -288,7 +288,7 @@ def _compare_cells(
     is_tensor, shape = isinstance(a, torch.Tensor), tuple(a.shape)
     if is_tensor and torch.equal(as_words(a), as_words(b.to(a.device))):
         return None  # the comparison above needs no memory
-    x, y = (as_bytes(each) if is_tensor else cell_bytes(each) for each in (a, b))
+    x, y = (as_bytes(each) if is_tensor else bytes_in_order(each) for each in (a, b))
     differs = x != y
     if not differs.any():
         return None

@@ -239,9 +239,9 @@ class _Walk(Claims):
             check_node(node, message.numbers, message.header.groups, self)
         leaf = leaf_of(node, message.numbers)
         if leaf is not None:
-            places = [(leaf.place.stored, leaf.place.cells)]
+            places = [(leaf.place.stored, leaf.place.elements)]
             places = [*self._count_runs(leaf)] if leaf.runs else places
-            if any(cells and stored != PLAIN for stored, cells in places):
+            if any(size and stored != PLAIN for stored, size in places):
                 self._stored.add("narrow")
         for child in node.children:
             self._count_node(child)
@@ -250,9 +250,10 @@ class _Walk(Claims):
         """Count the places that a table of runs names; yields how each is stored, and its bytes."""
         self._stored.add("indirect")
         for run in runs_at(self._message, leaf):
-            cells = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
-            yield run.stored, cells
-            self.claim(run.buffer, run.offset, cells)
+            elements = run.cells * leaf.elements_per_cell
+            size = stored_size(leaf.place.dtype_name, run.stored, elements)
+            yield run.stored, size
+            self.claim(run.buffer, run.offset, size)
             if run.index_buffer != NO_INDEX:
                 groups = self._message.header.groups
                 rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows

@@ -15,13 +15,13 @@ from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.pack.cells import RowCells, cells_of_rows, joined_quickly, misfit
 from jagcodec.pack.row_kinds import KIND_OF_TYPE, OBJECT_ROW
 from jagcodec.wire.at_once import (
-    exceeds_max_bytes,
     frames_of_items,
     item_of_documents,
     packed_values,
     rows_of_lengths,
 )
-from jagcodec.wire.dtypes import NUMPY_NAMES
+from jagcodec.wire.checks import is_oversized_empty
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.encoder import values_of_meta
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import start_of
@@ -115,10 +115,10 @@ def _of_cells(
     values: Any, lengths: tuple[int, ...] | None, groups: dict[tuple[int, ...], Rows]
 ) -> _Made:
     """`RowCells`; columns of equal row lengths share one of the `groups`."""
-    dtype, shape = NUMPY_NAMES.get(values.dtype), values.shape
+    dtype, shape = TORCH_NAME_OF_NUMPY.get(values.dtype), values.shape
     if dtype is None or type(values) is not np.ndarray or not values.flags.c_contiguous:
         return None
-    if not values.size and exceeds_max_bytes(shape, values.itemsize):
+    if not values.size and is_oversized_empty(shape, values.itemsize):
         return None  # an error follows
     if lengths is None:
         return (values, PLAIN, None, shape), (Code.TENSOR, dtype, len(shape))

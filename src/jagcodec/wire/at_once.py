@@ -1,4 +1,4 @@
-"""Messages of batches without a walk, as most batches need none.
+"""Writes the message of a batch in one pass. Most batches need no `Lowering`.
 
 A column needs no walk if its cells are contiguous host memory, if its rows are scattered in such
 memory (in the buffers of messages, too), or if msgpack alone can write its objects.
@@ -17,14 +17,14 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec.errors import JagcodecError, UnsupportedTypeError
-from jagcodec.memory import extent_of
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.nested import NESTED_TENSOR, parts_of, view_over_array
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, spec
-from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
+from jagcodec.wire.checks import is_oversized_empty
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
 from jagcodec.wire.header import NO_VALUES, start_of
 from jagcodec.wire.lowered import Columns, Documents, Item, Lowered, Rows
@@ -139,13 +139,13 @@ def _of_view(view: RaggedView, rows: int, pool: RowSplitsPool) -> _Made:
     if dtype is None or not in_order or view.ragged_dim > 1:
         return None
     shape = (splits.total, *view.shape[1:])
-    if 0 in shape and exceeds_max_bytes(shape, view.dtype.itemsize):
+    size = math.prod(shape)
+    if not size and is_oversized_empty(shape, view.dtype.itemsize):
         return None
     data: Any = view
     if starts is None:
         data = memory
     elif splits.rows == 1 and type(starts) is int:
-        size = math.prod(shape)
         data = memory if memory.size == size else memory.reshape(-1)[:size]
     return (data, PLAIN, splits, shape), (Code.JAGGED, dtype, len(shape), 1)
 
@@ -166,10 +166,10 @@ def _of_tensor(tensor: torch.Tensor, rows: int, pool: RowSplitsPool) -> _Made:
 
 
 def _of_array(data: np.ndarray[Any, Any], rows: int, pool: RowSplitsPool) -> _Made:
-    dtype = NUMPY_NAMES.get(data.dtype)
+    dtype = TORCH_NAME_OF_NUMPY.get(data.dtype)
     if dtype is None or not data.flags.c_contiguous:
         return None
-    if not data.size and exceeds_max_bytes(data.shape, data.itemsize):
+    if not data.size and is_oversized_empty(data.shape, data.itemsize):
         return None
     return (data, PLAIN, None, data.shape), (Code.TENSOR, dtype, data.ndim)
 
@@ -183,8 +183,3 @@ _MAKERS: dict[type, Callable[[Any, int, RowSplitsPool], _Made]] = {
     NonTensorStack: _of_stack,
     Documents: _of_documents,
 }
-
-
-def exceeds_max_bytes(dims: Sequence[int], itemsize: int) -> bool:
-    """Whether `Lowering` rejects these dims of a column without cells."""
-    return extent_of(dims) * itemsize >= spec.MAX_BYTES

@@ -15,7 +15,7 @@ from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.opening import reading
+from jagcodec.wire.opening import usable_reading
 from jagcodec.wire.spec import MAGIC
 
 
@@ -109,7 +109,7 @@ def load(
     Example: see `dump`.
     """
     mmap = flag_of(mmap, "load(mmap)")
-    how = reading("load", limits, None, device, allow_pickle)
+    how = usable_reading("load", limits, None, device, allow_pickle)
     name = file_path(path, "load(path)", "decode accepts a message in memory")
     with noted_file(name):
         data = read_file(name, "load(path)", how.limits, mmap=mmap)

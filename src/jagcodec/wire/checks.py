@@ -45,18 +45,21 @@ def expect(ok: bool, reason: Reason, expected: str, found: Any, path: str = "$")
         raise fail(reason, f"expected {expected}, found {brief(found)}", path=path)
 
 
-def cells_of(shape: Sequence[int], itemsize: int) -> int:
-    """Check a shape, and return its number of cells; `itemsize` is 0 if they are not stored."""
+def is_oversized_empty(dims: Sequence[int], itemsize: int) -> bool:
+    """Whether a value has no elements, and dims next to its 0 that every reader rejects."""
+    # Strides are products of the other dims, and joins add them up.
+    return 0 in dims and extent_of(dims) * itemsize >= MAX_BYTES
+
+
+def elements_of(shape: Sequence[int], itemsize: int) -> int:
+    """Check a shape, and return its number of elements; `itemsize` is 0 if they are not stored."""
     for dim in shape:
         expect(dim >= 0, "bad_record", "a dim of 0 or more", dim)
     extent = extent_of(shape)
     expect(extent <= INT64_MAX, "bad_record", "fewer than 2**63 cells", shape)
-    if 0 not in shape:
-        return extent  # which the payload bounds
-    # Strides are products of the other dims, and joins add them up.
-    fits = extent * itemsize < MAX_BYTES
+    fits = not is_oversized_empty(shape, itemsize)
     expect(fits, "bad_record", f"dims next to 0 of fewer than {MAX_BYTES} bytes", shape)
-    return 0
+    return 0 if 0 in shape else extent  # which the payload bounds
 
 
 def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jagcodec.errors import WireFormatError
 from jagcodec.memory import INT64_MAX, extent_of
 from jagcodec.wire import spec
-from jagcodec.wire.checks import cells_of, expect, fail, inside
+from jagcodec.wire.checks import elements_of, expect, fail, inside
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.schema import (
     BUFFER,
@@ -55,10 +55,12 @@ def check_claims(
     """
     known = None
     if stored is sizes:
-        known = sound_at_sight(schema, numbers, groups, sizes, header, limits)
-        sound, _, _, objects = known
+        sound, claimed, expanded, objects = sound_at_sight(
+            schema, numbers, groups, sizes, header, limits
+        )
         if sound and not schema.plan.others:
             return header + sum(sizes), objects
+        known = _Counts(claimed, expanded, objects) if sound else None
     return _check_one_by_one(schema, numbers, groups, sizes, stored, header, limits, in_row, known)
 
 
@@ -68,17 +70,26 @@ def check_claims(
 class Plan:
     """The indices, among all numbers of a schema, of those that the quick check knows."""
 
-    __slots__ = ("batches", "cells", "documents", "groups", "others", "places", "shapes", "stored")
+    __slots__ = (
+        "batches",
+        "documents",
+        "groups",
+        "others",
+        "places",
+        "scalars",
+        "shapes",
+        "stored",
+    )
 
     def __init__(self, schema: Schema) -> None:
-        # Cells in a buffer: the buffer, the offset, the first dim, the others, the bytes of a cell.
+        # The place of elements: buffer, offset, the first dim, the others, bytes of an element.
         self.places: list[tuple[int, int, int, Sequence[int], int]] = []
-        self.cells: list[tuple[int, int, int]] = []  # one cell without dims: the same
-        self.shapes: list[tuple[Sequence[int], int]] = []  # several dims, and the bytes of a cell
+        self.scalars: list[tuple[int, int, int]] = []  # the same, without dims
+        self.shapes: list[tuple[Sequence[int], int]] = []  # several dims, bytes of an element
         self.documents: list[tuple[int, int]] = []  # the group, and how many bytes
         self.batches: list[int] = []  # how many rows a batch has
         self.others: list[Node] = []  # nodes that only the rule knows
-        stored: list[int] = []  # how cells are stored
+        stored: list[int] = []  # how elements are stored
         groups: list[int] = []  # which ragged group a column has
         for node in schema.nodes:
             kind, number, dims = node.kind, node.number, tuple(range(node.dims, node.end))
@@ -94,17 +105,17 @@ class Plan:
         self.groups: _Picks | None = _picks(groups)
 
     def _add_place(self, node: Node, dims: tuple[int, ...]) -> None:
-        place, cell = dims, _cell_bytes(node)
+        place, size = dims, _element_bytes(node)
         if len(dims) > 1:
-            self.shapes.append((dims, cell or 1))
+            self.shapes.append((dims, size or 1))
         if node.kind in DOCUMENT_ROWS:
-            place, cell = (node.number + SIZE,), 1
+            place, size = (node.number + SIZE,), 1
             self.documents.append((node.number + GROUP, node.number + SIZE))
         buffer, offset = node.number + BUFFER, node.number + OFFSET
         if place:
-            self.places.append((buffer, offset, place[0], place[1:], cell))
+            self.places.append((buffer, offset, place[0], place[1:], size))
         else:
-            self.cells.append((buffer, offset, cell))
+            self.scalars.append((buffer, offset, size))
 
 
 _IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES: its entry would outweigh the node
@@ -114,7 +125,7 @@ _Picks: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def _picks(indices: Sequence[int]) -> _Picks | None:
-    """A getter of the numbers at these indices; None without indices."""
+    """A getter of the numbers at these indices; None if there are no indices."""
     # The repeated index makes `itemgetter` return a tuple even for one index.
     return itemgetter(*indices, indices[0]) if indices else None
 
@@ -148,7 +159,7 @@ def sound_at_sight(
         plan = schema.plan = Plan(schema)
     # No number is negative, so a sum of 0 means that all are 0.
     sound = plan.stored is None or sum(plan.stored(numbers)) == PLAIN
-    if sound is False:  # one message, whose cells are most often stored narrow
+    if sound is False:  # one message, whose elements are most often stored narrow
         return _UNSOUND
     payload = sum(sizes)
     sound &= (payload <= EXACT) & (header + payload <= limits.bytes)
@@ -168,7 +179,7 @@ def sound_at_sight(
                 size = size * numbers[other]
             sound &= numbers[offset] + size <= room[numbers[buffer]]
             claimed += size
-        for buffer, offset, size in plan.cells:
+        for buffer, offset, size in plan.scalars:
             sound &= numbers[offset] + size <= room[numbers[buffer]]
             claimed += size
         objects = schema.size + len(groups) + len(sizes)
@@ -205,6 +216,14 @@ def _fit_memory(shapes: Sequence[tuple[Sequence[int], int]], numbers: Sequence[A
 # --- the rule ----------------------------------------------------------------------------------
 
 
+class _Counts(NamedTuple):
+    """What a message asks for, except for `Plan.others`, by the quick check."""
+
+    claimed: int  # bytes of the payload
+    expanded: int  # bytes of memory of documents and offsets
+    objects: int
+
+
 def _check_one_by_one(
     schema: Schema,
     numbers: Sequence[int],
@@ -214,9 +233,9 @@ def _check_one_by_one(
     header: int,
     limits: Limits,
     in_row: bool,
-    known: tuple[bool, int, int, int] | None,
+    known: _Counts | None,
 ) -> tuple[int, int]:
-    """As `check_claims`, number by number; `known` is what the quick check found."""
+    """As `check_claims`, number by number; `known` is None unless the quick check said yes."""
     payload = sum(sizes)
     expect(payload < MAX_BYTES, "bad_header", "sizes below 2**56 in all", sizes, "header")
     total = header + payload
@@ -228,13 +247,13 @@ def _check_one_by_one(
         _check_stored(stored, sizes, in_row=in_row)
         total = header + sum(stored)
     claims = Claims(sizes, in_row=in_row)
-    nodes = schema.nodes
-    if known is not None and known[0]:
+    if known is not None:
         nodes = schema.plan.others
-        _, claimed, claims.expanded, objects = known
-        claims.left = payload - claimed
-        claims.objects = objects - schema.size - len(groups) - len(sizes)
+        claims.left = payload - known.claimed
+        claims.expanded, claims.objects = known.expanded, known.objects
     else:
+        nodes = schema.nodes
+        claims.objects = schema.size + len(groups) + len(sizes)
         check_groups(groups, claims)
     for node in nodes:
         try:
@@ -248,10 +267,9 @@ def _check_one_by_one(
     if beyond > limits.expanded:
         what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
         raise exceeded("expanded", limits.expanded, beyond, what, "header")
-    objects = schema.size + len(groups) + len(sizes) + claims.objects
-    if objects > limits.objects:
-        raise exceeded("objects", limits.objects, objects, "objects", "header")
-    return total, objects
+    if claims.objects > limits.objects:
+        raise exceeded("objects", limits.objects, claims.objects, "objects", "header")
+    return total, claims.objects
 
 
 def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:
@@ -285,7 +303,7 @@ class Claims:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
-        self.objects: int = 0  # rows of objects, views and components
+        self.objects: int = 0  # such as rows of objects, views and components
         self.expanded: int = 0  # bytes that values need at full width
         self.in_row: bool = in_row
 
@@ -325,10 +343,10 @@ def check_groups(groups: Sequence[Group], claims: Claims) -> None:
 
 
 def _claim_table(
-    node: Node, its: list[int], shape: list[int], groups: Sequence[Group], claims: Claims
+    node: Node, node_numbers: list[int], shape: list[int], groups: Sequence[Group], claims: Claims
 ) -> None:
     """Check that the table of an indirect column is there, and count what the column needs."""
-    kind, runs = node.kind, runs_of(node.kind, its[STORED])
+    kind, runs = node.kind, runs_of(node.kind, node_numbers[STORED])
     # Indirect columns in rows would multiply their repeats at each level of rows.
     expect(not claims.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
     rows = shape[0] if kind is Kind.TENSOR and shape else 0
@@ -336,17 +354,17 @@ def _claim_table(
         # Each row has a number in an index, which is stored in one bit or more.
         expect(0 < rows <= 8 * claims.payload, "bad_record", "rows with an index", rows)
     else:
-        rows = groups[its[GROUP]].rows
+        rows = groups[node_numbers[GROUP]].rows
     if kind is Kind.JAGGED:
         expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
-    claims.claim(its[BUFFER], its[OFFSET], 8 * len(spec.RUN_NUMBERS) * runs)
-    size = its[SIZE] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
+    claims.claim(node_numbers[BUFFER], node_numbers[OFFSET], 8 * len(spec.RUN_NUMBERS) * runs)
+    size = node_numbers[SIZE] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
     # Also rows without cells: each costs a step.
     claims.expanded += size + spec.ROW_COST * rows * runs
 
 
-def _cell_bytes(node: Node) -> int:
-    """Bytes of memory per cell; 0 of a node whose dims are not those of cells."""
+def _element_bytes(node: Node) -> int:
+    """Bytes of memory per element; 0 if the dims of a node are not those of elements."""
     if node.kind is Kind.ARRAY:
         return numpy_itemsize(node.fields[0])
     return 8 if node.kind is Kind.OBJECT_ARRAY else node.itemsize
@@ -358,33 +376,38 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
     A kind of `FORMS` that has numbers has a branch here, also if nothing is left to check.
     """
     kind, i = node.kind, node.number
-    its = list(numbers[i : node.end])
-    shape = its[node.dims - i :]
-    cells = cells_of(shape, _cell_bytes(node))
+    node_numbers = list(numbers[i : node.end])
+    shape = node_numbers[node.dims - i :]
+    elements = elements_of(shape, _element_bytes(node))
     # How they are stored is ignored where there is nothing.
-    filled = its[SIZE] if kind in DOCUMENT_ROWS else cells
+    filled = node_numbers[SIZE] if kind in DOCUMENT_ROWS else elements
     if kind is Kind.JAGGED or kind in DOCUMENT_ROWS:
         most = len(groups)
-        expect(its[GROUP] < most, "bad_record", f"a ragged group below {most}", its[GROUP])
+        expect(
+            node_numbers[GROUP] < most,
+            "bad_record",
+            f"a ragged group below {most}",
+            node_numbers[GROUP],
+        )
     if kind in DOCUMENT_ROWS:
-        claims.objects += groups[its[GROUP]].rows
-    if kind in ROW_KINDS and filled and runs_of(kind, its[STORED]):
-        _claim_table(node, its, shape, groups, claims)
+        claims.objects += groups[node_numbers[GROUP]].rows
+    if kind in ROW_KINDS and filled and runs_of(kind, node_numbers[STORED]):
+        _claim_table(node, node_numbers, shape, groups, claims)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
-        size = stored_size(node.fields[0], its[STORED], cells)
-        claims.claim(its[BUFFER], its[OFFSET], size)
-        claims.expanded += 0 if its[STORED] == PLAIN else cells * node.itemsize
+        size = stored_size(node.fields[0], node_numbers[STORED], elements)
+        claims.claim(node_numbers[BUFFER], node_numbers[OFFSET], size)
+        claims.expanded += 0 if node_numbers[STORED] == PLAIN else elements * node.itemsize
     elif kind is Kind.ARRAY:
-        size = cells * _cell_bytes(node)
+        size = elements * _element_bytes(node)
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
-        claims.claim(its[BUFFER], its[OFFSET], size)
+        claims.claim(node_numbers[BUFFER], node_numbers[OFFSET], size)
     elif kind is Kind.BYTES:
-        buffer, offset, size = its
+        buffer, offset, size = node_numbers
         claims.claim(buffer, offset, size)
     elif kind in DOCUMENT_ROWS:
-        known = its[STORED] & ~spec.BLOBS == PLAIN or not its[SIZE]
-        expect(known, "bad_record", "documents or messages as they are", its[STORED])
-        claims.claim_rows(its[BUFFER], its[OFFSET], its[SIZE])
+        known = node_numbers[STORED] & ~spec.BLOBS == PLAIN or not node_numbers[SIZE]
+        expect(known, "bad_record", "documents or messages as they are", node_numbers[STORED])
+        claims.claim_rows(node_numbers[BUFFER], node_numbers[OFFSET], node_numbers[SIZE])
     elif kind in INTEGER_ROWS:
         _count_integer_rows(node, numbers, claims)
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
@@ -392,7 +415,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
         expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
         expect(bounded, "bad_rows", expected, shape)
     elif kind is Kind.SPARSE_COO:
-        pass  # `cells_of` checked its shape; its children, two TENSORs, claim indices and values
+        pass  # `elements_of` checked its shape; its children, two TENSORs, claim indices and values
     else:
         raise fail("unknown_kind", f"expected a kind whose numbers have a rule, found {kind.name}")
 

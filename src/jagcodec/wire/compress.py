@@ -39,9 +39,10 @@ def usable_level(compress: Any) -> int:
     codec, level = compress if type(compress) is tuple and len(compress) == 2 else (compress, 1)
     if isinstance(codec, str) and codec == "zstd" and type(level) is int and level in LEVELS:
         return level
-    levels = f"a level from {LEVELS[0]} to {LEVELS[-1]}"
-    expected = f"expected None, 'zstd' or ('zstd', level) with {levels}"
-    detail = f"{expected}, found {brief(compress)}; compress='zstd' suits most messages"
+    detail = (
+        f"expected None, 'zstd' or ('zstd', level) with a level from {LEVELS[0]} to {LEVELS[-1]}, "
+        f"found {brief(compress)}; compress='zstd' suits most messages"
+    )
     raise ArgumentError("bad_option", "compress", detail)
 
 
@@ -73,7 +74,7 @@ def compressed(
     plain = PendingMessage(message.header, [*frames])
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
     smaller = PendingMessage(header, [*sent])
-    accepted = is_accepted(header, message.documents)
+    accepted = is_accepted(header, message.indirect_bytes)
     return smaller if _pays(smaller, plain, accepted) else plain
 
 
@@ -153,12 +154,13 @@ def prepare(buffers: Iterable[Any]) -> None:
 def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
     """A frame of `size` bytes in new memory, read-only."""
     zstd = zstandard()
-    expected = f"expected a zstd frame of {size} bytes"
     try:
         head = zstd.get_frame_parameters(stored)
         if stored[:4] != zstd.FRAME_HEADER or head.content_size != size:
-            found = f"found {stored[:4]!r} and a size of {head.content_size}"
-            raise fail("bad_value", f"{expected}, {found}", path=path)
+            found = f"{stored[:4]!r} and a size of {head.content_size}"
+            raise fail(
+                "bad_value", f"expected a zstd frame of {size} bytes, found {found}", path=path
+            )
         expect(not head.dict_id, "bad_value", "zstd without a dictionary", head.dict_id, path)
         near = bool(stored[4] & _SINGLE_SEGMENT) or head.window_size <= MAX_WINDOW
         expect(near, "bad_value", f"a window of at most {MAX_WINDOW}", head.window_size, path)
@@ -166,5 +168,7 @@ def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
         library = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW)
         return np.frombuffer(library.decompress(stored, allow_extra_data=False), dtype=np.uint8)
     except zstd.ZstdError as error:
-        found = f"found {error!s:.200}; it was cut or damaged"
-        raise fail("bad_value", f"{expected}, {found}", path=path) from error
+        detail = (
+            f"expected a zstd frame of {size} bytes, found {error!s:.200}; it was cut or damaged"
+        )
+        raise fail("bad_value", detail, path=path) from error

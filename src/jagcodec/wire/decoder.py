@@ -26,14 +26,14 @@ from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_o
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.checks import bad, cells_of, check_distinct, expect, fail, inside
+from jagcodec.wire.checks import bad, check_distinct, elements_of, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import Budget, ChosenRows, Message, writable
 from jagcodec.wire.native import are_values
-from jagcodec.wire.opening import open_message, open_row, reading
+from jagcodec.wire.opening import open_message, open_row, usable_reading
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import MAX_BYTES, ONE_OBJECT, PLAIN, Kind
@@ -98,7 +98,7 @@ def decode(
     that you registered and, after `register_stdlib_types`, among enums and named tuples that are
     imported already. Safe to call from several threads at once.
     """
-    how = reading("decode", limits, copy, device, allow_pickle)
+    how = usable_reading("decode", limits, copy, device, allow_pickle)
     opened = open_message(frames, "decode(frames)", how)
     return build(opened, opened.header.schema.root)
 
@@ -207,21 +207,21 @@ def _build_tensor_views(message: Message, node: Node, budget: Budget) -> list[to
 
 
 def _read_int64s(message: Message, node: Node) -> IntArray:
-    """A TENSOR of int64s, which are as wide as that, on the host."""
+    """A TENSOR of int64s that are not narrowed, on the host."""
     buffer, offset, _, *shape = message.numbers[node.number : node.end]
     return message.int64s(buffer, offset, math.prod(shape)).reshape(shape)
 
 
 def _build_strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
-    cells, sizes = node.children
+    values, sizes = node.children
     (rank,) = node.fields
     found = _read_int64s(message, sizes)
-    shapes = _checked_shapes(found, rank, message.numbers[cells.dims], cells.itemsize)
-    return strided_nested(message.tensor(cells), shapes)
+    shapes = _checked_shapes(found, rank, message.numbers[values.dims], values.itemsize)
+    return strided_nested(message.tensor(values), shapes)
 
 
-def _checked_shapes(shapes: IntArray, rank: int, cells: int, itemsize: int) -> IntArray:
-    """Check the shapes against the number of cells; return them as (components, rank).
+def _checked_shapes(shapes: IntArray, rank: int, elements: int, itemsize: int) -> IntArray:
+    """Check the shapes against the number of elements; return them as (components, rank).
 
     Components of rank 0 have a 1 each in `shapes`.
     """
@@ -232,11 +232,11 @@ def _checked_shapes(shapes: IntArray, rank: int, cells: int, itemsize: int) -> I
     # A float does not wrap around, but may be a little less than the product.
     extents = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * itemsize
     for shape in shapes[(extents >= MAX_BYTES / 2) | (shapes < 0).any(axis=1)].tolist():
-        cells_of(shape, itemsize)
+        elements_of(shape, itemsize)
     sizes = shapes.prod(axis=1)
     total = sizes.sum(dtype=np.float64)
     found = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
-    expect(found == cells, "bad_offsets", f"component sizes of {cells} cells", found)
+    expect(found == elements, "bad_offsets", f"component sizes of {elements} cells", found)
     return shapes
 
 
@@ -380,7 +380,7 @@ def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
 def raw_documents(
     message: Message, node: Node, budget: Budget, chosen: ChosenRows | None
 ) -> Documents | list[Any]:
-    """Rows of documents as they are; the objects in them, where rows are messages, or indirect."""
+    """Rows of documents unchanged; the objects in them if rows are messages, or indirect."""
     leaf = message.leaf(node)
     if leaf.runs or leaf.blobs:
         return objects(message, node, budget, chosen)
@@ -412,14 +412,14 @@ def _read_documents(
 def _decode_messages(
     message: Message, budget: Budget, data: ByteArray, bounds: IntArray, rows: Sequence[int]
 ) -> list[Any]:
-    """As `_read_documents`, of rows each of which is a message of its own."""
+    """As `_read_documents`, if each row is a message of its own."""
     items = []
     data = writable(data, message.reading.copy)
     for i, (start, end) in enumerate(pairwise(bounds.tolist())):
         try:
             inner = open_row(data[start:end], message)
             budget.count_objects(inner)
-            # Its header was compared with the limit as if nothing were around it.
+            # Its header check did not count the containers around it.
             budget.enter(inner, inner.header.schema.depth)
             items.append(build(inner, inner.header.schema.root, budget))
             budget.depth -= 1
@@ -472,13 +472,13 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
 
 # --- records of documents ----------------------------------------------------------------------
 
-_NATIVE = frozenset((str, int, float, bool, bytes, type(None)))
+_NOT_REVIVED = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
     """A document with its records as values, changed in place; `depth` containers are around it."""
     kind = type(value)
-    if kind in _NATIVE:
+    if kind in _NOT_REVIVED:
         return value
     if kind is not list and kind is not dict:
         raise WireFormatError("unknown_kind", "$", f"expected a value, found a {kind.__name__}")
@@ -493,7 +493,7 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
     step: Any = None
     try:
         for step, item in items:
-            if type(item) not in _NATIVE:
+            if type(item) not in _NOT_REVIVED:
                 parts[step] = revived(item, depth + 1, most, allow_pickle)
     except WireFormatError as error:
         raise inside(error, step) from error
@@ -567,8 +567,10 @@ def _value_of_user(name: Any, state: Any) -> Any:
 def _unpickled(data: Any, allow_pickle: bool) -> Any:
     expect(type(data) is bytes, "bad_record", "bytes", data)
     if not allow_pickle:
-        detail = "expected a message without pickle, found a pickled object; if you trust the "
-        detail += "sender with this process, pass allow_pickle=True on both sides"
+        detail = (
+            "expected a message without pickle, found a pickled object; if you trust the sender "
+            "with this process, pass allow_pickle=True on both sides"
+        )
         raise fail("pickle_refused", detail)
     try:
         return pickle.loads(data)  # noqa: S301

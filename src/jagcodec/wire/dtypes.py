@@ -15,15 +15,17 @@ from jagcodec.wire.spec import TORCH_ITEMSIZES
 TORCH_BY_NAME: dict[str, torch.dtype | None] = {
     name: getattr(torch, name, None) for name in TORCH_ITEMSIZES
 }
-"""The dtypes by name; None where this torch does not have one."""
+"""The dtypes by name; None if this torch does not have it."""
 
 TORCH_NAMES = {dtype: name for name, dtype in TORCH_BY_NAME.items() if dtype is not None}
 """The wire's names of the dtypes that this torch has."""
 
-NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
+TORCH_NAME_OF_NUMPY = {
+    dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()
+}
 """The wire's names of numpy's dtypes, where torch has the same ones."""
 
-NUMPY_BY_NAME = {name: dtype for dtype, name in NUMPY_NAMES.items()}
+NUMPY_BY_NAME = {name: dtype for dtype, name in TORCH_NAME_OF_NUMPY.items()}
 """The dtypes of numpy by their names on the wire."""
 
 
@@ -31,17 +33,23 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a checked name."""
     dtype = TORCH_BY_NAME[name]
     if dtype is None:
-        expected = f"expected a dtype of torch {torch.__version__}"
-        raise fail("unknown_dtype", f"{expected}, found {brief(name)}")
+        detail = f"expected a dtype of torch {torch.__version__}, found {brief(name)}"
+        raise fail("unknown_dtype", detail)
     return dtype
 
 
 # --- numpy -------------------------------------------------------------------------------------
 
+_KINDS = "biufcmMSUV"  # bool, int, uint, float, complex, timedelta, datetime, bytes, str, void
+_LONG_DOUBLES = "gG"  # real and complex; their bytes differ from machine to machine
+
 
 def numpy_name(dtype: np.dtype[Any]) -> str | None:
-    """Numpy's own name of a dtype; None for fields, long doubles and dtypes of other packages."""
-    if dtype.kind not in "biufcmMSUV" or dtype.char in "gG" or dtype.names is not None:
+    """Numpy's own name of a dtype, such as "<f4".
+
+    None for fields, long doubles and dtypes of other packages.
+    """
+    if dtype.kind not in _KINDS or dtype.char in _LONG_DOUBLES or dtype.names is not None:
         return None
     known = np.dtype(dtype.str)
     # Types that other packages add (ml_dtypes) pass for void.
@@ -55,12 +63,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except (TypeError, ValueError) as error:
-        expected = f"expected a dtype of numpy {np.__version__}"
-        raise fail("unknown_dtype", f"{expected}, found {error!s:.200}") from error
+        detail = f"expected a dtype of numpy {np.__version__}, found {error!s:.200}"
+        raise fail("unknown_dtype", detail) from error
 
 
-def cell_bytes(array: np.ndarray[Any, Any]) -> ByteArray:
-    """The cells of an array in order."""
+def bytes_in_order(array: np.ndarray[Any, Any]) -> ByteArray:
+    """The bytes of an array's elements, in C order."""
     if array.nbytes == 0:
         return np.empty(0, dtype=np.uint8)
     return array_bytes(array if array.flags.c_contiguous else array.copy(order="C"))

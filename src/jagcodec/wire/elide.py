@@ -28,7 +28,7 @@ FEWEST = 256  # bytes of a column in which nothing is looked for
 _LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others
 _MOST_CANDIDATES = 16  # columns of one dtype whose rows are looked for in each other
 _FEW_ROWS = 128  # if there are more rows, a sample is compared first
-_FEW_CELLS = 4096  # if there are more cells, a sample decides their stored width
+_FEW_ELEMENTS = 4096  # if there are more elements, a sample decides their stored width
 _INDICES = 24  # bytes of a row's share in the indices of rows that begin like others
 _HEAD = 128  # bytes by which rows are told apart first
 _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
@@ -133,8 +133,10 @@ class _Searched:
         cells, taken = self.cells, saved * self.size
         if cells.narrow and cells.dtype is not None:
             numbers = self.data.view(f"u{TORCH_ITEMSIZES[cells.dtype]}")
-            sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_CELLS)]).view(np.uint8)
-            # All cells together need at least the bits per cell that the sample needs.
+            sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_ELEMENTS)]).view(
+                np.uint8
+            )
+            # All elements together need at least the bits per element that the sample needs.
             taken = taken * len(cells.like(sample).stored()[1]) // len(sample)
         return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
 
@@ -212,13 +214,13 @@ class _Searched:
         equal = shared == splits.lengths
         # Either each row is a head, which rows share, and a rest of its own: two runs. Or only rows
         # that are equal share cells: one run.
-        splits_heads = self.pays(int(shared[~equal].sum()), indices=3)
-        if not splits_heads:
+        heads_pay = self.pays(int(shared[~equal].sum()), indices=3)
+        if not heads_pay:
             shared = np.where(equal, shared, 0)
         like = np.where(shared > 0, like, np.arange(splits.rows))
         kept = like == np.arange(splits.rows)
         # The head of a row that is kept must be as long as the longest that is taken from it.
-        heads = np.where(kept & (not splits_heads), splits.lengths, shared)
+        heads = shared.copy() if heads_pay else np.where(kept, splits.lengths, shared)
         np.maximum.at(heads, like, shared)
         first = RowSplits.from_lengths(np.where(kept, heads, 0))
         rest = RowSplits.from_lengths(splits.lengths - heads)

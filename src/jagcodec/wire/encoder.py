@@ -185,7 +185,7 @@ def pending(
     """The message of a value, up to the copying: its rows are still to be written somewhere."""
     level = None if compress is None else usable_level(compress)
     narrow = _narrow_columns(narrow)
-    if not (elide is checksum is allow_pickle is False and default is None):
+    if not (elide is False and checksum is False and allow_pickle is False and default is None):
         elide, checksum = flag_of(elide, "elide"), flag_of(checksum, "checksum")
         allow_pickle = flag_of(allow_pickle, "allow_pickle")
         if default is not None:
@@ -233,7 +233,7 @@ def _walked(
     copies.fetch(lowering.on_devices)
     writer = LoweredWriter(copies, narrows=bool(narrow), elides=elide)
     message = writer.message_of(lowered)
-    if writer.elided and not is_accepted(message.header, message.documents):
+    if writer.elided and not is_accepted(message.header, message.indirect_bytes):
         message = LoweredWriter(copies, narrows=bool(narrow)).message_of(lowered)
     return message
 
@@ -270,9 +270,11 @@ def values_of_meta(
     named = mapping_of(meta, "meta", "a mapping of names to values")
     document = Lowering(allow_pickle, default).lower(named)
     if type(document) is tuple:
-        expected = "expected values without tensors, arrays and long bytes, found one"
-        remedy = "make it a column, or encode({'batch': batch, 'more': value})"
-        raise UnsupportedTypeError("unsupported_type", "meta", f"{expected}; {remedy}")
+        detail = (
+            "expected values without tensors, arrays and long bytes, found one; "
+            "make it a column, or encode({'batch': batch, 'more': value})"
+        )
+        raise UnsupportedTypeError("unsupported_type", "meta", detail)
     return [document]
 
 

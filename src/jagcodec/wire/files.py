@@ -151,6 +151,9 @@ def check_end(start: bytes, size: int, limits: Limits) -> None:
         return  # The file is cut short, which is found when the message is opened.
     end = starts_of(header, read_header(packed, limits).stored)[-1]
     if size > end:
-        detail = f"expected a file of one message, {end} bytes, found {size}; write each message "
-        detail += "to its own file (dump, RecordWriter), or read one of several by ranges: pass a "
-        raise fail("frame_count", detail + "function (offset, size) to open_wire", path="file")
+        detail = (
+            f"expected a file of one message, {end} bytes, found {size}; write each message to its "
+            "own file (dump, RecordWriter), or read one of several by ranges: pass a function "
+            "(offset, size) to open_wire"
+        )
+        raise fail("frame_count", detail, path="file")

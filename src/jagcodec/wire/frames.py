@@ -85,9 +85,11 @@ NO_BYTES: ByteArray = np.empty(0, dtype=np.uint8)
 
 
 def _no_message(found: Any, path: str) -> ArgumentTypeError:
-    detail = f"expected the frames of a message, or a blob, found {describe(found)}; encode makes "
-    detail += "them of a value, and encode_rows of rows; load and open_wire read files; a blob is "
-    detail += "contiguous, and on the CPU"
+    detail = (
+        f"expected the frames of a message, or a blob, found {describe(found)}; encode makes them "
+        "of a value, and encode_rows of rows; load and open_wire read files; a blob is contiguous, "
+        "and on the CPU"
+    )
     return ArgumentTypeError("bad_type", path, detail)
 
 
@@ -100,11 +102,11 @@ def read_preamble(start: ByteArray) -> int:
         raise fail("foreign", f"expected {PREAMBLE.size} bytes, found {len(start)}", path=_HERE)
     magic, version, zero, size = PREAMBLE.unpack_from(start.data)
     if magic != BLOB_MAGIC:
-        expected = f"expected {BLOB_MAGIC!r}, found {magic!r}; this is not a jagcodec blob"
-        raise fail("foreign", expected, path=_HERE)
+        detail = f"expected {BLOB_MAGIC!r}, found {magic!r}; this is not a jagcodec blob"
+        raise fail("foreign", detail, path=_HERE)
     if version != VERSION:
-        found = f"found {version}; upgrade the older side"
-        raise fail("unknown_version", f"expected format version {VERSION}, {found}", path=_HERE)
+        detail = f"expected format version {VERSION}, found {version}; upgrade the older side"
+        raise fail("unknown_version", detail, path=_HERE)
     expect(not zero, "bad_header", "0 at byte 12", zero, _HERE)
     expect(size <= _MAX_HEADER, "bad_header", "a header below 8 GiB", size, _HERE)
     return int(size)
@@ -154,12 +156,12 @@ def _up_to(blob: ByteArray, size: int, path: str) -> ByteArray:
 class PendingMessage:
     """A message with buffers that may not be written yet."""
 
-    __slots__ = ("buffers", "documents", "header", "rows")
+    __slots__ = ("buffers", "header", "indirect_bytes", "rows")
 
     def __init__(self, header: bytes, buffers: list[Any]) -> None:
         self.header: bytes = header
         self.buffers: list[Any] = buffers  # bytes, or the size of one that is not written yet
-        self.documents: int = 0  # bytes of indirect documents that become objects
+        self.indirect_bytes: int = 0  # of documents that become objects
         # Rows still to be written: the buffer, the offset in it, their bytes, and a `RaggedView`.
         self.rows: list[tuple[int, int, int, Any]] = []
 
@@ -219,9 +221,11 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
     parts: list[Any] = [np.frombuffer(first, dtype=np.uint8), *message.buffers]
     ready = [part for part in message.buffers if not isinstance(part, int)]
     if not are_disjoint([target[:size]], [*message.sources(), *ready]):
-        expected = "expected memory apart from what is encoded, found an overlap"
-        remedy = "write to memory that no tensor of the value uses"
-        raise ArgumentError("conflict", path, f"{expected}; {remedy}")
+        detail = (
+            "expected memory apart from what is encoded, found an overlap; "
+            "write to memory that no tensor of the value uses"
+        )
+        raise ArgumentError("conflict", path, detail)
     targets: list[ByteArray] = []
     end = 0
     for part, begin, length in zip(parts, [0, *starts], _buffer_sizes(parts), strict=True):

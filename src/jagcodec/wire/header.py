@@ -147,7 +147,7 @@ def header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
 # --- reading -----------------------------------------------------------------------------------
 
 _MAGIC = b"\x84" + msgpack.packb(MAGIC)
-_START = _MAGIC + msgpack.packb(VERSION)
+_MAGIC_AND_VERSION = _MAGIC + msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
 
 
@@ -171,7 +171,7 @@ _WITHOUT_VALUES = end_of(NO_VALUES)
 
 
 def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
-    """As `opened_header`, of a header without values whose schema is known; None of any other."""
+    """The quick way of `opened_header`. None unless the schema is known and there are no values."""
     size = len(data)
     if size > _SHORT or size > limits.header:
         return None
@@ -190,8 +190,8 @@ def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] 
 def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
     """The size of frame 0, and the bytes of its schema, numbers and values, all unchecked."""
     # Before the rest is copied: a frame of something else may be large.
-    start = bytes(data[: len(_START)])
-    if start != _START:
+    start = bytes(data[: len(_MAGIC_AND_VERSION)])
+    if start != _MAGIC_AND_VERSION:
         _check_start(data, start)
     size = len(data)
     if size > limits.header:
@@ -216,9 +216,11 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
 def _check_start(data: Any, start: bytes) -> None:
     """Refuse the first bytes of something else, or of another version."""
     if not start.startswith(_MAGIC):
-        detail = f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; either "
-        detail += "this is not a jagcodec message (pickled data is never read), or its frames are "
-        detail += "out of order, or the transport's routing frames come first"
+        detail = (
+            f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; either this "
+            "is not a jagcodec message (pickled data is never read), or its frames are out of "
+            "order, or the transport's routing frames come first"
+        )
         raise fail("foreign", detail, path="header")
     version_bytes = bytes(data[len(_MAGIC) : len(_MAGIC) + 16])
     # Without a bound it allocates a mebibyte for any input.
@@ -242,6 +244,6 @@ def check_crc(found: int, expected: int, path: str) -> None:
     if found != expected:
         detail = (
             f"expected a CRC-32 of {brief(expected)}, found {found}; the bytes were damaged or "
+            "changed places on the way, or were written to after they were encoded"
         )
-        detail += "changed places on the way, or were written to after they were encoded"
         raise fail("bad_checksum", detail, path=path)

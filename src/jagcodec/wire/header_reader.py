@@ -85,10 +85,10 @@ def _read_values(schema: Schema, packed: bytes) -> list[Any]:
     return values
 
 
-def is_accepted(header: bytes, documents: int) -> bool:
+def is_accepted(header: bytes, indirect_bytes: int) -> bool:
     """Whether readers accept, by default, this many bytes of indirect documents in a message."""
     try:
         total = read_header(header, DEFAULT_LIMITS).total
     except WireFormatError:
         return False
-    return EXPANSION * (documents - EXPANSION * total) <= DEFAULT_LIMITS.expanded
+    return EXPANSION * (indirect_bytes - EXPANSION * total) <= DEFAULT_LIMITS.expanded

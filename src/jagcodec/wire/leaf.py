@@ -1,4 +1,4 @@
-"""What a column is: its description, and the place of its cells."""
+"""Describes a column and finds its cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FieldSchema(NamedTuple):
         kind: ``"jagged"`` (also of a `PackedColumn`), ``"tensor"``, ``"object"`` (also of a list
             and of an array of objects), ``"tensordict"`` (also of a dict), or another kind of the
             wire in small letters.
-        dtype: Of its cells; None without cells.
+        dtype: Of its cells; None if it has no cells.
         shape: With None for the ragged dim; None if it is not a tensor.
     """
 
@@ -67,7 +67,7 @@ def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
 def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) -> int | None:
     """The number of rows that a column claims; None if it has no rows, or the header does not say.
 
-    A list says it if it has buffers, and a dict if one of its columns does.
+    The header gives it for a list with buffers, and for a dict with such a column.
     """
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
         return groups[numbers[node.number + GROUP]].rows
@@ -119,13 +119,13 @@ def _parts_of_packed(node: Node) -> list[Node] | None:
 
 
 class CellPlace(NamedTuple):
-    """The place of cells."""
+    """The place of cells, end to end, as the elements in them."""
 
     buffer: int
     offset: int
-    stored: int  # as wide as their dtype, or narrow
-    cells: int
-    name: str  # of their dtype
+    stored: int  # how an element is stored: as wide as the dtype, or narrow
+    elements: int
+    dtype_name: str
 
 
 class Leaf(NamedTuple):
@@ -134,17 +134,16 @@ class Leaf(NamedTuple):
     place: CellPlace  # of its cells, or of the table of its runs
     shape: tuple[int, ...]  # (A..., M, B...): dims of the values, as those of a `RaggedView`
     ragged_dim: int  # as of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each
-    group: int | None  # the ragged group; None of a rectangle
+    group: int | None  # the ragged group; None if it is a rectangle
     runs: int  # of each row, if it is indirect; 0 if the rows are in its place
     blobs: bool  # whether each row is a message of its own
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch_dtype(self.place.name)
+        return torch_dtype(self.place.dtype_name)
 
     @property
-    def inner(self) -> int:
-        """Numbers in one cell."""
+    def elements_per_cell(self) -> int:
         return math.prod(self.shape[self.ragged_dim :])
 
     @property
@@ -154,8 +153,8 @@ class Leaf(NamedTuple):
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one cell, as wide as its dtype."""
-        return self.inner * TORCH_ITEMSIZES[self.place.name]
+        """Bytes of one cell whose elements are not narrowed."""
+        return self.elements_per_cell * TORCH_ITEMSIZES[self.place.dtype_name]
 
     def shape_of(self, total: int) -> tuple[int, ...]:
         """The shape of values with `total` cells along the ragged dim."""
@@ -163,7 +162,7 @@ class Leaf(NamedTuple):
 
 
 def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
-    """The leaf of a node; None for nodes of other kinds."""
+    """The leaf of a node; None if it is a node of another kind."""
     kind, i, shape = node.kind, node.number, tuple(numbers[node.dims : node.end])
     name, ragged_dim, documents = "uint8", 1, False
     if kind is Kind.JAGGED:
@@ -176,9 +175,9 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
         return None
     buffer, offset, stored = numbers[i : i + GROUP]
     group = None if kind is Kind.TENSOR else numbers[i + GROUP]
-    cells = math.prod(shape)
+    elements = math.prod(shape)
     # `stored` is ignored where there are no cells.
-    runs = runs_of(kind, stored) if cells and stored != PLAIN else 0
-    blobs = documents and bool(stored & BLOBS) and cells > 0
-    place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, cells, name)
+    runs = runs_of(kind, stored) if elements and stored != PLAIN else 0
+    blobs = documents and bool(stored & BLOBS) and elements > 0
+    place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, elements, name)
     return Leaf(place, shape, ragged_dim, group, runs, blobs)

@@ -77,7 +77,7 @@ class UnreadCells(NamedTuple):
     """An `Item` of torch's cells before they are read: on any device, with or without gaps."""
 
     source: Any  # a tensor, several, an array, a `RaggedView` or `NestedParts`
-    dtype: str | None  # torch's name; None of cells that are stored as they are
+    dtype: str | None  # torch's name; None if the cells are stored unchanged
     dims: tuple[int, ...] = ()  # of a rectangle
     narrow: bool = False  # whether they are integers that are stored narrow
 
@@ -99,7 +99,7 @@ class Cells:
     """Cells end to end, which columns may share: equal only to themselves, as keys of a dict."""
 
     data: ByteArray
-    dtype: str | None = None  # None of bytes that mean nothing
+    dtype: str | None = None  # None if the bytes have no dtype
     narrow: bool = False  # whether they are integers that are stored narrow
 
     @classmethod
@@ -122,7 +122,9 @@ class Run(NamedTuple):
 
     splits: RowSplits
     cells: Cells
-    starts: Cells | None  # at which cell each begins, an index; None: all of them at the first
+    starts: (
+        Cells | None
+    )  # an index: the cell where each begins; None if all begin at the first cell
 
 
 @dataclass(eq=False, slots=True)
@@ -130,7 +132,7 @@ class EndToEnd:
     """A column whose cells are end to end, to be stored in another way."""
 
     cells: Cells
-    splits: RowSplits | None  # None of a rectangle
+    splits: RowSplits | None  # None if it is a rectangle
     shape: tuple[int, ...]  # (A..., total, B...), or the dims of a rectangle
     runs: list[Run] | None = None  # sent instead of the cells if smaller; else None
 
@@ -138,7 +140,7 @@ class EndToEnd:
 class Lowered(NamedTuple):
     """A value that is ready to be placed."""
 
-    schema: Any  # nested tuples; None for a value that is one document
-    items: list[Any]  # in the order of the schema's walk: numbers, and what needs a place
+    tree: Tree  # None if the value is one document
+    items: list[Any]  # in the order of the tree's walk: numbers, and what needs a place
     values: bytes  # the documents, in the same order, packed
     unbacked: Sequence[tuple[str, int]] = ()  # paths and numbers of rows without data so far

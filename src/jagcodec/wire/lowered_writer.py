@@ -1,4 +1,7 @@
-"""`LoweredWriter`: what was lowered, to a message; cells may be on devices, or be sent once."""
+"""Writes a lowered value as a message.
+
+It fetches cells from devices, and sends repeated cells once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from jagcodec.ragged.nested import view_of_checked_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import spec
-from jagcodec.wire.dtypes import cell_bytes
+from jagcodec.wire.dtypes import bytes_in_order
 from jagcodec.wire.elide import elide, equal_documents
 from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import start_of
@@ -37,7 +40,7 @@ class LoweredWriter(MessageWriter):
         self._copies = copies
         self._narrows, self._elides = narrows, elides
         self._pool = RowSplitsPool()
-        # Cells that runs name, maybe several times; where they are, and how they are stored.
+        # The cells that runs name, maybe several times. The places of cells; how they are stored.
         self._named: set[Cells] = set()
         self._places: dict[Cells, tuple[int, ...]] = {}
         self.elided: bool = False  # whether something is sent once that occurs several times
@@ -93,7 +96,7 @@ class LoweredWriter(MessageWriter):
         """The cells of an array, a tensor, or tensors end to end."""
         if isinstance(source, np.ndarray):
             plain = source.flags.c_contiguous and source.dtype.kind in "biufc"
-            return source if plain else cell_bytes(source)
+            return source if plain else bytes_in_order(source)
         if isinstance(source, torch.Tensor):
             return as_bytes(self._copies.of(source))
         parts = [as_bytes(self._copies.of(part)) for part in source]
@@ -111,8 +114,7 @@ class LoweredWriter(MessageWriter):
         data, starts, row_splits = _lay_out_documents(rows, first_equal)
         stored = PLAIN
         if first_equal is not None:
-            more = len(data) if one_object else row_splits.total
-            self.documents: int = self.documents + more
+            self.indirect_bytes += len(data) if one_object else row_splits.total
             stored = spec.ONE_OBJECT if one_object else spec.INDIRECT + 1
             data = self._place_table(
                 [Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True

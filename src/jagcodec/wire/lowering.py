@@ -29,9 +29,9 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
-from jagcodec.wire.checks import check_distinct
+from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
-from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES, bytes_in_order, numpy_name
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
 from jagcodec.wire.native import NATIVE, packed_at_once
@@ -52,11 +52,12 @@ class Lowering:
         narrow: bool | frozenset[Name] = False,
     ) -> None:
         self._allow_pickle = allow_pickle
-        # The names of the columns to store narrow (None: no names given), and all names found.
+        # The names of the columns to store narrow (None if none are given), and all names found.
         self._narrow = None if isinstance(narrow, bool) else narrow
         self.columns: dict[Name, None] = {}
-        # The column that is being lowered, and whether it is stored narrow.
-        self._column: tuple[Name, bool] = (), narrow is True
+        # The column that is being lowered.
+        self._column_name: Name = ()
+        self._column_is_narrow: bool = narrow is True
         self._default = default
         self._defaults = 0
         self._path: list[Any] = []
@@ -97,7 +98,10 @@ class Lowering:
         return lowered
 
     def _lower_each(self, keys: Iterable[Any], values: Iterable[Any]) -> tuple[list[Tree], bool]:
-        """The trees of several values, and whether one is a node; then documents are values."""
+        """Lower several values; return their trees, and whether any is a node.
+
+        If one is, documents go to `self.values`, with None in their place.
+        """
         trees: list[Tree] = []
         has_nodes = False
         for key, value in zip(keys, values, strict=False):
@@ -163,8 +167,11 @@ class Lowering:
         """The tree of the result of `default`; or of a pickle; or an error."""
         if self._default is not None:
             if len(self._path) + self._defaults >= spec.MAX_DEPTH:
-                expected = "expected values of default that can be encoded"
-                raise self._error("too_deep", f"{expected}, found none in {spec.MAX_DEPTH} calls")
+                detail = (
+                    "expected values of default that can be encoded, "
+                    f"found none in {spec.MAX_DEPTH} calls"
+                )
+                raise self._error("too_deep", detail)
             new = result_of(self._default, (value,), "default")
             if new is not value:
                 self._defaults += 1
@@ -196,14 +203,13 @@ class Lowering:
         """A dict; the keys of a `ColumnDict` are names of columns."""
         if not _STRING_TYPE.issuperset(map(type, value)):
             return self._lower_dict_of_any_keys(value)
-        outer, names = self._column, iter(value)
+        names = iter(value)
         if type(value) is ColumnDict:
             self._note_unbacked_rows(value.rows)
             names = self._each_column(value)
         elif NATIVE.issuperset(map(type, value.values())):
             return value
         trees, has_nodes = self._lower_each(names, value.values())
-        self._column = outer
         return (
             (Code.MAP, tuple(value), *trees) if has_nodes else dict(zip(value, trees, strict=True))
         )
@@ -304,7 +310,7 @@ class Lowering:
         name = numpy_name(value.dtype)
         if name is None:
             return self._lower_unnamed_dtype(value)
-        return [TAGS[Kind.SCALAR], name, cell_bytes(np.asarray(value)).tobytes()]
+        return [TAGS[Kind.SCALAR], name, bytes_in_order(np.asarray(value)).tobytes()]
 
     def _lower_unnamed_dtype(self, value: Any) -> Tree:
         """An array or a scalar of a dtype that messages do not have."""
@@ -360,12 +366,15 @@ class Lowering:
 
     def _check_dims(self, dims: Sequence[int], itemsize: int) -> None:
         """Refuse dims next to one of 0 that no reader accepts."""
-        if 0 in dims and extent_of(dims) * itemsize >= spec.MAX_BYTES:
-            detail = f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, found "
-            raise self._error("too_large", f"{detail}{brief(list(dims))} of {itemsize} each")
+        if is_oversized_empty(dims, itemsize):
+            detail = (
+                f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, "
+                f"found {brief(list(dims))} of {itemsize} each"
+            )
+            raise self._error("too_large", detail)
 
     def _append_cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
-        narrow = self._column[1] and dtype in spec.INTEGER_DTYPES
+        narrow = self._column_is_narrow and dtype in spec.INTEGER_DTYPES
         self.items.append(UnreadCells(source, dtype, dims, narrow))
 
     def _lower_dense(self, tensor: torch.Tensor, stored: int | None = None) -> Tree:
@@ -404,10 +413,10 @@ class Lowering:
         shapes = [component.shape for component in components]
         for shape in shapes:
             self._check_dims(shape, tensor.itemsize)
-        # Without dims a component has a 1 for its one cell: every component has bytes.
+        # Without dims a component has a 1 for its one element: every component has bytes.
         sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
-        cells = sum(component.numel() for component in components)
-        self.items.append(UnreadCells(components, None, (PLAIN, cells)))
+        elements = sum(component.numel() for component in components)
+        self.items.append(UnreadCells(components, None, (PLAIN, elements)))
         rows = self._lower_int64s(sizes.reshape(len(shapes), rank or 1))
         return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
@@ -415,14 +424,14 @@ class Lowering:
 
     def _each_column(self, names: Iterable[str]) -> Iterator[str]:
         """The names of columns of a batch, each of which is the one that is lowered next."""
-        outer = self._column
+        outer, outer_is_narrow = self._column_name, self._column_is_narrow
         for name in names:
             if self._narrow is not None:
-                path = (*outer[0], name)
+                path = self._column_name = (*outer, name)
                 self.columns[path] = None
-                self._column = path, outer[1] or path in self._narrow
+                self._column_is_narrow = outer_is_narrow or path in self._narrow
             yield name
-        self._column = outer
+        self._column_name, self._column_is_narrow = outer, outer_is_narrow
 
     def _lower_columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
@@ -451,7 +460,7 @@ class Lowering:
 
     def _lower_rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
         """An array as the tensor over its memory, or as TensorDicts hold it."""
-        name = NUMPY_NAMES.get(array.dtype)
+        name = TORCH_NAME_OF_NUMPY.get(array.dtype)
         if name is None:
             if non_tensor.is_numeric(array) and numpy_name(array.dtype) is None:
                 return self._lower_unnamed_dtype(array)

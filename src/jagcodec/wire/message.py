@@ -37,9 +37,9 @@ class Reading(NamedTuple):
 
     limits: Limits = DEFAULT_LIMITS
     copy: bool | None = None
-    device: torch.device | None = None  # where tensors go; None: where their cells are
+    device: torch.device | None = None  # where tensors go; None leaves them where their cells are
     allow_pickle: bool = False
-    by_range: bool = False  # few values may be read: copy each by itself, if at all
+    by_range: bool = False  # copy each value by itself: few of them may be read
     verify: bool = True  # checksums of frames are compared; that of the header always is
     file: str | None = None  # the name of the file that it is in, for errors
 
@@ -47,15 +47,15 @@ class Reading(NamedTuple):
 class Budget:
     """The use of the limits by one read. A message counts nothing, so threads can share it."""
 
-    __slots__ = ("depth", "documents", "objects")
+    __slots__ = ("depth", "indirect_bytes", "objects")
 
     def __init__(self, message: Message) -> None:
         self.depth: int = 0  # containers around the value, those of outer messages included
         self.objects: int = message.header.objects  # and of the messages in rows that were read
-        self.documents: int = 0  # bytes of repeated documents that become objects
+        self.indirect_bytes: int = 0  # of repeated documents that become objects
 
     def enter(self, message: Message, levels: int = 0) -> None:
-        """Go into a container, unless what is `levels` further inside is too deep."""
+        """Go into a container. Refuse it if what is `levels` further inside is too deep."""
         self.depth += 1
         deepest = self.depth + levels
         if deepest > message.limits.depth:
@@ -70,8 +70,8 @@ class Budget:
 
     def count_documents(self, message: Message, size: int) -> None:
         """Reject indirect documents that need more, as objects, than the limits allow."""
-        self.documents += size
-        beyond = EXPANSION * (self.documents - EXPANSION * message.header.total)
+        self.indirect_bytes += size
+        beyond = EXPANSION * (self.indirect_bytes - EXPANSION * message.header.total)
         if beyond > message.limits.expanded:
             what = f"bytes of repeated documents, {EXPANSION} for each, beyond as many per byte"
             raise exceeded("expanded", message.limits.expanded, beyond, what)
@@ -100,7 +100,7 @@ class ChosenRows:
     def among(self, rows: RowSplits | None) -> tuple[RowSplits, IntArray]:
         """The splits of the chosen rows, and the cell where each begins in its group.
 
-        `rows` are the splits of the group, or None for a rectangle, whose rows are one cell each.
+        `rows` is the splits of the group, or None for a rectangle, whose rows are one cell each.
         """
         key = id(rows)
         known = self._found.get(key)
@@ -111,7 +111,7 @@ class ChosenRows:
                 found = RowSplits.from_lengths(np.ones(len(self), dtype=np.int64)), starts
             else:
                 lengths = np.ascontiguousarray(rows.lengths[self.at])
-                # Rows may repeat, and cells of no bytes may be many.
+                # Rows may repeat, and cells without bytes cost nothing, so the sum may not fit.
                 if len(self) * rows.max > INT64_MAX:
                     check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
                 found = self.pool.unique(RowSplits.from_lengths(lengths)), rows.starts[self.at]
@@ -162,7 +162,7 @@ class Message:
     ) -> None:
         self.header: Header = header
         self.numbers: list[int] = header.numbers
-        # Arrays; or, of a buffer that is not in memory, a function (offset, size) -> bytes.
+        # Arrays. A buffer that is not in memory is a function (offset, size) -> bytes.
         self.buffers: Sequence[Any] = buffers
         self.in_memory: bool = in_memory  # whole buffers can be read without a cost
         self.reading: Reading = reading
@@ -200,7 +200,7 @@ class Message:
     # Bytes
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """Bytes as they came, only to be read."""
+        """Bytes unchanged, only to be read."""
         if not size:
             return NO_BYTES  # an empty value needs no buffer
         found = self.buffers[buffer]
@@ -228,28 +228,28 @@ class Message:
         """Integers in a copy: what is checked must not change with the message's memory."""
         return np.frombuffer(bytearray(self.read(buffer, offset, 8 * count)), dtype=np.int64)
 
-    def cells(self, place: CellPlace, start: int, end: int) -> ByteArray:
-        """The bytes of cells `start` to `end` of a place, as wide as their dtype; read only."""
+    def elements(self, place: CellPlace, start: int, end: int) -> ByteArray:
+        """The bytes of elements `start` to `end` of a place, widened to their dtype; read only."""
         buffer, offset, stored, _, name = place
         if stored == PLAIN or start == end:
             size = TORCH_ITEMSIZES[name]
             return self.read(buffer, offset + start * size, (end - start) * size)
         if stored == spec.BITS:
-            # Bits are read by the byte, and those before the first cell thrown away.
+            # Bits are read by the byte. Those before the first element are thrown away.
             first = start // 8
             data = self.read(buffer, offset + first, (end + 7) // 8 - first)
-            cells = widened(data, stored, name, end - 8 * first)
-            return cells[(start - 8 * first) * TORCH_ITEMSIZES[name] :]
+            elements = widened(data, stored, name, end - 8 * first)
+            return elements[(start - 8 * first) * TORCH_ITEMSIZES[name] :]
         width, _ = spec.STORED_WIDTHS[stored]
         data = self.read(buffer, offset + start * width, (end - start) * width)
         return widened(data, stored, name, end - start)
 
-    def all_cells(self, place: CellPlace) -> ByteArray:
-        """All cells of a run, made as wide as their dtype only once."""
+    def all_elements(self, place: CellPlace) -> ByteArray:
+        """All elements of a run, widened to their dtype only once."""
         known = self._wide.get(place)
         if known is None:
-            known = self.cells(place, 0, place.cells)
-            if place.cells and place.stored != PLAIN:
+            known = self.elements(place, 0, place.elements)
+            if place.elements and place.stored != PLAIN:
                 self._wide[place] = known
         return known
 
@@ -283,8 +283,11 @@ class Message:
             return RowSplits.from_lengths(np.ones(total, dtype=np.int64))
         found = self.row_splits(group)
         if found.total != total:
-            detail = f"expected ragged group {group} to end at cell {total} of the values"
-            raise fail("bad_offsets", f"{detail}, found {found.total}")
+            detail = (
+                f"expected ragged group {group} to end at cell {total} of the values, "
+                f"found {found.total}"
+            )
+            raise fail("bad_offsets", detail)
         return found
 
     def leaf(self, node: Node) -> Leaf:
@@ -311,7 +314,7 @@ class Message:
             splits = self.splits(leaf.group, shape[dim - 1])
         if not leaf.runs:
             if chosen is None:
-                data = self.cells(place, 0, place.cells)
+                data = self.elements(place, 0, place.elements)
                 return RaggedView(data, leaf.dtype, shape, dim, None, splits)
             data, total = self._cells_of_rows(leaf, splits, chosen)
             picked, starts = chosen.among(splits)
@@ -328,30 +331,30 @@ class Message:
         return whole.choose(chosen.at, chosen.among(whole.row_splits)[0])
 
     def is_narrow(self, node: Node) -> bool:
-        """Whether cells of a TENSOR or JAGGED are stored in fewer bytes than their dtype has."""
+        """Whether elements of a TENSOR or JAGGED are stored in fewer bytes than their dtype has."""
         leaf = self.leaf(node)
         places = runs_at(self, leaf) if leaf.runs else [leaf.place]
-        return leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
+        return leaf.place.elements > 0 and any(place.stored != PLAIN for place in places)
 
     def _cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows
     ) -> tuple[ByteArray, Any]:
         """The cells of chosen rows end to end, and how many; or, if faster, all cells and None."""
         place, extent = leaf.place, leaf.shape[leaf.ragged_dim - 1]
-        inner, in_memory = leaf.inner, self.in_memory
-        one = isinstance(chosen.index, range) and leaf.outer == 1
-        ranges = joined_rows(chosen.index) if one or not in_memory else []
-        if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
-            data = self.cells(place, 0, place.cells)
+        per_cell, in_memory = leaf.elements_per_cell, self.in_memory
+        is_one_range = isinstance(chosen.index, range) and leaf.outer == 1
+        ranges = joined_rows(chosen.index) if is_one_range or not in_memory else []
+        if not is_one_range and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
+            data = self.elements(place, 0, place.elements)
             if splits is not None:
                 return data, None
             # Rows of a rectangle are as long as each other.
             rows = data.reshape(extent, -1)[chosen.index] if len(data) else data
             return rows.reshape(-1), len(chosen)
-        host: Any = range(extent + 1) if splits is None else splits.offsets_array
-        bounds = [(int(host[rows.start]), int(host[rows.stop])) for rows in ranges]
+        offsets: Any = range(extent + 1) if splits is None else splits.offsets_array
+        bounds = [(int(offsets[rows.start]), int(offsets[rows.stop])) for rows in ranges]
         parts = [
-            self.cells(place, (k + a) * inner, (k + b) * inner)
+            self.elements(place, (k + a) * per_cell, (k + b) * per_cell)
             for k in range(0, leaf.outer * extent, extent or 1)
             for a, b in bounds
             if a < b
@@ -383,16 +386,16 @@ class Message:
         numbers, name = self.numbers, node.fields[0]
         dtype = torch_dtype(name)
         buffer, offset, stored = numbers[node.number : node.number + GROUP]
-        cells = math.prod(shape)
-        # `stored` is ignored where there are no cells.
-        if stored != PLAIN and cells:
-            place = CellPlace(buffer, offset, stored, cells, name)
-            return from_bytes(self.cells(place, 0, cells), dtype, shape)
+        elements = math.prod(shape)
+        # `stored` is ignored where there are no elements.
+        if stored != PLAIN and elements:
+            place = CellPlace(buffer, offset, stored, elements, name)
+            return from_bytes(self.elements(place, 0, elements), dtype, shape)
         known = NUMPY_BY_NAME.get(name)
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
-        data = self.bytes_at(buffer, offset, cells * node.itemsize, alignment)
-        if known is None or not cells:
+        data = self.bytes_at(buffer, offset, elements * node.itemsize, alignment)
+        if known is None or not elements:
             return from_bytes(data, dtype, shape)
         array: Any = np.ndarray(shape, known, data)
         return torch.from_numpy(array if array.flags.aligned else array.copy())
@@ -425,12 +428,16 @@ _TAKEN = object()
 
 
 def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
-    """`data`, or a copy: always (`copy` True), of read-only (None) or of unaligned memory."""
+    """Returns `data` or a copy.
+
+    ``copy=True`` always copies, None copies read-only memory, False copies neither. Memory that
+    does not have the `alignment` is always copied.
+    """
     read_only = not data.flags.writeable
     if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
         data = copied(data)
     elif read_only:
-        # numpy is told that it may write this memory: for `copy=False` alone.
+        # Only for `copy=False`: numpy is told that it may write to this memory.
         data = borrowed(address(data), len(data), data)
     return data
 
@@ -468,51 +475,55 @@ def runs_at(message: Message, leaf: Leaf) -> list[RunNumbers]:
 def rows_in_runs(
     message: Message, leaf: Leaf, rows: RowSplits, chosen: ChosenRows | None
 ) -> RaggedView:
-    """The rows of an indirect column in place, sharing cells; of chosen ones no others are read."""
+    """The rows of an indirect column in place, sharing cells.
+
+    With `chosen`, reads only the cells of those rows.
+    """
     at, splits = (slice(None), rows) if chosen is None else (chosen.at, chosen.among(rows)[0])
-    cell, inner = leaf.cell_bytes, leaf.shape[1:]
+    cell_bytes, cell_shape = leaf.cell_bytes, leaf.shape[1:]
     runs = runs_at(message, leaf)
     memories: list[ByteArray] = []
     firsts = np.empty((splits.rows, len(runs)), dtype=np.int64)  # cell of each row in each memory
     lengths = np.empty_like(firsts)
     unclaimed = rows.lengths
     for k, run in enumerate(runs):
-        in_run = rows if leaf.group is None else _rows_of_run(message, leaf, run)
-        fits = in_run.rows == rows.rows and not (in_run.lengths > unclaimed).any()
-        expect(fits, "bad_offsets", _RUNS, run.group)
-        unclaimed = unclaimed - in_run.lengths
-        lengths[:, k] = in_run.lengths[at]
-        starts = _starts(message, leaf, run, in_run)
-        cells, name = run.cells * leaf.inner, leaf.place.name
-        place = _checked_place(message, CellPlace(run.buffer, run.offset, run.stored, cells, name))
+        run_rows = rows if leaf.group is None else _rows_of_run(message, leaf, run)
+        fits = run_rows.rows == rows.rows and not (run_rows.lengths > unclaimed).any()
+        expect(fits, "bad_offsets", _EXPECTED_RUNS, run.group)
+        unclaimed = unclaimed - run_rows.lengths
+        lengths[:, k] = run_rows.lengths[at]
+        starts = _starts(message, leaf, run, run_rows)
+        elements, name = run.cells * leaf.elements_per_cell, leaf.place.dtype_name
+        place = CellPlace(run.buffer, run.offset, run.stored, elements, name)
+        _check_place(message, place)
         if chosen is None:
-            memory, firsts[:, k] = message.all_cells(place), starts
+            memory, firsts[:, k] = message.all_elements(place), starts
         else:
             memory, firsts[:, k] = _fetched(message, place, starts[at], lengths[:, k], run.cells)
         memories.append(memory)
-    expect(not unclaimed.any(), "bad_offsets", _RUNS, runs[-1].group)
+    expect(not unclaimed.any(), "bad_offsets", _EXPECTED_RUNS, runs[-1].group)
     if len(runs) == 1:
-        shape = (len(memories[0]) // cell, *inner)
+        shape = (len(memories[0]) // cell_bytes, *cell_shape)
         return RaggedView(memories[0], leaf.dtype, shape, 1, firsts[:, 0].copy(), splits)
     # In several buffers rows begin at bytes, as if the buffers were end to end.
-    firsts *= cell
+    firsts *= cell_bytes
     firsts += np.cumsum([0, *map(len, memories[:-1])])
-    return in_buffers(memories, leaf.dtype, inner, firsts, splits, lengths)
+    return in_buffers(memories, leaf.dtype, cell_shape, firsts, splits, lengths)
 
 
 def _rows_of_run(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:
     """The rows of a run of a column that has a group."""
-    expect(leaf.runs > 1 or run.group == leaf.group, "bad_offsets", _RUNS, run.group)
+    expect(leaf.runs > 1 or run.group == leaf.group, "bad_offsets", _EXPECTED_RUNS, run.group)
     groups = len(message.header.groups)
     expect(0 <= run.group < groups, "bad_record", f"a ragged group below {groups}", run.group)
     return message.row_splits(run.group)
 
 
-_RUNS = "runs of the column's rows, in their ragged group"
+_EXPECTED_RUNS = "runs of the column's rows, in their ragged group"
 
 
 def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
-    """The cell of the run at which each of its rows begins, checked."""
+    """The index of the cell, in the run, at which each of its rows begins; checked."""
     most = splits.total
     expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
     if run.index_buffer == spec.NO_INDEX:
@@ -520,44 +531,49 @@ def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) ->
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:
         index = run.index_buffer, run.index_offset, run.index_stored
-        place = _checked_place(message, CellPlace(*index, splits.rows, "int64"))
+        place = CellPlace(*index, splits.rows, "int64")
+        _check_place(message, place)
         # A copy: what was checked must not change with the message's memory.
-        data = message.cells(place, 0, splits.rows).tobytes()
+        data = message.elements(place, 0, splits.rows).tobytes()
         starts = np.frombuffer(data, dtype=np.int64)
-    inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
-    if not inside.all():
-        row = int(np.argmin(inside))
-        expected = (
-            f"expected row {row}, of {splits.lengths[row]} cells, within {run.cells} of its run"
+    is_inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
+    if not is_inside.all():
+        row = int(np.argmin(is_inside))
+        detail = (
+            f"expected row {row}, of {splits.lengths[row]} cells, within {run.cells} of its run, "
+            f"found it at cell {starts[row]}"
         )
-        raise fail("out_of_bounds", f"{expected}, found it at cell {starts[row]}")
+        raise fail("out_of_bounds", detail)
     return starts
 
 
-def _checked_place(message: Message, place: CellPlace) -> CellPlace:
-    """Check that a place in a table is in the payload, and return it."""
+def _check_place(message: Message, place: CellPlace) -> None:
+    """Check that a place in a table is in the payload."""
     sizes = message.header.sizes
-    size = stored_size(place.name, place.stored, place.cells)
-    inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
+    size = stored_size(place.dtype_name, place.stored, place.elements)
+    is_inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
     expected = f"a buffer and an offset with {size} bytes of a run"
-    expect(inside or not place.cells, "out_of_bounds", expected, [place.buffer, place.offset])
-    return place
+    found = [place.buffer, place.offset]
+    expect(is_inside or not place.elements, "out_of_bounds", expected, found)
 
 
 def _fetched(
     message: Message, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
 ) -> tuple[ByteArray, IntArray]:
-    """The cells of these rows, fetched in ranges, and where each row begins among them."""
+    """The cells of these rows, fetched in ranges, and where each row begins among them.
+
+    The place has `cells` cells.
+    """
     filled = np.flatnonzero(lengths)
     if not len(filled):
         return NO_BYTES, np.zeros_like(starts)
     begins = starts[filled]
     firsts, lasts, moves = joined_ranges(begins, begins + lengths[filled])
     if len(firsts) > MOST_RANGES:
-        return message.all_cells(place), starts
-    each = place.cells // cells
+        return message.all_elements(place), starts
+    per_cell = place.elements // cells
     bounds = zip(firsts.tolist(), lasts.tolist(), strict=True)
-    data = [message.cells(place, each * a, each * b) for a, b in bounds]
+    data = [message.elements(place, per_cell * a, per_cell * b) for a, b in bounds]
     moved = np.zeros_like(starts)
     moved[filled] = begins + moves
     return np.concatenate(data), moved

@@ -27,7 +27,7 @@ def narrowed(data: ByteArray, dtype: str) -> tuple[int, ByteArray] | None:
 
 
 def _narrowest(elements: npt.NDArray[Any]) -> int | None:
-    """The storage code with the fewest bytes; None without elements, or if they need all."""
+    """The storage code with the fewest bytes; None if there are no elements, or they need all."""
     if not len(elements):
         return None
     sample = elements[:: -(-len(elements) // _FEW_ELEMENTS)]

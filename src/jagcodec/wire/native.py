@@ -17,7 +17,7 @@ _MOST_ITEMS = 1 << 20  # of rows that are packed at once: what is in itself woul
 
 
 def packed_at_once(rows: Sequence[Any], levels: int) -> list[bytes] | None:
-    """The documents of rows, if msgpack writes them as a walk would; None: ask the walk.
+    """The documents of rows as msgpack writes them; None if a walk must write them.
 
     `levels` is how many containers may be in each other.
     """

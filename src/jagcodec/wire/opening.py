@@ -10,17 +10,25 @@ from jagcodec._arguments import flag_of, result_of
 from jagcodec.memory import aligned
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import ByteArray
-from jagcodec.wire import frames
 from jagcodec.wire.checks import bad, expect
 from jagcodec.wire.compress import opened_buffers
-from jagcodec.wire.frames import PREAMBLE, buffer_bytes, frame_arrays, is_blob, starts_of
+from jagcodec.wire.frames import (
+    PREAMBLE,
+    buffer_bytes,
+    frame_arrays,
+    frames_of_blob,
+    header_of_blob,
+    is_blob,
+    read_preamble,
+    starts_of,
+)
 from jagcodec.wire.header import Header, check_crc
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, Reading
 
 
-def reading(
+def usable_reading(
     where: str,
     limits: Any,
     copy: bool | None,
@@ -29,8 +37,8 @@ def reading(
     by_range: bool = False,
     verify: bool = True,
 ) -> Reading:
-    """The options of a caller, checked."""
-    if limits is device is copy is None and allow_pickle is False:
+    """The `Reading` that a caller's options ask for, checked."""
+    if limits is None and device is None and copy is None and allow_pickle is False:
         return _WITHOUT_OPTIONS[by_range, verify]
     limits = usable_limits(limits, f"{where}(limits)")
     device = usable_device(device, f"{where}(device)")
@@ -58,7 +66,7 @@ def open_message(source: Any, where: str, reading: Reading) -> Message:
 
 
 def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Message:
-    """As `open_message`, of a header that was read and the frames, header first."""
+    """Open a message whose header was read, from its frames, header first."""
     buffers: Sequence[Any] = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
     if sizes != header.stored:
@@ -77,7 +85,7 @@ def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Mess
 
 
 def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
-    """As `open_message`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
+    """Open a blob that is read by ranges, ``(offset, size) -> buffer``."""
 
     def get(offset: int, size: int) -> ByteArray:
         path = f"bytes {offset} to {offset + size}"
@@ -86,7 +94,7 @@ def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
         expect(whole, "frame_size", f"{size} bytes from the source", len(data), path)
         return data
 
-    size = frames.read_preamble(get(0, PREAMBLE.size))
+    size = read_preamble(get(0, PREAMBLE.size))
     if size > reading.limits.header:
         raise exceeded("header", reading.limits.header, size, "bytes", "preamble")
     header = read_header(get(PREAMBLE.size, size).data, reading.limits)
@@ -115,6 +123,6 @@ def _split_blob(
     blob: ByteArray, limits: Limits, *, in_row: bool = False
 ) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message in one buffer, and its frames, header first."""
-    frame = frames.header_of_blob(blob)
+    frame = header_of_blob(blob)
     header = read_header(frame.data, limits, in_row=in_row)
-    return header, frames.frames_of_blob(blob, frame, header.stored)
+    return header, frames_of_blob(blob, frame, header.stored)

@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 class _Kind(NamedTuple):
     """The properties of a tensor that a message does not hold."""
 
-    device: str | None  # None: the CPU
+    device: str | None  # None if it is the CPU
     requires_grad: bool
     is_parameter: bool
 
@@ -141,7 +141,10 @@ def _map_leaves(
 def _split_container(
     value: Any,
 ) -> tuple[Iterable[Any], list[Any], Callable[[list[Any]], Any]] | None:
-    """The keys and items of a container, and what makes one of other items; None of another."""
+    """The keys and items of a container, and what makes one of other items.
+
+    None if the value is not a container.
+    """
     kind = type(value)
     if kind is dict:
         return list(value), list(value.values()), lambda new: dict(zip(value, new, strict=True))

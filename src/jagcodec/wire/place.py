@@ -20,6 +20,8 @@ from jagcodec.wire.frames import BYTE, PendingMessage
 from jagcodec.wire.header import write_header
 from jagcodec.wire.lowered import Rows
 
+_GAPS = tuple(map(bytes, range(ALIGNMENT)))  # `_GAPS[n]` is n zero bytes
+
 
 class MessageWriter(PendingMessage):
     """A message while its items are placed: small buffers end to end in frame 1, then the large."""
@@ -44,7 +46,7 @@ class MessageWriter(PendingMessage):
             data, stored, rows, dims = item
             scattered = type(data) is RaggedView
             size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
-            buffer = offset = 0  # those of no bytes
+            buffer = offset = 0  # an item without bytes has no place
             if size >= spec.SMALL_BUFFER:
                 buffer = len(buffers)
                 buffers.append(size if scattered else np.frombuffer(data, np.uint8))
@@ -100,8 +102,10 @@ class MessageWriter(PendingMessage):
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         for path, rows in unbacked:
             if rows > sum(sizes):
-                detail = f"expected at most {spec.MAX_UNBACKED_ROWS} rows without data, found "
-                detail += f"{rows}; send them in several messages, see split_rows"
+                detail = (
+                    f"expected at most {spec.MAX_UNBACKED_ROWS} rows without data, found {rows}; "
+                    "send them in several messages, see split_rows"
+                )
                 raise UnsupportedTypeError("too_large", path, detail)
         self.header: bytes = write_header(start, numbers, values, self._groups, sizes)
         return self
@@ -114,6 +118,3 @@ class MessageWriter(PendingMessage):
 
     def sources(self) -> list[Any]:
         return [part for *_, view in self.rows for part in view.memories]
-
-
-_GAPS = tuple(map(bytes, range(ALIGNMENT)))  # those between small buffers, by size

@@ -83,8 +83,10 @@ def register_type(
     if to_state is None and from_state is None:
         to_state, from_state = _ways_of(cls)
     if to_state is None or from_state is None:
-        detail = "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, "
-        detail += "or both to_state and from_state, found none of these"
+        detail = (
+            "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, "
+            "or both to_state and from_state, found none of these"
+        )
         raise ArgumentTypeError("bad_type", f"register_type({cls.__qualname__})", detail)
     if name is not None and not isinstance(name, str):
         detail = f"expected a name, or None, found {brief(name)}"
@@ -94,8 +96,10 @@ def register_type(
     name = _qualified(cls) if name is None else name
     taken = _by_name[name][0] if name in _by_name else cls
     if taken is not cls and _qualified(taken) != _qualified(cls):
-        expected = f"expected a separate name for {cls.__qualname__}"
-        detail = f"{expected}, found {name!r}, which is {taken.__qualname__}'s; pass another name"
+        detail = (
+            f"expected a separate name for {cls.__qualname__}, found {name!r}, "
+            f"which is {taken.__qualname__}'s; pass another name"
+        )
         raise ArgumentError("bad_option", "register_type(name)", detail)
     _by_name[name] = cls, name, to_state, from_state
     _name_of[cls] = name
@@ -126,14 +130,19 @@ def restore(name: str, state: Any) -> Any:
         register_type(cls)
     registered = _by_name.get(name)
     if registered is None:
-        found = f"found {brief(name)}; call jagcodec.register_type for it on this side too"
-        raise fail("unknown_type", f"expected a type that is registered here, {found}")
+        detail = (
+            f"expected a type that is registered here, found {brief(name)}; "
+            "call jagcodec.register_type for it on this side too"
+        )
+        raise fail("unknown_type", detail)
     try:
         return registered[-1](state)
     except Exception as error:  # whatever the user's function raises
-        found = f"found one that raises {type(error).__name__}: {error!s:.200}"
-        expected = f"expected the state of {brief(name)}"
-        raise fail("bad_value", f"{expected}, {found}") from error
+        detail = (
+            f"expected the state of {brief(name)}, "
+            f"found one that raises {type(error).__name__}: {error!s:.200}"
+        )
+        raise fail("bad_value", detail) from error
 
 
 def _qualified(cls: type) -> str:

@@ -30,7 +30,7 @@ class Node:
     dims: int  # index of the first of its dims, which are the last of its numbers
     end: int  # index after the last of its numbers
     value: int  # index of the first value in it
-    itemsize: int = 0  # of a tensor: bytes per cell as wide as its dtype
+    itemsize: int = 0  # of a tensor: bytes per element, not narrowed
     children: Sequence[Node] = ()
 
 
@@ -129,7 +129,7 @@ class Schema:
         self.packed: bytes = data
         self.number_count: int = 0  # how many its nodes have; after them, the counts of a header
         self.value_count: int = 0  # how many documents
-        # Nodes with numbers to check; a tensor's before those that are made of it.
+        # Nodes with numbers to check. A TENSOR comes before the node that is built from it.
         self.nodes: list[Node] = []
         self.plan: Any = None  # what `claims.py` makes of them
         self.weight: int = 32 * len(data)  # about how many bytes of memory it needs
@@ -158,10 +158,7 @@ class Schema:
         if depth > spec.MAX_LEVELS:
             raise fail("too_deep", f"expected at most {spec.MAX_LEVELS} levels, found more")
         self.depth = max(self.depth, depth)
-        form = _FORMS_BY_CODE.get(item[0])
-        if form is None:
-            found = f"found {item[0]}; the sender may be newer than this reader"
-            raise fail("unknown_kind", f"expected a known kind of node, {found}")
+        form = _form_of(item[0])
         ends = 1 + len(form.fields)
         fields, children = item[1:ends] or _NONE, item[ends:]
         kind = Kind(item[0])
@@ -229,9 +226,9 @@ INTEGER_ROWS = (Kind.STRIDED_NESTED, Kind.TENSOR_VIEWS)
 def _check_integer_rows(node: Node) -> None:
     for child in node.children:
         expect(child.kind is Kind.TENSOR, "bad_record", "a TENSOR", child.kind.name)
-    cells, rows = node.children
+    values, rows = node.children
     expect(rows.fields == ["int64", 2], "bad_record", "rows of int64", rows.fields)
-    rank = cells.fields[1]
+    rank = values.fields[1]
     if node.kind is Kind.TENSOR_VIEWS:
         expect(rank > 0, "bad_record", "views of rows", rank)
     else:
@@ -239,6 +236,16 @@ def _check_integer_rows(node: Node) -> None:
 
 
 _FORMS_BY_CODE = {int(kind): form for kind, form in FORMS.items()}
+
+
+def _form_of(code: int) -> Form:
+    form = _FORMS_BY_CODE.get(code)
+    if form is None:
+        detail = (
+            f"expected a known kind of node, found {code}; the sender may be newer than this reader"
+        )
+        raise fail("unknown_kind", detail)
+    return form
 
 
 def child_step(node: Node, child: int) -> Any:

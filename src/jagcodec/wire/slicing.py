@@ -28,7 +28,7 @@ class _Cuttable(NamedTuple):
     data: memoryview
     cell: int  # bytes of one cell, or of a row of a rectangle
     offsets: int | None  # which of the offsets of the message are those of its rows
-    dims: tuple[int, ...]  # of a cell; () of documents
+    dims: tuple[int, ...]  # of a cell; () if it is a document
 
 
 class Slicer(NamedTuple):
@@ -87,7 +87,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
 
 
 def _cuttable(message: Message, node: Node, rows: int, groups: dict[int, int]) -> _Cuttable | None:
-    """A column from which rows can be cut out; None of any other. `groups` gets its group."""
+    """A column from which rows can be cut out; None if they cannot be. `groups` gets its group."""
     leaf = leaf_of(node, message.numbers)
     if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.stored != PLAIN:
         return None

@@ -133,9 +133,9 @@ TORCH_ITEMSIZES: dict[str, int] = {
 INTEGER_DTYPES = frozenset(
     ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 )
-"""Dtypes whose cells may be stored narrower than they are."""
+"""Dtypes whose elements may be stored narrower than they are."""
 
-# How cells are stored: as wide as their dtype, or one bit each, the lowest first; or `narrow_code`.
+# How elements are stored: as wide as their dtype; one bit each, the lowest first; or `narrow_code`.
 PLAIN, BITS = 0, 1
 
 # Rows that are elsewhere in the message are stored as this number and that of the runs of each; at
@@ -167,4 +167,4 @@ def narrow_code(width: int, signed: bool) -> int:
 STORED_WIDTHS: dict[int, tuple[int, bool]] = {
     narrow_code(width, signed): (width, signed) for width in range(1, 5) for signed in (False, True)
 }
-"""The codes of `narrow_code`, taken apart: bytes per cell, and whether there is a sign."""
+"""The codes of `narrow_code`, taken apart: bytes per element, and whether there is a sign."""

@@ -32,7 +32,8 @@ class MessageInMemory(NamedTuple):
     node: Node  # of the batch; its last field names the columns, its children
     first_group: int  # which of the numbers is the first of a ragged group
     numbers: bytes  # those of its header
-    values: Any  # the packed documents in it; of one node, equal ones have equal `meta`s
+    values: Any  # the packed documents in it
+    # Two messages with one node and equal `values` have equal `meta`.
     buffers: Sequence[ByteArray]  # the frames after it
 
 
@@ -197,8 +198,14 @@ def _sound(
     ]
     with np.errstate(over="ignore", invalid="ignore"):
         found, *_ = sound_at_sight(
-            *(schema, columns, ragged, columns[first:], header, limits),
-            *(partial(_Table, count), np.maximum.reduce),
+            schema,
+            columns,
+            ragged,
+            columns[first:],
+            header,
+            limits,
+            table=partial(_Table, count),
+            largest=np.maximum.reduce,
         )
     sound &= found & (not schema.plan.others)
     return sound

@@ -49,8 +49,9 @@ def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] |
 
 
 def _storage_and_cell(value: Any) -> tuple[int, int, torch.dtype, torch.Size] | None:
-    """The storage of a plain tensor, by address and size, its dtype and the shape of a cell; None
-    of other values.
+    """The storage of a plain tensor, by address and size, its dtype and the shape of a cell.
+
+    None if the value is anything else.
     """
     if (
         type(value) is torch.Tensor

@@ -55,7 +55,7 @@ from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.memory_fields import field_in_memory, has_host_cells, view_in_memory
 from jagcodec.wire.message import Budget, ChosenRows, Message
-from jagcodec.wire.opening import open_message, open_store, reading
+from jagcodec.wire.opening import open_message, open_store, usable_reading
 from jagcodec.wire.registry import BATCHED_DATA_DICT, ORDERED_DICT
 from jagcodec.wire.schema import GROUP, ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
@@ -157,8 +157,8 @@ class WireBatch(OpenBatch):
 
     def __getitem__(self, name: str) -> Any:
         if not isinstance(name, str):
-            found = f"found {describe(name)}; rows(index) chooses rows"
-            detail = f"expected the name of a column, {found}"
+            found = describe(name)
+            detail = f"expected the name of a column, found {found}; rows(index) chooses rows"
             raise ArgumentTypeError("bad_type", "WireBatch[name]", detail)
         return self._read_together({name: self._column_named(name, "__getitem__")}, As.LEAF)[name]
 
@@ -193,7 +193,7 @@ class WireBatch(OpenBatch):
         return self.at(choose_rows(index, len(self), "WireBatch.rows(index)"))
 
     def at(self, chosen: Chosen) -> WireBatch:
-        """As `rows`, of rows that were checked."""
+        """As `rows`, for an index that was checked."""
         if self.chosen is not None:
             known = self.chosen.index
             if isinstance(chosen, range):
@@ -222,10 +222,10 @@ class WireBatch(OpenBatch):
             tensor([ 8,  9, 10])
 
         Returns:
-            All of a batch that was opened from frames or a blob: the frames of that message. Any
-            other: new frames, as `encode` makes them of this batch; columns that are stored narrow
-            stay narrow. A range of rows of plain columns is cut out, which is faster. All are only
-            to be read: they may alias the messages.
+            If the batch is a whole message in memory, its frames. Otherwise new frames, as `encode`
+            makes them of this batch; columns that are stored narrow stay narrow. A range of rows
+            of plain columns is cut out, which is faster. Only read the frames: they may alias the
+            messages.
         """
         frames = self.source.cut(self)
         return encode(self, allow_pickle=self.source.allow_pickle) if frames is None else frames
@@ -293,8 +293,8 @@ class WireBatch(OpenBatch):
                 return batch_of(leaves, len(self))
             return TensorDict(leaves, batch_size=self.batch_size, device=source.device)
         except Exception as error:  # tensordict raises all kinds
-            found = f"expected columns of one batch, found {error!s:.200}"
-            raise fail("bad_value", found) from error
+            detail = f"expected columns of one batch, found {error!s:.200}"
+            raise fail("bad_value", detail) from error
 
     # Pickled, as by a queue of multiprocessing: what was chosen, as a message
 
@@ -329,7 +329,8 @@ class MessageColumns(ColumnSource):
         self.allow_pickle: bool = message.allow_pickle
         self.message: Message = message
         self.node: Node = node  # whose children are the columns
-        # The values next to the batch in the message: by name, or a mapping without one.
+        # Nodes beside the batch, each with its name. A node without a name holds a mapping of
+        # such values.
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole  # whether the batch is all of the message
         self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
@@ -509,8 +510,9 @@ class MessageColumns(ColumnSource):
         if isinstance(column, UnbatchedTensor):
             return column
         if not is_leaf(column):
-            found = f"found {type(column).__name__}; decode reads such a column"
-            raise fail("bad_value", f"expected a leaf of a TensorDict, {found}")
+            found = type(column).__name__
+            detail = f"expected a leaf of a TensorDict, found {found}; decode reads such a column"
+            raise fail("bad_value", detail)
         nested = isinstance(column, torch.Tensor) and column.is_nested
         # Only the first dim of a strided nested tensor has one size.
         sizes, shape = (self.sizes[:1], [column.size(0)]) if nested else (self.sizes, column.shape)
@@ -680,16 +682,21 @@ def open_wire(
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
     where = "open_wire(source)"
-    how = reading("open_wire", limits, copy, device, allow_pickle, by_range=True, verify=False)
+    how = usable_reading(
+        "open_wire", limits, copy, device, allow_pickle, by_range=True, verify=False
+    )
     if type(source) not in _MESSAGE_TYPES and isinstance(source, (str, os.PathLike)):
         name = file_path(source, where, "decode accepts a message in memory")
         with noted_file(name):
             data = read_file(name, where, how.limits, mmap=True)
             return batch_of_message(open_message(data, where, how._replace(file=name)))
     if isinstance(source, (OpenBatch, TensorDictBase, dict)):
-        if how != reading("open_wire", None, None, None, False, by_range=True, verify=False):
-            detail = "expected a message, to which the options apply, found a batch in memory"
-            raise ArgumentError("bad_option", where, f"{detail}; leave all of them out")
+        if how != usable_reading("open_wire", None, None, None, False, by_range=True, verify=False):
+            detail = (
+                "expected a message, to which the options apply, found a batch in memory; "
+                "leave all of them out"
+            )
+            raise ArgumentError("bad_option", where, detail)
         return open_memory(source, where)
     if callable(source):
         return batch_of_message(open_store(source, how))
@@ -726,7 +733,7 @@ _MESSAGE_TYPES = (list, bytes, bytearray)
 
 def open_whole(source: Any, path: str) -> WireBatch:
     """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
-    how = reading(path, None, None, None, False, by_range=True)
+    how = usable_reading(path, None, None, None, False, by_range=True)
     remedy = "send columns with encode_fields(columns, lengths=...), rows with encode_rows(rows)"
     return batch_of_message(open_message(source, path, how), remedy)
 
@@ -741,11 +748,13 @@ def batch_of_message(message: Message, remedy: str = "use decode") -> WireBatch:
         return WireBatch(MessageColumns(message, node, sizes, beside, whole=True))
     state = _state_in_documents(message, root)
     if state is None:
-        expected = "a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
         batches = sum(child.kind is Kind.TENSORDICT for child in root.children)
         other = f"a dict with {batches} of them" if root.kind is Kind.MAP else "another value"
-        text = f"expected the message of {expected}, found one of {other}; {remedy}"
-        raise fail("bad_value", text)
+        detail = (
+            "expected the message of a TensorDict, of a BatchedDataDict, or of a dict with one "
+            f"TensorDict, found one of {other}; {remedy}"
+        )
+        raise fail("bad_value", detail)
     columns, meta = state
     try:
         rows = row_counts(columns, "$") or 0
