@@ -15,7 +15,7 @@ from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
-from jagcodec.pack.cells import RowCells, cells_of_rows, misfit
+from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
 from jagcodec.pack.row_kinds import described
 from jagcodec.pack.rows import (
     check_row_shape,
@@ -40,7 +40,7 @@ class _GrowingColumn:
 
     dim: int = 0  # the dim of a chunk along which its tokens are
     shape: tuple[int, ...] = (0,)  # the shape without tokens
-    schema: FieldSchema | None = None  # what says the shape of its chunks
+    schema: FieldSchema | None = None  # says the shape of its chunks
     dtype: torch.dtype | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes`, an array or a tensor decided the dtype
     tokens: int = 0
@@ -55,8 +55,8 @@ class _GrowingColumn:
             self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
 
-    def keep(self, tokens: int) -> _GrowingColumn:
-        """A column with a copy of the first tokens."""
+    def first_tokens(self, tokens: int) -> _GrowingColumn:
+        """A column with a copy of the first `tokens` tokens."""
         chunks = [cat_bits([self.whole().narrow(self.dim, 0, tokens)], 0)] if tokens else []
         return replace(self, tokens=tokens, chunks=chunks)
 
@@ -144,7 +144,7 @@ class RowBuilder:
                 try:
                     grown.shape = shape_without_cells(schema, grown.dim + 1)
                 except JagcodecError as error:
-                    raise misfit(error, f"{path}[{name!r}]") from None
+                    raise error_at_column(error, f"{path}[{name!r}]") from None
 
     def __len__(self) -> int:
         counted = (column.tokens for name, column in self._columns.items() if self._counts(name))
@@ -200,8 +200,10 @@ class RowBuilder:
         first, found = next(iter(counted.items()), ("", 1))
         for name, other in counted.items():
             if other != found:
-                detail = f"expected {found} tokens like {first!r}, found {other}; one number "
-                detail += "instead of a list fills as many tokens as there are"
+                detail = (
+                    f"expected {found} tokens like {first!r}, found {other}; "
+                    "one number instead of a list fills as many tokens as there are"
+                )
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
         return found
 
@@ -216,8 +218,8 @@ class RowBuilder:
             if found != lengths[named[0]]:
                 detail = (
                     f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found {found}; "
+                    "append to every column, or name those that must agree in same_length="
                 )
-                detail += "append to every column, or name those that must agree in same_length="
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
 
     def _counts(self, name: str) -> bool:
@@ -253,7 +255,7 @@ class RowBuilder:
             raise ArgumentError("bad_option", path, detail)
         for name, column in self._columns.items():
             if self._counts(name) and column.tokens > most:
-                self._columns[name] = column.keep(most)
+                self._columns[name] = column.first_tokens(most)
 
     def to_row(self) -> dict[str, Any]:
         """What there is so far, by name: a snapshot, which no later call changes.
@@ -319,22 +321,25 @@ class RowBuilder:
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
                 shape = tuple(0 if d == dim else size for d, size in enumerate(cells.shape))
                 grown = _GrowingColumn(dim, shape, schema[name], leaf.dtype, True, 0, [cells])
-                row._columns[name] = grown.keep(leaf.row_splits.total)
+                row._columns[name] = grown.first_tokens(leaf.row_splits.total)
                 continue
             if schema[name].kind == "tensor":
                 leaf = contiguous_bits(leaf).clone()
             elif is_non_tensor(leaf):
                 leaf = rows_of_leaf(leaf, 1)
             elif not isinstance(leaf, np.ndarray):
-                detail = f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
-                raise ArgumentTypeError("bad_type", path, detail + "other columns")
+                found = type(leaf).__name__
+                detail = f"expected a tensor or a payload, found {found}; select the other columns"
+                raise ArgumentTypeError("bad_type", path, detail)
             row._values[name], row._dtypes[name] = leaf[0], schema[name]
         row._check_token_counts(row._columns, {}, where)
         return row
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: its columns are copied, so later appends do not change them."""
-        columns = {name: column.keep(column.tokens) for name, column in self._columns.items()}
+        columns = {
+            name: column.first_tokens(column.tokens) for name, column in self._columns.items()
+        }
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
     def __copy__(self) -> RowBuilder:
@@ -367,7 +372,11 @@ def _of_state(state: Any) -> RowBuilder:
 def _read_chunk(
     column: _GrowingColumn, chunk: Any, path: str
 ) -> tuple[_GrowingColumn, torch.Tensor, int | None]:
-    """Read a chunk: its column, perhaps with a new dtype; cells; token count, None for a number."""
+    """Read a chunk.
+
+    Returns its column (the dtype may be new), its cells, and its token count, or None if it is one
+    number.
+    """
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):
         chunk = chunk.detach().cpu()
@@ -383,15 +392,18 @@ def _read_chunk(
                 column = replace(column, dtype=torch.float32, chunks=chunks)
             made = cells_of_rows([chunk], column.dtype, dim=column.dim)
     except JagcodecError as error:
-        raise misfit(error, path, of_rows=False) from None
+        raise error_at_column(error, path, of_rows=False) from None
     if not isinstance(made, RowCells):
-        detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
-        raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
+        detail = (
+            "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
+            f"found {described(chunk)}"
+        )
+        raise ArgumentTypeError("bad_type", path, detail)
     cells = torch.as_tensor(made.values)
     try:
         column.check_chunk(made, cells)
     except JagcodecError as error:
-        raise misfit(error, path) from None
+        raise error_at_column(error, path) from None
     if column.dtype is None:
         column = replace(column, dtype=made.dtype, dtype_is_fixed=is_typed)
     return column, cells, made.lengths[0] if made.lengths else None

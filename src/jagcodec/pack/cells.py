@@ -53,7 +53,7 @@ class RowCells(NamedTuple):
         return dtype
 
 
-def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
+def error_at_column(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
     """The error of `cells_of_rows` at the `path` of its column; without `of_rows`, of a chunk."""
     place, detail = error.path, error.detail
     if not of_rows:
@@ -84,20 +84,11 @@ def cells_of_rows(
         arrays = plain_arrays(rows)
         if not any(plain is None for plain in arrays):
             rows, types = arrays, _ARRAY_ONLY
-    # Most columns have rows of one kind: find it without reading every row.
     if types == _ARRAY_ONLY and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
         if dtype is None:
             return _joined_cells(rows, copied, dim)
         return _cells_of_arrays(rows, dtype, copied, dim)
-    are_lists = types <= _LIST_OR_TUPLE
-    if are_lists and type(next((row[0] for row in rows if row), None)) in DEFAULT_DTYPES:
-        kinds = {SEQUENCE_ROW}
-    elif are_lists and {type(row[0]) for row in rows if row} in _ITEMS_OF_OBJECTS:
-        kinds = {OBJECT_ROW}
-    elif types <= KIND_OF_TYPE.keys():
-        kinds = {KIND_OF_TYPE[kind] for kind in types}
-    else:
-        kinds = set(map(kind_of_row, rows))
+    kinds = _kinds_of(rows, types)
     if kinds == {NUMBER_ROW}:
         return RowCells(fill_cells([rows], (len(rows),), dtype, rows[0], None), None)
     if OBJECT_ROW in kinds:
@@ -111,13 +102,25 @@ def cells_of_rows(
         return list(rows)  # all items are None
     if kinds <= {SEQUENCE_ROW}:
         # Iterate: a subclass of list may report another length.
-        rows = rows if are_lists else [list(iter(row)) for row in rows]
+        rows = rows if types <= _LIST_OR_TUPLE else [list(iter(row)) for row in rows]
         return _cells_of_lists(rows, dtype) if not dim else _cells_of_deep_lists(rows, dtype, dim)
     return _cells_of_mixed_rows(rows, dtype, dim)
 
 
+def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
+    """The kinds of rows of these types; those of most columns are found without a read of each."""
+    if types <= _LIST_OR_TUPLE:
+        if type(next((row[0] for row in rows if row), None)) in DEFAULT_DTYPES:
+            return {SEQUENCE_ROW}
+        if {type(row[0]) for row in rows if row} in _ITEMS_OF_OBJECTS:
+            return {OBJECT_ROW}
+    if types <= KIND_OF_TYPE.keys():
+        return {KIND_OF_TYPE[kind] for kind in types}
+    return set(map(kind_of_row, rows))
+
+
 def joined_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
-    """Arrays, or tensors, of one dtype and cell shape, end to end; None for all other rows."""
+    """Arrays, or tensors, of one dtype and cell shape, end to end; None if the rows differ."""
     if types == _ARRAY_ONLY:
         dtypes, known = {row.dtype for row in rows}, PLAIN_DTYPES.keys()
         join: Callable[..., Any] = np.concatenate
@@ -296,8 +299,11 @@ def _joined_cells(parts: Sequence[Any], copied: bool, dim: int) -> RowCells:
         ones = None if is_array else [part.unsqueeze(0) for part in parts]
         return RowCells(np.array(parts) if ones is None else cat_bits(ones, 0), None)
     if first.ndim <= dim:
-        detail = f"expected {dim + 1} dims or more, of which dim {dim} is the tokens, found shape "
-        raise ArgumentError("bad_shape", ", row 0", f"{detail}{tuple(first.shape)}")
+        detail = (
+            f"expected {dim + 1} dims or more, of which dim {dim} is the tokens, "
+            f"found shape {tuple(first.shape)}"
+        )
+        raise ArgumentError("bad_shape", ", row 0", detail)
     values: Any = first
     if len(parts) > 1:
         values = _concatenated(parts, dim)
@@ -392,8 +398,11 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
             hint = _ragged_dim_remedy(differs[0]) if len(differs) == 1 else ""
             raise ArgumentError("bad_shape", f", row {i}", detail + hint)
         if not is_array and part.device != first.device:
-            detail = f"expected device {first.device} like row 0, found {part.device}"
-            raise ArgumentError("bad_dtype", f", row {i}", f"{detail}; move it with .to()")
+            detail = (
+                f"expected device {first.device} like row 0, found {part.device}; "
+                "move it with .to()"
+            )
+            raise ArgumentError("bad_dtype", f", row {i}", detail)
 
 
 def _two_dtypes_remedy(*both: torch.dtype) -> str:

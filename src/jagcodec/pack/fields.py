@@ -181,7 +181,7 @@ def _packed_columns(
 ) -> Columns:
     """Checked columns. Only cells past the ends of rows are read, in packed columns."""
     fields = named_columns(fields, f"{where}(fields)")
-    strict = strict if strict is False else flag_of(strict, f"{where}(strict)")
+    strict = flag_of(strict, f"{where}(strict)")
     rule = _pack_rule(fields, lengths, token_aligned_fields, mask, where, strict)
     row_splits = rule.row_splits
     rows = None if row_splits is None else row_splits.rows
@@ -250,9 +250,12 @@ class _PackRule(NamedTuple):
             return ArgumentError("bad_option", path, detail)
         least = self.narrowest
         width = f"{least}" if least == self.widest else f"{least} or more"
-        detail = f"expected a per-token column ({self.row_splits.rows}, {width}, ...), found shape "
-        detail += f"{shape}. {MISSING_CELL}. If it does not hold one value per token, leave it out "
-        return ArgumentError("bad_shape", path, detail + "of token_aligned_fields")
+        detail = (
+            f"expected a per-token column ({self.row_splits.rows}, {width}, ...), "
+            f"found shape {shape}. {MISSING_CELL}. "
+            "If it does not hold one value per token, leave it out of token_aligned_fields"
+        )
+        return ArgumentError("bad_shape", path, detail)
 
 
 def _pack_rule(
@@ -306,11 +309,13 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int:
         found = int(column.shape[0])
     else:
         refuse_packed(column, path, "a padded or jagged column")
-        detail = "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and "
-        detail += f"None, or payloads of a TensorDict, found {described(column)}"
-        detail += " without batch dims" if is_non_tensor(column) else ""
-        detail += "; use torch.tensor, torch.from_numpy, stack_or_nest, or numpy.empty(N, "
-        detail += "dtype=object), and meta= of encode_fields for what belongs to the whole batch"
+        found_text = described(column) + (" without batch dims" if is_non_tensor(column) else "")
+        detail = (
+            "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and None, or "
+            f"payloads of a TensorDict, found {found_text}; use torch.tensor, torch.from_numpy, "
+            "stack_or_nest, or numpy.empty(N, dtype=object), and meta= of encode_fields for what "
+            "belongs to the whole batch"
+        )
         raise ArgumentTypeError("bad_type", path, detail)
     if rows not in (None, found):
         detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
@@ -338,8 +343,10 @@ def _check_constant(integers: Mapping[str, Any], valid: npt.NDArray[np.bool_], w
     """Raise an error if in each column (N, S, ...) the cells that are not `valid` differ."""
     rows = [_uneven_row(column, valid) for column in integers.values()]
     if rows and None not in rows:
-        detail = "expected one constant in all cells past row ends, in at least one column of "
-        detail += "integers, found others; did you pass prompt or response lengths for both?"
+        detail = (
+            "expected one constant in all cells past row ends, in at least one column of integers, "
+            "found others; did you pass prompt or response lengths for both?"
+        )
         first = next(iter(integers))
         raise ArgumentError("bad_length", f"{where}({first!r}), row {rows[0]}", detail)
 
@@ -391,8 +398,8 @@ class _Mask(NamedTuple):
     run_lengths: IntArray | None
 
     def rows(self, view: RaggedView) -> RaggedView:
-        """The rows of the mask in a view whose rows begin at cell 0. Copies rows with holes."""
-        if self.first is None or view.starts is None:  # None: it has no cells
+        """The rows of the mask in a view whose rows begin at cell 0. Rows with holes are copied."""
+        if self.first is None or view.starts is None:  # no starts: there are no cells
             return view
         if self.run_lengths is None:
             return view.moved(view.row_starts() + self.first)

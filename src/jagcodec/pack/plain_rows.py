@@ -12,7 +12,7 @@ import torch
 from jagcodec._arguments import named_columns
 from jagcodec.errors import JagcodecError
 from jagcodec.memory.tensor_bytes import plain_array
-from jagcodec.pack.cells import RowCells, cells_of_rows, joined_quickly, misfit
+from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column, joined_quickly
 from jagcodec.pack.row_kinds import KIND_OF_TYPE, OBJECT_ROW
 from jagcodec.wire.at_once import (
     frames_of_items,
@@ -46,7 +46,7 @@ _Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
 def frames_of_plain_rows(
     rows: list[Any], same_length: Any, where: str, meta: Any
 ) -> list[Frame] | None:
-    """The message of rows; None if they, or `same_length`, need `_checked_columns`."""
+    """The message of rows; None if the rows, or `same_length`, need `_checked_columns`."""
     if not 0 < len(rows) <= MAX_UNBACKED_ROWS:
         return None
     columns = columns_of_dicts(rows, f"{where}(rows), row 0")
@@ -60,7 +60,7 @@ def frames_of_plain_rows(
         try:
             made = _of_column(column, groups)
         except JagcodecError as error:
-            raise misfit(error, f"{where}({name!r})") from None
+            raise error_at_column(error, f"{where}({name!r})") from None
         if made is None:
             return None
         item, node = made

@@ -18,7 +18,7 @@ from jagcodec.ragged.nested import is_jagged
 from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.spec import MAX_NDIM
 
-# A blank row, which is empty or of None alone, fits any other kind.
+# A blank row is empty or holds only None. It fits any other kind.
 NUMBER_ROW, SEQUENCE_ROW, ARRAY_ROW, OBJECT_ROW = "number", "sequence", "array", "object"
 BLANK_ROW = "blank"
 KIND_OF_TYPE: dict[type, str] = {
@@ -96,8 +96,8 @@ def wrong_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
     detail = f"expected {expected}, found {described(item)}"
     if item is None:
         other = "a bool" if expected == "bools" else "a number"
-        detail = f"expected {other}, found None; put {other} in its place, such as "
-        detail += "False" if expected == "bools" else "float('nan')"
+        example = "False" if expected == "bools" else "float('nan')"
+        detail = f"expected {other}, found None; put {other} in its place, such as {example}"
     return ArgumentTypeError("bad_type", place, detail + OR_OBJECTS)
 
 

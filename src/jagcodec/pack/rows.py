@@ -29,7 +29,7 @@ from jagcodec.errors import (
     describe,
 )
 from jagcodec.memory.plain_types import check_plain
-from jagcodec.pack.cells import RowCells, cells_of_rows, misfit
+from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
 from jagcodec.pack.fields import tensordict_of
 from jagcodec.pack.plain_rows import (
     NO_NAMES,
@@ -197,10 +197,10 @@ def _checked_columns(
                 columns[name] = _column_of_cells(made, field, dim, name in rectangles, splits)
                 continue
         except JagcodecError as error:
-            raise misfit(error, path) from None
+            raise error_at_column(error, path) from None
         if name in named:
-            detail = "expected rows of cells, as ragged_dims= names the column, found "
-            detail += "one number per row" if type(made) is RowCells else "Python objects"
+            found = "one number per row" if type(made) is RowCells else "Python objects"
+            detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
             raise ArgumentTypeError("bad_type", path, detail)
         columns[name] = made.values if type(made) is RowCells else made
         if copied and type(made) is not RowCells and field.kind != "object":
@@ -245,8 +245,11 @@ def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
     """The shape of a column's cells if it has none along `dim`: its ragged dim, or 0 (rows)."""
     sizes = [0 if d == dim else size for d, size in enumerate(field.shape or ())]
     if None in sizes:
-        detail = "expected the size of each dim but the ragged one, as no row shows it, found "
-        raise ArgumentError("bad_shape", "", f"{detail}{list(field.shape or ())} in dtypes=")
+        detail = (
+            "expected the size of each dim but the ragged one, as no row shows it, "
+            f"found {list(field.shape or ())} in dtypes="
+        )
+        raise ArgumentError("bad_shape", "", detail)
     return tuple(sizes[min(dim, 1) :])  # type: ignore[arg-type]
 
 
@@ -281,16 +284,22 @@ def _column_of_cells(
     values, lengths = made.values, made.lengths or ()
     if not sum(lengths) and values.ndim < max(dim, len(field.shape or ()) - 1):
         if field.shape is None:
-            detail = f"expected a row that shows the dims before dim {dim}, found empty lists; "
-            raise ArgumentError("bad_shape", "", detail + "pass dtypes={...: a FieldSchema}")
+            detail = (
+                f"expected a row that shows the dims before dim {dim}, found empty lists; "
+                "pass dtypes={...: a FieldSchema}"
+            )
+            raise ArgumentError("bad_shape", "", detail)
         # Empty lists do not show the shape of their cells.
         values = values.reshape(shape_without_cells(field, dim))
     if rectangular:
         width = lengths[0] if lengths else 0
         for i, length in enumerate(lengths):
             if length != width:
-                expected = f"expected {width} items like row 0, as the column is rectangular"
-                raise ArgumentError("bad_length", f", row {i}", f"{expected}, found {length}")
+                detail = (
+                    f"expected {width} items like row 0, as the column is rectangular, "
+                    f"found {length}"
+                )
+                raise ArgumentError("bad_length", f", row {i}", detail)
         return values.reshape(len(lengths), width, *values.shape[1:])
     if lengths not in splits:
         splits[lengths] = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
@@ -349,8 +358,10 @@ def _ragged_dims(
 
 # --- arguments ---------------------------------------------------------------------------------
 
-_IN_LIST = "; put items of an iterator into a list, and values of the whole batch into meta= of "
-_IN_LIST += "encode_rows"
+_IN_LIST = (
+    "; put items of an iterator into a list, "
+    "and values of the whole batch into meta= of encode_rows"
+)
 
 
 def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[str, Sequence[Any]]]:
@@ -371,8 +382,11 @@ def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[s
         check_plain(rows, f"{where}(rows)")
     sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
     if not sized or isinstance(rows, (str, bytes)):
-        detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
-        raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
+        detail = (
+            "expected a sequence of samples (mappings) or a mapping of names to rows, "
+            f"found {describe(rows)}{_IN_LIST}"
+        )
+        raise ArgumentTypeError("bad_type", f"{where}(rows)", detail)
     if not len(rows):
         named = mapping_of({} if dtypes is None else dtypes, f"{where}(dtypes)", _DTYPES)
         if not named:
@@ -391,8 +405,8 @@ def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[s
             names = row.keys()
         elif row.keys() != names:
             name = min(names ^ row.keys(), key=brief)
-            detail = "expected the names of row 0, found a sample "
-            detail += f"{'without' if name in names else 'with'} {brief(name)}"
+            differs = f"{'without' if name in names else 'with'} {brief(name)}"
+            detail = f"expected the names of row 0, found a sample {differs}"
             raise ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
     return len(rows), {name: [row[name] for row in rows] for name in names}
 
@@ -415,8 +429,10 @@ def _rows_as_sequence(column: Any, path: str) -> Sequence[Any]:
             return list(column)
     elif isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
         return items_of(column, path, "a list")
-    detail = f"expected a list, tuple, array or tensor of N rows, found {describe(column)}"
-    raise ArgumentTypeError("bad_type", path, detail + _IN_LIST)
+    detail = (
+        f"expected a list, tuple, array or tensor of N rows, found {describe(column)}{_IN_LIST}"
+    )
+    raise ArgumentTypeError("bad_type", path, detail)
 
 
 _ANY = FieldSchema("", None, None)
@@ -460,8 +476,10 @@ def _check_makable(field: FieldSchema, path: str) -> None:
         or 16 * math.prod(size or 1 for size in sizes) >= MAX_BYTES
     ):
         dtype = str(field.dtype) if isinstance(field.dtype, torch.dtype) else brief(field.dtype)
-        detail = "expected the schema of a column that rows can make (tensor or jagged, a torch "
-        detail += f"dtype, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
+        detail = (
+            "expected the schema of a column that rows can make (tensor or jagged, a torch dtype, "
+            f"and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
+        )
         raise ArgumentError("bad_type", path, detail)
 
 

@@ -72,9 +72,8 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     check_rectangle(padded, f"{where}(padded)")
     if padded.dim() < 2:
         detail = (
-            f"expects (N, S, ...), found shape {tuple(padded.shape)}; "
-            "values end to end are rows with "
-            "torch.nested.nested_tensor_from_jagged(values, offsets)"
+            f"expects (N, S, ...), found shape {tuple(padded.shape)}; values end to end are rows "
+            "with torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
         raise ArgumentError("bad_shape", f"{where}(padded)", detail)
     row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
@@ -305,8 +304,8 @@ def _views_of(
         else:
             if isinstance(value, torch.Tensor):
                 check_plain(value, path)
-            detail = f"expected a jagged tensor, found {describe(value)}"
-            raise ArgumentTypeError("bad_type", path, detail + _as_jagged(value))
+            detail = f"expected a jagged tensor, found {describe(value)}{_as_jagged(value)}"
+            raise ArgumentTypeError("bad_type", path, detail)
     both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]
     numbers = [part.cu_seqlens for part in both if isinstance(part, PackedColumn)]
     jagged = [part for part in both if isinstance(part, NestedParts)]
@@ -335,8 +334,10 @@ def _as_jagged(value: Any) -> str:
 
 
 def _without_prompt(what: str, path: str) -> ArgumentError:
-    detail = f"expected a prompt before {what}, found none; no position predicts the first: keep "
-    detail += "at least a begin-of-sequence token, which a mask of whole rows leaves out"
+    detail = (
+        f"expected a prompt before {what}, found none; no position predicts the first: keep at "
+        "least a begin-of-sequence token, which a mask of whole rows leaves out"
+    )
     return ArgumentError("empty_prompt", path, detail)
 
 

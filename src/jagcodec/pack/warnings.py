@@ -27,8 +27,11 @@ def _warn(path: str, detail: str) -> None:
 
 def warn_of_rectangle(path: str) -> None:
     """Warn of a column that was named, and cannot be packed."""
-    detail = "stays rectangular although you named it as per-token, because its rows or its width "
-    _warn(path, f"{detail}do not fit the lengths or the mask. {MISSING_CELL}")
+    detail = (
+        "stays rectangular although you named it as per-token, because its rows or its width do "
+        f"not fit the lengths or the mask. {MISSING_CELL}"
+    )
+    _warn(path, detail)
 
 
 FEW_CELLS = 2
@@ -40,34 +43,43 @@ MISSING_CELL = "If it lacks the first token, pad it: torch.nn.functional.pad(x, 
 
 def warn_of_narrow(path: str) -> None:
     """Warn of a column without a name that is almost as wide as those that are packed."""
-    detail = "stays rectangular, because it is a few cells narrower than the longest row or the "
-    detail += f"mask: a per-token column has a cell for each token. {MISSING_CELL}. If it is not "
-    _warn(path, detail + "per-token, name the columns that are in token_aligned_fields")
+    detail = (
+        "stays rectangular, because it is a few cells narrower than the longest row or the mask: "
+        f"a per-token column has a cell for each token. {MISSING_CELL}. "
+        "If it is not per-token, name the columns that are in token_aligned_fields"
+    )
+    _warn(path, detail)
 
 
 def warn_of_swapped_dims(path: str) -> None:
     """Warn of a column that is padded in one dim, and whose tokens are in the next one."""
-    detail = "is padded in dim 1, although the rows of another column are as long as its dim 2. "
-    detail += "Are its rows (k, n), such as position ids of several kinds? Then write them with "
-    detail += "their ragged dim: encode_rows(..., ragged_dims={name: 2}). If they are not, name "
-    _warn(path, detail + "the column in keep_jagged, or leave it out of token_aligned_fields")
+    detail = (
+        "is padded in dim 1, although the rows of another column are as long as its dim 2. "
+        "Are its rows (k, n), such as position ids of several kinds? Then write them with their "
+        "ragged dim: encode_rows(..., ragged_dims={name: 2}). If they are not, name the column in "
+        "keep_jagged, or leave it out of token_aligned_fields"
+    )
+    _warn(path, detail)
 
 
 def warn_of_leftovers(path: str) -> None:
     """Warn of integers that are packed, and do not look padded."""
-    detail = "cells after rows are left out, and they do not look like padding: the first and the "
-    detail += "last of a row differ. Did you pass prompt or response lengths for a column of both? "
-    detail += (
+    detail = (
+        "cells after rows are left out, and they do not look like padding: the first and the last "
+        "of a row differ. Did you pass prompt or response lengths for a column of both? "
         "Is it padded on the left? pack_jagged_fields and encode_fields accept mask= for that, "
+        "and with strict=True they name the row"
     )
-    detail += "and with strict=True they name the row"
     _warn(path, detail)
 
 
 def warn_of_width(path: str) -> None:
     """Warn of lengths that pack no column, although one is wider than the longest row."""
-    detail = "lengths pack no column: without names only those as wide as the longest row are "
-    _warn(path, detail + "packed. Name the per-token columns in token_aligned_fields")
+    detail = (
+        "lengths pack no column: without names only those as wide as the longest row are packed. "
+        "Name the per-token columns in token_aligned_fields"
+    )
+    _warn(path, detail)
 
 
 _FEW_ROWS = 16
