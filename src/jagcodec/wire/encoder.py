@@ -133,8 +133,8 @@ def encode(
         CPU, and keeps it alive: write to it, or call ``tensor.share_memory_()`` (as a queue of
         torch.multiprocessing does), only after the frames are sent. Buffers below 16 KiB are copied
         into frame 1. Tensors on other devices are copied to one block, for CUDA of pinned memory,
-        which lives as long as one of its frames; the device is waited for once. With `out`, the
-        size of the blob that was written.
+        which lives as long as one of its frames; the device is waited for once, and once more for
+        each jagged tensor with holes. With `out`, the size of the blob that was written.
 
     Example of `out` and `default`:
         >>> memory = bytearray(1000)
