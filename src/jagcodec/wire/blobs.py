@@ -75,8 +75,11 @@ def refuse_frames(obj: Any, where: str) -> None:
     """Refuse the frames of a message where a value is expected."""
     first = obj[0] if isinstance(obj, (list, tuple)) and obj else None
     if isinstance(first, (bytes, bytearray)) and MAGIC.encode() in first[:10]:
-        found = "found the frames of a message; pass open_wire(frames), or write to_blob(frames)"
-        raise ArgumentTypeError("bad_type", where, f"expected a value, {found}")
+        detail = (
+            "expected a value, found the frames of a message; "
+            "pass open_wire(frames), or write to_blob(frames)"
+        )
+        raise ArgumentTypeError("bad_type", where, detail)
 
 
 def load(

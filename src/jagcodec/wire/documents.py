@@ -55,8 +55,11 @@ _KINDS = {int(kind): kind for kind in RECORDS}
 def _tag(code: int, data: bytes) -> Kind:
     """The kind of a record, from its tag."""
     if code not in _KINDS:
-        found = f"found {code}; the sender may be newer than this reader"
-        raise WireFormatError("unknown_kind", "$", f"expected the code of a known record, {found}")
+        detail = (
+            f"expected the code of a known record, found {code}; "
+            "the sender may be newer than this reader"
+        )
+        raise WireFormatError("unknown_kind", "$", detail)
     if data:
         raise WireFormatError("bad_record", "$", f"expected an empty tag, found {brief(data)}")
     return _KINDS[code]
@@ -91,8 +94,8 @@ def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[A
                 scanner.skip()
             item = unpacker.unpack()
             if unpacker.tell() != end:
-                found = f"found {unpacker.tell()}"
-                raise WireFormatError("bad_value", "$", f"expected a document up to {end}, {found}")
+                detail = f"expected a document up to {end}, found {unpacker.tell()}"
+                raise WireFormatError("bad_value", "$", detail)
             items.append(item)
     except WireFormatError as error:
         raise WireFormatError(error.reason, f"$[{rows[len(items)]}]", error.detail) from error
@@ -104,8 +107,8 @@ def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[A
 def not_msgpack(error: Exception, path: str) -> WireFormatError:
     """The error for bytes that msgpack rejects."""
     text = str(error) or type(error).__name__
-    found = f"found {text:.200}; it was cut, or frames were joined"
-    return WireFormatError("bad_header", path, f"expected whole msgpack, {found}")
+    detail = f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined"
+    return WireFormatError("bad_header", path, detail)
 
 
 # Below this size unpacking allocates half a megabyte at most on the word of forged counts.

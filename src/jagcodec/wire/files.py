@@ -34,8 +34,8 @@ def file_path(path: Any, where: str, remedy: str) -> str:
         detail = f"expected a path that the file system can encode, found {brief(path)}"
         raise ArgumentError("bad_option", where, detail) from error
     if "\0" in name:
-        found = f"found {brief(name)}"
-        raise ArgumentError("bad_option", where, f"expected a path without NUL, {found}")
+        detail = f"expected a path without NUL, found {brief(name)}"
+        raise ArgumentError("bad_option", where, detail)
     return name
 
 

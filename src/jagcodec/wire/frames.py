@@ -214,9 +214,9 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
     *starts, size = starts_of(len(message.header), _buffer_sizes(message.buffers))
     target = writable_bytes(result_of(out, (size,), path) if callable(out) else out, path)
     if len(target) < size:
-        expected = f"expected a buffer of at least {size} bytes, found {len(target)}"
         remedy = "" if callable(out) else "; pass a function, which is called with the size"
-        raise ArgumentError("too_large", path, expected + remedy)
+        detail = f"expected a buffer of at least {size} bytes, found {len(target)}{remedy}"
+        raise ArgumentError("too_large", path, detail)
     first = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header)) + message.header
     parts: list[Any] = [np.frombuffer(first, dtype=np.uint8), *message.buffers]
     ready = [part for part in message.buffers if not isinstance(part, int)]
