@@ -60,6 +60,7 @@ COLUMNS = {
     "packed, dim 2": PackedColumn(torch.ones(2, 3), *PARTS),
     "list": ["a", "b"],
     "list of tensors": [torch.ones(1), torch.ones(2)],
+    "dict of lists": {"y": ["a", "b"]},
     "array": np.ones((2, 3)),
     "array of objects": np.array(["a", None], dtype=object),
     "array of texts": np.array(["a", "bb"]),
@@ -73,13 +74,13 @@ COLUMNS = {
 
 @pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
 def test_every_form_of_a_column_has_one_schema(column):
-    plain = BatchedDataDict({"x": column})
-    forms: list[Any] = [plain, encode(plain), open_wire(plain), dict(plain)]
-    schemas = [open_wire(form).schema for form in forms[:3]]
-    for schema in schemas:
-        assert dict(schema) == dict(schemas[0])
+    for others in ({}, {"reward": torch.ones(2)}):  # without tensors, a batch may be one document
+        plain = BatchedDataDict({"x": column, **others})
+        forms: list[Any] = [plain, encode(plain), open_wire(plain), dict(plain)]
+        schemas = [dict(open_wire(form).schema) for form in forms[:3]]
+        assert schemas == [schemas[0]] * 3
         for form in forms:
-            check_schema(form, schema)
+            check_schema(form, schemas[0])
 
 
 def test_a_column_that_differs_is_named():

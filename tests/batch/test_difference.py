@@ -125,6 +125,8 @@ WHOLE: list[tuple[Any, Any, str]] = [
     # What is next to the batch, and a column that has its name.
     ({"td": BATCH, "w": IDS[0]}, {"td": BATCH, "w": IDS[1]}, "column w, row 0: value 1 and 3"),
     (named(IDS), named(-IDS), "column td.$.x, row 0, cell [0]: value 1 and -1"),
+    # Equal by ==, and not the same.
+    (range(0, 3, 2), range(0, 4, 2), "$: value range(0, 3, 2) and range(0, 4, 2)"),
     # [x] and (x,) have the same entries.
     ([IDS], (IDS,), "$: type list and tuple"),
     (stack([[], []]), stack([[], []]), "None"),

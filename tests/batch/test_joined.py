@@ -136,6 +136,13 @@ def test_a_damaged_message_is_named(form):
             messages[at][frame] = data
             with pytest.raises(WireFormatError, match=f"message {at}: "):
                 materialize(messages)
+    damaged = [receive(frames) for frames in FRAMES]
+    for i, frames in enumerate(damaged):
+        rows = TensorDict({"x": nested([[1, 2], [3] * i])}, [2])
+        frames[:] = [bytearray(frame) for frame in encode(rows)]
+    damaged[3][1][72:80] = (9).to_bytes(8, "little")  # after 5 cells: the offsets 0, 9, 5
+    with pytest.raises(WireFormatError, match="message 3: "):
+        concat_rows(damaged).row_lengths("x")
     summed = [receive(encode(row, checksum=True)) for row in ROWS]
     materialize(summed)
     summed[4][1][-1] ^= 1

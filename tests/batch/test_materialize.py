@@ -785,6 +785,7 @@ REFUSED: dict[type[Exception], list[tuple[dict[str, Any], str]]] = {
         ({"layout": "jagged", "prompt_width": 1}, r"\(prompt_width\)"),
         ({"layout": "jagged", "out": {}}, r"\(out\)"),
         ({"layout": "jagged", "pin_memory": True}, r"\(pin_memory\)"),
+        ({"device": "meta", "pin_memory": True}, r"rectangles on the host, found device='meta'"),
         *([] if torch.cuda.is_available() else UNPINNED),
         # prompts
         (LR, "expected prompt_lengths"),

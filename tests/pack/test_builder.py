@@ -110,6 +110,18 @@ class Growing(RuleBasedStateMachine):
                 assert {k: td[k].values().tolist() for k in expected} == expected
 
 
+def test_a_row_that_was_cut_to_nothing_keeps_the_shape_of_its_tokens():
+    row = RowBuilder()
+    row.append(h=np.ones((2, 3)))
+    row.truncate(0)
+    for each in (row, copy.copy(row), pickle.loads(pickle.dumps(row))):
+        assert each.to_row()["h"].shape == (0, 3)
+        with pytest.raises(ArgumentError, match=r"shape \(3,\) like those before, found \(4,\)"):
+            each.append(h=np.ones((1, 4)))
+        each.append(h=np.ones((1, 3)))
+        assert each.to_row()["h"].shape == (1, 3)
+
+
 TestGrowing = Growing.TestCase
 TestGrowing.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
 ONE = {"input_ids": [1], "logprobs": 0.5, "loss_mask": True}

@@ -283,6 +283,14 @@ def said_by(code):
     return json.loads(run_python(f"import json, sys\n{code}").stdout)
 
 
+def test_a_new_process_writes_types_of_this_library():
+    code = (
+        "import torch; from jagcodec import decode, encode; from jagcodec.types import PackedColumn"
+    )
+    code += "\none = PackedColumn(torch.arange(3), torch.tensor([0, 3]), 3, torch.arange(3))"
+    assert said_by(f"{code}\nprint(json.dumps(decode(encode(one)).values.tolist()))") == [0, 1, 2]
+
+
 def test_type_checkers_and_processes_find_the_same_names_in_the_same_modules():
     tree = ast.parse(Path(jagcodec.__file__).with_suffix(".pyi").read_text())
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]

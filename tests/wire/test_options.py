@@ -548,3 +548,24 @@ def test_a_writer_makes_no_bombs(monkeypatch):
         frames = encode(value, compress="zstd")
         assert read_header(frames[0]).compressed is compresses
         assert_same(decode(frames, limits=limits), value)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"narrow": True}, {"elide": True}, {"checksum": True}, {"compress": "zstd"}]
+)
+@pytest.mark.parametrize("cells", [8, 5000])
+@pytest.mark.parametrize("jagged", [False, True])
+def test_out_may_not_overlap_what_is_encoded_however_it_is_sent(options, cells, jagged):
+    memory = torch.zeros(1 << 20, dtype=torch.uint8)
+    column: Any = memory[: 8 * 2 * cells].view(torch.int64).view(2, cells)
+    if jagged:
+        flat, offsets = column.reshape(-1), torch.tensor([0, cells, 2 * cells])
+        column = torch.nested.nested_tensor_from_jagged(flat, offsets)
+    column.values().fill_(3) if jagged else column.fill_(3)
+    td = TensorDict({"x": column, "y": torch.ones(2)}, [2])
+    before = memory.clone()
+    with pytest.raises(ArgumentError, match="apart from what is encoded"):
+        encode(td, out=memory, **options)
+    assert torch.equal(memory, before)
+    size = encode(td, out=memory[1 << 19 :], **options)
+    assert_same(decode(memory[1 << 19 :][:size].clone()), td)

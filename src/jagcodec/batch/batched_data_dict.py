@@ -22,14 +22,14 @@ from jagcodec.batch.compare import same_values
 from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import usable_device
-from jagcodec.ragged.lengths import LENGTH_DTYPES
 from jagcodec.ragged.row_index import choose_rows
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplitsPool
 from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.lowered import ColumnDict
 from jagcodec.wire.pickled import pickled_parts
-from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN, of_type, register_type
+from jagcodec.wire.registry import of_type, register_type
+from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 
 Self = TypeVar("Self", bound="BatchedDataDict")
 

@@ -8,7 +8,7 @@ are read from each message, and joined as `concat_rows` does it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, pairwise, takewhile
@@ -312,6 +312,16 @@ class JoinedRows(ColumnSource):
     def parts(self) -> Iterator[WireBatch]:
         return map(self._opened_part, range(len(self._parts)))
 
+    def _of_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
+        """What is read of each batch; an error names the message."""
+        found = []
+        for i, part in enumerate(self.parts()):
+            try:
+                found.append(read(part))
+            except WireFormatError as error:
+                raise in_message(error, i) from error
+        return found
+
     def _opened_part(self, index: int) -> WireBatch:
         part = self._parts[index]
         if not isinstance(part, WireBatch):
@@ -348,7 +358,7 @@ class JoinedRows(ColumnSource):
         if found:
             each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
         else:
-            each = [part.row_lengths(handle) for part in self.parts()]
+            each = self._of_each(lambda part: part.row_lengths(handle))
         known = [lengths for lengths in each if lengths is not None]
         if len(known) < len(each):
             return None
@@ -359,7 +369,7 @@ class JoinedRows(ColumnSource):
         found = self._messages and self._messages.column(handle)
         if found:
             return [(name,)] if found.narrow else []
-        each = [part.select([handle]).narrow_names() for part in self.parts()]
+        each = self._of_each(lambda part: part.select([handle]).narrow_names())
         return list(dict.fromkeys(chain.from_iterable(each)))
 
     def read(

@@ -152,7 +152,7 @@ def materialize(
             of several such names, each with the name of its mask.
         device: Where tensors go; None leaves them. Only the valid cells cross. Tensors that go to
             the host have arrived when this returns; it waits once for their device.
-        pin_memory: Make the rectangles in page-locked memory, from which copies to an
+        pin_memory: Make the rectangles in page-locked memory of the host, from which copies to an
             accelerator can be `non_blocking`.
         out: Memory for the rectangles, overwritten from step to step: the result of an earlier call
             (names to tensors of the right shape, dtype and device; columns that it lacks are
@@ -304,6 +304,9 @@ class _Options:
                 detail = f"requires layout='padded', found layout={self.layout!r}"
                 raise ArgumentError("bad_option", f"materialize({name})", detail)
         elif self.pin_memory:
+            if self.device is not None and self.device.type != "cpu":
+                detail = f"expected rectangles on the host, found device={str(self.device)!r}"
+                raise ArgumentError("conflict", "materialize(pin_memory)", detail)
             _check_accelerator()
 
     def has_pads_only(self) -> bool:

@@ -185,14 +185,14 @@ def _as_array(value: Any) -> Any:
     """A tensor as an array; one that numpy has no dtype for by its values, or by its bytes."""
     import torch
 
-    from jagcodec.memory.tensor_bytes import number_array
+    from jagcodec.memory.tensor_bytes import as_bytes, number_array
 
     if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
         return value
     try:
         return number_array(value)
     except (TypeError, RuntimeError):
-        return value.view(torch.uint8).numpy()
+        return as_bytes(value)
 
 
 def _json_value(value: Any) -> Any:

@@ -40,7 +40,7 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.integrations import needed
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, same_width_dtype
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, same_width_dtype
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged.nested import is_jagged, parts_of, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
@@ -213,7 +213,7 @@ def sendable(data: Any) -> Columns:
             return _values_of_leaf(leaf)
         if leaf.dim() == 1:
             return leaf
-        length, cells = leaf.shape[1], leaf.detach().cpu().flatten(0, 1).contiguous()
+        length, cells = leaf.shape[1], contiguous_bits(leaf.detach().cpu()).flatten(0, 1)
         if length not in splits:
             splits[length] = RowSplits.from_lengths(np.full(rows, length))
         return RaggedView(cells, cells.dtype, cells.shape, 1, None, splits[length])

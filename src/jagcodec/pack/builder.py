@@ -39,7 +39,7 @@ class _GrowingColumn:
     """A per-token column."""
 
     dim: int = 0  # the dim of a chunk along which its tokens are
-    shape: tuple[int, ...] = (0,)  # the shape without tokens
+    shape: tuple[int, ...] | None = None  # without tokens; None if no chunk or schema has shown it
     schema: FieldSchema | None = None  # says the shape of its chunks
     dtype: torch.dtype | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes`, an array or a tensor decided the dtype
@@ -50,35 +50,45 @@ class _GrowingColumn:
         """All cells; joins the chunks into one."""
         if not self.chunks:
             # Without numbers the dtype is float32, as that of torch.tensor([]).
-            return torch.empty(self.shape, dtype=self.dtype or torch.float32)
+            return torch.empty(self.shape or (0,), dtype=self.dtype or torch.float32)
         if len(self.chunks) > 1:
             self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
 
     def first_tokens(self, tokens: int) -> _GrowingColumn:
         """A column with a copy of the first `tokens` tokens."""
-        chunks = [cat_bits([self.whole().narrow(self.dim, 0, tokens)], 0)] if tokens else []
-        return replace(self, tokens=tokens, chunks=chunks)
+        if not self.chunks:
+            return replace(self, chunks=[])
+        whole = self.whole()
+        chunks = [cat_bits([whole.narrow(self.dim, 0, tokens)], 0)] if tokens else []
+        shape = tuple(0 if d == self.dim else size for d, size in enumerate(whole.shape))
+        return replace(self, tokens=tokens, chunks=chunks, shape=shape)
 
-    def cell_shape(self, cells: torch.Tensor) -> tuple[int, ...]:
-        """The shape of one token of these cells."""
-        return (*cells.shape[: self.dim], *cells.shape[self.dim + 1 :])
+    def shape_so_far(self) -> tuple[int, ...] | None:
+        """The shape of the chunks; only the number of tokens differs between them."""
+        return tuple(self.chunks[0].shape) if self.chunks else self.shape
+
+    def cell_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one token of cells of this shape."""
+        return (*shape[: self.dim], *shape[self.dim + 1 :])
 
     def filled(self, number: torch.Tensor, tokens: int) -> torch.Tensor:
         """So many tokens, whose cells all hold the number."""
-        like = self.chunks[0].shape if self.chunks else self.shape
+        like = self.shape_so_far() or (0,)
         return number.expand(*like[: self.dim], tokens, *like[self.dim + 1 :])
 
     def check_chunk(self, made: RowCells, cells: torch.Tensor) -> None:
         """Refuse a chunk, or a number that fills one, that is not like those before."""
-        if made.lengths and self.chunks:
-            expected, found = self.cell_shape(self.chunks[0]), self.cell_shape(cells)
+        shape = None if self.schema is None else self.schema.shape
+        before = self.shape_so_far() if self.chunks or shape is None else None
+        if made.lengths and before is not None:
+            expected, found = self.cell_shape(before), self.cell_shape(tuple(cells.shape))
             if expected != found:
                 detail = f"expected tokens of shape {expected} like those before, found {found}"
                 raise ArgumentError("bad_shape", "", detail)
-        if self.schema is not None and self.schema.shape is not None:
+        if shape is not None:
             chunk = made if made.lengths else RowCells(self.filled(cells, 1), (1,))
-            check_row_shape(chunk, self.schema.shape, self.dim + 1)
+            check_row_shape(chunk, shape, self.dim + 1)
 
 
 class RowBuilder:
@@ -319,8 +329,7 @@ class RowBuilder:
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
-                shape = tuple(0 if d == dim else size for d, size in enumerate(cells.shape))
-                grown = _GrowingColumn(dim, shape, schema[name], leaf.dtype, True, 0, [cells])
+                grown = _GrowingColumn(dim, None, schema[name], leaf.dtype, True, 0, [cells])
                 row._columns[name] = grown.first_tokens(leaf.row_splits.total)
                 continue
             if schema[name].kind == "tensor":

@@ -41,10 +41,10 @@ from jagcodec.pack.warnings import (
     warn_of_width,
 )
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.lengths import LENGTH_DTYPES, Lengths, read_rows
+from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, payloads_of_rows
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import refuse_packed
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending

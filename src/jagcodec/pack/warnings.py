@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from jagcodec.errors import JagcodecWarning
 from jagcodec.memory.tensor_bytes import number_array
-from jagcodec.ragged.lengths import LENGTH_DTYPES
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits
 
 
 def _warn(path: str, detail: str) -> None:

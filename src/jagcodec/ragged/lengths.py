@@ -13,16 +13,11 @@ from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.packing.lengths import length_array
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits
 from jagcodec.ragged.varlen import PackedColumn
 
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 """What callers may pass as lengths."""
-
-LENGTH_DTYPES = frozenset(
-    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
-)
-"""The dtypes that lengths may have."""
 
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:

@@ -14,6 +14,11 @@ import torch
 
 from jagcodec.memory.tensor_bytes import IntArray
 
+LENGTH_DTYPES = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
+"""The dtypes that lengths and offsets may have."""
+
 
 class RowSplits:
     """N rows, end to end in a run of cells. Immutable, so share it freely."""

@@ -12,7 +12,7 @@ from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.packing.layout import PackLayout, check_size
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import check_memory, host_numbers
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 
 
@@ -62,9 +62,8 @@ def check_varlen(column: PackedColumn, path: str) -> None:
             detail = f"expected a tensor, found {describe(part)}"
             raise ArgumentTypeError("bad_type", f"{path}.{name}", detail)
         check_memory(part, f"{path}.{name}")
-    places, dtype = column.cu_seqlens, column.cu_seqlens.dtype
-    integers = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-    if places.dim() != 1 or not len(places) or not integers or places.is_quantized:
+    places = column.cu_seqlens
+    if places.dim() != 1 or not len(places) or places.dtype not in LENGTH_DTYPES:
         detail = f"expected (N + 1,) integers that never fall, found {describe(places)}"
         raise ArgumentError("bad_shape", f"{path}.cu_seqlens", detail)
 

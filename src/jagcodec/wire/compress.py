@@ -71,9 +71,10 @@ def compressed(
     for i, small in _in_threads(compress, large).items():
         if len(small) < len(frames[i]):
             sent[i] = np.frombuffer(small, dtype=np.uint8)
-    plain = PendingMessage(message.header, [*frames])
+    sources = message.sources()
+    plain = PendingMessage(message.header, [*frames], sources)
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
-    smaller = PendingMessage(header, [*sent])
+    smaller = PendingMessage(header, [*sent], [*sources, *frames])
     accepted = is_accepted(header, message.indirect_bytes)
     return smaller if _pays(smaller, plain, accepted) else plain
 

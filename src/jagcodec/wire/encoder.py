@@ -207,7 +207,7 @@ def pending(
     if checksum:
         frames = written(message)
         header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])
-        message = PendingMessage(header, [*frames])
+        message = PendingMessage(header, [*frames], message.sources())
     return message
 
 

@@ -156,21 +156,22 @@ def _up_to(blob: ByteArray, size: int, path: str) -> ByteArray:
 class PendingMessage:
     """A message with buffers that may not be written yet."""
 
-    __slots__ = ("buffers", "header", "indirect_bytes", "rows")
+    __slots__ = ("buffers", "header", "indirect_bytes", "read_from", "rows")
 
-    def __init__(self, header: bytes, buffers: list[Any]) -> None:
+    def __init__(self, header: bytes, buffers: list[Any], read_from: Sequence[Any] = ()) -> None:
         self.header: bytes = header
         self.buffers: list[Any] = buffers  # bytes, or the size of one that is not written yet
         self.indirect_bytes: int = 0  # of documents that become objects
         # Rows still to be written: the buffer, the offset in it, their bytes, and a `RaggedView`.
         self.rows: list[tuple[int, int, int, Any]] = []
+        self.read_from: Sequence[Any] = read_from  # memory whose cells were copied before
 
     def write(self, targets: list[ByteArray]) -> None:
         """Write the rows to the buffers, all of which are `targets`."""
 
-    def sources(self) -> list[np.ndarray[Any, Any]]:
-        """The memory that `write` reads."""
-        return []
+    def sources(self) -> list[Any]:
+        """The arrays and tensors that the message is made from, unless they are its buffers."""
+        return [*self.read_from]
 
 
 def frames_of(message: PendingMessage) -> list[Frame]:

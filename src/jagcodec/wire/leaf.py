@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 
 from jagcodec.wire.dtypes import torch_dtype
-from jagcodec.wire.registry import BATCHED_DATA_DICT, PACKED_COLUMN
 from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, INTEGER_ROWS, SIZE, Group, Node, runs_of
-from jagcodec.wire.spec import BLOBS, PLAIN, TORCH_ITEMSIZES, Kind
+from jagcodec.wire.spec import BATCHED_DATA_DICT, BLOBS, PACKED_COLUMN, PLAIN, TORCH_ITEMSIZES, Kind
 
 
 class FieldSchema(NamedTuple):

@@ -135,11 +135,13 @@ class LoweredWriter(MessageWriter):
         made = list(items)
         scattered: list[tuple[Cells, RaggedView]] = []
         searched: list[EndToEnd] = []
+        sources: list[Any] = []
         rows: Any
         for i, item in enumerate(items):
             if type(item) is not UnreadCells or not (item.narrow or (self._elides and item.dtype)):
                 continue
             data, _, rows, shape = self._item_of_column(item)
+            sources += data.memories if type(data) is RaggedView else (data,)
             cells = Cells(NO_BYTES, item.dtype, item.narrow)
             splits = None if rows is None else self._pool.unique(rows)
             made[i] = column = EndToEnd(cells, splits, shape)
@@ -153,6 +155,7 @@ class LoweredWriter(MessageWriter):
             scattered, gathered(view for _, view in scattered), strict=True
         ):
             cells.data = as_bytes(values)
+        self.read_from = sources
         if self._elides:
             elide(searched)
             self._named = {run.cells for column in searched for run in column.runs or ()}

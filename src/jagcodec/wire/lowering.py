@@ -275,7 +275,7 @@ class Lowering:
         lowered: dict[int, Any] = {}  # rows that are one object are lowered once
         for i, (identity, row) in enumerate(zip(identities, rows, strict=True)):
             if identity < 0:
-                lowered[identity] = self._msgpack(row)
+                lowered[identity] = self._pack_document(row)
             elif identity not in lowered:
                 self.items, self.values, self.unbacked = [], [], []
                 tree = self._lower_at(i, row)

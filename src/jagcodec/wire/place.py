@@ -117,4 +117,6 @@ class MessageWriter(PendingMessage):
         rowcopy.copy_all(copies)
 
     def sources(self) -> list[Any]:
-        return [part for *_, view in self.rows for part in view.memories]
+        copied = [part for part in self._small if type(part) is np.ndarray]
+        rows = [part for *_, view in self.rows for part in view.memories]
+        return [*self.read_from, *copied, *rows]

@@ -24,6 +24,7 @@ from jagcodec._arguments import check_function
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.ragged import non_tensor
 from jagcodec.wire.checks import fail
+from jagcodec.wire.spec import BATCHED_DATA_DICT, ORDERED_DICT, PACKED_COLUMN
 
 T = TypeVar("T")
 
@@ -109,6 +110,9 @@ def register_type(
 def registered_name(cls: type) -> str | None:
     """The name of a class in messages; None if it is not registered."""
     name = _name_of.get(cls)
+    if name is None and _qualified(cls).startswith("jagcodec."):
+        _register_own_types()
+        name = _name_of.get(cls)
     if name is None and _loaded_class(_qualified(cls)) is cls:
         register_type(cls)
         name = _name_of[cls]
@@ -123,8 +127,8 @@ def state_of(value: Any) -> Any:
 
 def restore(name: str, state: Any) -> Any:
     """The value of a registered type from its state."""
-    if name not in _by_name and name in _OWN:
-        importlib.import_module(_OWN[name])  # which registers it
+    if name not in _by_name and name in _OWN_NAMES:
+        _register_own_types()
     cls = _loaded_class(name) if name not in _by_name else None
     if cls is not None:
         register_type(cls)
@@ -331,8 +335,6 @@ def register_types(types: Iterable[NamedType]) -> None:
 
 _bounds = operator.attrgetter("start", "stop", "step")
 
-ORDERED_DICT = "collections.OrderedDict"
-"""The name of an `OrderedDict` in messages."""
 
 PLAIN_TYPES: tuple[NamedType, ...] = (
     (OrderedDict, ORDERED_DICT, _ordered_state, _ordered),
@@ -353,14 +355,12 @@ PLAIN_TYPES: tuple[NamedType, ...] = (
     ),
 )
 
-BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
-"""The name of a `BatchedDataDict` in messages."""
+_OWN_NAMES = (BATCHED_DATA_DICT, PACKED_COLUMN)
 
-PACKED_COLUMN = "jagcodec.PackedColumn"
-"""The name of a `PackedColumn` in messages."""
 
-# Which module registers them, when a message has one.
-_OWN = dict.fromkeys((BATCHED_DATA_DICT, PACKED_COLUMN), "jagcodec.batch.batched_data_dict")
+def _register_own_types() -> None:
+    """Register the types of `_OWN_NAMES`, whose modules import this one."""
+    importlib.import_module("jagcodec.batch.batched_data_dict")
 
 
 # --- classes that the other side knows by their name -------------------------------------------

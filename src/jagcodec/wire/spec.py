@@ -150,6 +150,11 @@ RUN_NUMBERS = (
 )
 NO_INDEX = -1
 
+# The names of types whose states readers look into, such as those that are batches and columns.
+ORDERED_DICT = "collections.OrderedDict"
+BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
+PACKED_COLUMN = "jagcodec.PackedColumn"
+
 BLOBS = 256  # added to how rows of documents are stored if each of them is a message of its own
 
 # How many bytes of memory a message may ask for per byte of its own, whatever the limits: one bit

@@ -56,10 +56,9 @@ from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.memory_fields import field_in_memory, has_host_cells, view_in_memory
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, usable_reading
-from jagcodec.wire.registry import BATCHED_DATA_DICT, ORDERED_DICT
 from jagcodec.wire.schema import GROUP, ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
-from jagcodec.wire.spec import MAX_UNBACKED_ROWS, Kind
+from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
 from jagcodec.wire.stacked import MessageInMemory
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
@@ -356,6 +355,9 @@ class MessageColumns(ColumnSource):
         return meta | message_meta(message)
 
     def schema(self, handle: Node, rows: int) -> FieldSchema:
+        if handle.kind is Kind.VALUE:  # a column of a dict, without buffers
+            is_batch = type(self.message.document(handle.value)) is dict
+            return FieldSchema("tensordict" if is_batch else "object", None, None)
         return field_of(handle, self.message.numbers, rows)
 
     def row_lengths(self, name: str, handle: Node, chosen: ChosenRows | None) -> IntArray | None:
