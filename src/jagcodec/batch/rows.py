@@ -62,7 +62,8 @@ def select_rows(batch: Any, index: Any) -> Any:
         A batch of the same kind; for a message, a `WireBatch` that has read nothing yet. Columns
         of equal row lengths share one offsets tensor, and gradients flow through them. A
         slice or a range of step 1 aliases tensors, and jagged columns whose values are contiguous;
-        anything else is copied, all jagged columns in one call. A payload of the whole batch stays one.
+        anything else is copied, all jagged columns in one call. A payload of the whole batch stays
+        one.
 
     Raises:
         ArgumentIndexError: A row does not exist.

@@ -114,7 +114,8 @@ class LoweredWriter(MessageWriter):
         data, starts, row_splits = _lay_out_documents(rows, first_equal)
         stored = PLAIN
         if first_equal is not None:
-            self.indirect_bytes += len(data) if one_object else row_splits.total
+            objects = len(data) if one_object else row_splits.total
+            self.indirect_bytes: int = self.indirect_bytes + objects
             stored = spec.ONE_OBJECT if one_object else spec.INDIRECT + 1
             data = self._place_table(
                 [Run(row_splits, Cells(data), Cells.of_index(starts))], 1, True
@@ -155,7 +156,7 @@ class LoweredWriter(MessageWriter):
             scattered, gathered(view for _, view in scattered), strict=True
         ):
             cells.data = as_bytes(values)
-        self.read_from = sources
+        self.read_from: Sequence[Any] = sources
         if self._elides:
             elide(searched)
             self._named = {run.cells for column in searched for run in column.runs or ()}
