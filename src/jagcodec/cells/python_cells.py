@@ -139,7 +139,7 @@ def is_native(
     other, where bytes count as one; keys are strings. Bytes are shorter than `short_bytes`, and
     lists that begin with a number than `short_list`. There are at most `most_items` items.
     """
-    # All values of one level are looked at together, which enters no function for each of them.
+    # Look at all values of one level together: a function call for each would take longer.
     level: Sequence[Any] = rows
     while True:
         kinds = set(map(type, level))

@@ -1,4 +1,4 @@
-"""Rows as most are: dicts of arrays, numbers, strings and messages, to a message in one pass."""
+"""Makes a message of most rows in one pass: dicts of arrays, numbers, strings and chats."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _of_column(column: Sequence[Any], groups: dict[tuple[int, ...], Rows]) -> _M
 def _of_arrays(
     column: Sequence[Any], kinds: set[Any], groups: dict[tuple[int, ...], Rows]
 ) -> _Made:
-    """Arrays, or tensors: those of several rows are joined, the one of one row is not copied."""
+    """Arrays, or tensors. Those of several rows are joined; that of a single row is aliased."""
     if len(column) > 1:
         joined = joined_quickly(column, kinds)
         return None if joined is None else _of_cells(*joined, groups)
@@ -114,7 +114,7 @@ def _of_numbers(column: Sequence[Any], code: str, node: tuple[Any, ...]) -> _Mad
 def _of_cells(
     values: Any, lengths: tuple[int, ...] | None, groups: dict[tuple[int, ...], Rows]
 ) -> _Made:
-    """`RowCells`; columns of equal row lengths share one of the `groups`."""
+    """The item of `RowCells`. Columns of equal row lengths share one of the `groups`."""
     dtype, shape = TORCH_NAME_OF_NUMPY.get(values.dtype), values.shape
     if dtype is None or type(values) is not np.ndarray or not values.flags.c_contiguous:
         return None

@@ -60,7 +60,7 @@ class RaggedView:
 
     @property
     def memories(self) -> tuple[Any, ...]:
-        """Each part of `memory`, which is one or several."""
+        """`memory` as a tuple of its parts."""
         return self.memory if isinstance(self.memory, tuple) else (self.memory,)
 
     @property

@@ -262,7 +262,7 @@ class Lowering:
     def _lower_payloads(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
         rows = list(payloads)  # keeps every row alive, so that no two have one id
-        # Numbers below 0 stand for values, of which nobody can tell whether they are one object.
+        # Strings and numbers get a number below 0 each: whether two are one object means nothing.
         identities = [~i if type(row) in NATIVE else id(row) for i, row in enumerate(rows)]
         first: dict[int, int] = {}
         first_same = [first.setdefault(identity, i) for i, identity in enumerate(identities)]

@@ -13,7 +13,7 @@ from jagcodec.wire.spec import INLINE_BYTES, LONG_LIST
 NATIVE = frozenset((str, int, float, bool, type(None)))
 """The types that msgpack gives back as they were."""
 
-_MOST_ITEMS = 1 << 20  # of rows that are packed at once: what is in itself would fill the memory
+_MOST_ITEMS = 1 << 20  # so that a list that contains itself several times ends soon
 
 
 def packed_at_once(rows: Sequence[Any], levels: int) -> list[bytes] | None:
