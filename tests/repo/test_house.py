@@ -77,6 +77,22 @@ def test_imports_go_down_and_make_no_circle_and_no_chain_of_more_than_ten_files(
         assert len(chains[name]) <= 10 or name.startswith(("cli", "__main__")), chains[name]
 
 
+def test_no_place_in_an_error_names_a_function_of_a_layer_above():
+    """A caller passes its place, such as `materialize(out)`."""
+    public = {name: getattr(jagcodec, name) for name in vars(jagcodec)["__all__"]}
+    homes = {
+        name: LAYERS.index(value.__module__.split(".")[1])
+        for name, value in public.items()
+        if callable(value)
+    }
+    for name, tree in trees().items():
+        layer = LAYERS.index(name.split(".")[0])
+        constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        for text in (value for value in constants if isinstance(value, str)):
+            place = re.match(r"(\w+)\(\w+\)", text)
+            assert not place or homes.get(place[1], 0) <= layer, f"{name} names {text}"
+
+
 def test_private_torch_is_in_ragged_nested_alone_and_private_tensordict_in_non_tensor():
     private = {"torch": "ragged.nested", "tensordict": "ragged.non_tensor"}
     for name, tree in trees().items():

@@ -13,16 +13,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
 from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materialize, open_wire
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.types import FieldSchema
-from jagcodec.wire import compress, header_reader
+from jagcodec.wire import compress, header_reader, spec
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
+from tests import strategies
 from tests.helpers import Store, message, message_in, nested, receive, rollouts, size
 from tests.oracle import assert_same
 from tests.wire.readers import assert_reads, refused
@@ -52,6 +53,33 @@ def test_integers_take_the_smallest_width_that_holds_them(low, high, width):
             frames = encode(tensor, narrow=True)
             assert size(frames[1:]) == min(16384 * width, tensor.nbytes)
             assert_same(decode(receive(frames)), tensor)
+
+
+@given(strategies.tensordicts())
+def test_no_shorter_message_has_fewer_bytes_than_rows_that_need_one_each(td):
+    flags = torch.ones(len(td), dtype=torch.int64)
+    odd = NonTensorData("x", batch_size=[40])  # as many bytes as five numbers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spec, "MAX_UNBACKED_ROWS", 1)
+        both = TensorDict({"a": flags, "b": flags}, [len(td)])
+        for value in (td, both, [flags, odd], objects(td, 3), objects(both)):
+            try:
+                encode(value)
+            except UnsupportedTypeError:
+                continue
+            for narrow, elide in ((True, False), (False, True), (True, True)):
+                assert_same(decode(encode(value, narrow=narrow, elide=elide)), value)
+
+
+def test_more_flags_than_need_no_byte_each_are_sent_narrow_only_next_to_other_columns():
+    flags = torch.zeros((1 << 24) + 64, dtype=torch.bool)
+    batch = TensorDict({"flags": flags}, [len(flags)])
+    for options in ({"narrow": True}, {"narrow": ["flags"]}, {"elide": True}):
+        sent = encode(batch, **options)
+        assert size(sent) >= len(flags)
+        assert torch.equal(decode(sent)["flags"], flags)
+    batch["ids"] = torch.arange(len(flags), dtype=torch.int8)
+    assert len(flags) < size(encode(batch, narrow=True)) < 1.2 * len(flags)
 
 
 def narrow_columns(frames):

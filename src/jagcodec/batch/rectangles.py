@@ -142,19 +142,19 @@ def _too_long(key: Key, row: int, width: int, found: Any) -> ArgumentError:
 
 def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
     """Give each rectangle memory: new, or of `out`, tensors by name or one buffer."""
-    wanted = rectangles
+    wanted, path = rectangles, "materialize(out)"
     if isinstance(out, Mapping):
         wanted = [rectangle for rectangle in wanted if not _take_memory_of(out, rectangle)]
         out = None
     elif out is not None:
-        out = writable_bytes(out, "materialize(out)")
+        out = writable_bytes(out, path)
         for rectangle in wanted:
             _check_reusable(rectangle)
     for rectangle in wanted:
         if 0 in rectangle.shape:  # allocating it cannot fail, because it needs no memory
             check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
     try:
-        allocate(wanted, out, pin_memory)
+        allocate(wanted, out, pin_memory, path)
     except (MemoryError, ValueError, RuntimeError) as error:
         if isinstance(error, ArgumentError):
             raise

@@ -203,12 +203,15 @@ class Wanted:
 
 
 def allocate(
-    wanted: Iterable[Wanted], out: ByteArray | None = None, pin_memory: bool = False
+    wanted: Iterable[Wanted],
+    out: ByteArray | None = None,
+    pin_memory: bool = False,
+    path: str = "out",
 ) -> None:
     """Give tensors memory.
 
     Those on the CPU share one block, of `out` or new, which is freed with the last of them.
-    Page-locked tensors share no block, see `_page_locked`.
+    Page-locked tensors share no block, see `_page_locked`. Errors call `out` `path`.
     """
     # Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
     # a tenth of many smaller ones.
@@ -228,7 +231,7 @@ def allocate(
         else:
             words = torch.empty(one.shape, dtype=same_width_dtype(one.dtype), device=one.device)
             one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False
-    block, zeroed = _block(end, out)
+    block, zeroed = new_block(end) if out is None else _block_of(out, end, path)
     for one, start, stop in on_host:
         one.data = data = block[start:stop]
         one.tensor = from_bytes(data, one.dtype, one.shape)
@@ -245,12 +248,10 @@ def _page_locked(one: Wanted) -> None:
     one.tensor, one.data, one.zeroed = words.view(one.dtype), as_bytes(words), False
 
 
-def _block(size: int, out: ByteArray | None) -> Block:
-    """`size` bytes at a multiple of 64, of `out` or new."""
-    if out is not None:
-        start = -address(out) % ALIGNMENT
-        if len(out) < start + size:
-            detail = f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}"
-            raise ArgumentError("too_large", "materialize(out)", detail)
-        return Block(out[start : start + size], False)
-    return new_block(size)
+def _block_of(out: ByteArray, size: int, path: str) -> Block:
+    """`size` bytes of `out`, at a multiple of 64."""
+    start = -address(out) % ALIGNMENT
+    if len(out) < start + size:
+        detail = f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}"
+        raise ArgumentError("too_large", path, detail)
+    return Block(out[start : start + size], False)

@@ -105,7 +105,8 @@ def encode(
             cell twice, and the reader copies it. True is for all of them; a list of names for
             columns of every TensorDict and `BatchedDataDict` in `obj`. Name a column of a nested
             batch by a tuple: ``("extra", "ids")``. The name of a nested batch is for all of its
-            columns.
+            columns. More than 2^24 rows need a byte each: a message that would have fewer is sent
+            as it is.
         elide: Send once what tensors and rows of objects repeat: rows that are equal or begin
             alike, as those of one prompt do; columns of one memory or of equal cells; rows that
             begin the longest one, as masks and positions do; columns whose rows are those of two

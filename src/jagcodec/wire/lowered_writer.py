@@ -46,11 +46,17 @@ class LoweredWriter(MessageWriter):
         self.elided: bool = False  # whether something is sent once that occurs several times
 
     def message_of(self, lowered: Lowered) -> PendingMessage:
-        """The message of a lowered value."""
+        """The message of a lowered value.
+
+        Its columns are narrow and elided only if there is still a byte for each row that needs one.
+        """
         tree, items, values, unbacked = lowered
-        if self._narrows or self._elides:
+        shrinks = self._narrows or self._elides
+        if shrinks:
             items = self._narrow_or_elide(items)
         numbers = self.place(self._items_to_place(items))
+        if shrinks and self.first_unbacked(unbacked):
+            return LoweredWriter(self._copies).message_of(lowered)
         self._places.clear()  # so that memory of cells goes back before rows are copied
         return self.finish(start_of(tree), numbers, values, unbacked)
 

@@ -86,6 +86,14 @@ class MessageWriter(PendingMessage):
         self._group_of[rows] = group
         return group
 
+    def first_unbacked(self, unbacked: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
+        """The first of these paths and numbers of rows that are more than the bytes placed."""
+        if not unbacked:
+            return None
+        large = (part if type(part) is int else part.nbytes for part in self.buffers[1:])
+        placed = self._size + sum(large)
+        return next((each for each in unbacked if each[1] > placed), None)
+
     def finish(
         self,
         start: bytes,
@@ -94,19 +102,20 @@ class MessageWriter(PendingMessage):
         unbacked: Sequence[tuple[str, int]] = (),
     ) -> PendingMessage:
         """The message, once everything is placed."""
+        lacking = self.first_unbacked(unbacked)
+        if lacking:
+            path, rows = lacking
+            detail = (
+                f"expected at most {spec.MAX_UNBACKED_ROWS} rows without data, found {rows}; "
+                "send them in several messages, see split_rows"
+            )
+            raise UnsupportedTypeError("too_large", path, detail)
         buffers = self.buffers
         if self._size:
             buffers[0] = np.frombuffer(bytearray().join(self._small), BYTE)
         else:
             buffers[:1] = [] if len(buffers) == 1 else [np.empty(0, np.uint8)]
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
-        for path, rows in unbacked:
-            if rows > sum(sizes):
-                detail = (
-                    f"expected at most {spec.MAX_UNBACKED_ROWS} rows without data, found {rows}; "
-                    "send them in several messages, see split_rows"
-                )
-                raise UnsupportedTypeError("too_large", path, detail)
         self.header: bytes = write_header(start, numbers, values, self._groups, sizes)
         return self
 
