@@ -6,15 +6,28 @@ Everything that may be inside itself is read or refused, in a thread of little s
 import bisect
 import dataclasses
 import math
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
-from jagcodec import ArgumentError, Limits, WireFormatError, decode, dump, encode, load, open_wire
+from jagcodec import (
+    ArgumentError,
+    BatchedDataDict,
+    Limits,
+    WireFormatError,
+    decode,
+    dump,
+    encode,
+    load,
+    open_wire,
+)
 from jagcodec.errors import ArgumentTypeError, JagcodecError
 from jagcodec.wire.documents import RECORDS as RECORD_FIELDS
 from jagcodec.wire.schema import FORMS
@@ -319,3 +332,65 @@ def test_what_encode_writes_decode_reads_at_the_deepest(wrap):
         assert too_deep > 31
         found = on_a_small_stack(lambda deepest: decode(encode(deepest)), values[too_deep - 1])
         assert not isinstance(found, Exception), found
+
+
+@st.composite
+def nested_values(draw, leaves, wraps=tuple(WRAPS)):
+    """Values inside a few containers, some of which are nodes, some records."""
+    value = draw(st.sampled_from(leaves))
+    for wrap in draw(st.lists(st.sampled_from(wraps), max_size=5)):
+        value = WRAPS[wrap](value)
+    return value
+
+
+LEAVES = [7, {}, 2**70, slice(0, 1), torch.ones(2), objects(1, [2]), objects([])]
+
+
+@st.composite
+def nested_batches(draw):
+    """Messages of batches, each in one of the forms that `open_wire` reads, nested or not."""
+    plain = nested_values(LEAVES[:2], ("list", "dict"))
+    rows = draw(st.sampled_from([plain, nested_values(LEAVES[:4]), nested_values(LEAVES)]))
+    rows = draw(st.lists(rows, min_size=2, max_size=2))
+    payload = draw(st.just(1) | nested_values(LEAVES))
+    stacks = {"rows": NonTensorStack(*map(NonTensorData, rows)), "ids": torch.ones(2)}
+    batch = TensorDict({**stacks, "payload": NonTensorData((payload,), batch_size=[2])}, [2])
+    if draw(st.booleans()):
+        batch = TensorDict({"in": batch, "ids": torch.ones(2)}, [2])
+    columns = {"rows": rows, "array": objects(*rows), "ids": torch.ones(2)}
+    inner = {"in": columns, "inner": BatchedDataDict(columns)}
+    dicts = [BatchedDataDict(each) for each in (columns, inner, {"rows": rows})]
+    for each in dicts:
+        each.meta_info = {"more": payload}
+    forms = [batch, {"b": batch}, {"b": batch, "more": payload}, OrderedDict(b=batch, more=payload)]
+    return encode(draw(st.sampled_from(forms + dicts)))
+
+
+def each_column(batch):
+    for column in map(batch.__getitem__, batch.fields):
+        if isinstance(column, jagcodec.WireBatch):
+            each_column(column)
+
+
+@given(nested_batches())
+def test_every_reader_of_a_batch_counts_the_same_levels(frames):
+    readers = {
+        "whole": lambda batch: batch.to_tensordict(),
+        "each column": each_column,
+        "rows": lambda batch: batch.rows([1, 0]).to_tensordict(),
+        "joined": lambda batch: jagcodec.concat_rows([batch] * 2).to_tensordict(),
+        "padded": jagcodec.materialize,
+    }
+
+    def opened(read, limits, frames):
+        batch = open_wire(frames, limits=limits)
+        _ = batch.meta
+        read(batch)
+
+    for depth in range(24):
+        limits = Limits(depth=depth)
+        whole = outcome(partial(decode, limits=limits), frames)
+        for name, read in readers.items():
+            found = outcome(partial(opened, read, limits), frames)
+            expected = getattr(whole, "reason", None)
+            assert getattr(found, "reason", None) == expected, (name, depth, expected, found)

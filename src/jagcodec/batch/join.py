@@ -54,6 +54,7 @@ class ColumnInPlace(NamedTuple):
     kind: Kind
     narrow: bool  # whether at least one message stores narrow cells
     view: RaggedView
+    levels: int  # of containers in each other that documents of every message may have
 
 
 class _Cells(NamedTuple):
@@ -125,7 +126,11 @@ class MessageTable:
         if rows is None or (rows.cells != cells.counts).any():
             return None
         narrow = bool(cells.stored.any())
-        return ColumnInPlace(cells.kind, narrow, self._view_of_all(cells, rows, narrow))
+        levels = min(
+            stack.levels - nodes[name].depth
+            for stack, nodes in zip(self.stacks, self._nodes, strict=True)
+        )
+        return ColumnInPlace(cells.kind, narrow, self._view_of_all(cells, rows, narrow), levels)
 
     def _cells_of(self, name: str) -> _Cells | None:
         """Where the cells of a column are; None if its messages have it in different forms."""
@@ -377,21 +382,22 @@ class JoinedRows(ColumnSource):
     ) -> dict[str, Any]:
         leaves = form is As.LEAF or form is As.LEAVES
         columns: dict[str, Any] = dict.fromkeys(handles)
-        copied: list[tuple[str, Kind, RaggedView]] = []
+        copied: list[tuple[str, ColumnInPlace, RaggedView]] = []
         for name in handles:
             found = self._messages and self._messages.column(name)
             if not found:
                 continue
             columns[name] = view = self._select_rows(found.view, chosen)
             if leaves or found.kind is not Kind.JAGGED:
-                copied.append((name, found.kind, view))
+                copied.append((name, found, view))
         values = gathered(view for _, _, view in copied)
-        for (name, kind, view), data in zip(copied, values, strict=True):
-            columns[name] = data
-            if kind is Kind.JAGGED:
-                columns[name] = nested_tensor(data, view.row_splits)
-            elif kind is Kind.NON_TENSOR_ROWS:
-                columns[name] = _joined_objects(data, view.row_splits, unread=form is As.ITEM)
+        for (name, found, view), data in zip(copied, values, strict=True):
+            columns[name], splits = data, view.row_splits
+            if found.kind is Kind.JAGGED:
+                columns[name] = nested_tensor(data, splits)
+            elif found.kind is Kind.NON_TENSOR_ROWS:
+                unread = form is As.ITEM
+                columns[name] = _joined_objects(data, splits, found.levels, unread=unread)
         missing = [name for name, column in columns.items() if column is None]
         if missing:
             columns |= self._batch_by_batch(missing, chosen)
@@ -458,7 +464,7 @@ class JoinedRows(ColumnSource):
         return wanted, None if in_order else np.argsort(order)
 
 
-def _joined_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) -> Any:
+def _joined_objects(data: torch.Tensor, row_splits: RowSplits, levels: int, *, unread: bool) -> Any:
     """Documents end to end as (N,) objects, or `unread`; None if each message must be read."""
     raw, bounds = data.numpy().tobytes(), row_splits.offsets_array.tolist()
     if unread:
@@ -466,7 +472,7 @@ def _joined_objects(data: torch.Tensor, row_splits: RowSplits, *, unread: bool) 
         return Documents(rows) if rows else []
     with suppress(WireFormatError):  # reading each message finds it again
         items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
-        if are_values(items, DEFAULT_LIMITS.depth):
+        if are_values(items, levels):
             return object_array(items)
     return None
 

@@ -137,14 +137,13 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
 
 
 def _build_children(message: Message, node: Node, budget: Budget) -> list[Any]:
-    budget.enter(message)
+    budget.check_depth(message, node.depth + 1)
     values = []
     for i, child in enumerate(node.children):
         try:
             values.append(build(message, child, budget))
         except WireFormatError as error:
             raise inside(error, child_step(node, i)) from error
-    budget.depth -= 1
     return values
 
 
@@ -280,7 +279,6 @@ def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDic
     leaves: dict[str, Any] = {}
     # Whether a TensorDict would accept every leaf unchanged.
     fits = rank == 1 and message.device is None
-    budget.depth += 1
     for key, child in zip(keys, node.children, strict=True):
         try:
             if child.kind is _JAGGED:
@@ -296,7 +294,6 @@ def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDic
                 fits = fits and stacked and len(leaf.tensordicts) == size[0]
         except WireFormatError as error:
             raise inside(error, key) from error
-    budget.depth -= 1
     if fits:
         return batch_of(leaves, size[0])
     return TensorDict(leaves, batch_size=torch.Size(size), device=message.device)
@@ -360,7 +357,8 @@ def objects(
         budget.count_documents(message, size)
     memory: Any = view.memory if view.starts is None else as_bytes(values_of(view))
     read = _decode_messages if leaf.blobs else _read_documents
-    items = read(message, budget, memory, view.row_splits.offsets_array, rows)
+    depth = budget.outer + node.depth + 1  # containers around each row, of which the node is one
+    items = read(message, budget, depth, memory, view.row_splits.offsets_array, rows)
     if leaf.blobs and node.kind is Kind.NON_TENSOR_ROWS:
         for row, item in zip(rows, items, strict=True):
             if is_non_tensor(item):  # which tensordict would open
@@ -392,13 +390,18 @@ def raw_documents(
 
 
 def _read_documents(
-    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, rows: Sequence[int]
+    message: Message,
+    budget: Budget,
+    depth: int,
+    data: ByteArray,
+    bounds: IntArray,
+    rows: Sequence[int],
 ) -> list[Any]:
     """The objects between these bounds, which are those of `rows`."""
     # Copied: what was checked must not change with the message's memory.
     raw = data.tobytes()
     items = documents.unpack_rows(raw, bounds[1:].tolist(), rows)
-    depth, most = budget.depth + 1, message.limits.depth  # one level inside the node of the rows
+    most = message.limits.depth
     if are_values(items, most - depth + 1):
         return items
     for i, item in enumerate(items):
@@ -410,21 +413,27 @@ def _read_documents(
 
 
 def _decode_messages(
-    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, rows: Sequence[int]
+    message: Message,
+    budget: Budget,
+    depth: int,
+    data: ByteArray,
+    bounds: IntArray,
+    rows: Sequence[int],
 ) -> list[Any]:
     """As `_read_documents`, if each row is a message of its own."""
     items = []
+    around, budget.outer = budget.outer, depth
     data = writable(data, message.reading.copy)
     for i, (start, end) in enumerate(pairwise(bounds.tolist())):
         try:
             inner = open_row(data[start:end], message)
             budget.count_objects(inner)
             # Its header check did not count the containers around it.
-            budget.enter(inner, inner.header.schema.depth)
+            budget.check_depth(inner, inner.header.schema.depth)
             items.append(build(inner, inner.header.schema.root, budget))
-            budget.depth -= 1
         except WireFormatError as error:
             raise inside(error, int(rows[i])) from error
+    budget.outer = around
     return items
 
 
@@ -442,7 +451,9 @@ def _indices_rise(indices: torch.Tensor) -> bool:
 
 
 _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
-    Kind.VALUE: lambda message, node, budget: _read_document(message, node.value, budget.depth),
+    Kind.VALUE: lambda message, node, budget: _read_document(
+        message, node.value, budget.outer + node.depth
+    ),
     Kind.TUPLE: lambda message, node, budget: tuple(_build_children(message, node, budget)),
     Kind.LIST: _build_children,
     Kind.MAP: lambda message, node, budget: dict(

@@ -47,17 +47,16 @@ class Reading(NamedTuple):
 class Budget:
     """The use of the limits by one read. A message counts nothing, so threads can share it."""
 
-    __slots__ = ("depth", "indirect_bytes", "objects")
+    __slots__ = ("indirect_bytes", "objects", "outer")
 
     def __init__(self, message: Message) -> None:
-        self.depth: int = 0  # containers around the value, those of outer messages included
+        self.outer: int = 0  # containers around the message, all of outer messages
         self.objects: int = message.header.objects  # and of the messages in rows that were read
         self.indirect_bytes: int = 0  # of repeated documents that become objects
 
-    def enter(self, message: Message, levels: int = 0) -> None:
-        """Go into a container. Refuse it if what is `levels` further inside is too deep."""
-        self.depth += 1
-        deepest = self.depth + levels
+    def check_depth(self, message: Message, levels: int) -> None:
+        """Refuse what is `levels` inside the message, if that is too deep."""
+        deepest = self.outer + levels
         if deepest > message.limits.depth:
             raise exceeded("depth", message.limits.depth, deepest, "levels")
 

@@ -30,6 +30,7 @@ class Node:
     dims: int  # index of the first of its dims, which are the last of its numbers
     end: int  # index after the last of its numbers
     value: int  # index of the first value in it
+    depth: int  # how many others it is inside
     itemsize: int = 0  # of a tensor: bytes per element, not narrowed
     children: Sequence[Node] = ()
 
@@ -152,7 +153,7 @@ class Schema:
         if item is None:
             self.value_count += 1
             first = self.number_count
-            return Node(Kind.VALUE, _NONE, first, first, first, self.value_count - 1)
+            return Node(Kind.VALUE, _NONE, first, first, first, self.value_count - 1, depth)
         if type(item) is not list or not item or type(item[0]) is not int:
             raise fail("bad_record", f"expected a node, found {brief(item)}")
         if depth > spec.MAX_LEVELS:
@@ -167,7 +168,7 @@ class Schema:
         for (name, check), field in zip(form.fields.items(), fields, strict=True):
             expect(check(field), "bad_record", f"a {name} of {kind.name}", field)
         _check_form(kind, form, fields, len(children))
-        node = self._next_node(kind, form, fields)
+        node = self._next_node(kind, form, fields, depth)
         around = self._stacks
         if kind in (Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
             self._stacks += 1
@@ -189,14 +190,15 @@ class Schema:
         self._stacks = around
         return node
 
-    def _next_node(self, kind: Kind, form: Form, fields: list[Any]) -> Node:
+    def _next_node(self, kind: Kind, form: Form, fields: list[Any], depth: int) -> Node:
         """A node with the next numbers, which are to be checked."""
         named = dict(zip(form.fields, fields, strict=True))
         first, rank = self.number_count, named["rank"] if "*" in form.numbers else None
         dims = first + len(form.numbers) - (rank is not None)
         self.number_count = dims + (rank or 0)
         itemsize = TORCH_ITEMSIZES.get(named.get("dtype", ""), 0)
-        node = Node(kind, fields, first, dims, self.number_count, self.value_count, itemsize)
+        end, value = self.number_count, self.value_count
+        node = Node(kind, fields, first, dims, end, value, depth, itemsize)
         if form.numbers:
             self.weight += 0 if kind is Kind.BYTES else 256  # of its part of the plan
             self.nodes.append(node)

@@ -35,6 +35,7 @@ class MessageInMemory(NamedTuple):
     values: Any  # the packed documents in it
     # Two messages with one node and equal `values` have equal `meta`.
     buffers: Sequence[ByteArray]  # the frames after it
+    levels: int  # the limit of depth with which it was opened
 
 
 class Stack(NamedTuple):
@@ -45,6 +46,7 @@ class Stack(NamedTuple):
     members: IntArray  # which messages they are, in ascending order
     numbers: IntArray  # (messages, K)
     values: Sequence[Any]  # of each, as of `MessageInMemory`
+    levels: int  # the least of their limits of depth
 
 
 def stacks_of(messages: Mapping[int, MessageInMemory]) -> list[Stack]:
@@ -58,7 +60,8 @@ def stacks_of(messages: Mapping[int, MessageInMemory]) -> list[Stack]:
         packed = b"".join([message.numbers for message in some])
         numbers = np.frombuffer(packed, dtype=np.int64).reshape(len(some), -1)
         values = [message.values for message in some]
-        stacks.append(Stack(*some[0][:2], np.array(members), numbers, values))
+        levels = min(message.levels for message in some)
+        stacks.append(Stack(*some[0][:2], np.array(members), numbers, values, levels))
     return stacks
 
 
@@ -168,7 +171,8 @@ def _open_stack(
         packed = [each for each, fit in zip(packed, sound.tolist(), strict=True) if fit]
     if not len(members):
         return None
-    return Stack(places.schema.root, places.schema.first_group, members, numbers, packed)
+    schema = places.schema
+    return Stack(schema.root, schema.first_group, members, numbers, packed, limits.depth)
 
 
 def _equal_but_for_numbers(matrix: ByteArray, places: _HeaderPlaces) -> npt.NDArray[np.bool_]:

@@ -340,9 +340,8 @@ class MessageColumns(ColumnSource):
         if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
         values = id(self) if self.beside else header.packed_values
-        return MessageInMemory(
-            self.node, header.schema.first_group, header.packed_numbers, values, buffers
-        )
+        first, levels = header.schema.first_group, self.message.limits.depth
+        return MessageInMemory(self.node, first, header.packed_numbers, values, buffers, levels)
 
     def meta(self) -> dict[str, Any]:
         message, meta = self.message, dict[str, Any]()
@@ -772,7 +771,7 @@ def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
     if root.kind is Kind.VALUE:
         document = message.document(root.value)
         if type(document) is list and document[:2] == [Kind.USER, BATCHED_DATA_DICT]:
-            state = revived(document[2:], 1, message.limits.depth, message.allow_pickle)[0]
+            state = revived(document[2:], 0, message.limits.depth, message.allow_pickle)[0]
     elif root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
         state = build(message, root.children[0])
     if state is None:
