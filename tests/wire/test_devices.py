@@ -184,6 +184,23 @@ def test_what_comes_to_the_host_has_arrived_after_one_wait(device, td, options):
     assert_same(dict(found.to("cpu")), expected)
 
 
+def test_prompt_lengths_by_name_are_read_without_a_wait_of_their_own(device):
+    td = TensorDict({"ids": nested([[1, 2, 3], [4, 5]]), "prompts": torch.tensor([2, 1])}, [2])
+    options: dict[str, Any] = {"padding_side": "left_right", "prompt_lengths": "prompts"}
+    expected = dict(materialize(td, **options))
+    forms: list[Any] = [td, dict(td.items()), BatchedDataDict(td.items()), encode(td)]
+    for form in (*forms, [td, encode(td)]):
+        with watched(device) as traffic:
+            found = materialize(form, **options, device=device)
+        assert traffic.waits == 0
+        assert_same(dict(found.to("cpu")), dict(materialize(form, **options)))
+    for there in on_device(forms[:2], device):
+        with watched(device) as traffic:
+            found = materialize(there, **options, device="cpu")
+        assert traffic.waits == 1
+        assert_same(dict(found), expected)
+
+
 def test_batches_on_a_device_are_chosen_from_and_joined_after_one_wait(device):
     ids, few = (nested([range(n) for n in lengths]) for lengths in ((4, 3), (2, 0)))
     packed = materialize({"b": few}, "packed")

@@ -381,8 +381,8 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
     return masks
 
 
-def _read_prompts(batch: Any, options: _Options) -> IntArray | None:
-    """(N,) tokens of each row that are prompt; None if no column needs them."""
+def _read_prompts(batch: Any, rows: int, options: _Options) -> IntArray | None:
+    """(N,) tokens of each of N rows that are prompt; None if no column needs them."""
     given, placement = options.prompt_lengths, options.placement
     if given is None and not placement.prompt_width:
         return None
@@ -394,7 +394,6 @@ def _read_prompts(batch: Any, options: _Options) -> IntArray | None:
         columns = batch.columns if isinstance(batch, Columns) else batch
         check_known([given], columns.keys(), where)
         given = columns[given]
-    rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
     return read_lengths(given, where, rows=rows).lengths
 
 
@@ -437,7 +436,10 @@ class _LayoutPlan:
         """The columns of the result; batches inside them are in containers."""
         options = self.options
         source = _on_device(self.batch, options.device, self.pool)
-        options.placement.prompts = _read_prompts(source, options)
+        # What moves away from the host is read before, what moves to it arrives with all the rest.
+        away = options.device is not None and options.device.type != "cpu"
+        rows = source.rows if isinstance(source, Columns) else source.batch_size[0]
+        options.placement.prompts = _read_prompts(self.batch if away else source, rows, options)
         columns = each_column(source, self.column, "materialize")
         self._add_masks(columns)
         self._warn_of_swapped_dims()
