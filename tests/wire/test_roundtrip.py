@@ -2,6 +2,8 @@
 
 import itertools
 import pickle
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tensordict import TensorDict
 
 import jagcodec
 from jagcodec import decode, encode, encode_fields, materialize, open_wire, select_rows, to_blob
-from jagcodec.errors import UnsupportedTypeError
+from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.dtypes import TORCH_NAMES
@@ -114,8 +116,27 @@ def test_no_torch_dtype_is_forgotten():
 
 def test_a_dtype_of_a_later_torch_is_refused_with_a_remedy(monkeypatch):
     monkeypatch.delitem(TORCH_NAMES, torch.complex32)
-    with pytest.raises(UnsupportedTypeError, match=r"complex32; convert it with \.to\(\)"):
-        encode({"x": torch.zeros(2, dtype=torch.complex32)})
+    later = torch.complex32
+    cells, offsets = torch.zeros(3, dtype=later), torch.tensor([0, 1, 3])
+    jagged = torch.nested.nested_tensor_from_jagged(cells, offsets)
+    batch = TensorDict({"x": jagged}, [2])
+    rows = [{"x": row} for row in jagged.unbind()]
+    sent = [cells, jagged, [cells[:1], cells[1:]], batch, cells.new_zeros(2).to_sparse()]
+    calls: list[Any] = [partial(encode, {"x": value}, narrow=True, elide=True) for value in sent]
+    calls += [partial(encode, {"x": value}) for value in sent]
+    calls += [lambda: encode(jagcodec.pack_rows(rows)), lambda: jagcodec.encode_rows(rows)]
+    calls += [lambda: open_wire(batch).to_frames()]
+    for call in calls:
+        with pytest.raises(UnsupportedTypeError, match=r"^\$\.x.*32; convert it with \.to\(\)$"):
+            call()
+    schema = jagcodec.types.FieldSchema("jagged", later, (None, None))
+    refused = jagcodec.ArgumentError, ArgumentTypeError
+    for dtype in (later, schema):
+        with pytest.raises(refused, match=r"\['x'\].*can be encoded.*complex32"):
+            jagcodec.pack_rows([{"x": [1.0]}], dtypes={"x": dtype})
+    # What stays in memory is moved bit by bit.
+    padded = materialize(batch, out={"x": torch.ones(2, 2, dtype=later)})
+    assert padded["x"].dtype == jagcodec.plan_packing([1, 2]).pack(jagged).dtype == later
 
 
 def test_a_default_device_changes_nothing():

@@ -452,13 +452,18 @@ def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
         elif _is_dtype(dtype):
             field = FieldSchema("", dtype, None)
         elif not isinstance(dtype, FieldSchema):
-            found = str(dtype) if isinstance(dtype, torch.dtype) else brief(dtype)
-            detail = f"expected a torch dtype, object or a FieldSchema, found {found}"
+            expected, found = "a torch dtype, object or a FieldSchema", brief(dtype)
+            if isinstance(dtype, torch.dtype):
+                expected, found = _SENDABLE, f"{dtype}; use another dtype"
+            detail = f"expected {expected}, found {found}"
             raise ArgumentTypeError("bad_type", f"{path}[{brief(name)}]", detail)
         elif dtype.kind != "object":
             _check_makable(dtype, f"{path}[{brief(name)}]")
         fields[name] = field
     return fields
+
+
+_SENDABLE = "a torch dtype whose tensors can be encoded"
 
 
 def _is_dtype(value: Any) -> bool:
@@ -477,8 +482,8 @@ def _check_makable(field: FieldSchema, path: str) -> None:
     ):
         dtype = str(field.dtype) if isinstance(field.dtype, torch.dtype) else brief(field.dtype)
         detail = (
-            "expected the schema of a column that rows can make (tensor or jagged, a torch dtype, "
-            f"and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
+            "expected the schema of a column that rows can make (tensor or jagged, "
+            f"{_SENDABLE}, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
         )
         raise ArgumentError("bad_type", path, detail)
 
