@@ -1,5 +1,6 @@
 """Messages of plain columns at once: what a walk makes of the same batch."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from jagcodec import concat_rows, encode
 from jagcodec.errors import JagcodecError
 from jagcodec.ragged.non_tensor import batch_of
+from jagcodec.wire import documents, native
 from jagcodec.wire.at_once import message_at_once
 from tests.helpers import message, nested
 from tests.strategies import tensordicts
@@ -115,3 +117,19 @@ def test_rows_that_are_one_object_or_have_the_same_offsets_are_found():
     assert message_at_once(batch, []) is not None
     for options in ({}, {"elide": True}):
         assert outcome(batch, options) == walked(batch, options)
+
+
+def test_rows_that_are_one_object_are_written_once(monkeypatch):
+    one, pack = {"a": [1]}, documents.packer().pack
+    written: list[Any] = []
+
+    def packed(row):
+        written.append(row)
+        return pack(row)
+
+    rows = [one, "x", one, {"a": [1]}, one, "x"]
+    monkeypatch.setattr(native, "packer", lambda: SimpleNamespace(pack=packed))
+    assert native.packed_at_once(rows, levels=9) == list(map(pack, rows))
+    assert [*map(id, written)] == [id(rows[i]) for i in (0, 1, 3, 5)]
+    assert native.first_same(rows) == [0, 1, 0, 3, 0, 5]
+    assert native.first_same(rows[1:4]) is None

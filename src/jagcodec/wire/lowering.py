@@ -34,7 +34,7 @@ from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES, bytes_in_order, numpy_name
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
-from jagcodec.wire.native import NATIVE, packed_at_once
+from jagcodec.wire.native import NATIVE, first_same, packed_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
 from jagcodec.wire.tensor_views import views_of_one_storage
@@ -262,31 +262,28 @@ class Lowering:
     def _lower_payloads(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
         rows = list(payloads)  # keeps every row alive, so that no two have one id
-        # Strings and numbers get a number below 0 each: whether two are one object means nothing.
-        identities = [~i if type(row) in NATIVE else id(row) for i, row in enumerate(rows)]
-        first: dict[int, int] = {}
-        first_same = [first.setdefault(identity, i) for i, identity in enumerate(identities)]
-        same = first_same if len(first) < len(rows) else None
+        same = first_same(rows)
         packed = packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
             self.items.append(Documents(packed, same))
             return (Code.NON_TENSOR_ROWS,)
         outer = self.items, self.values, self.unbacked
+        places = same or range(len(rows))
         lowered: dict[int, Any] = {}  # rows that are one object are lowered once
-        for i, (identity, row) in enumerate(zip(identities, rows, strict=True)):
-            if identity < 0:
-                lowered[identity] = self._pack_document(row)
-            elif identity not in lowered:
-                self.items, self.values, self.unbacked = [], [], []
-                tree = self._lower_at(i, row)
-                is_node = type(tree) is tuple
-                lowered[identity] = self.finished(tree) if is_node else self._pack_document(tree)
+        for i in dict.fromkeys(places):
+            if type(rows[i]) in NATIVE:
+                lowered[i] = self._pack_document(rows[i])
+                continue
+            self.items, self.values, self.unbacked = [], [], []
+            tree = self._lower_at(i, rows[i])
+            is_node = type(tree) is tuple
+            lowered[i] = self.finished(tree) if is_node else self._pack_document(tree)
         self.items, self.values, self.unbacked = outer
         if Lowered in map(type, lowered.values()):
-            for identity, document in lowered.items():
+            for i, document in lowered.items():
                 if type(document) is bytes:
-                    lowered[identity] = Lowered(None, [], _LIST_OF_ONE + document)
-        self.items.append(Documents([lowered[identity] for identity in identities], same))
+                    lowered[i] = Lowered(None, [], _LIST_OF_ONE + document)
+        self.items.append(Documents([lowered[i] for i in places], same))
         return (Code.NON_TENSOR_ROWS,)
 
     # numpy

@@ -27,13 +27,28 @@ def packed_at_once(rows: Sequence[Any], levels: int) -> list[bytes] | None:
             return list(map(pack, rows))
         if not is_native(rows, levels, INLINE_BYTES, LONG_LIST, _MOST_ITEMS):
             return None
-        if len(set(map(id, rows))) == len(rows):
+        same = first_same(rows)
+        if same is None:
             return list(map(pack, rows))
-        # Rows that are one object are packed once.
-        made = {id(row): pack(row) for row in rows if type(row) not in NATIVE}
-        return [pack(row) if type(row) in NATIVE else made[id(row)] for row in rows]
+        made: list[bytes] = []
+        for i, first in enumerate(same):
+            made.append(made[first] if first < i else pack(rows[i]))
+        return made
     except (TypeError, ValueError, RuntimeError):  # too large, or changed by another thread
         return None
+
+
+def first_same(rows: Sequence[Any]) -> list[int] | None:
+    """Of each row the first one that is the same object; None stands for each row itself.
+
+    Strings and numbers count as objects of their own: it means nothing whether two are one.
+    """
+    if len(set(map(id, rows))) == len(rows):
+        return None
+    first: dict[int, int] = {}
+    return [
+        i if type(row) in NATIVE else first.setdefault(id(row), i) for i, row in enumerate(rows)
+    ]
 
 
 def are_values(items: Sequence[Any], levels: int) -> bool:
