@@ -111,6 +111,17 @@ def test_chosen_rows_of_joined_messages_are_the_same_message_as_after_a_walk(bat
     assert outcome(joined, options) == walked(joined, options)
 
 
+def test_plain_columns_need_no_walk(monkeypatch):
+    monkeypatch.setattr("jagcodec.wire.encoder._walked", None)
+    ids, words = nested([[1, 2], [3]]), stack({"a": [b"x", 1.5, None]}, "x")
+    columns = {"ids": ids, "none": nested([[], []]), "wide": nested([np.ones((2, 3)), [[1] * 3]])}
+    columns |= {"grid": torch.ones(2, 3), "empty": torch.ones(2, 0), "flag": torch.ones(2) > 0}
+    batch = TensorDict({**columns, "words": words}, [2])
+    joined = concat_rows([encode(batch, meta={"step": 3}), encode(batch[:1])])
+    for rows in ([0], [2], [2, 0, 0], slice(1, 3)):
+        encode(joined.rows(rows))
+
+
 def test_rows_that_are_one_object_or_have_the_same_offsets_are_found():
     ids, row = nested([[1, 2], [3]]), {"role": "user"}
     batch = TensorDict({"a": ids, "b": ids + 1, "c": stack(row, row), "d": stack(row, "x")}, [2])

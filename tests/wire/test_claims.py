@@ -176,6 +176,10 @@ def test_numbers_that_only_floats_take_for_each_other_are_left_to_the_rule():
         (frame, *_) = forge.message(batch, bytes(64), groups=[[0, 0, rows, *lengths]])
         stack = _open_stack([np.frombuffer(frame, np.uint8)], np.zeros(1, int), None, NO_LIMITS)
         assert stack is None
+    # So are the bytes of a buffer of 2^53 and one byte more.
+    batch = forge.batch(forge.tensor(shape=(2,), offset=(1 << 53) - 1))
+    (frame, *_) = forge.message(batch, sizes=[1 << 53])
+    assert _open_stack([np.frombuffer(frame, np.uint8)], np.zeros(1, int), None, NO_LIMITS) is None
     dims = (1 << 40, 1 << 40)  # of cells without bytes, too
     (frame, *_) = forge.message(forge.array("|S0", dims), bytes(64))
     assert not at_sight(frame, NO_LIMITS)

@@ -20,6 +20,7 @@ from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materia
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.types import FieldSchema
 from jagcodec.wire import compress, header_reader, spec
+from jagcodec.wire.elide import RUN_COST
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
@@ -269,6 +270,26 @@ def test_steps_of_an_agent_are_sent_with_the_last_one():
     assert_sent_once(TensorDict({"ids": nested(rows)}, batch_size=[20]), 8 * 4 * 450 + 2000)
 
 
+@given(st.lists(st.integers(0, 4) | st.integers(0, 60), min_size=1, max_size=30))
+def test_what_occurs_again_is_sent_once_where_that_pays(lengths):
+    rng, rows = np.random.default_rng(3), len(lengths)
+    longest, *made = [rng.integers(0, 1 << 40, (rows, 60)) for _ in range(3)]
+    heads = [longest[0, :n] for n in lengths]
+    parts = [[row[:n] for row, n in zip(each, lengths, strict=True)] for each in made]
+    parts += [[np.concatenate(pair) for pair in zip(*parts, strict=True)]]
+    one, other, both = map(nested, parts)
+    cells = 8 * sum(lengths)
+    for columns, saved, cost, runs in (
+        ([nested(heads)], cells - 8 * max(lengths), RUN_COST, ["first"]),
+        ([one, one.clone()], cells, RUN_COST + 8 * rows, ["anywhere"]),
+        ([one, other, both], 2 * cells, 2 * (RUN_COST + 8 * rows), ["anywhere"] * 2),
+    ):
+        td = TensorDict({f"c{i}": column for i, column in enumerate(columns)}, [rows])
+        frames = encode(td, elide=True)
+        assert runs_of(frames, f"c{len(columns) - 1}") == (runs if saved > cost else None)
+        assert_same(decode(frames), td)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("tail", [(), (3,), (3, 5)])
 def test_rows_of_every_width_that_repeat(dtype, tail, eager):
@@ -284,6 +305,15 @@ def test_rows_of_every_width_that_repeat(dtype, tail, eager):
     ):
         td = TensorDict({"a": column}, batch_size=[480])
         assert runs_of(assert_sent_once(td, most + 1024), "a") == ["anywhere"]
+
+
+@pytest.mark.parametrize("first", [0, 300, 600])
+def test_neighbours_that_are_equal_are_found_wherever_they_are(first):
+    rows = np.random.default_rng(5).integers(0, 1 << 40, (900, 16))
+    rows[first : first + 300 : 2] = rows[first + 1 : first + 300 : 2]
+    for column in (nested(rows), torch.tensor(rows)):
+        td = TensorDict({"a": column}, [900])
+        assert runs_of(assert_sent_once(td, rows.nbytes), "a") == ["anywhere"]
 
 
 @pytest.mark.parametrize("one_object", [True, False])
@@ -358,6 +388,14 @@ def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(header_reader, "DEFAULT_LIMITS", Limits(expanded=100))
             assert encode(value, elide=True) == encode(value)
+    # Rows that are equal become an object each: readers may take the numbers, but not the objects.
+    texts = TensorDict({"mm": NonTensorStack(*[{"text": "x" * 5000} for _ in range(200)])}, [200])
+    for limit in (0, 1 << 22, 1 << 30):
+        limits = Limits(expanded=limit)
+        monkeypatch.setattr(header_reader, "DEFAULT_LIMITS", limits)
+        frames = encode(texts, elide=True)
+        assert (size(frames) < 20_000) == (limit == 1 << 30)
+        assert_same(decode(frames, limits=limits), texts)
     # Documents count for more than their bytes only beyond what a message is always given.
     monkeypatch.setattr(header_reader, "DEFAULT_LIMITS", Limits(expanded=0))
     image = torch.rand(60, 100)

@@ -22,6 +22,7 @@ import jagcodec
 from jagcodec import Limits, WireFormatError, decode, dump, encode, open_wire, select_rows
 from jagcodec.batch.describe import check_message
 from jagcodec.types import FieldSchema
+from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 from tests import helpers
 from tests.helpers import Store, address, at_odd_address, message_in, nested, receive, size, trip
 from tests.oracle import assert_same, rows_of
@@ -516,6 +517,23 @@ def test_the_rows_of_a_dict_whose_first_column_is_a_list_of_views():
     opened = open_wire(encode(REGISTERED["batched_data_dict_of_views"]()))
     assert (len(opened), opened["r"].tolist()) == (3, [1, 1, 1])
     assert [len(row) for row in opened["x"].tolist()] == [3, 2, 5]
+
+
+def test_a_packed_column_has_tensors_as_its_parts():
+    parts: dict[str, Any] = {
+        name: forge.tensor("int32", (3,)) for name in ("values", "position_ids", "cu_seqlens")
+    }
+    wrong = [{**parts, name: 3} for name in parts]
+    wrong += [{other: parts[other] for other in parts if other != name} for name in parts]
+    wrong += [{**parts, "cu_seqlens": forge.tensor("int32", shape)} for shape in ((), (1, 1))]
+    for state in (parts, *wrong):
+        column = forge.node("USER", PACKED_COLUMN, children=[forge.map_of(state)])
+        columns = forge.map_of({"x": column, "y": forge.tensor(shape=(2,))})
+        root = forge.node("USER", BATCHED_DATA_DICT, children=[forge.list_of(columns, 0)])
+        opened = open_wire(forge.message(root, bytes(64)))
+        assert opened.schema["x"].kind == ("jagged" if state is parts else "user")
+        if state is not parts:
+            refused(opened.__getitem__, "x", says="the state of 'jagcodec.PackedColumn'")
 
 
 def test_sources_that_return_too_little_or_anything_else():

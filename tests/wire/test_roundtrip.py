@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 import jagcodec
 from jagcodec import decode, encode, encode_fields, materialize, open_wire, select_rows, to_blob
@@ -20,7 +20,7 @@ from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests import strategies
-from tests.helpers import Store, at_odd_address, message, receive, size
+from tests.helpers import Store, at_odd_address, message, nested, receive, size
 from tests.oracle import assert_same
 from tests.strategies import arrays, indices, numpy_scalars, repeating_batches, tensordicts, trees
 from tests.wire.readers import OPTIONS, assert_reads
@@ -206,8 +206,30 @@ def test_tensors_over_one_memory(value, options, way):
     assert_same(decode(encode(decode(encode(value)), **options)), value)
 
 
-@settings(max_examples=200)
-@given(values(), st.sampled_from(OPTIONS))
+@st.composite
+def batches_that_repeat_a_little(draw):
+    """Columns of rows that others have too, wholly or in part; to say so costs about as much."""
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    rows, cells = draw(st.sampled_from([(1, 60), (3, 60), (6, 60), (6, 9), (40, 9), (300, 2)]))
+    most, dtype = draw(st.sampled_from([(200, torch.uint8), (200, torch.int64), (1 << 40, None)]))
+    longest = rng.integers(0, most, 60)
+    heads = [longest[:n] for n in rng.integers(0, cells, rows).tolist()]
+    tails = [rng.integers(0, most, n) for n in rng.integers(0, cells, rows).tolist()]
+    picked = rng.integers(0, draw(st.integers(1, rows)), rows).tolist()
+    columns = {
+        **{"heads": heads, "tails": tails, "again": tails, "some": [tails[i] for i in picked]},
+        "both": [np.concatenate(pair) for pair in zip(heads, tails, strict=True)],
+    }
+    names = draw(st.lists(st.sampled_from(sorted(columns)), unique=True))
+    grid = torch.tensor(rng.integers(0, most, (rows, draw(st.integers(1, 40))))[picked])
+    texts = [{"text": "x" * 50 * len(head)} for head in heads]
+    batch = {"grid": grid, "texts": NonTensorStack(*texts)} if draw(st.booleans()) else {}
+    columns = {name: nested(columns[name], dtype or torch.int64) for name in names}
+    return TensorDict({**batch, **columns}, [rows])
+
+
+@settings(max_examples=400)
+@given(st.one_of(values(), *[batches_that_repeat_a_little()] * 10), st.sampled_from(OPTIONS))
 def test_no_option_makes_a_message_larger(value, options):
     for less in ("narrow", "elide", "compress"):
         without = {name: how for name, how in options.items() if name != less}

@@ -151,8 +151,7 @@ def _of_view(view: RaggedView, rows: int, pool: RowSplitsPool) -> _Made:
 
 
 def _of_jagged(jagged: torch.Tensor, rows: int, pool: RowSplitsPool) -> _Made:
-    parts = parts_of(jagged)
-    if not (parts.values.is_cpu and parts.offsets.is_cpu):
+    if not parts_of(jagged).offsets.is_cpu:  # to read them would wait for the device
         return None
     try:
         return _of_view(view_over_array(jagged, "jagged tensor", pool), rows, pool)
