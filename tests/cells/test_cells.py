@@ -123,8 +123,12 @@ def test_no_more_is_written_than_there_is_room_for():
             _cells.fill(rows, np.array(lengths), room, code, 0, plain_number)
 
 
+EDGES = [sign * (1 << bits) + more for bits in (7, 15, 31) for sign in (1, -1) for more in (-1, 0)]
+
+
 @given(
-    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-129, 128), min_size=1)
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1)
+    | st.lists(st.sampled_from(EDGES), min_size=1, max_size=3)
     | st.lists(st.floats(), min_size=1)
     | st.lists(st.booleans(), min_size=1)
 )
@@ -200,6 +204,14 @@ def test_values_that_msgpack_knows_are_found(half, rows, levels, short_bytes, sh
     assert half.is_native(rows, *bounds, most) == half.is_native((*rows,), *bounds, most) == known
     if known and most:
         assert not half.is_native(rows, *bounds, most - 1)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_values_of_all_types_at_once_are_known(half):
+    plain = ["", 1, 0.5, True, None]
+    assert half.is_native(plain, 0, 1, 1, 0)
+    assert half.is_native([*plain, b"", [], {}], 1, 1, 1, 0)
+    assert not half.is_native([*plain, b""], 0, 1, 1, 0)
 
 
 @pytest.mark.parametrize("half", HALVES)

@@ -290,6 +290,7 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"a": [[1]], "b": ["x"]}, {"same_length": ["a", "b"]}, ArgumentTypeError, "objects in 'b'"),
     ({"a": [[1]]}, {"same_length": ["a", "x"]}, ArgumentKeyError, "same_length.*'x'"),
     ({"a": [[1]]}, {"same_length": "a"}, ArgumentTypeError, "string"),
+    ({"a": [[1]]}, {"same_length": ["a", 3]}, ArgumentTypeError, "expected names, found 3"),
     ({"a": [[1]]}, {"rectangular": ["x"]}, ArgumentKeyError, "rectangular.*'x'"),
     ({"a": [[1]]}, {"dtypes": {"x": torch.int8}}, ArgumentKeyError, "dtypes.*'x'"),
     ({"a": [[1]]}, {"dtypes": {"a": "int8"}}, ArgumentTypeError, "'int8'"),
@@ -463,7 +464,19 @@ def walked(make):
         return outcome(make)
 
 
-same_lengths = st.sampled_from([(), [], "a", "ab", ["a", "b"]])
+same_lengths = st.sampled_from([(), [], "a", "ab", ["a", "b"], ["a", 3], [["a"]], {"a": "b"}])
+
+
+def test_plain_rows_need_no_walk(monkeypatch):
+    monkeypatch.setattr("jagcodec.pack.rows._checked_columns", None)
+    rows = [
+        {"ids": [3] * n, "mask": np.ones(n), "tensor": torch.ones(n, 2), "none": np.ones((0, 3))}
+        | {"flag": True, "count": n, "reward": 0.5, "text": str(n), "says": [{"n": n}]}
+        for n in (3, 1)
+    ]
+    for chosen in (rows, rows[:1]):
+        frames = encode_rows(chosen, same_length=("ids", "mask", "tensor"))
+        assert len(decode(frames)) == len(chosen)
 
 
 @given(samples, metas, same_lengths)
