@@ -163,13 +163,13 @@ class Leaf(NamedTuple):
 def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     """The leaf of a node; None if it is a node of another kind."""
     kind, i, shape = node.kind, node.number, tuple(numbers[node.dims : node.end])
-    name, ragged_dim, documents = "uint8", 1, False
+    name, ragged_dim = "uint8", 1
     if kind is Kind.JAGGED:
         name, _, ragged_dim = node.fields
     elif kind is Kind.TENSOR:
         name = node.fields[0]
     elif kind in DOCUMENT_ROWS:
-        documents, shape = True, (numbers[i + SIZE],)
+        shape = (numbers[i + SIZE],)
     else:
         return None
     buffer, offset, stored = numbers[i : i + GROUP]
@@ -177,6 +177,6 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     elements = math.prod(shape)
     # `stored` is ignored where there are no cells.
     runs = runs_of(kind, stored) if elements and stored != PLAIN else 0
-    blobs = documents and bool(stored & BLOBS) and elements > 0
+    blobs = elements > 0 and bool(stored & BLOBS)  # `check_node` refuses it of tensors
     place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, elements, name)
     return Leaf(place, shape, ragged_dim, group, runs, blobs)
