@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import concat_rows, encode
+from jagcodec import concat_rows, encode, open_wire
 from jagcodec.errors import JagcodecError
 from jagcodec.ragged.non_tensor import batch_of
 from jagcodec.wire import documents, native
@@ -117,7 +117,8 @@ def test_plain_columns_need_no_walk(monkeypatch):
     columns = {"ids": ids, "none": nested([[], []]), "wide": nested([np.ones((2, 3)), [[1] * 3]])}
     columns |= {"grid": torch.ones(2, 3), "empty": torch.ones(2, 0), "flag": torch.ones(2) > 0}
     batch = TensorDict({**columns, "words": words}, [2])
-    joined = concat_rows([encode(batch, meta={"step": 3}), encode(batch[:1])])
+    frames = encode(batch, meta={"step": 3})
+    joined = concat_rows([frames, encode(open_wire(frames).rows([0]))])
     for rows in ([0], [2], [2, 0, 0], slice(1, 3)):
         encode(joined.rows(rows))
 
