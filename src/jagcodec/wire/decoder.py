@@ -356,9 +356,12 @@ def objects(
             rows, size = np.asarray(rows)[first], view.row_splits.total
         budget.count_documents(message, size)
     memory: Any = view.memory if view.starts is None else as_bytes(values_of(view))
-    read = _decode_messages if leaf.blobs else _read_documents
     depth = budget.outer + node.depth + 1  # containers around each row, of which the node is one
-    items = read(message, budget, depth, memory, view.row_splits.offsets_array, rows)
+    bounds = view.row_splits.offsets_array
+    if leaf.blobs:
+        items = _decode_messages(message, budget, depth, memory, bounds, rows)
+    else:
+        items = _read_documents(message, depth, memory, bounds, rows)
     if leaf.blobs and node.kind is Kind.NON_TENSOR_ROWS:
         for row, item in zip(rows, items, strict=True):
             if is_non_tensor(item):  # which tensordict would open
@@ -390,12 +393,7 @@ def raw_documents(
 
 
 def _read_documents(
-    message: Message,
-    budget: Budget,
-    depth: int,
-    data: ByteArray,
-    bounds: IntArray,
-    rows: Sequence[int],
+    message: Message, depth: int, data: ByteArray, bounds: IntArray, rows: Sequence[int]
 ) -> list[Any]:
     """The objects between these bounds, which are those of `rows`."""
     # Copied: what was checked must not change with the message's memory.
