@@ -10,6 +10,7 @@ import pickle
 import re
 import sys
 import weakref
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,20 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
-from jagcodec import Limits, WireFormatError, decode, dump, encode, open_wire, select_rows
+from jagcodec import (
+    ArgumentError,
+    Limits,
+    WireBatch,
+    WireFormatError,
+    decode,
+    dump,
+    encode,
+    open_wire,
+    select_rows,
+)
+from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.describe import check_message
-from jagcodec.types import FieldSchema
+from jagcodec.types import FieldSchema, PackedColumn
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 from tests import helpers
 from tests.helpers import Store, address, at_odd_address, message_in, nested, receive, size, trip
@@ -534,6 +546,36 @@ def test_a_packed_column_has_tensors_as_its_parts():
         assert opened.schema["x"].kind == ("jagged" if state is parts else "user")
         if state is not parts:
             refused(opened.__getitem__, "x", says="the state of 'jagcodec.PackedColumn'")
+
+
+@pytest.mark.parametrize("wrap", [dict, OrderedDict])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda batch: batch["x"],
+        lambda batch: batch.rows([1])["x"],
+        lambda batch: batch.row_lengths("x"),
+        lambda batch: batch.columns(),
+        lambda batch: batch.to_tensordict(),
+        lambda batch: batch.rows([1]).to_tensordict(),
+        lambda batch: batch.rows([1]).to_frames(),
+        jagcodec.materialize,
+        lambda batch: jagcodec.materialize([batch, batch]),
+    ],
+)
+def test_offsets_that_do_not_fit_are_the_fault_of_whoever_gave_them(read, wrap):
+    tokens, offsets = torch.arange(10), torch.zeros(4, dtype=torch.int32)
+    columns = wrap({"x": PackedColumn(tokens, offsets, 0, tokens), "y": torch.arange(3)})
+    says = "expected values with one dim of 0 tokens by cu_seqlens, found shape"
+
+    # The caller gives a batch in memory.
+    with pytest.raises(ArgumentError, match=rf"\['x'\]: {says}"):
+        read(open_wire(columns))
+
+    # Its sender gives a batch in a message.
+    refused(read, open_wire(encode(BatchedDataDict(columns))), says=rf"\$\.x: {says}")
+    inner = open_wire(encode(BatchedDataDict({"n": columns})))
+    refused(WireBatch.to_tensordict, inner, says=rf"\$\.n\.x: {says}")
 
 
 def test_sources_that_return_too_little_or_anything_else():

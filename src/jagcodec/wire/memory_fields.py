@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, UnbatchedTensor
 
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.ragged.nested import is_jagged, parts_of, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.checks import fail
+from jagcodec.wire.checks import fail, inside
 from jagcodec.wire.leaf import FieldSchema, packed_field
 from jagcodec.wire.spec import Kind
 
@@ -25,18 +25,32 @@ def has_host_cells(column: Any) -> bool:
     return isinstance(cells, torch.Tensor) and cells.is_cpu
 
 
-def view_in_memory(column: Any, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
+def view_in_memory(
+    column: Any, pool: RowSplitsPool, path: str, *, detach: bool
+) -> RaggedView | None:
     """The rows of a jagged or packed column in memory; None for any other column."""
     if is_jagged(column):
-        return view_of(column, "$", pool, detach=detach)
+        return view_of(column, path, pool, detach=detach)
     if not isinstance(column, PackedColumn):
         return None
     if detach:
         column = column._replace(values=column.values.detach())
-    try:
-        return view_of_varlen(column, "$", pool)
-    except ArgumentError as error:  # of offsets that do not fit the values
-        raise fail(error.reason, error.detail) from error
+    return view_of_varlen(column, path, pool)
+
+
+def check_packed(column: Any, pool: RowSplitsPool) -> None:
+    """Check that the offsets of a packed column fit its values; also those of a dict, by name."""
+    if isinstance(column, dict):
+        for name, inner in column.items():
+            try:
+                check_packed(inner, pool)
+            except WireFormatError as error:
+                raise inside(error, name) from error
+    elif isinstance(column, PackedColumn):
+        try:
+            view_of_varlen(column, "$", pool)
+        except ArgumentError as error:
+            raise fail(error.reason, error.detail) from error
 
 
 def field_in_memory(column: Any, rows: int) -> FieldSchema:

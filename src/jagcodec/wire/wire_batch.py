@@ -53,7 +53,12 @@ from jagcodec.wire.leaf import (
 )
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
-from jagcodec.wire.memory_fields import field_in_memory, has_host_cells, view_in_memory
+from jagcodec.wire.memory_fields import (
+    check_packed,
+    field_in_memory,
+    has_host_cells,
+    view_in_memory,
+)
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, usable_reading
 from jagcodec.wire.schema import GROUP, ROW_KINDS, Node
@@ -507,7 +512,9 @@ class MessageColumns(ColumnSource):
             rows = row_count(column, "$")
             if rows is not None and [rows] != self.sizes:
                 raise rows_differ(self.sizes, [rows])
-            return _in_form(column, chosen, form, self)
+            pool = RowSplitsPool()
+            check_packed(column, pool)
+            return _in_form(column, chosen, form, self, "$", pool)
         if isinstance(column, UnbatchedTensor):
             return column
         if not is_leaf(column):
@@ -544,7 +551,7 @@ class MemoryColumns(ColumnSource):
     gradients flow.
     """
 
-    __slots__ = ("_meta", "_pool")
+    __slots__ = ("_meta", "_path", "_pool")
 
     def __init__(
         self,
@@ -552,14 +559,19 @@ class MemoryColumns(ColumnSource):
         sizes: Sequence[int],
         meta: Mapping[str, Any],
         around: ColumnSource | Message | None = None,
+        path: str = "WireBatch",
     ) -> None:
-        """`around` is the message or source that the columns are from; None for the caller's."""
+        """`around` is the message or source that the columns are from; None for the caller's.
+
+        `path` is the place of the batch, for errors.
+        """
         self.names: Sequence[str] = tuple(columns)
         self.handles: Sequence[Any] = tuple(columns.values())
         self.sizes: Sequence[int] = sizes
         self.device: torch.device | None = None if around is None else around.device
         self.allow_pickle: bool = around is not None and around.allow_pickle
         self._meta = meta
+        self._path = path
         self._pool = RowSplitsPool()  # of all rows
 
     def meta(self) -> dict[str, Any]:
@@ -569,7 +581,7 @@ class MemoryColumns(ColumnSource):
         return field_in_memory(handle, rows)
 
     def row_lengths(self, name: str, handle: Any, chosen: ChosenRows | None) -> IntArray | None:
-        view = view_in_memory(handle, self._pool, detach=True)
+        view = view_in_memory(handle, self._pool, self._path_of(name), detach=True)
         if view is None:
             return None
         return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
@@ -588,14 +600,15 @@ class MemoryColumns(ColumnSource):
             taken = select_leaf(flat, chosen.index, chosen.pool, _CHOSEN)  # in one copy
         found: dict[str, Any] = {}
         for name, column in handles.items():
-            try:
-                if name in taken:
-                    found[name] = _in_form(taken[name], None, form, self)
-                else:
-                    found[name] = _in_form(column, chosen, form, self, self._pool)
-            except WireFormatError as error:
-                raise inside(error, name) from error
+            path = self._path_of(name)
+            if name in taken:
+                found[name] = _in_form(taken[name], None, form, self, path, RowSplitsPool())
+            else:
+                found[name] = _in_form(column, chosen, form, self, path, self._pool)
         return found
+
+    def _path_of(self, name: str) -> str:
+        return f"{self._path}[{name!r}]"
 
 
 _TYPES_IN_DICTS = (list, np.ndarray, dict, PackedColumn)
@@ -607,25 +620,26 @@ def _in_form(
     chosen: ChosenRows | None,
     form: As,
     source: ColumnSource,
-    pool: RowSplitsPool | None = None,
+    path: str,
+    pool: RowSplitsPool,
 ) -> Any:
     """A column in memory in the form asked for; `pool` shares offsets between columns."""
     as_leaves = form is As.LEAF or form is As.LEAVES
     if isinstance(column, dict):
         meta = getattr(column, "meta_info", {})
-        batch = WireBatch(MemoryColumns(column, source.sizes[:1], meta, source), None, chosen)
+        inner = MemoryColumns(column, source.sizes[:1], meta, source, path)
+        batch = WireBatch(inner, None, chosen)
         return batch if form is As.LEAF or form is As.VIEW else batch.to_tensordict()
     # `encode` fetches tensors from devices, together.
     if not as_leaves and (form is As.VIEW or has_host_cells(column)):
-        pool = pool or RowSplitsPool()
-        view = view_in_memory(column, pool, detach=form is As.ITEM)
+        view = view_in_memory(column, pool, path, detach=form is As.ITEM)
         if view is not None:
             view = replace(view, row_splits=pool.unique(view.row_splits))
             return view if chosen is None else chosen.of_view(view)
     if chosen is not None:
         column = select_leaf(column, chosen.index, chosen.pool, _CHOSEN)
     if isinstance(column, PackedColumn) or (as_leaves and isinstance(column, _TYPES_IN_DICTS)):
-        leaf = as_leaf(column, 0, "$")
+        leaf = as_leaf(column, 0, path)
         away = isinstance(leaf, torch.Tensor) and source.device is not None
         return leaf.to(source.device) if away else leaf
     return object_array(column) if form is As.VIEW and isinstance(column, list) else column
