@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def test_extensions_that_were_not_built_are_named_with_the_remedy(monkeypatch):
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")
     problem = lines_without("jagcodec.rowcopy._kernel")["!"]
     assert re.search(r"ROWCOPY: expected .* found 'compiled', .* install a C compiler", problem)
+
+
+def test_extensions_for_another_machine_are_named_with_the_remedy(tmp_path, monkeypatch):
+    shutil.copytree(Path(jagcodec.__file__).parent, tmp_path / "jagcodec")
+    for module in ("rowcopy/_kernel", "cells/_cells"):
+        (tmp_path / f"jagcodec/{module}.abi3.so").write_bytes(b"no machine code of this machine")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", "")
+    lines = lines_without()
+    assert lines["jagcodec"].endswith(str(tmp_path / "jagcodec"))
+    assert re.match(r"numpy \(.*_kernel\.abi3\.so", lines["row kernel"])
+    assert re.match(r"python \(.*_cells\.abi3\.so", lines["cells"])
+    assert lines["!"].startswith("the C extensions are not in use")
 
 
 def test_a_torch_that_cannot_be_imported_is_what_the_report_says():
