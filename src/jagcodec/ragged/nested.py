@@ -33,7 +33,7 @@ from jagcodec.memory.tensor_bytes import (
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 
-with private_names("torch", tested="2.13.0"):
+with private_names("torch", tested="2.15.0"):
     from torch.nested._internal.nested_tensor import (
         NestedTensor,
         _store_val_in_tensor,
