@@ -1,13 +1,14 @@
 """Tensors and arrays of subclasses, and tensors without values, at every door: one rule."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tensordict import TensorDict
+from tensordict import MemoryMappedTensor, TensorDict
 
 from jagcodec import (
     BatchedDataDict,
@@ -34,6 +35,7 @@ from jagcodec import (
     to_nested_by_length,
     to_rows,
 )
+from jagcodec.memory.plain_types import TENSOR_TYPES
 from jagcodec.wire import registry
 from tests import odd
 from tests.helpers import nested
@@ -95,7 +97,7 @@ WITHOUT_VALUES = {"meta", "freed"}  # which have a shape, and so can be passed o
 def grown(column):
     row = RowBuilder()
     row.append(x=column)
-    return row
+    return row.to_frames()
 
 
 def kept(column):
@@ -224,6 +226,41 @@ def test_so_do_numbers_that_callers_pass(kind):
             call(make(torch.tensor([1, 1])))
         assert re.search(remedy, caught.value.detail), (door, str(caught.value))
         assert door.partition(",")[0] in caught.value.path or door.endswith("tax")
+
+
+PLAIN: dict[type, Callable[[torch.Tensor], torch.Tensor]] = {
+    torch.Tensor: lambda x: x,
+    torch.nn.Parameter: lambda x: torch.nn.Parameter(x, requires_grad=False),
+    torch.nn.Buffer: torch.nn.Buffer,
+    MemoryMappedTensor: MemoryMappedTensor.from_tensor,
+}
+
+
+def result(call, tensor):
+    """What a door makes of a tensor, without types of memory that the wire does not keep."""
+    made = call(tensor)
+    if isinstance(made, list) and not isinstance(made[0], (torch.Tensor, dict, TensorDict)):
+        return decode(made)
+    return made
+
+
+def test_the_plain_types_are_those_that_every_door_accepts():
+    assert set(PLAIN) == TENSOR_TYPES
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", PLAIN)
+def test_every_door_takes_every_plain_type_for_the_same(kind, door):
+    tensor = IDS % 2  # a mask, too
+    assert_same(result(DOORS[door], PLAIN[kind](tensor.clone())), result(DOORS[door], tensor))
+
+
+@pytest.mark.parametrize("door", NUMBERS)
+@pytest.mark.parametrize("kind", PLAIN)
+def test_so_does_who_reads_numbers(kind, door):
+    ones = torch.tensor([1, 1])
+    assert_same(result(NUMBERS[door], PLAIN[kind](ones)), result(NUMBERS[door], ones))
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad", "functionalize"])

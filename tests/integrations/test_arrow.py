@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+)
 
 import jagcodec
 from jagcodec import encode, materialize, pack_jagged_fields, pack_rows, stack_or_nest, to_rows
@@ -36,6 +42,13 @@ FORMS: dict[str, Any] = {
 def test_every_form_of_a_batch_gives_its_rows(form):
     td = pack_rows(SAMPLES)
     assert to_arrow(FORMS[form](td)).to_pylist() == to_rows(td, as_="list")
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor.from_tensor]
+)
+def test_plain_tensors_of_every_type_are_columns(kind):
+    assert to_arrow({"x": kind(torch.eye(2))}).to_pylist() == [{"x": [1, 0]}, {"x": [0, 1]}]
 
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]

@@ -474,7 +474,7 @@ class _LayoutPlan:
         else:  # Rows without dims, or no rows at all: nothing is ragged.
             if stays:
                 return leaf
-            parts = leaf.unbind()
+            parts = leaf.unbind(0)
             if parts:
                 return torch.stack(parts)
             return torch.empty(0, dtype=leaf.dtype, device=leaf.device)

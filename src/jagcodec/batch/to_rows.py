@@ -165,7 +165,7 @@ def _unbound(column: torch.Tensor, path: str) -> list[torch.Tensor]:
     """The rows of a tensor, as views of it."""
     check_memory(column, path)
     try:
-        return list(column.unbind())
+        return list(column.unbind(0))  # a MemoryMappedTensor asks for the dim
     except RuntimeError as error:  # of sparse tensors of most dtypes
         if not lacks_kernel(error):
             raise

@@ -11,7 +11,7 @@ import torch
 
 from jagcodec.batch.columns import columns_of
 from jagcodec.errors import ArgumentError, brief, describe
-from jagcodec.memory.plain_types import remedy_for
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.views import RaggedView
@@ -80,7 +80,7 @@ def _arrow_array(pa: Any, column: Any, path: str) -> Any:
     if isinstance(column, torch.Tensor) and column.is_nested:
         # Rows may differ in several dims: each is a value by itself.
         return pa.array([_arrow_numbers(row, path).tolist() for row in column.unbind()])
-    if type(column) in (torch.Tensor, torch.nn.Parameter) and column.layout is torch.strided:
+    if type(column) in TENSOR_TYPES and column.layout is torch.strided:
         return _fixed(pa, _arrow_numbers(column, path), tuple(column.shape[1:]), path)
     raise _no_arrow_form(path, describe(column))
 

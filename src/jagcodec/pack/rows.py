@@ -421,7 +421,7 @@ def _rows_as_sequence(column: Any, path: str) -> Sequence[Any]:
     if isinstance(column, torch.Tensor):
         strided = is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
         if strided and column.dim():
-            return list(column.detach().unbind())
+            return list(column.detach().unbind(0))
     elif is_non_tensor(column) and column.batch_dims:
         return rows_of_leaf(column, column.batch_size[0])
     elif isinstance(column, np.ndarray):
