@@ -1,6 +1,7 @@
 """A batch is a list of rows, whatever form it has and whatever was done to it."""
 
 import functools
+import itertools
 import pickle
 from typing import Any, NamedTuple
 
@@ -496,6 +497,33 @@ def test_split_by_tokens_and_back():
         assert len(split_rows(td, max_tokens=9, lengths=lengths)) == 2
     none = torch.tensor([], dtype=torch.int64)
     assert split_rows({"x": []}, max_tokens=9, lengths=none) == []
+
+
+SIZES = [(2,), (2, 3), (2, 4), (2, 3, 2)]
+
+
+@pytest.mark.parametrize("sent", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("sizes", list(itertools.product(SIZES, SIZES)), ids=str)
+def test_joined_columns_have_the_batch_dims_that_all_batches_have(sizes, sent):
+    batches = [
+        TensorDict({name: torch.ones(*size, 2)}, size)
+        for name, size in zip(("a", "b"), sizes, strict=True)
+    ]
+    joined = join_columns(batches)
+    common = [
+        pair[0] for pair in itertools.takewhile(lambda x: x[0] == x[1], zip(*sizes, strict=False))
+    ]
+    assert [*joined.batch_size] == common
+    each = [encode(b) if is_sent else b for b, is_sent in zip(batches, sent, strict=True)]
+    assert_same(join_columns(each).to_tensordict(), joined)
+
+
+def test_a_dict_beside_a_batch_of_several_dims_has_one():
+    batch = TensorDict({"a": torch.ones(2, 3)}, [2, 3], names=["prompt", "sample"], device="cpu")
+    joined = join_columns([batch, {"b": ["x", "y"]}])
+    found = (joined.batch_size, joined.names, joined.device)
+    assert found == ((2,), ["prompt"], torch.device("cpu"))
+    assert joined["b"].tolist() == ["x", "y"]
 
 
 def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():

@@ -564,7 +564,9 @@ class JoinedColumns(ColumnSource):
         sources = [batch.source for batch in batches]
         device = next((s.device for s in sources if s.device is not None), None)
         pickle = any(source.allow_pickle for source in sources)
-        super().__init__(tuple(columns), (), _common_sizes(sources), device, pickle)
+        super().__init__(
+            tuple(columns), (), common_sizes(source.sizes for source in sources), device, pickle
+        )
         self._columns = columns
         self._batches = batches
         self._pool = pool
@@ -583,10 +585,9 @@ class JoinedColumns(ColumnSource):
         return sharing(column, self._pool if chosen is None else chosen.pool, "join_columns")
 
 
-def _common_sizes(sources: Sequence[ColumnSource]) -> list[int]:
-    """The batch dims that all sources have."""
-    each = zip(*(source.sizes for source in sources), strict=False)
-    dims = takewhile(lambda sizes: len({*sizes}) == 1, each)
+def common_sizes(batches: Iterable[Sequence[int]]) -> list[int]:
+    """The batch dims that all batches of these sizes have."""
+    dims = takewhile(lambda sizes: len({*sizes}) == 1, zip(*batches, strict=False))
     return [sizes[0] for sizes in dims]
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
 from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
@@ -24,7 +25,7 @@ from jagcodec.batch.columns import (
 )
 from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.devices import moved, read_offsets
-from jagcodec.batch.join import join_rows, sharing, side_by_side
+from jagcodec.batch.join import common_sizes, join_rows, sharing, side_by_side
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.buffers import MessageLike
@@ -355,7 +356,8 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         a list becomes a leaf of objects. Otherwise a batch of the kind of the first, on its device.
         Columns in memory are aliased; jagged ones of equal row lengths share one offsets tensor, so
         that ``both["a"] * both["b"]`` works. Gradients flow through them, unless they are sent on.
-        Its `meta` has the values that no batch contradicts.
+        It has the batch dims that all batches have; a dict has one. Its `meta` has the values that
+        no batch contradicts.
 
     Raises:
         ArgumentError: There is no batch, batches differ in their number of rows, a jagged column
@@ -379,16 +381,28 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
         each = [open_memory(b, f"{where}(batches[{i}])") for i, b in enumerate(open_ones)]
         return side_by_side(each, where, pool)
     model_batch = open_ones[0]
-    rows = row_count_of(model_batch, where)
+    rows, is_dict = row_count_of(model_batch, where), isinstance(model_batch, dict)
+    if not is_dict:
+        model_batch = _with_common_sizes(model_batch, open_ones)
     for batch in open_ones:
         for name, leaf in batch.items():
-            is_dict = isinstance(model_batch, dict)
             columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
     device = getattr(model_batch, "device", None)
     if device is not None:
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
     return with_meta(like(model_batch, columns, rows), open_ones, uncontradicted)
+
+
+def _with_common_sizes(td: TensorDictBase, batches: Sequence[Any]) -> TensorDictBase:
+    """A TensorDict like this one, with the batch dims that all batches have."""
+    dims = (getattr(batch, "batch_size", td.batch_size[:1]) for batch in batches)
+    sizes = common_sizes(dims)
+    if [*td.batch_size] == sizes:
+        return td
+    model = td.empty()
+    model.batch_size = torch.Size(sizes)
+    return model
 
 
 def _check_side_by_side(
