@@ -25,7 +25,7 @@ from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS
 from jagcodec.wire.message import Message
 from jagcodec.wire.schema import ROW_KINDS, runs_of
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.spec import BITS, INDIRECT, MAX_UNBACKED_ROWS, PLAIN, Kind
 from jagcodec.wire.stacked import _open_stack
 from tests.helpers import Store, message_in, nested, receive, rollout
 from tests.oracle import assert_same
@@ -376,6 +376,27 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
         chosen = open_wire(frames).rows([0] * rows)
         with pytest.raises(ArgumentError, match=r"rows\(index\), column 'a': .*take fewer rows"):
             chosen.to_tensordict()
+
+
+@pytest.mark.parametrize("stored", [PLAIN, BITS, INDIRECT + 1])
+@pytest.mark.parametrize(
+    "read",
+    [
+        decode,
+        materialize,
+        lambda frames: materialize([frames, frames]),
+        lambda frames: open_wire(frames).to_tensordict(),
+        lambda frames: open_wire(Store(frames)).to_tensordict(),
+        lambda frames: open_wire(frames).rows(slice(1, None)).to_tensordict(),
+        lambda frames: open_wire(frames).rows(slice(1, None)).to_frames(),
+        lambda frames: encode(open_wire(frames)),
+        lambda frames: encode(open_wire(frames), narrow=True, elide=True),
+    ],
+)
+def test_rows_without_bytes_take_no_memory(read, stored):
+    column = forge.tensor("float32", (MAX_UNBACKED_ROWS, 0), stored=stored)
+    frames = message(tensordict([MAX_UNBACKED_ROWS], {"a": column}))
+    assert peak_of(read, frames) < 1 << 20
 
 
 def test_foreign_frames_and_messages_inside_each_other_are_read_in_little_memory():

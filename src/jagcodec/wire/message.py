@@ -85,7 +85,7 @@ class ChosenRows:
         self.index: Chosen = index
         self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows that were not found here
         # The splits of the group are kept, so that their id stays theirs.
-        self._found: dict[int, tuple[RowSplits, IntArray, RowSplits | None]] = {}
+        self._found: dict[int, tuple[RowSplits, IntArray, RowSplits]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -96,26 +96,21 @@ class ChosenRows:
         index = self.index
         return slice(index.start, index.stop) if isinstance(index, range) else index
 
-    def among(self, rows: RowSplits | None) -> tuple[RowSplits, IntArray]:
+    def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
         """The splits of the chosen rows, and the cell where each begins in its group.
 
-        `rows` is the splits of the group, or None for a rectangle, whose rows are one cell each.
+        `rows` is the splits of the group.
         """
         key = id(rows)
         known = self._found.get(key)
         if known is None:
-            if rows is None:
-                index = self.index
-                starts = np.arange(index.start, index.stop) if isinstance(index, range) else index
-                found = RowSplits.from_lengths(np.ones(len(self), dtype=np.int64)), starts
-            else:
-                lengths = np.ascontiguousarray(rows.lengths[self.at])
-                # Rows may repeat, and cells without bytes cost nothing, so the sum may not fit.
-                if len(self) * rows.max > INT64_MAX:
-                    check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
-                found = self.pool.unique(RowSplits.from_lengths(lengths)), rows.starts[self.at]
+            lengths = np.ascontiguousarray(rows.lengths[self.at])
+            # Rows may repeat, and cells without bytes cost nothing, so the sum may not fit.
+            if len(self) * rows.max > INT64_MAX:
+                check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
+            splits = self.pool.unique(RowSplits.from_lengths(lengths))
             # Columns of one batch have the same splits, whichever thread reads them.
-            known = self._found.setdefault(key, (*found, rows))
+            known = self._found.setdefault(key, (splits, rows.starts[self.at], rows))
         return known[:2]
 
     def of_view(self, view: RaggedView) -> RaggedView:
@@ -297,7 +292,10 @@ class Message:
         return leaf
 
     def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
-        """The rows of a TENSOR (one cell each), a JAGGED or of documents in place; read only."""
+        """The rows of a JAGGED, of documents, or of an indirect TENSOR (one cell each), in place.
+
+        They are only to be read.
+        """
         i, numbers = node.number, self.numbers
         if chosen is None and node.kind is _JAGGED and numbers[i + STORED] == PLAIN:
             # Most columns, in as few steps as possible.
@@ -308,9 +306,7 @@ class Message:
             return RaggedView(data, torch_dtype(name), shape, dim, None, rows)
         leaf = self.leaf(node)
         place, shape, dim = leaf.place, leaf.shape, leaf.ragged_dim
-        splits: Any = None  # of all rows of a rectangle only if they are asked for
-        if chosen is None or leaf.group is not None or leaf.runs:
-            splits = self.splits(leaf.group, shape[dim - 1])
+        splits = self.splits(leaf.group, shape[dim - 1])
         if not leaf.runs:
             if chosen is None:
                 data = self.elements(place, 0, place.elements)
@@ -361,6 +357,18 @@ class Message:
         data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
         return data, sum(b - a for a, b in bounds)
 
+    def rectangle(
+        self, leaf: Leaf, chosen: ChosenRows | None
+    ) -> tuple[ByteArray, tuple[int, ...]]:
+        """The cells of a TENSOR that is not indirect, or of its chosen rows, and their shape.
+
+        In place, and so only to be read, unless the rows have to be put together.
+        """
+        if chosen is None:
+            return self.elements(leaf.place, 0, leaf.place.elements), leaf.shape
+        data, rows = self._cells_of_rows(leaf, None, chosen)
+        return data, leaf.shape_of(rows)
+
     # Tensors
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
@@ -402,11 +410,10 @@ class Message:
     def _chosen_tensor(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """The chosen rows of a column, or all rows of an indirect one."""
         data: Any
-        stored = self.numbers[node.number + STORED]
-        if chosen is not None and node.kind is _TENSOR and stored < INDIRECT:
-            leaf = self.leaf(node)
-            data, rows = self._cells_of_rows(leaf, None, chosen)
-            dtype, shape = leaf.dtype, leaf.shape_of(rows)
+        leaf = self.leaf(node)
+        if node.kind is _TENSOR and not leaf.runs:
+            data, shape = self.rectangle(leaf, chosen)
+            dtype = leaf.dtype
         else:
             view = self.rows(node, chosen)
             if view.starts is not None:

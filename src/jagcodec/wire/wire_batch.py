@@ -481,11 +481,9 @@ class MessageColumns(ColumnSource):
     def _read_tensor(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """A TENSOR; for `As.ITEM` an array in place where possible, which must only be read."""
         leaf = self.message.leaf(node) if form is As.ITEM else None
-        # Indirect rows would be fetched here, and again below.
         if leaf is not None and leaf.dtype in NUMPY_DTYPES and not leaf.runs:
-            view: Any = self.message.rows(node, chosen)
-            if view.starts is None:
-                return np.ndarray(view.shape, NUMPY_DTYPES[leaf.dtype], view.memory)
+            data, shape = self.message.rectangle(leaf, chosen)
+            return np.ndarray(shape, NUMPY_DTYPES[leaf.dtype], data)
         return self.message.tensor(node, chosen)
 
     def _read_objects(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
