@@ -357,9 +357,7 @@ class Message:
         data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
         return data, sum(b - a for a, b in bounds)
 
-    def rectangle(
-        self, leaf: Leaf, chosen: ChosenRows | None
-    ) -> tuple[ByteArray, tuple[int, ...]]:
+    def rectangle(self, leaf: Leaf, chosen: ChosenRows | None) -> tuple[ByteArray, tuple[int, ...]]:
         """The cells of a TENSOR that is not indirect, or of its chosen rows, and their shape.
 
         In place, and so only to be read, unless the rows have to be put together.
