@@ -212,13 +212,13 @@ def _whole(message: Any) -> Any:
 
 def _chosen(message: Any) -> Any:
     """Some rows of a batch, alone and joined; what cannot be chosen from may say so."""
-    batch = open_wire(message)
-    if not callable(message):
+    if not callable(message):  # first, because joins read what cannot be opened, too
         frames = [message] if isinstance(message, (bytes, bytearray)) else message
         with suppress(ArgumentError):
             twice = join_rows([frames, frames], "fuzz")
             described(twice.rows([0] * min(len(twice), 1)).to_tensordict())
             described(twice.to_tensordict())
+    batch = open_wire(message)
     for name in batch.fields:
         _ = batch.schema[name]
         described(batch.row_lengths(name))

@@ -399,6 +399,19 @@ def test_rows_without_bytes_take_no_memory(read, stored):
     assert peak_of(read, frames) < 1 << 20
 
 
+@pytest.mark.parametrize("read", BATCH_READERS.values(), ids=BATCH_READERS)
+def test_values_that_are_cut_are_refused(read):
+    header, *rest = receive(encode(TensorDict({"a": torch.arange(3)}, [3]), meta={"step": 5}))
+    start, values = bytes(header).split(packed("values"))
+    values = msgpack.unpackb(values)
+    for size in range(len(values)):
+        refused(
+            read,
+            [start + packed("values") + packed(values[:size]), *rest],
+            says="expected whole msgpack",
+        )
+
+
 def test_foreign_frames_and_messages_inside_each_other_are_read_in_little_memory():
     assert peak_of(refused, decode, [np.full(64 << 20, 7, dtype=np.uint8)]) < 1 << 20
     start = b"\x84" + packed("jagcodec")

@@ -160,9 +160,8 @@ def _open_stack(
         return _open_stack(headers, members[like], None if sizes is None else sizes[like], limits)
     numbers = np.ascontiguousarray(matrix[:, places.numbers]).view(np.int64)
     sound = _sound(places, numbers, sizes, size, limits)
-    begins = range(places.values.start, len(whole), size)
-    last = size - places.values.start
-    packed = [whole[at : at + last] for at in begins]
+    first = places.values.start
+    packed = [whole[at + first : at + size] for at in range(0, len(whole), size)]
     fits = {each: _values_fit(each, places.schema.value_count) for each in set(packed)}
     if not all(fits.values()):
         sound &= [fits[each] for each in packed]
