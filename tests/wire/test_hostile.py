@@ -407,7 +407,7 @@ def test_values_that_are_cut_are_refused(read):
     for size in range(len(values)):
         refused(
             read,
-            [start + packed("values") + packed(values[:size]), *rest],
+            [start + packed("values") + msgpack.packb(values[:size]), *rest],
             says="expected whole msgpack",
         )
 
