@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -335,6 +336,14 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, ending)
     assert (status, out.read_bytes()) == (2, b"old")
     assert f"{source}, column 'x'" in err
     assert sorted(tmp_path.iterdir()) == sorted([source, out])
+
+
+def test_a_batch_that_parquet_cannot_hold_is_refused_with_what_can(run, tmp_path):
+    source = saved(tmp_path, "empty", TensorDict({"n": TensorDict({}, [2])}, [2]))
+    status, _, err = run("export", source, tmp_path / "x.parquet")
+    assert (status, err.count("\n")) == (2, 1)
+    assert re.search(r"expected columns that Parquet can hold.*'n'.*write \.arrow or \.jsonl", err)
+    assert run("export", source, tmp_path / "x.arrow")[0] == 0
 
 
 def golden(name):

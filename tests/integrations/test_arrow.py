@@ -51,6 +51,12 @@ def test_plain_tensors_of_every_type_are_columns(kind):
     assert to_arrow({"x": kind(torch.eye(2))}).to_pylist() == [{"x": [1, 0]}, {"x": [0, 1]}]
 
 
+def test_a_batch_without_columns_has_rows_in_a_batch():
+    batch = TensorDict({"n": TensorDict({"m": TensorDict({}, [2])}, [2])}, [2])
+    for form in (batch, encode(batch)):
+        assert to_arrow(form).to_pylist() == to_rows(form) == [{"n": {"m": {}}}] * 2
+
+
 FLOATS = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 DTYPES = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.uint64, *FLOATS} | {
     *(torch.int8, torch.int16, torch.int32, torch.int64)

@@ -272,7 +272,12 @@ def _arrow_file(batch: Any, ending: str) -> bytes:
     import pyarrow.parquet
 
     if ending == ".parquet":
-        pyarrow.parquet.write_table(table, stream)
+        try:
+            pyarrow.parquet.write_table(table, stream)
+        except pyarrow.ArrowException as error:  # of a column that Parquet has no form for
+            detail = f"expected columns that Parquet can hold, found others: {error!s:.200}; "
+            detail += "write .arrow or .jsonl, or name the other columns with --columns"
+            raise ArgumentError("bad_type", "OUT", detail) from error
     else:
         with pyarrow.ipc.new_file(stream, table.schema) as writer:
             writer.write_table(table)

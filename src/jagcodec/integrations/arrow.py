@@ -72,6 +72,8 @@ def _arrow_array(pa: Any, column: Any, path: str) -> Any:
         parts = {
             name: _arrow_array(pa, x, f"{path}[{name!r}]") for name, x in column.columns.items()
         }
+        if not parts:  # an array of no parts has no length
+            return pa.array([{}] * column.rows, pa.struct([]))
         return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
     if isinstance(column, list):
         return _arrow_objects(pa, column, path)
