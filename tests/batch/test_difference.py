@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import cli, decode, dump, encode, encode_fields, pack_jagged_fields, testing
 from jagcodec.batch import describe
@@ -79,6 +79,12 @@ def stack(sizes):
     return LazyStackedTensorDict(*rows, stack_dim=0)
 
 
+def payloads(*sizes):
+    """A stack of payloads that is no list of rows if their sizes differ."""
+    each = (NonTensorData("x", batch_size=[size]) for size in sizes)
+    return NonTensorStack(*each, stack_dim=1)
+
+
 def dotted(outer, inner):
     """A key may have a dot in it, so that two columns have one name."""
     return batch(**{"a.b": outer, "a": batch(b=inner)})
@@ -132,6 +138,8 @@ WHOLE: list[tuple[Any, Any, str]] = [
     (stack([[], []]), stack([[], []]), "None"),
     (stack([[], []]), stack([[], []]).tensordicts, "$: type LazyStackedTensorDict and list"),
     (stack([[], []]), stack([[2], [3]]), "$: batch size [2] and [2, -1]"),
+    (payloads(3, 1), payloads(3, 1), "None"),
+    (payloads(3, 1), payloads(3, 2), "row 1: batch size [1] and [2]"),
 ]
 SAID = [*((batch(x=one), batch(x=two), f"column x{said}") for one, two, said in COLUMNS), *WHOLE]
 

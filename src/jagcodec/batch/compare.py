@@ -97,10 +97,11 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
         return _compare_tensors(a, b, at)
     if type(a) is not type(b):
         return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
-    if isinstance(a, (NonTensorStack, NonTensorDataBase)):
+    if isinstance(a, NonTensorStack) and -1 not in a.batch_size:  # else it may have no list
         found = _other(at, "batch size", a.batch_size, b.batch_size)
-        if found is None and isinstance(a, NonTensorStack):
-            return _compare_items(a.tolist(), b.tolist(), at)
+        return found or _compare_items(a.tolist(), b.tolist(), at)
+    if isinstance(a, NonTensorDataBase):
+        found = _other(at, "batch size", a.batch_size, b.batch_size)
         return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
     if isinstance(a, LazyStackedTensorDict):
         return (
