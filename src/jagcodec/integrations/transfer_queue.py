@@ -94,7 +94,7 @@ try:
     from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, ZMQServerInfo
 
     # Up to 0.1.11 a storage unit has a method for each request, later one `PayloadTransfer`.
-    PayloadTransfer: Any = object
+    PayloadTransfer: Any = None
     if find_spec("transfer_queue.storage.payload_transfer") is not None:
         PayloadTransfer = _part(
             import_module("transfer_queue.storage.payload_transfer.base"), "PayloadTransfer"
@@ -486,31 +486,13 @@ def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
     return None
 
 
-class _Transfer(PayloadTransfer):  # type: ignore[misc]
-    """Moves the puts and gets of a storage unit as TransferQueue's own does, with our answers."""
-
-    def __init__(self, theirs: Any) -> None:
-        self._theirs = theirs
-
-    async def put(self, **given: Any) -> Any:
-        return await self._theirs.put(**given)
-
-    async def get(self, **given: Any) -> Any:
-        return await self._theirs.get(**given)
-
-    def handle_request(
-        self, request: Any, *, storage_id: str, load_data: Any, store_data: Any
-    ) -> Any:
-        ours = _reply_to(request, storage_id, load_data, store_data)
-        return ours or self._theirs.handle_request(
-            request, storage_id=storage_id, load_data=load_data, store_data=store_data
-        )
-
-    def bootstrap_info(self) -> Any:
-        return self._theirs.bootstrap_info()
-
-    def close(self) -> None:
-        self._theirs.close()
+def _handle_request(
+    theirs: Callable[..., Any], request: Any, *, storage_id: str, load_data: Any, store_data: Any
+) -> Any:
+    """What a `PayloadTransfer` answers: our reply, or that of its own `handle_request`."""
+    return _reply_to(request, storage_id, load_data, store_data) or theirs(
+        request, storage_id=storage_id, load_data=load_data, store_data=store_data
+    )
 
 
 _Stock: Any = _part(simple_storage, "SimpleStorageUnit.__ray_metadata__.modified_class")
@@ -523,8 +505,10 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         # No client knows the address before this returns.
         self.storage_data = _RowStorage(self.storage_unit_size, options)
-        if PayloadTransfer is not object:
-            self.payload_transfer: Any = _Transfer(self.payload_transfer)
+        if PayloadTransfer is not None:
+            # All else of the transfer stays TransferQueue's, such as its counters.
+            transfer = self.payload_transfer
+            transfer.handle_request = partial(_handle_request, transfer.handle_request)
 
     def get_zmq_server_info(self) -> _StorageUnitInfo:
         """The address, as a class of this module: unpickling it registers the backend."""
@@ -730,7 +714,7 @@ _RELIED_ON: dict[Any, str] = {
     "storage_unit_infos",
     _Stock: "get_zmq_server_info _handle_save_checkpoint _handle_load_checkpoint storage_data "
     "storage_unit_id storage_unit_size "
-    + ("_handle_put _handle_get" if PayloadTransfer is object else "payload_transfer"),
+    + ("_handle_put _handle_get" if PayloadTransfer is None else "payload_transfer"),
     StorageUnitData: "put_data get_data clear field_data storage_size _active_keys",
     BatchMeta: "size global_indexes field_names partition_ids",
     RoutingGroup: "global_indexes batch_positions",
@@ -742,6 +726,8 @@ _RELIED_ON: dict[Any, str] = {
     ZMQServerInfo: "role id ip ports",
     interface: "_TQ_CLIENT",
 }
+if PayloadTransfer is not None:
+    _RELIED_ON[PayloadTransfer] = "handle_request"
 
 
 def _has(owner: Any, name: str) -> bool:
@@ -759,9 +745,6 @@ def _check_version() -> None:
     missing = [f"{_name_of(owner)}.{name}" for owner, name in names if not _has(owner, name)]
     if missing:
         raise _changed(", ".join(missing))
-    abstract = getattr(_Transfer, "__abstractmethods__", None)
-    if abstract:
-        raise _changed(f"a PayloadTransfer that does not ask for {', '.join(sorted(abstract))}")
     code = getattr(_START, "__code__", None)
     if code is None or "SimpleStorageUnit" not in code.co_names or code.co_freevars:
         raise _changed("initialize_simple_storage, a function that starts each SimpleStorageUnit")
