@@ -523,7 +523,7 @@ def test_a_dict_beside_a_batch_of_several_dims_has_one():
     joined = join_columns([batch, {"b": ["x", "y"]}])
     found = (joined.batch_size, joined.names, joined.device)
     assert found == ((2,), ["prompt"], torch.device("cpu"))
-    assert joined["b"].tolist() == ["x", "y"]
+    assert joined.get("b").tolist() == ["x", "y"]
 
 
 def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
