@@ -563,7 +563,7 @@ def test_a_packed_column_has_tensors_as_its_parts():
         lambda batch: jagcodec.materialize([batch, batch]),
     ],
 )
-def test_offsets_that_do_not_fit_are_the_fault_of_whoever_gave_them(read, wrap):
+def test_offsets_that_do_not_fit_are_the_fault_of_the_caller_or_of_the_sender(read, wrap):
     tokens, offsets = torch.arange(10), torch.zeros(4, dtype=torch.int32)
     columns = wrap({"x": PackedColumn(tokens, offsets, 0, tokens), "y": torch.arange(3)})
     says = "expected values with one dim of 0 tokens by cu_seqlens, found shape"

@@ -38,7 +38,10 @@ def check_count(found: int, expected: int, path: str, of: str) -> None:
 
 
 def same_keys(rows: dict[str, Row]) -> list[Row]:
-    """Rows by the paths of their samples: without keys that are None in all, with own lists."""
+    """Rows by the paths of their samples; keys that are None in every row are left out.
+
+    Each row has lists of its own.
+    """
     for key in next(iter(rows.values()), {}):
         without = [path for path, row in rows.items() if row[key] is None]
         if 0 < len(without) < len(rows):

@@ -39,7 +39,7 @@ def view_in_memory(
 
 
 def check_packed(column: Any, pool: RowSplitsPool) -> None:
-    """Check that the offsets of a packed column fit its values; also those of a dict, by name."""
+    """Check that offsets fit their values: those of a packed column, or of each in a dict."""
     if isinstance(column, dict):
         for name, inner in column.items():
             try:

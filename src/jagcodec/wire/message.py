@@ -97,10 +97,7 @@ class ChosenRows:
         return slice(index.start, index.stop) if isinstance(index, range) else index
 
     def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
-        """The splits of the chosen rows, and the cell where each begins in its group.
-
-        `rows` is the splits of the group.
-        """
+        """The splits of the chosen rows of a group, and the cell where each begins in it."""
         key = id(rows)
         known = self._found.get(key)
         if known is None:
@@ -408,8 +405,8 @@ class Message:
     def _chosen_tensor(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """The chosen rows of a column, or all rows of an indirect one."""
         data: Any
-        leaf = self.leaf(node)
-        if node.kind is _TENSOR and not leaf.runs:
+        leaf = self.leaf(node) if node.kind is _TENSOR else None
+        if leaf is not None and not leaf.runs:
             data, shape = self.rectangle(leaf, chosen)
             dtype = leaf.dtype
         else:
