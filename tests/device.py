@@ -210,6 +210,10 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
     return tree_map(lifted, result)
 
 
+# Torch has no kernel that copies these to a GPU, or anywhere.
+_LESS_THAN_A_BYTE = tuple(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+
+
 def on_device(value: Any, device: torch.device = DEVICE) -> Any:
     """A value with its tensors on a device, in new containers.
 
@@ -220,7 +224,19 @@ def on_device(value: Any, device: torch.device = DEVICE) -> Any:
         sparse_or_nested = tensor.layout is not torch.strided or tensor.is_nested
         if device == DEVICE and sparse_or_nested and tensor.layout is not torch.jagged:
             return tensor
-        there = tensor.detach().to(device)
+        there: Any = tensor.detach()
+        if str(tensor.dtype) in _LESS_THAN_A_BYTE:
+            if tensor.layout is torch.jagged:
+                offsets, lengths = (
+                    part if part is None else part.to(device)
+                    for part in (there.offsets(), there.lengths())
+                )
+                values, dim = moved(there.values()), there._ragged_idx
+                return torch.nested.nested_tensor_from_jagged(
+                    values, offsets, lengths, jagged_dim=dim
+                )
+            return there.view(torch.uint8).to(device).view(tensor.dtype)
+        there = there.to(device)
         return torch.nn.Parameter(there, False) if type(tensor) is torch.nn.Parameter else there
 
     return with_tensors(value, moved)

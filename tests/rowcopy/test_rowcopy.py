@@ -82,7 +82,8 @@ def test_torch_gathers_and_pads(data):
             pad_bits * (len(rectangle) // dtype.itemsize) if fresh else b"\x5a" * len(rectangle)
         )
         out = tensor(before, dtype, (len(rows), width, *trailing))
-        result = pad_by_torch(*args, out, ints(left) if places else None, pad_bits, fresh)
+        values, at = gather_by_torch(*args), ints(left) if places else None
+        result = pad_by_torch(values, ints(lengths), out, at, pad_bits, {}, fresh)
         assert result.data_ptr() == out.data_ptr()
         assert (raw(result), result.shape) == (rectangle, out.shape)
     assert raw(args[0]) == memory

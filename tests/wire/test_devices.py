@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import jagcodec
 from benchmarks.gpu import cuda_waits
+from benchmarks.measure import copied
 from jagcodec import (
     BatchedDataDict,
     concat_rows,
@@ -308,6 +309,28 @@ def test_page_locked_rectangles_are_not_overwritten_before_they_have_been_read()
     del columns
     materialize(second, pin_memory=True)
     assert all((column == 1).all() for column in there)
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_large_columns_go_to_a_busy_device_at_once_and_arrive_whole():
+    rows = torch.full((64,), 1 << 17)
+    frames = [
+        copied(jagcodec.encode_fields({"a": torch.full((64, 1 << 17), n)}, lengths=rows))
+        for n in (1, 2)
+    ]
+    calls: list[Any] = [
+        lambda message: materialize(message, device="cuda")["a"],
+        lambda message: decode(message, device="cuda")["a"].values(),
+    ]
+    for call in calls:
+        for message in frames * 2:  # so that page-locked memory is there
+            call(message)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(10**9)
+        found = [call(message) for message in frames]
+        assert not torch.cuda.current_stream().query()
+        assert [int(each.unique()) for each in found] == [1, 2]
 
 
 FULL, MASK = (nested(map(range, n), torch.float32) for n in ((4, 3, 6), (3, 0, 2)))

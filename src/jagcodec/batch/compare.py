@@ -22,6 +22,7 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief, child_path, describe, shown
+from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, as_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
@@ -286,7 +287,7 @@ def _compare_cells(
 ) -> Difference | None:
     """The first difference of two arrays or tensors of one shape, which may hold jagged `rows`."""
     is_tensor, shape = isinstance(a, torch.Tensor), tuple(a.shape)
-    if is_tensor and torch.equal(as_words(a), as_words(b.to(a.device))):
+    if is_tensor and torch.equal(as_words(a), as_words(to_device(b, a.device))):
         return None  # the comparison above needs no memory
     x, y = (as_bytes(each) if is_tensor else bytes_in_order(each) for each in (a, b))
     differs = x != y

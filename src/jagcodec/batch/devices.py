@@ -23,8 +23,7 @@ from tensordict import (
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
-from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import (
     check_column,
@@ -142,10 +141,9 @@ class _Move:
         """The rows of a view on the device, end to end: holes are removed before the copy."""
         row_splits, dim = self.pool.unique(view.row_splits), view.ragged_dim
         memory = view.memory
-        if isinstance(memory, torch.Tensor):
-            whole = memory if view.starts is None else values_of(view)
-            return end_to_end(self._move_tensor(whole), row_splits, dim)
-        return end_to_end(self._move_tensor(gathered([view])[0]), row_splits, dim)
+        aliased = isinstance(memory, torch.Tensor) and view.starts is None
+        whole: Any = memory if aliased else values_of(view)
+        return end_to_end(self._move_tensor(whole), row_splits, dim)
 
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy of one tensor, which columns may share."""
@@ -155,12 +153,9 @@ class _Move:
         return known[1]
 
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        plain = _is_plain(tensor)
-        if plain and self.device.type == "cpu":
+        if self.device.type == "cpu" and _is_plain(tensor):
             self.copies.fetch([tensor])  # does nothing, unless the tensor was compacted only now
             return self.copies.of(tensor)
-        if plain and not tensor.requires_grad:
-            tensor = contiguous_bits(tensor)  # torch cannot move strided tensors of every dtype
         return to_device(tensor, self.device, non_blocking=self.non_blocking)
 
 

@@ -19,6 +19,7 @@ from tensordict import TensorDict
 
 from jagcodec import rowcopy
 from jagcodec.memory.blocks import Wanted, allocate
+from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     IntArray,
     array_bytes,
@@ -176,7 +177,7 @@ def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
         if rectangle.tensor.numel():
             _fill(rectangle, trimmed)
     tensors = zip(columns.items(), rectangles, strict=True)
-    return {name: one.tensor.to(trimmed.cells.device) for (name, trimmed), one in tensors}
+    return {name: to_device(one.tensor, trimmed.cells.device) for (name, trimmed), one in tensors}
 
 
 def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:

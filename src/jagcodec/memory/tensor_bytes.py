@@ -173,6 +173,11 @@ def borrowed(start: int, size: int, owner: object, writable: bool = True) -> Byt
     return np.asarray(_Borrowed(start, size, owner, writable), dtype=np.uint8)
 
 
+def for_torch(data: ByteArray) -> ByteArray:
+    """`data` as an array of which torch makes a tensor without a warning; it is only to be read."""
+    return data if data.flags.writeable else borrowed(address(data), len(data), data)
+
+
 def are_disjoint(targets: Iterable[Any], sources: Iterable[Any]) -> bool:
     """Whether no target overlaps a source, or another target.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from jagcodec.memory.tensor_bytes import (
     as_bytes,
     as_words,
     contiguous_bits,
+    for_torch,
     from_bytes,
     from_words,
     refill,
@@ -37,7 +38,7 @@ def values_of(view: RaggedView) -> torch.Tensor:
         if isinstance(view.memory, torch.Tensor):
             return view.memory if view.memory.requires_grad else contiguous_bits(view.memory)
         memory: Any = view.memory
-        return from_bytes(array_bytes(memory), view.dtype, view.shape)
+        return from_bytes(for_torch(array_bytes(memory)), view.dtype, view.shape)
     (values,) = gathered([view])
     return values
 
@@ -155,14 +156,17 @@ def pad_into(
     view: RaggedView,
     left_pad: IntArray | None,
     pad_bits: bytes,
+    indices: PlaceIndices,
     *,
     fresh: bool = False,
 ) -> torch.Tensor:
     """Fill a rectangle with torch, for devices and autograd. With `fresh`, `out` holds pads."""
-    cells, starts, lengths = _cells_and_runs(view, by_row=True)
+    values, starts, lengths = _cells_and_runs(view, by_row=True)
+    if view.starts is not None or view.ragged_dim > 1:
+        values = gather_by_torch(values, starts, lengths)
     left_pad = _for_runs(left_pad, view)
-    flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])
-    padded = pad_by_torch(cells, starts, lengths, flat, left_pad, pad_bits, fresh)
+    flat = out.view(len(lengths), out.shape[view.ragged_dim], *values.shape[1:])
+    padded = pad_by_torch(values, lengths, flat, left_pad, pad_bits, indices, fresh)
     return padded.view(out.shape)
 
 
@@ -172,8 +176,11 @@ def _for_runs(left_pad: IntArray | None, view: RaggedView) -> IntArray | None:
 
 
 # --- by torch: for accelerators, and for tensors that autograd follows ---------------------------
-# One index per column copies all rows: no kernel per row, and no wait, because the host knows every
-# size.
+# One index copies all rows of a column: no kernel per row, and no wait, because the host knows
+# every size. Columns of the same rows share the index of their places in a rectangle.
+
+PlaceIndices: TypeAlias = dict[tuple[Any, ...], tuple[IntArray, IntArray | None, torch.Tensor]]
+"""Where cells go in a rectangle, by the ids of two arrays, which are kept, a width and a device."""
 
 
 def gather_by_torch(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
@@ -193,26 +200,23 @@ def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
 
 
 def pad_by_torch(
-    cells: torch.Tensor,
-    starts: IntArray,
+    values: torch.Tensor,
     lengths: IntArray,
     out: torch.Tensor,
     left_pad: IntArray | None,
     pad_bits: bytes,
+    indices: PlaceIndices,  # those that other columns used
     fresh: bool,  # whether every element of `out` holds the pad bits
 ) -> torch.Tensor:
-    """Fill `out` (R, width, ...) with rows and pads; if autograd follows, return a new tensor."""
+    """Fill `out` (R, width, ...) with rows, which are end to end in `values`, and with pads.
+
+    If autograd follows, return a new tensor.
+    """
     rows, width = out.shape[:2]
     if not fresh:
         refill(out.detach(), pad_bits)
-    out_starts = rowcopy.numbers(width, rows)
-    if left_pad is not None:
-        out_starts = out_starts + left_pad
-    total = int(lengths.sum())
-    end_to_end = total == len(cells) and np.array_equal(starts, np.cumsum(lengths) - lengths)
-    values = cells if end_to_end else gather_by_torch(cells, starts, lengths)
-    flat = out.view(rows * width, *cells.shape[1:])
-    index = _cell_index(out_starts, lengths, values.device)
+    flat = out.view(rows * width, *values.shape[1:])
+    index = _place_index(lengths, left_pad, width, values.device, indices)
     if values.requires_grad:
         return flat.index_copy(0, index, values).view(out.shape)
     _index_words(flat.detach()).index_copy_(0, index, _index_words(contiguous_bits(values)))
@@ -222,6 +226,24 @@ def pad_by_torch(
 def _index_words(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as integers, for which torch has the index kernels that some dtypes lack."""
     return tensor.view(same_width_dtype(tensor.dtype))
+
+
+def _place_index(
+    lengths: IntArray,
+    left_pad: IntArray | None,
+    width: int,
+    device: torch.device,
+    indices: PlaceIndices,
+) -> torch.Tensor:
+    """The index of the cell of a rectangle to which each cell of rows goes, row after row."""
+    key = id(lengths), id(left_pad), width, device
+    known = indices.get(key)
+    if known is None:
+        starts = rowcopy.numbers(width, len(lengths))
+        if left_pad is not None:
+            starts = starts + left_pad
+        known = indices[key] = lengths, left_pad, _cell_index(starts, lengths, device)
+    return known[2]
 
 
 def _cell_index(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:

@@ -14,7 +14,8 @@ from jagcodec.errors import brief
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent, total_of
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, borrowed, from_bytes
+from jagcodec.memory.staging import to_device
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, for_torch, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen, joined_ranges, joined_rows
@@ -130,6 +131,7 @@ class Message:
         "_groups",
         "_in_runs",
         "_owned",
+        "_tensors_leave",
         "_unread",
         "_wide",
         "allow_pickle",
@@ -159,6 +161,8 @@ class Message:
         self.reading: Reading = reading
         self.limits: Limits = reading.limits
         self.device: torch.device | None = reading.device  # None leaves tensors where cells are
+        # Tensors that go to another device are copied there, and need no copy here.
+        self._tensors_leave: bool = reading.device is not None and reading.device.type != "cpu"
         self.allow_pickle: bool = reading.allow_pickle
         self.frames: Sequence[Any] | None = frames  # header first; None if they are fetched
         # The documents of the header, with `_TAKEN` for each that a reader has. A reader pops this
@@ -373,7 +377,7 @@ class Message:
             values = self._whole_tensor(node, tuple(numbers[node.dims : node.end]))
         else:
             values = self._chosen_tensor(node, chosen)
-        return values if device is None else values.to(device)
+        return values if device is None else to_device(values, device)
 
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A JAGGED column, or its chosen rows, as a nested tensor."""
@@ -396,7 +400,11 @@ class Message:
         known = NUMPY_BY_NAME.get(name)
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
-        data = self.bytes_at(buffer, offset, elements * node.itemsize, alignment)
+        size = elements * node.itemsize
+        if self._tensors_leave:
+            data = writable(self.read(buffer, offset, size), False, alignment)
+        else:
+            data = self.bytes_at(buffer, offset, size, alignment)
         if known is None or not elements:
             return from_bytes(data, dtype, shape)
         array: Any = np.ndarray(shape, known, data)
@@ -416,7 +424,8 @@ class Message:
             data, dtype, shape = view.memory, view.dtype, view.shape
         if not len(data):  # rows without bytes may be many, and be chosen again
             check_extent(shape, dtype.itemsize, "WireBatch.rows(index)")
-        return from_bytes(writable(data, self.reading.copy, dtype.itemsize), dtype, shape)
+        copy = False if self._tensors_leave else self.reading.copy
+        return from_bytes(writable(data, copy, dtype.itemsize), dtype, shape)
 
 
 _JAGGED, _TENSOR = spec.Kind.JAGGED, spec.Kind.TENSOR
@@ -437,10 +446,7 @@ def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArra
     read_only = not data.flags.writeable
     if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
         data = copied(data)
-    elif read_only:
-        # Only for `copy=False`: numpy is told that it may write to this memory.
-        data = borrowed(address(data), len(data), data)
-    return data
+    return for_torch(data)  # read-only only with `copy=False`
 
 
 def copied(data: ByteArray) -> ByteArray:

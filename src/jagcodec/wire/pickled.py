@@ -16,6 +16,7 @@ import torch
 
 from jagcodec.errors import child_path
 from jagcodec.memory.plain_types import remedy_for, usable_device
+from jagcodec.memory.staging import to_device
 from jagcodec.ragged.nested import NESTED_TENSOR
 from jagcodec.ragged.non_tensor import object_array
 from jagcodec.wire.decoder import decode
@@ -62,8 +63,9 @@ def _made(make: Callable[[Any], Any], rest: Any, kinds: dict[str, _Kind], frames
 
 
 def _of_kind(tensor: torch.Tensor, kind: _Kind, name: str) -> torch.Tensor:
-    if kind.device is not None:
-        tensor = tensor.to(usable_device(kind.device, f"{name} of a pickle"))
+    device = usable_device(kind.device, f"{name} of a pickle")
+    if device is not None:
+        tensor = to_device(tensor, device)
     if kind.is_parameter:
         return torch.nn.Parameter(tensor, kind.requires_grad)
     return tensor.requires_grad_() if kind.requires_grad else tensor

@@ -23,6 +23,7 @@ from jagcodec.errors import (
     describe,
 )
 from jagcodec.memory.buffers import WireSource
+from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.forms import as_leaf
@@ -638,8 +639,9 @@ def _in_form(
         column = select_leaf(column, chosen.index, chosen.pool, _CHOSEN)
     if isinstance(column, PackedColumn) or (as_leaves and isinstance(column, _TYPES_IN_DICTS)):
         leaf = as_leaf(column, 0, path)
-        away = isinstance(leaf, torch.Tensor) and source.device is not None
-        return leaf.to(source.device) if away else leaf
+        if isinstance(leaf, torch.Tensor) and source.device is not None:
+            return to_device(leaf, source.device)
+        return leaf
     return object_array(column) if form is As.VIEW and isinstance(column, list) else column
 
 
