@@ -320,15 +320,15 @@ def test_large_columns_go_to_a_busy_device_at_once_and_arrive_whole():
         for n in (1, 2)
     ]
     calls: list[Any] = [
-        lambda message: materialize(message, device="cuda")["a"],
-        lambda message: decode(message, device="cuda")["a"].values(),
+        lambda sent: materialize(sent, device="cuda")["a"],
+        lambda sent: decode(sent, device="cuda")["a"].values(),
     ]
     for call in calls:
-        for message in frames * 2:  # so that page-locked memory is there
-            call(message)
+        for sent in frames * 2:  # so that page-locked memory is there
+            call(sent)
         torch.cuda.synchronize()
         torch.cuda._sleep(10**9)
-        found = [call(message) for message in frames]
+        found = [call(sent) for sent in frames]
         assert not torch.cuda.current_stream().query()
         assert [int(each.unique()) for each in found] == [1, 2]
 
