@@ -1,14 +1,16 @@
-"""Batches on a GPU: to messages and back, and padded there: ``make gpu``.
+"""Batches on a GPU: to messages and back, and padded or packed there: ``make gpu``.
 
     send       padded columns on the device -> bytes of the host, in page-locked memory
     receive    bytes of the host -> padded columns on the device; they arrive in pageable memory, or
                in page-locked memory where a way says so
     pad        jagged columns on the device -> padded columns there
+    pack       jagged columns on the device -> one buffer each there, rows at multiples of 8 cells;
+               a trainer's own loop copies row by row
 
 The ways of a part take turns in one process. A call ends when the device is done. The last way,
 `floor`, is one copy by the device: of the valid bytes from or to page-locked memory, or on the
-device of as many bytes as padding reads and writes. Every result is compared with the batch,
-outside the clock. Waits for the device are counted in one call, as far as torch reports them
+device of as many bytes as padding or packing reads and writes. Every result is compared with the
+batch, outside the clock. Waits for the device are counted in one call, as far as torch reports them
 (`torch.cuda.set_sync_debug_mode`).
 """
 
@@ -169,7 +171,45 @@ def pad(batch: Batch, device: torch.device) -> dict[str, Way]:
     }
 
 
-PARTS = {part.__name__: part for part in (send, receive, pad)}
+def pack(batch: Batch, device: torch.device) -> dict[str, Way]:
+    td = jagcodec.pack_jagged_fields(moved(batch.columns, device), **_packing(batch))
+    here = jagcodec.pack_jagged_fields(batch.columns, **_packing(batch))
+    lengths = batch.lengths.tolist()
+
+    def planned(td: Any = td) -> Columns:
+        plan = jagcodec.plan_packing(lengths, row_multiple=_ROW_MULTIPLE)
+        found: Columns = plan.pack(td, pad_value_dict=PADS)
+        return found
+
+    def row_by_row() -> Columns:
+        made: dict[str, torch.Tensor] = {}
+        padded = [-(-length // _ROW_MULTIPLE) * _ROW_MULTIPLE for length in lengths]
+        for name, column in td.items():
+            values: Any = column.values()
+            buffer = torch.full((sum(padded),), PADS[name], dtype=values.dtype, device=device)
+            at = start = 0
+            for length, cells in zip(lengths, padded, strict=True):
+                buffer[start : start + length] = values[at : at + length]
+                at, start = at + length, start + cells
+            made[name] = buffer
+        return made
+
+    expected = planned(here)
+    there = _noise(sum(column.nbytes for column in expected.values())).to(device)
+
+    def same(found: Columns) -> None:
+        same_columns(moved(found, CPU), expected, "packed columns")
+
+    return {
+        "`plan_packing`, `plan.pack`": Way(planned, same),
+        "a copy of each row": Way(row_by_row, same),
+        "floor": _copy(there, torch.empty_like(there)),
+    }
+
+
+_ROW_MULTIPLE = 8
+
+PARTS = {part.__name__: part for part in (send, receive, pad, pack)}
 
 
 # --- inputs and results ------------------------------------------------------------------------

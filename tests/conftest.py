@@ -15,6 +15,7 @@ from hypothesis.internal.constants_ast import Constants
 
 from jagcodec import stdlib
 from jagcodec.wire import registry
+from tests.device import DEVICE, DEVICES, install
 
 # No deadlines, because no test looks at the clock.
 settings.register_profile(
@@ -109,3 +110,11 @@ def _types_of_tests_are_registered_in_one_test_alone():
     for cls in registry._name_of.keys() - known:
         if cls.__module__.startswith("tests."):
             del registry._by_name[registry._name_of.pop(cls)]
+
+
+@pytest.fixture(params=DEVICES, scope="module")
+def device(request):
+    """The suite's own device, and a GPU where there is one."""
+    if request.param == DEVICE:
+        install()
+    return request.param

@@ -22,8 +22,17 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch.utils._pytree import tree_map
 
+from benchmarks.gpu import cuda_waits
+
 KIND = "privateuseone"
 DEVICE = torch.device(KIND, 0)
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = [
+    pytest.param(DEVICE, id="own"),
+    pytest.param(torch.device("cuda", 0), id="cuda", marks=[pytest.mark.cuda, needs_cuda]),
+]
 
 
 @dataclass
@@ -32,6 +41,19 @@ class Traffic:
 
     fetched: list[int] = field(default_factory=list)  # the bytes of each copy
     waits: int = 0
+
+
+@contextlib.contextmanager
+def watched(device: torch.device) -> Iterator[Traffic]:
+    """Gives an object whose `waits` at the end says how often the device was waited for."""
+    if device == DEVICE:
+        with watch() as traffic:
+            yield traffic
+        return
+    traffic = Traffic()
+    with cuda_waits() as waits:
+        yield traffic
+    traffic.waits = len(waits)
 
 
 def install() -> None:

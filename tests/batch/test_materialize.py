@@ -32,7 +32,6 @@ from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
 from jagcodec.wire.spec import TORCH_ITEMSIZES
-from tests.device import DEVICE, install
 from tests.helpers import MESSAGES, address, make_batch, nested, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
@@ -649,12 +648,11 @@ def test_memory_is_not_written_over_while_it_is_read():
     assert memory.tolist() == [0, 4, 8] + [0] * 29
 
 
-def test_memory_on_a_device_is_not_written_over_while_it_is_read():
-    install()
-    cells = torch.arange(12.0, device=DEVICE)
-    offsets = torch.tensor([0, 4, 8], device=DEVICE)
+def test_memory_on_a_device_is_not_written_over_while_it_is_read(device):
+    cells = torch.arange(12.0, device=device)
+    offsets = torch.tensor([0, 4, 8], device=device)
     column = torch.nested.nested_tensor_from_jagged(cells[:8], offsets)
-    room = torch.zeros(2, 4, device=DEVICE)
+    room = torch.zeros(2, 4, device=device)
     batch = {"a": column, "b": column + 1}
     for out in ({"a": room, "b": room}, {"a": cells[4:].view(2, 4)}):
         with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):

@@ -29,7 +29,7 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 from jagcodec.ragged import copy_pieces
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.registry import restore
-from tests.device import DEVICE, install, on_device, watch
+from tests.device import on_device, watched
 from tests.helpers import MESSAGES, make_batch, nested, run_python
 from tests.oracle import assert_same, bits, rows_of
 from tests.packing.written_out import multiple_of, written_out
@@ -62,12 +62,6 @@ def rectangle_of(rows, width):
 
 def padded(cells, pad):
     return [pad if cell is None else cell for cell in cells]
-
-
-@pytest.fixture
-def device():
-    install()
-    return DEVICE
 
 
 # --- columns -----------------------------------------------------------------------------------
@@ -447,7 +441,7 @@ def test_columns_of_micro_batches_on_a_device_cost_no_wait_but_for_offsets_not_m
     there = TensorDict(dict(here.to(device)), batch_size=[6])
     batches = plan_micro_batches(there["ids"], rows_per_batch=2, row_multiple=4)
     expected = batches.pack(here, labels_of="ids", cp_size=2, cp_rank=1)
-    with watch() as traffic:
+    with watched(device) as traffic:
         found = batches.pack(there, labels_of="ids", cp_size=2, cp_rank=1)
     assert traffic.waits == 0
     for (_, columns), (_, same) in zip(found, expected, strict=True):
@@ -614,18 +608,18 @@ def test_columns_on_a_device_are_packed_without_a_wait_but_for_offsets_not_met(d
     here = materialize(concat_rows([encode(make_batch())]), layout="jagged").select(names)
     there = TensorDict(dict(here.to(device)), batch_size=[6])  # with one offsets tensor
     plan_here = planned(here["ids"], row_multiple=4, cp_size=2)
-    with watch() as traffic:
+    with watched(device) as traffic:
         plan = planned(there["ids"], row_multiple=4, cp_size=2)
     assert traffic.waits == 1
     options = {"labels_of": "ids", "pad_value_dict": OPTIONS["pad_value_dict"]}
     for rank, source in itertools.product([None, 0, 1], [there, dict(there.items())]):
         expected = plan_here.pack(here, cp_rank=rank, **options)
-        with watch() as traffic:
+        with watched(device) as traffic:
             found = plan.pack(source, cp_rank=rank, **options)
         assert traffic.waits == 0
         assert all(column.device == device for column in found.values())
         assert_packed(on_device(found, torch.device("cpu")), expected)
-    with watch() as traffic:
+    with watched(device) as traffic:
         found = plan.unpack([plan.pack(there["logprobs"], cp_rank=r) for r in (0, 1)], shift=1)
         sum_of_both = found + there["logprobs"]  # they share offsets
     assert traffic.waits == 0
@@ -645,13 +639,13 @@ def test_six_columns_of_one_other_offsets_tensor_cost_one_wait_and_are_then_know
     }
     for as_one in (True, False):
         plan = planned(lengths, row_multiple=4)
-        with watch() as traffic:
+        with watched(device) as traffic:
             packed = plan.pack(columns) if as_one else {n: plan.pack(c) for n, c in columns.items()}
         assert traffic.waits == 1
         for i, column in enumerate(packed.values()):
             mine = plan.pack(torch.arange(9.0) + i)
             assert column.cpu().tolist() == mine.tolist()
-        with watch() as traffic:
+        with watched(device) as traffic:
             plan.pack(columns)
             plan.pack(torch.zeros(4, 5, 2, device=device), pad=[1.0, 2.0])
             plan.pack(torch.zeros(9, device=device), shift=-1, out=torch.zeros(16, device=device))
@@ -661,7 +655,7 @@ def test_six_columns_of_one_other_offsets_tensor_cost_one_wait_and_are_then_know
 def test_a_plan_goes_to_a_device_in_one_copy_without_a_wait(device):
     plan = planned([3, 5], row_multiple=4, cp_size=2)
     even = planned([3, 5])
-    with watch() as traffic:
+    with watched(device) as traffic:
         there, same = plan.to(device), even.to(str(device))
         tensors = [there.cu_seqlens, there.cu_seqlens_padded, there.position_ids(1), there.mask()]
     assert (traffic.waits, traffic.fetched) == (0, [])

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from jagcodec import RowBuilder, cells, decode, encode_rows, pack_rows, stack_or_nest
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.wire.dtypes import TORCH_NAMES
-from tests.device import DEVICE, install
 from tests.oracle import assert_same, bits, cell_of
 from tests.strategies import whole_numbers
 
@@ -446,14 +445,13 @@ def test_rows_of_a_column_are_of_one_dtype(rows, dtype, expected):
     assert_same(decode(encode_rows({"x": rows}))["x"], column)
 
 
-def test_rows_stay_on_their_device_which_must_be_one():
-    install()
+def test_rows_stay_on_their_device_which_must_be_one(device):
     rows = [torch.tensor([1, 2]), torch.tensor([3])]
     for dtype in (torch.int64, torch.int8, torch.bfloat16, torch.float64):
-        there = pack_rows({"x": [row.to(DEVICE) for row in rows]}, dtypes={"x": dtype})["x"]
-        assert (there.device, there.dtype) == (DEVICE, dtype)
+        there = pack_rows({"x": [row.to(device) for row in rows]}, dtypes={"x": dtype})["x"]
+        assert (there.device, there.dtype) == (device, dtype)
         assert there.values().tolist() == [1, 2, 3]
-    for first, second in ((rows[0], rows[1].to(DEVICE)), (rows[0].to(DEVICE), rows[1].numpy())):
+    for first, second in ((rows[0], rows[1].to(device)), (rows[0].to(device), rows[1].numpy())):
         for dtypes in (None, {"x": torch.int64}):
             with pytest.raises(ArgumentError, match=r"'x'\), row 1: expected device \w+(:0)? like"):
                 pack_rows({"x": [first, second]}, dtypes=dtypes)

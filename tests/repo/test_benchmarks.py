@@ -66,7 +66,7 @@ def test_gpu(tmp_path, device):
     assert gpu.main([f"--device={device}", *few]) == 0
     parts = json.loads(file.read_text())["shapes"]["16x64"]["parts"]
     assert [(part, list(found["ms"])[-1]) for part, found in parts.items()] == [
-        (part, "floor") for part in ("send", "receive", "pad")
+        (part, "floor") for part in ("send", "receive", "pad", "pack")
     ]
 
 

@@ -68,7 +68,7 @@ def test_torch_gathers_and_pads(data):
     starts = [data.draw(st.integers(0, count - n)) for n in lengths]
     rows = [memory[a * size : (a + n) * size] for a, n in zip(starts, lengths, strict=True)]
     args = (tensor(memory, dtype, (count, *trailing)), ints(starts), ints(lengths))
-    result = gather_by_torch(*args)
+    result = gather_by_torch(*args, {})
     assert (raw(result), result.dtype) == (b"".join(rows), dtype)
     assert result.shape == (sum(lengths), *trailing)
 
@@ -82,7 +82,7 @@ def test_torch_gathers_and_pads(data):
             pad_bits * (len(rectangle) // dtype.itemsize) if fresh else b"\x5a" * len(rectangle)
         )
         out = tensor(before, dtype, (len(rows), width, *trailing))
-        values, at = gather_by_torch(*args), ints(left) if places else None
+        values, at = gather_by_torch(*args, {}), ints(left) if places else None
         result = pad_by_torch(values, ints(lengths), out, at, pad_bits, {}, fresh)
         assert result.data_ptr() == out.data_ptr()
         assert (raw(result), result.shape) == (rectangle, out.shape)

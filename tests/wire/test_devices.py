@@ -4,7 +4,6 @@ Each test runs on the suite's own device, and on CUDA where there is one.
 """
 
 import pickle
-from contextlib import contextmanager
 from typing import Any, get_args
 
 import numpy as np
@@ -16,7 +15,6 @@ from tensordict import TensorDict
 from torch.utils._pytree import tree_leaves
 
 import jagcodec
-from benchmarks.gpu import cuda_waits
 from benchmarks.measure import copied
 from jagcodec import (
     BatchedDataDict,
@@ -35,39 +33,14 @@ from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gather_by_torch
 from jagcodec.testing import jagged_batches, jagged_tensors
 from jagcodec.types import Layout
-from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
+from tests.device import DEVICE, needs_cuda, on_device, watched, with_tensors
 from tests.helpers import message, nested
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import lengths_in, tensordicts, trees
 from tests.wire.values import jagged
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LENGTHS = torch.tensor([2, 0, 5, 3])
 PADDED = torch.arange(4 * 6 * 3, dtype=torch.float32).view(4, 6, 3)
-DEVICES = [
-    pytest.param(DEVICE, id="own"),
-    pytest.param(torch.device("cuda", 0), id="cuda", marks=[pytest.mark.cuda, needs_cuda]),
-]
-
-
-@pytest.fixture(params=DEVICES, scope="module")
-def device(request):
-    if request.param == DEVICE:
-        install()
-    return request.param
-
-
-@contextmanager
-def watched(device):
-    """Gives an object whose `waits` at the end says how often the device was waited for."""
-    if device == DEVICE:
-        with watch() as traffic:
-            yield traffic
-        return
-    traffic = Traffic()
-    with cuda_waits() as waits:
-        yield traffic
-    traffic.waits = len(waits)
 
 
 def test_copies_and_waits_are_counted_and_a_copy_that_was_not_waited_for_is_not_there(device):
@@ -345,7 +318,7 @@ def by_mask(ids, mask):
 
 
 def gather(rows):
-    return gather_by_torch(rows, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2]))
+    return gather_by_torch(rows, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2]), {})
 
 
 def padded(td):

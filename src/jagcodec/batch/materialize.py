@@ -151,7 +151,8 @@ def materialize(
             ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or a dict
             of several such names, each with the name of its mask.
         device: Where tensors go; None leaves them. Only the valid cells cross. Tensors that go to
-            the host have arrived when this returns; it waits once for their device.
+            the host have arrived when this returns; it waits once for their device. Large ones go
+            to a CUDA device through page-locked memory, which torch keeps for the next batch.
         pin_memory: Make the rectangles in page-locked memory of the host, from which copies to an
             accelerator can be `non_blocking`.
         out: Memory for the rectangles, overwritten from step to step: the result of an earlier call

@@ -17,7 +17,7 @@ from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
 from jagcodec.memory.tensor_bytes import IntArray, are_disjoint, as_bytes, lacks_kernel
-from jagcodec.ragged.copy_rows import PlaceIndices, pad_into, pad_tasks, uses_row_kernel
+from jagcodec.ragged.copy_rows import CellIndices, pad_into, pad_tasks, uses_row_kernel
 from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
@@ -211,7 +211,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     if reused and not _are_disjoint(by_torch, [*copies, *pads], rest):
         detail = "expected separate memory for each column, apart from the batch, found an overlap"
         raise ArgumentError("conflict", "materialize(out)", detail)
-    indices: PlaceIndices = {}
+    indices: CellIndices = {}
     for rectangle in by_torch:
         _fill_by_torch(rectangle, indices)
     copy_all(copies)
@@ -224,7 +224,7 @@ def _holds_pads(rectangle: Rectangle) -> bool:
     return rectangle.zeroed and not any(rectangle.pad_bits)
 
 
-def _fill_by_torch(rectangle: Rectangle, indices: PlaceIndices) -> None:
+def _fill_by_torch(rectangle: Rectangle, indices: CellIndices) -> None:
     """Write a rectangle on a device, or make one that autograd follows."""
     view, bits = rectangle.view, rectangle.pad_bits
     fresh = _holds_pads(rectangle)

@@ -29,17 +29,23 @@ from jagcodec.memory.tensor_bytes import (
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, Starts
 
+CellIndices: TypeAlias = dict[tuple[bytes, bytes, torch.device], torch.Tensor]
+"""Indices of the cells of rows by the starts and the lengths of rows, and by device."""
+
 # --- end to end --------------------------------------------------------------------------------
 
 
-def values_of(view: RaggedView) -> torch.Tensor:
-    """The rows end to end in a tensor (A..., total, B...); aliased if they are end to end."""
+def values_of(view: RaggedView, indices: CellIndices | None = None) -> torch.Tensor:
+    """The rows end to end in a tensor (A..., total, B...); aliased if they are end to end.
+
+    Calls for the columns of one batch can share `indices`.
+    """
     if view.starts is None:
         if isinstance(view.memory, torch.Tensor):
             return view.memory if view.memory.requires_grad else contiguous_bits(view.memory)
         memory: Any = view.memory
         return from_bytes(for_torch(array_bytes(memory)), view.dtype, view.shape)
-    (values,) = gathered([view])
+    (values,) = gathered([view], indices)
     return values
 
 
@@ -48,7 +54,7 @@ def owned_values(view: RaggedView) -> torch.Tensor:
     return values_of(view) if isinstance(view.memory, torch.Tensor) else gathered([view])[0]
 
 
-def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
+def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) -> list[torch.Tensor]:
     """The rows of each view, copied end to end; one call copies all CPU rows into one block."""
     views = list(views)
     by_kernel = [uses_row_kernel(view) for view in views]
@@ -57,6 +63,7 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
         for view, kernel in zip(views, by_kernel, strict=True)
     ]
     values, copies = [], []
+    indices = {} if indices is None else indices
     for view, kernel, data in zip(views, by_kernel, allocate_together(sizes), strict=True):
         if kernel:
             if len(data):
@@ -65,7 +72,7 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
                 check_extent(view.values_shape, view.dtype.itemsize, "rows")
             values.append(from_bytes(data, view.dtype, view.values_shape))
         else:
-            rows = gather_by_torch(*_cells_and_runs(view, by_row=False))
+            rows = gather_by_torch(*_cells_and_runs(view, by_row=False), indices)
             values.append(rows.view(view.values_shape))
     rowcopy.copy_all(copies)
     return values
@@ -156,14 +163,14 @@ def pad_into(
     view: RaggedView,
     left_pad: IntArray | None,
     pad_bits: bytes,
-    indices: PlaceIndices,
+    indices: CellIndices,
     *,
     fresh: bool = False,
 ) -> torch.Tensor:
     """Fill a rectangle with torch, for devices and autograd. With `fresh`, `out` holds pads."""
     values, starts, lengths = _cells_and_runs(view, by_row=True)
     if view.starts is not None or view.ragged_dim > 1:
-        values = gather_by_torch(values, starts, lengths)
+        values = gather_by_torch(values, starts, lengths, indices)
     left_pad = _for_runs(left_pad, view)
     flat = out.view(len(lengths), out.shape[view.ragged_dim], *values.shape[1:])
     padded = pad_by_torch(values, lengths, flat, left_pad, pad_bits, indices, fresh)
@@ -177,15 +184,14 @@ def _for_runs(left_pad: IntArray | None, view: RaggedView) -> IntArray | None:
 
 # --- by torch: for accelerators, and for tensors that autograd follows ---------------------------
 # One index copies all rows of a column: no kernel per row, and no wait, because the host knows
-# every size. Columns of the same rows share the index of their places in a rectangle.
-
-PlaceIndices: TypeAlias = dict[tuple[Any, ...], tuple[IntArray, IntArray | None, torch.Tensor]]
-"""Where cells go in a rectangle, by the ids of two arrays, which are kept, a width and a device."""
+# every size. Columns whose rows are at the same places share it.
 
 
-def gather_by_torch(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
+def gather_by_torch(
+    cells: torch.Tensor, starts: IntArray, lengths: IntArray, indices: CellIndices
+) -> torch.Tensor:
     """Rows ``cells[start : start + length]`` of (M, ...) cells, end to end."""
-    index = _cell_index(starts, lengths, cells.device)
+    index = _cell_index(starts, lengths, cells.device, indices)
     if cells.requires_grad:
         return cells.index_select(0, index)
     return _index_words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
@@ -205,7 +211,7 @@ def pad_by_torch(
     out: torch.Tensor,
     left_pad: IntArray | None,
     pad_bits: bytes,
-    indices: PlaceIndices,  # those that other columns used
+    indices: CellIndices,  # those of other columns
     fresh: bool,  # whether every element of `out` holds the pad bits
 ) -> torch.Tensor:
     """Fill `out` (R, width, ...) with rows, which are end to end in `values`, and with pads.
@@ -215,8 +221,11 @@ def pad_by_torch(
     rows, width = out.shape[:2]
     if not fresh:
         refill(out.detach(), pad_bits)
+    starts = rowcopy.numbers(width, rows)
+    if left_pad is not None:
+        starts = starts + left_pad
     flat = out.view(rows * width, *values.shape[1:])
-    index = _place_index(lengths, left_pad, width, values.device, indices)
+    index = _cell_index(starts, lengths, values.device, indices)
     if values.requires_grad:
         return flat.index_copy(0, index, values).view(out.shape)
     _index_words(flat.detach()).index_copy_(0, index, _index_words(contiguous_bits(values)))
@@ -228,29 +237,17 @@ def _index_words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(same_width_dtype(tensor.dtype))
 
 
-def _place_index(
-    lengths: IntArray,
-    left_pad: IntArray | None,
-    width: int,
-    device: torch.device,
-    indices: PlaceIndices,
+def _cell_index(
+    starts: IntArray, lengths: IntArray, device: torch.device, indices: CellIndices
 ) -> torch.Tensor:
-    """The index of the cell of a rectangle to which each cell of rows goes, row after row."""
-    key = id(lengths), id(left_pad), width, device
+    """(sum(lengths),) int64 on `device`: the indices of the cells of all rows, row after row."""
+    key = starts.tobytes(), lengths.tobytes(), device
     known = indices.get(key)
     if known is None:
-        starts = rowcopy.numbers(width, len(lengths))
-        if left_pad is not None:
-            starts = starts + left_pad
-        known = indices[key] = lengths, left_pad, _cell_index(starts, lengths, device)
-    return known[2]
-
-
-def _cell_index(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:
-    """(sum(lengths),) int64 on `device`: the indices of the cells of all rows, row after row."""
-    total = int(lengths.sum())
-    # Cell k of the result is cell k + shift of the source; `shift` is constant within a row.
-    shift = starts - (np.cumsum(lengths) - lengths)
-    both = to_device(torch.from_numpy(np.stack([shift, lengths])), device)
-    shifts = torch.repeat_interleave(both[0], both[1], output_size=total)
-    return torch.arange(total, device=device) + shifts
+        total = int(lengths.sum())
+        # Cell k of the result is cell k + shift of the source; `shift` is constant within a row.
+        shift = starts - (np.cumsum(lengths) - lengths)
+        both = to_device(torch.from_numpy(np.stack([shift, lengths])), device)
+        shifts = torch.repeat_interleave(both[0], both[1], output_size=total)
+        known = indices[key] = torch.arange(total, device=device) + shifts
+    return known

@@ -25,7 +25,7 @@ from jagcodec.memory import extent_of
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
 from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.copy_rows import CellIndices, values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
@@ -66,6 +66,7 @@ class Lowering:
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
         self.on_devices: list[torch.Tensor] = []  # whose cells are fetched
+        self._indices: CellIndices = {}  # of rows on devices
 
     def finished(self, tree: Tree) -> Lowered:
         """All that was lowered, ready to be placed; a value that is one document has no `tree`."""
@@ -448,7 +449,7 @@ class Lowering:
             rows: Any = memory
             name = self._readable_dtype(rows)
             if not rows.is_cpu:
-                values = values_of(view)  # only rows leave the device
+                values = values_of(view, self._indices)  # only rows leave the device
                 view = end_to_end(values, view.row_splits, view.ragged_dim)
                 self.on_devices.append(values)
         self._check_dims(view.values_shape, view.dtype.itemsize)
