@@ -77,12 +77,11 @@ class Pieces:
         cells += np.repeat(starts - self.destination, self.length)
         return cells
 
-    def index(self, row_starts: IntArray) -> IntArray:
-        """(total,) indices of cells of a column whose rows begin at `row_starts`; -1 for pads."""
+    def begins(self, row_starts: IntArray) -> IntArray:
+        """(K,) the cell of a column at which each begins, if rows begin at `row_starts`."""
         # Append a start for row N, to which a separate tail belongs.
-        index = self.cells(np.append(row_starts, 0)[self.row] + self.source)
-        index[~self.mask()] = -1
-        return index
+        found: IntArray = np.append(row_starts, 0)[self.row] + self.source
+        return found
 
     def mask(self) -> BoolArray:
         """(total,) whether each cell holds a token."""

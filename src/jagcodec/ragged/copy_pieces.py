@@ -30,7 +30,7 @@ from jagcodec.memory.tensor_bytes import (
     lacks_kernel,
 )
 from jagcodec.packing.layout import Pieces
-from jagcodec.ragged.copy_rows import uses_row_kernel, values_of
+from jagcodec.ragged.copy_rows import cell_index, uses_row_kernel, values_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.rowcopy import Copy, copy_all
 
@@ -182,10 +182,16 @@ def _gather_index(
     key = pieces, view.starts, view.device
     found = indices.get(key)
     if found is None:
-        index = to_device(torch.from_numpy(pieces.index(view.row_starts())), view.device)
+        begins = pieces.begins(view.row_starts())
+        begins[pieces.is_pad] = _NO_CELL
+        index = cell_index(begins, pieces.length, view.device, {})
         mask = index >= 0 if pieces.is_pad.any() else None
         found = indices[key] = index if mask is None else index.clamp_min(0), mask
     return found
+
+
+_NO_CELL = -1 << 62
+"""Where a piece of pads begins: none of its cells gets an index of 0 or more."""
 
 
 def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:

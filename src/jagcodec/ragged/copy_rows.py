@@ -191,7 +191,7 @@ def gather_by_torch(
     cells: torch.Tensor, starts: IntArray, lengths: IntArray, indices: CellIndices
 ) -> torch.Tensor:
     """Rows ``cells[start : start + length]`` of (M, ...) cells, end to end."""
-    index = _cell_index(starts, lengths, cells.device, indices)
+    index = cell_index(starts, lengths, cells.device, indices)
     if cells.requires_grad:
         return cells.index_select(0, index)
     return _index_words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
@@ -225,7 +225,7 @@ def pad_by_torch(
     if left_pad is not None:
         starts = starts + left_pad
     flat = out.view(rows * width, *values.shape[1:])
-    index = _cell_index(starts, lengths, values.device, indices)
+    index = cell_index(starts, lengths, values.device, indices)
     if values.requires_grad:
         return flat.index_copy(0, index, values).view(out.shape)
     _index_words(flat.detach()).index_copy_(0, index, _index_words(contiguous_bits(values)))
@@ -237,7 +237,7 @@ def _index_words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(same_width_dtype(tensor.dtype))
 
 
-def _cell_index(
+def cell_index(
     starts: IntArray, lengths: IntArray, device: torch.device, indices: CellIndices
 ) -> torch.Tensor:
     """(sum(lengths),) int64 on `device`: the indices of the cells of all rows, row after row."""

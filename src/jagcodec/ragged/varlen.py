@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.packing.layout import PackLayout, check_size
-from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.copy_rows import cell_index, values_of
 from jagcodec.ragged.nested import check_memory, host_numbers
 from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
@@ -75,8 +76,11 @@ def _offsets_and_positions(
     found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.varlen_parts.get(device)
     if found is None:
         layout = PackLayout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads
-        positions = torch.from_numpy(layout.position_ids(None, through_pads=False))
-        both = to_device(torch.from_numpy(layout.cu_seqlens), device), to_device(positions, device)
+        if device.type == "cpu":
+            positions = torch.from_numpy(layout.position_ids(None, through_pads=False))
+        else:  # the cells of rows that all begin at cell 0
+            positions = cell_index(np.zeros_like(layout.lengths), layout.lengths, device, {})
+        both = to_device(torch.from_numpy(layout.cu_seqlens), device), positions
         found = row_splits.varlen_parts.setdefault(device, both)
     return found
 
