@@ -88,14 +88,18 @@ record: $(VENV)-integrations/.installed ## every benchmark, into the tables of t
 	$(WITH_ALL) -m benchmarks.verl_v1 --turns 3 --write
 
 # The search begins at fuzz/corpus.zip; what it finds is kept in fuzz/found/. FUZZ=-max_total_time=60 passes options on.
+# atheris keeps more than 1 KB of memory for each run: after 500,000, a new process goes on with what was found.
 RUNS ?= 1000000
 
 fuzz: $(VENV)/.dev ## search for messages that break a reader: RUNS=1000000
 	$(PIP) atheris
 	mkdir -p fuzz/found/corpus
 	$(BIN)/python -m zipfile -e fuzz/corpus.zip fuzz/found/seeds
-	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/found/seeds -runs=$(RUNS) -dict=fuzz/wire.dict \
-		-max_len=20000 -mutate_depth=1 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/ $(FUZZ)
+	@left=$(RUNS); while [ $$left -ne 0 ]; do \
+		runs=$$((left < 500000 ? left : 500000)); left=$$((left - runs)); \
+		$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/found/seeds -runs=$$runs -dict=fuzz/wire.dict \
+			-max_len=20000 -mutate_depth=1 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/ $(FUZZ) || exit; \
+	done
 
 # Both extensions in a copy of the package, then the threads of the kernel (Linux). Addresses are not randomized there,
 # because newer kernels spread them over more than older sanitizers accept.
