@@ -1,5 +1,7 @@
 """Copies between the host and devices: tensors reach the host together, with one wait.
 
+Large ones reach a CUDA device through page-locked memory, without a wait for what it does.
+
 `Tensor.cpu` waits for everything that the device was asked to do before, once for each tensor. A
 `non_blocking` copy may be read before it has arrived, so only this file makes such copies.
 """
