@@ -396,6 +396,25 @@ def do_nccl(rank):
         assert_same(each, batch)
 
 
+def do_messages_on_the_device(rank):
+    """As over NCCL, which refuses two ranks on one GPU; gloo takes tensors of the GPU, too."""
+    batch = make_batch()
+    with patch.object(dist, "get_backend_config", return_value="cuda:nccl"):
+        found = broadcast(batch if rank == 0 else None, 0)
+        there = broadcast(batch if rank == 0 else None, 0, device="cuda")
+        whole = all_gather_rows(split_rows(found, dist.get_world_size())[rank], device="cuda")
+    assert whole["ids"].device == there["ids"].device == torch.device("cuda", 0)
+    for each in (found, there, whole):
+        assert_same(each, batch)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_messages_go_through_the_device_of_the_group(tmp_path):
+    with started(tmp_path, 2, "gloo") as world:
+        assert not any(world.outcomes(do_messages_on_the_device))
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs CUDA and NCCL"

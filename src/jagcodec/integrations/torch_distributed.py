@@ -29,6 +29,7 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.plain_types import usable_device
+from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
@@ -225,15 +226,17 @@ class _Exchange:
         return messages
 
     def _room(self, place: int, size: int, encoded: torch.Tensor | None) -> torch.Tensor:
-        """Memory for a message to be received; this rank's own one has it."""
+        """Memory for a message to be received, on the carrier; this rank's own one has it."""
         if encoded is not None and place == self.place:
             return encoded
         most = self.limits.bytes
         if size > most:
             raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
         try:
+            if self.carrier.type != "cpu":
+                return torch.empty(size, dtype=torch.uint8, device=self.carrier)
             return torch.from_numpy(new_block(size).data)
-        except (MemoryError, ValueError, OverflowError) as error:
+        except (MemoryError, ValueError, OverflowError, torch.OutOfMemoryError) as error:
             detail = f"expected a message that fits into memory, found {size} bytes: {error!s:.200}"
             raise self._peer_failed(place, detail) from error
 
@@ -275,7 +278,8 @@ class _Exchange:
 
     def _broadcast(self, sent: Iterable[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
         """Send the bytes of the rank at each place to memory of the same size on every rank."""
-        moving = [(self.ranks[place], data.to(self.carrier)) for place, data in sent]
+        messages = list(sent)
+        moving = [(self.ranks[place], to_device(data, self.carrier)) for place, data in messages]
         with self._backend_errors():
             works = [
                 dist.broadcast(data, rank, self.group, async_op=True)
@@ -284,7 +288,10 @@ class _Exchange:
             ]
             for work in works:
                 work.wait()
-        return [data.cpu() for _, data in moving]
+        arrived = [data for _, data in messages]  # that of this rank has been on the host before
+        copies = HostCopies(kept=True)
+        copies.fetch(arrived)
+        return [copies.of(data) for data in arrived]
 
     # Errors
 
