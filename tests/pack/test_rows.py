@@ -474,15 +474,38 @@ def test_plain_rows_need_no_walk(monkeypatch):
         | {"flag": True, "count": n, "reward": 0.5, "text": str(n), "says": [{"n": n}]}
         for n in (3, 1)
     ]
-    for chosen in (rows, rows[:1]):
+    by_column = {name: [row[name] for row in rows] for name in rows[0]}
+    for chosen, count in ((rows, 2), (rows[:1], 1), (by_column, 2)):
         frames = encode_rows(chosen, same_length=("ids", "mask", "tensor"))
-        assert len(decode(frames)) == len(chosen)
+        assert len(decode(frames)) == count
 
 
 @given(samples, metas, same_lengths)
 def test_the_message_of_one_row_is_that_of_a_walk(sample, meta, same):
     def make():
         return encode_rows([sample], meta=meta, same_length=same)
+
+    assert outcome(make) == walked(make)
+
+
+columns_of_one_count = st.integers(0, 3).flatmap(
+    lambda rows: st.dictionaries(
+        st.text(max_size=3), st.lists(values, min_size=rows, max_size=rows), max_size=4
+    )
+)
+
+
+@given(columns_of_one_count, st.booleans(), st.booleans(), metas, same_lengths)
+def test_the_message_of_columns_is_that_of_a_walk(columns, as_tuples, cut, meta, same):
+    given: dict[str, Any] = {
+        name: tuple(column) if as_tuples else column for name, column in columns.items()
+    }
+    if cut and given:
+        name = next(iter(given))
+        given[name] = given[name][1:]
+
+    def make():
+        return encode_rows(given, meta=meta, same_length=same)
 
     assert outcome(make) == walked(make)
 

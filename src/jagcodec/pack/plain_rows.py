@@ -1,4 +1,4 @@
-"""Makes a message of most rows in one pass: dicts of arrays, numbers, strings and chats."""
+"""Makes a message of most rows in one pass: of arrays, numbers, strings and chats."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _NUMBERS: dict[type, tuple[str, tuple[Any, ...]]] = {
     int: ("q", (Code.TENSOR, "int64", 1)),
     float: ("f", (Code.TENSOR, "float32", 1)),
 }
+_LISTS = {list, tuple}
 _OBJECTS = {kind for kind, row in KIND_OF_TYPE.items() if row == OBJECT_ROW}
 
 _Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
@@ -44,15 +45,22 @@ _Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
 
 
 def frames_of_plain_rows(
-    rows: list[Any], same_length: Any, where: str, meta: Any
+    rows: list[Any] | dict[Any, Any], same_length: Any, where: str, meta: Any
 ) -> list[Frame] | None:
-    """The message of rows; None if the rows, or `same_length`, need `_checked_columns`."""
-    if not 0 < len(rows) <= MAX_UNBACKED_ROWS:
+    """The message of rows, which may be given by column.
+
+    None if the rows, or `same_length`, need `_checked_columns`.
+    """
+    if isinstance(rows, dict):
+        columns = _columns_of_lists(named_columns(rows, f"{where}(rows)"))
+    else:
+        columns = columns_of_dicts(rows, f"{where}(rows), row 0")
+    if not columns:
         return None
-    columns = columns_of_dicts(rows, f"{where}(rows), row 0")
-    if columns is None:
+    count = len(next(iter(columns.values())))
+    if not 0 < count <= MAX_UNBACKED_ROWS:
         return None
-    items: list[int | Item] = [len(rows)]
+    items: list[int | Item] = [count]
     nodes: list[tuple[Any, ...]] = []
     lengths: dict[str, Rows | None] = {}
     groups: dict[tuple[int, ...], Rows] = {}
@@ -141,6 +149,15 @@ def columns_of_dicts(rows: Sequence[Any], path: str) -> dict[str, tuple[Any, ...
         return dict(zip(names, zip(*map(dict.values, rows), strict=True), strict=True))
     except (RuntimeError, ValueError):  # another thread changes a row
         return None
+
+
+def _columns_of_lists(columns: Mapping[str, Any]) -> dict[str, tuple[Any, ...]] | None:
+    """The rows of each column, if all columns are lists with as many rows; otherwise None."""
+    if not _LISTS.issuperset(map(type, columns.values())):
+        return None
+    # Copies, because another thread may change a list.
+    found = {name: tuple(column) for name, column in columns.items()}
+    return found if len(set(map(len, found.values()))) == 1 else None
 
 
 def are_known_equal(names: Any, lengths: Mapping[str, Any]) -> bool:

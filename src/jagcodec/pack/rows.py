@@ -141,7 +141,7 @@ def encode_rows(
     """
     where = "encode_rows"
     plain = dtypes is None and ragged_dims is None and rectangular is NO_NAMES
-    if plain and type(rows) is list and options.keys() <= OF_META:
+    if plain and (type(rows) is list or type(rows) is dict) and options.keys() <= OF_META:
         frames = frames_of_plain_rows(rows, same_length, where, options.get("meta"))
         if frames is not None:
             return frames
