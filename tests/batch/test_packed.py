@@ -612,7 +612,8 @@ def test_columns_on_a_device_are_packed_without_a_wait_but_for_offsets_not_met(d
         plan = planned(there["ids"], row_multiple=4, cp_size=2)
     assert traffic.waits == 1
     options = {"labels_of": "ids", "pad_value_dict": OPTIONS["pad_value_dict"]}
-    for rank, source in itertools.product([None, 0, 1], [there, dict(there.items())]):
+    opened = open_wire(encode(here), device=device)
+    for rank, source in itertools.product([None, 0, 1], [there, dict(there.items()), opened]):
         expected = plan_here.pack(here, cp_rank=rank, **options)
         with watched(device) as traffic:
             found = plan.pack(source, cp_rank=rank, **options)

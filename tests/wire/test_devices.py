@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, UnbatchedTensor
 from torch.utils._pytree import tree_leaves
 
 import jagcodec
@@ -29,11 +29,12 @@ from jagcodec import (
     split_rows,
     to_nested_by_length,
 )
+from jagcodec.memory import staging
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.ragged.copy_rows import gather_by_torch
 from jagcodec.testing import jagged_batches, jagged_tensors
 from jagcodec.types import Layout
-from tests.device import DEVICE, needs_cuda, on_device, watched, with_tensors
+from tests.device import DEVICE, install, needs_cuda, on_device, watched, with_tensors
 from tests.helpers import message, nested
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import lengths_in, tensordicts, trees
@@ -108,7 +109,8 @@ def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
     assert message(frames) == message(encode(reference))
     for layout in ("padded", "packed"):
         expected = materialize(reference, layout=layout)
-        for there in (td, decode(frames, device=device)):
+        opened = jagcodec.open_wire(frames, device=device)
+        for there in (td, decode(frames, device=device), opened):
             columns = materialize(there, layout=layout)
             assert columns.keys() == expected.keys()
             for found, wanted in zip(*map(tree_leaves, (columns, expected)), strict=True):
@@ -198,6 +200,39 @@ def test_batches_on_a_device_are_chosen_from_and_joined_after_one_wait(device):
         assert traffic.waits <= 3  # one of them in tensordict, for the batch inside
         plain = td if "ids" in other else dict(packed)
         assert_same(found, join_columns([own, plain]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_columns_whose_memory_was_freed_are_refused_but_by_meta(device, dtype):
+    freed = torch.ones(3, 2, dtype=dtype)
+    freed.untyped_storage().resize_(0)  # as sharded training frees parameters
+    jagged_rows = nested([[1, 2], [3], [4]], dtype)
+    jagged_rows.values().untyped_storage().resize_(0)
+    for column in (freed, UnbatchedTensor(freed, batch_size=[3]), jagged_rows):
+        with pytest.raises(jagcodec.JagcodecError, match="'x'"):
+            BatchedDataDict(x=column).to(device)
+    assert BatchedDataDict(x=freed).to("meta")["x"].is_meta
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_large_tensors_go_through_page_locked_memory_if_some_is_left(monkeypatch, is_left):
+    """Of CUDA, with the suite's own device in its place."""
+    install()
+    asked: list[int] = []
+
+    def pin_memory(tensor):
+        asked.append(tensor.nbytes)
+        if not is_left:
+            raise RuntimeError("CUDA error: out of memory")
+        return tensor.clone()
+
+    monkeypatch.setattr(staging, "_is_read_at_once", lambda *_: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    for count in (100, 1 << 18):
+        for dtype in (torch.float32, torch.bfloat16):
+            tensor = torch.arange(count).to(dtype)
+            assert_same(staging.to_device(tensor, DEVICE).cpu(), tensor)
+    assert asked == [1 << 20]
 
 
 def test_an_open_batch_on_a_device_is_sent_after_one_wait(device):

@@ -89,21 +89,28 @@ class _Move:
     def leaf(self, leaf: Any, key: tuple[str, ...]) -> Any:
         if isinstance(leaf, UnbatchedTensor):
             size, tensor = unbatched_parts(leaf)
-            return leaf if self._is_there(tensor) else unbatched_of(size, self._move_tensor(tensor))
+            if self._is_there(tensor):
+                return leaf
+            self._check_memory(tensor, key)
+            return unbatched_of(size, self._move_tensor(tensor))
         if isinstance(leaf, torch.Tensor):
             if self._is_there(leaf):
                 return leaf
             if is_jagged(leaf):
                 return self._move_jagged(leaf, key)
             check_column(leaf, self.path_of(key))
-            if leaf.is_meta:
-                check_plain(leaf, self.path_of(key))
+            self._check_memory(leaf, key)
             return self._move_tensor(leaf)
         if isinstance(leaf, PackedColumn):
             return leaf if self._is_there(leaf.values) else self._move_packed(leaf)
         if isinstance(leaf, RaggedView):
             return leaf if self._is_there(leaf) else self._move_view(leaf)
         return self._move_batch(leaf, key) if _is_batch(leaf) else leaf
+
+    def _check_memory(self, tensor: torch.Tensor, key: tuple[str, ...]) -> None:
+        """Refuse a tensor whose cells are not in memory, unless they are not needed."""
+        if tensor.is_meta or (_is_plain(tensor) and self.device.type != "meta"):
+            check_plain(tensor, self.path_of(key))
 
     def _is_there(self, leaf: torch.Tensor | RaggedView) -> bool:
         return leaf.device == self.device

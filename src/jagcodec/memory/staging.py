@@ -9,6 +9,7 @@ Large ones reach a CUDA device through page-locked memory, without a wait for wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,20 +29,24 @@ def to_device(
 ) -> torch.Tensor:
     """A tensor on a device. A copy to the host is complete when this returns.
 
-    With `non_blocking`, an accelerator may still be reading page-locked memory after the return.
+    With `non_blocking`, a copy from page-locked memory may still be running after the return: do
+    not write to `tensor` before it is done. Other memory has been read by then.
     """
     if tensor.device == device:
         return tensor
-    if _has_plain_cells(tensor):
+    special = tensor.is_nested or tensor.is_quantized or tensor.requires_grad
+    has_cells = tensor.layout is torch.strided and not special and device.type != "meta"
+    if has_cells:
         tensor = contiguous_bits(tensor)
         if tensor.dtype not in NUMPY_DTYPES:  # torch cannot move each of these to each device
             words = to_device(as_words(tensor), device, non_blocking=non_blocking)
             return from_words(words, tensor.dtype)
-        if tensor.nbytes >= _STAGED and _reads_before_it_returns(tensor, device):
+    read_at_once = _is_read_at_once(tensor, device)
+    if read_at_once and has_cells and tensor.nbytes >= _STAGED:
+        with suppress(RuntimeError):  # the system has no more page-locked memory
             tensor = tensor.pin_memory()
-            return tensor.to(device, non_blocking=True)
-    non_blocking = non_blocking or _reads_before_it_returns(tensor, device)
-    return tensor.to(device, non_blocking=non_blocking and device.type != "cpu")
+    non_blocking = (non_blocking or read_at_once) and device.type != "cpu"
+    return tensor.to(device, non_blocking=non_blocking)
 
 
 _STAGED = 1 << 20
@@ -51,15 +56,9 @@ CUDA copies other memory piece by piece, and waits for the device before the las
 """
 
 
-def _reads_before_it_returns(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a `non_blocking` copy is done with the tensor when the call returns."""
+def _is_read_at_once(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether CUDA has read a tensor, which it copies, before a `non_blocking` call returns."""
     return device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned()
-
-
-def _has_plain_cells(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is strided memory, which autograd does not follow."""
-    special = tensor.is_nested or tensor.is_quantized or tensor.requires_grad
-    return tensor.layout is torch.strided and not special
 
 
 class HostCopies:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
+from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
     cat_bits,
@@ -342,7 +343,7 @@ def _cast_cells(found: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
         rows = [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         cells = fill_cells(rows, sizes, dtype, 0, None if lengths is None else cell)
     if isinstance(values, torch.Tensor) and not values.is_cpu:
-        cells = torch.as_tensor(cells, device=values.device)
+        cells = to_device(torch.as_tensor(cells), values.device)
     return RowCells(cells.reshape(values.shape), lengths)
 
 

@@ -131,10 +131,10 @@ class Message:
         "_groups",
         "_in_runs",
         "_owned",
-        "_tensors_leave",
         "_unread",
         "_wide",
         "allow_pickle",
+        "away",
         "buffers",
         "device",
         "frames",
@@ -161,8 +161,9 @@ class Message:
         self.reading: Reading = reading
         self.limits: Limits = reading.limits
         self.device: torch.device | None = reading.device  # None leaves tensors where cells are
-        # Tensors that go to another device are copied there, and need no copy here.
-        self._tensors_leave: bool = reading.device is not None and reading.device.type != "cpu"
+        # Where tensors go if it is not the CPU: they are copied there, and need no copy here.
+        leaves = reading.device is not None and reading.device.type != "cpu"
+        self.away: torch.device | None = reading.device if leaves else None
         self.allow_pickle: bool = reading.allow_pickle
         self.frames: Sequence[Any] | None = frames  # header first; None if they are fetched
         # The documents of the header, with `_TAKEN` for each that a reader has. A reader pops this
@@ -401,7 +402,7 @@ class Message:
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
         size = elements * node.itemsize
-        if self._tensors_leave:
+        if self.away is not None:
             data = writable(self.read(buffer, offset, size), False, alignment)
         else:
             data = self.bytes_at(buffer, offset, size, alignment)
@@ -424,7 +425,7 @@ class Message:
             data, dtype, shape = view.memory, view.dtype, view.shape
         if not len(data):  # rows without bytes may be many, and be chosen again
             check_extent(shape, dtype.itemsize, "WireBatch.rows(index)")
-        copy = False if self._tensors_leave else self.reading.copy
+        copy = self.reading.copy if self.away is None else False
         return from_bytes(writable(data, copy, dtype.itemsize), dtype, shape)
 
 

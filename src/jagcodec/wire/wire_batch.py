@@ -26,6 +26,7 @@ from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
 from jagcodec.ragged import non_tensor
+from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.non_tensor import (
     batch_of,
@@ -38,6 +39,7 @@ from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.ragged.views import end_to_end
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.compress import prepare
@@ -475,9 +477,14 @@ class MessageColumns(ColumnSource):
         return self._read_batch(columns, chosen, form, budget)
 
     def _read_jagged(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
-        if form is As.VIEW or form is As.ITEM:
-            return self.message.rows(node, chosen)
-        return self.message.jagged(node, chosen)
+        message = self.message
+        if form is not As.VIEW and form is not As.ITEM:
+            return message.jagged(node, chosen)
+        view = message.rows(node, chosen)
+        if form is As.ITEM or message.away is None:
+            return view
+        cells = to_device(values_of(view), message.away)
+        return end_to_end(cells, view.row_splits, view.ragged_dim)
 
     def _read_tensor(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """A TENSOR; for `As.ITEM` an array in place where possible, which must only be read."""
