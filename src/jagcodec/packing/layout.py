@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from jagcodec._arguments import check_option, whole_number
 from jagcodec.errors import ArgumentError, brief
-from jagcodec.packing.lengths import IntArray
+from jagcodec.packing.lengths import IntArray, check_size
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -436,13 +436,6 @@ def _padded(lengths: IntArray, bounds: IntArray, multiple: int, where: str) -> I
         most = int(_sums(lengths, bounds).max())
         check_size(max(most, multiple), f"{where}(lengths)")
     return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)
-
-
-def check_size(cells: int, path: str) -> None:
-    """Refuse more cells than int32 offsets count."""
-    if cells >= 1 << 31:
-        detail = f"expected fewer than 2**31 cells, found {cells}; split the batch"
-        raise ArgumentError("bad_length", path, detail)
 
 
 def _check_chunks(

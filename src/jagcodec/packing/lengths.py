@@ -77,3 +77,10 @@ def _length(item: Any, path: str) -> int:
         detail = f"expected a length of 0 or more, below 2**63, found {brief(number)}"
         raise ArgumentError("bad_length", path, detail)
     return number
+
+
+def check_size(cells: int, path: str) -> None:
+    """Refuse more cells than int32 offsets count."""
+    if cells >= 1 << 31:
+        detail = f"expected fewer than 2**31 cells, found {cells}; split the batch"
+        raise ArgumentError("bad_length", path, detail)

@@ -10,7 +10,7 @@ import torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.staging import HostCopies, to_device
-from jagcodec.packing.layout import PackLayout, check_size
+from jagcodec.packing.lengths import check_size
 from jagcodec.ragged.copy_rows import cell_index, values_of
 from jagcodec.ragged.nested import check_memory, host_numbers
 from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits, RowSplitsPool
@@ -75,12 +75,13 @@ def _offsets_and_positions(
     """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions in rows; made once per device."""
     found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.varlen_parts.get(device)
     if found is None:
-        layout = PackLayout(row_splits.lengths, row_splits.lengths, 1, "zigzag")  # without pads
+        starts, lengths = row_splits.starts, row_splits.lengths
         if device.type == "cpu":
-            positions = torch.from_numpy(layout.position_ids(None, through_pads=False))
+            positions = torch.from_numpy(np.arange(row_splits.total) - starts.repeat(lengths))
         else:  # the cells of rows that all begin at cell 0
-            positions = cell_index(np.zeros_like(layout.lengths), layout.lengths, device, {})
-        both = to_device(torch.from_numpy(layout.cu_seqlens), device), positions
+            positions = cell_index(np.zeros_like(starts), lengths, device, {})
+        cu_seqlens = torch.from_numpy(row_splits.offsets_array.astype(np.int32))
+        both = to_device(cu_seqlens, device), positions
         found = row_splits.varlen_parts.setdefault(device, both)
     return found
 
