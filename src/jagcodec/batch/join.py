@@ -111,7 +111,10 @@ class MessageTable:
         self._rows: dict[bytes, _GroupRows | None] = {}
 
     def column(self, name: str) -> ColumnInPlace | None:
-        """The rows of a column in place; None if each message must be read, or has a fault."""
+        """The rows of a column in place; None if messages must be read one by one.
+
+        They differ in form, or one may have a fault, which that read names.
+        """
         if name not in self._columns:
             self._columns[name] = None
             with suppress(WireFormatError):  # this torch lacks the dtype

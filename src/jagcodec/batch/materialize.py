@@ -437,7 +437,7 @@ class _LayoutPlan:
         """The columns of the result; batches inside them are in containers."""
         options = self.options
         source = _on_device(self.batch, options.device, self.pool)
-        # What moves away from the host is read before, what moves to it arrives with all the rest.
+        # Prompt lengths are read on the host: before columns leave it, or once all have arrived.
         away = options.device is not None and options.device.type != "cpu"
         rows = source.rows if isinstance(source, Columns) else source.batch_size[0]
         options.placement.prompts = _read_prompts(self.batch if away else source, rows, options)
@@ -530,12 +530,12 @@ class _LayoutPlan:
         """A rectangle, which options may pad further, as if it were jagged with equal rows."""
         options = self.options
         most = options.placement.pad_to_seqlen
-        named = (
+        may_pad = (
             options.pads_rectangles()
             if options.token_aligned is None
             else key in options.token_aligned
         )
-        if not named or leaf.dim() < 2 or key in options.keep_jagged:
+        if not may_pad or leaf.dim() < 2 or key in options.keep_jagged:
             return leaf
         rows, cells = leaf.shape[:2]
         is_wider = 0 < most < cells

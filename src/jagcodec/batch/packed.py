@@ -367,7 +367,7 @@ _PACK = "PackPlan.pack"
 
 
 def _check_defaults(needed: str, source: Any, **options: Any) -> None:
-    """Refuse options for columns with a batch, and options for batches with a column."""
+    """Refuse options that only a `needed` source takes, a "column" or a "batch"."""
     for name, value in options.items():
         if not (value is None or value is ... or (type(value) in (int, tuple) and not value)):
             detail = f"expected a {needed} with {name}, found {describe(source)}"

@@ -254,7 +254,10 @@ def _are_disjoint(
 # --- of one message ----------------------------------------------------------------------------
 
 _SMALL = 4 << 20
-"""Bytes of a rectangle; larger ones need longer to write than Python needs to plan them."""
+"""The most bytes of a rectangle that `padded_columns` writes.
+
+Larger ones take longer to write than to plan, so a faster plan gains little.
+"""
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 

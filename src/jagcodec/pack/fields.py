@@ -199,14 +199,14 @@ def _packed_columns(
                 columns[name] = column if objects else payloads_of_rows(column, path)
                 continue
             shape = () if is_jagged(column) else tuple(column.shape)
-        columns[name] = tensor = column if array is None else array
+        columns[name] = cells = column if array is None else array
         if len(shape) < 2:
             continue
         if row_splits is None or not packs(name, shape[1]):
             rule.check_left_out(name, shape, where, strict)
             is_wide |= shape[1] > rule.widest > 0
             continue
-        packed[name] = column if strict else tensor
+        packed[name] = column if strict else cells  # `strict` looks at tensors, a warning at arrays
         rectangle = column.detach() if array is None else column
         view = rows_of_rectangle(rectangle, row_splits, where, array)
         columns[name] = view if rule.mask is None else rule.mask.rows(view)
@@ -352,7 +352,7 @@ def _check_constant(integers: Mapping[str, Any], valid: npt.NDArray[np.bool_], w
 
 
 def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:
-    """The first row with a cell that is not valid, and not like the first such cell."""
+    """The first row with a pad that differs from the first pad of the column; None if none does."""
     is_pad = np.ones(column.shape[:2], dtype=np.bool_)
     is_pad[:, : valid.shape[1]] = ~valid
     if not is_pad.any() or not column.numel():

@@ -1,4 +1,7 @@
-"""Makes a message of most rows in one pass: of arrays, numbers, strings and chats."""
+"""The fast path of `encode_rows`: rows of arrays, numbers, strings and chats in one pass.
+
+None means that `pack/rows.py` must make the message, or raise an error.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 from jagcodec._arguments import named_columns
 from jagcodec.errors import JagcodecError
 from jagcodec.memory.tensor_bytes import plain_array
+from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column, joined_quickly
 from jagcodec.pack.row_kinds import KIND_OF_TYPE, OBJECT_ROW
 from jagcodec.wire.at_once import (
@@ -21,7 +25,7 @@ from jagcodec.wire.at_once import (
     rows_of_lengths,
 )
 from jagcodec.wire.checks import is_oversized_empty
-from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES
 from jagcodec.wire.encoder import values_of_meta
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import start_of
@@ -30,12 +34,12 @@ from jagcodec.wire.native import packed_at_once
 from jagcodec.wire.spec import MAX_DEPTH, MAX_UNBACKED_ROWS, PLAIN, Code
 
 NO_NAMES: tuple[str, ...] = ()
+"""The default of options that are names, known by identity: a caller's iterable is read once."""
 
 # How each of Python's number types becomes a cell, and the node of its column.
 _NUMBERS: dict[type, tuple[str, tuple[Any, ...]]] = {
-    bool: ("?", (Code.TENSOR, "bool", 1)),
-    int: ("q", (Code.TENSOR, "int64", 1)),
-    float: ("f", (Code.TENSOR, "float32", 1)),
+    kind: (FILL_CODES[dtype][0], (Code.TENSOR, TORCH_NAMES[dtype], 1))
+    for kind, dtype in DEFAULT_DTYPES.items()
 }
 _LISTS = {list, tuple}
 _OBJECTS = {kind for kind, row in KIND_OF_TYPE.items() if row == OBJECT_ROW}
@@ -141,7 +145,7 @@ def columns_of_dicts(rows: Sequence[Any], path: str) -> dict[str, tuple[Any, ...
     if set(map(type, rows)) != {dict}:
         return None
     names = named_columns(rows[0], path)
-    if len(rows) == 1:  # takes a fifth of the time
+    if len(rows) == 1:  # five times as fast as below
         return {name: (value,) for name, value in names.items()}
     if set(map(tuple, rows)) != {tuple(names)}:
         return None

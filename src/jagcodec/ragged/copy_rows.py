@@ -145,6 +145,8 @@ def pad_tasks(
     before = view.run_lengths.cumsum(axis=1) - view.run_lengths
     if left_pad is not None:
         before += left_pad[:, None]
+    # The last run of a row is written with the pads: what is before it counts as left pads, which
+    # the copy of the other runs overwrites. So that copy comes after the pads.
     places = np.arange(len(before), dtype=np.int64)[:, None] * width + before
     run_starts = view.row_starts()
     starts, lengths, left = (
@@ -245,7 +247,8 @@ def cell_index(
     known = indices.get(key)
     if known is None:
         total = int(lengths.sum())
-        # Cell k of the result is cell k + shift of the source; `shift` is constant within a row.
+        # Number k is k + shift, where `shift` is constant within a row: the cell that goes to place
+        # k, or in `pad_by_torch` the place to which cell k goes.
         shift = starts - (np.cumsum(lengths) - lengths)
         both = to_device(torch.from_numpy(np.stack([shift, lengths])), device)
         shifts = torch.repeat_interleave(both[0], both[1], output_size=total)

@@ -275,6 +275,7 @@ class Lowering:
             if type(rows[i]) in NATIVE:
                 lowered[i] = self._pack_document(rows[i])
                 continue
+            # A row that needs buffers is a message of its own, with its own items and values.
             self.items, self.values, self.unbacked = [], [], []
             tree = self._lower_at(i, rows[i])
             is_node = type(tree) is tuple
@@ -421,7 +422,11 @@ class Lowering:
     # Columns
 
     def _each_column(self, names: Iterable[str]) -> Iterator[str]:
-        """The names of columns of a batch, each of which is the one that is lowered next."""
+        """Yields each name after it has become that of the current column.
+
+        The current column decides what `_append_cells` stores narrow. At the end, the column
+        around the batch is the current one again.
+        """
         outer, outer_is_narrow = self._column_name, self._column_is_narrow
         for name in names:
             if self._narrow is not None:

@@ -378,10 +378,10 @@ class MessageColumns(ColumnSource):
     ) -> dict[str, Any]:
         message = self.message
         if form is As.VIEW and message.header.compressed:
-            stored = [node for node in handles.values() if node.kind in ROW_KINDS]
-            places = {message.numbers[node.number] for node in stored}
+            with_rows = [node for node in handles.values() if node.kind in ROW_KINDS]
+            wanted = {message.numbers[node.number] for node in with_rows}
             existing = range(len(message.buffers))  # an empty column needs no buffer
-            prepare(message.buffers[i] for i in places if i in existing)
+            prepare(message.buffers[i] for i in wanted if i in existing)
         return self.each(handles, self._read_column, chosen, form, Budget(message))
 
     def each(
@@ -713,7 +713,7 @@ def open_wire(
             data = read_file(name, where, how.limits, mmap=True)
             return batch_of_message(open_message(data, where, how._replace(file=name)))
     if isinstance(source, (OpenBatch, TensorDictBase, dict)):
-        if how != usable_reading("open_wire", None, None, None, False, by_range=True, verify=False):
+        if how.has_options():
             detail = (
                 "expected a message, to which the options apply, found a batch in memory; "
                 "leave all of them out"
