@@ -9,7 +9,7 @@ memory. With NCCL they are copied to the current CUDA device and back, which has
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -276,10 +276,9 @@ class _Exchange:
             dist.all_gather(rows, mine, group=self.group)
         return [row.cpu().numpy().tobytes() for row in rows]
 
-    def _broadcast(self, sent: Iterable[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
+    def _broadcast(self, sent: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
         """Send the bytes of the rank at each place to memory of the same size on every rank."""
-        messages = list(sent)
-        moving = [(self.ranks[place], to_device(data, self.carrier)) for place, data in messages]
+        moving = [(self.ranks[place], to_device(data, self.carrier)) for place, data in sent]
         with self._backend_errors():
             works = [
                 dist.broadcast(data, rank, self.group, async_op=True)
@@ -288,7 +287,7 @@ class _Exchange:
             ]
             for work in works:
                 work.wait()
-        arrived = [data for _, data in messages]  # that of this rank has been on the host before
+        arrived = [data for _, data in sent]  # that of this rank has been on the host before
         copies = HostCopies(kept=True)
         copies.fetch(arrived)
         return [copies.of(data) for data in arrived]

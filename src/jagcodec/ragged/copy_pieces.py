@@ -184,7 +184,7 @@ def _gather_index(
     if found is None:
         begins = pieces.begins(view.row_starts())
         begins[pieces.is_pad] = _NO_CELL
-        index = cell_index(begins, pieces.length, view.device, {})
+        index = cell_index(begins, pieces.length, view.device)
         mask = index >= 0 if pieces.is_pad.any() else None
         found = indices[key] = index if mask is None else index.clamp_min(0), mask
     return found

@@ -193,7 +193,7 @@ def gather_by_torch(
     cells: torch.Tensor, starts: IntArray, lengths: IntArray, indices: CellIndices
 ) -> torch.Tensor:
     """Rows ``cells[start : start + length]`` of (M, ...) cells, end to end."""
-    index = cell_index(starts, lengths, cells.device, indices)
+    index = _shared_index(starts, lengths, cells.device, indices)
     if cells.requires_grad:
         return cells.index_select(0, index)
     return _index_words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
@@ -227,7 +227,7 @@ def pad_by_torch(
     if left_pad is not None:
         starts = starts + left_pad
     flat = out.view(rows * width, *values.shape[1:])
-    index = cell_index(starts, lengths, values.device, indices)
+    index = _shared_index(starts, lengths, values.device, indices)
     if values.requires_grad:
         return flat.index_copy(0, index, values).view(out.shape)
     _index_words(flat.detach()).index_copy_(0, index, _index_words(contiguous_bits(values)))
@@ -239,18 +239,22 @@ def _index_words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(same_width_dtype(tensor.dtype))
 
 
-def cell_index(
+def _shared_index(
     starts: IntArray, lengths: IntArray, device: torch.device, indices: CellIndices
 ) -> torch.Tensor:
-    """(sum(lengths),) int64 on `device`: the indices of the cells of all rows, row after row."""
+    """The `cell_index` of these rows, which columns that share `indices` compute once."""
     key = starts.tobytes(), lengths.tobytes(), device
-    known = indices.get(key)
-    if known is None:
-        total = int(lengths.sum())
-        # Number k is k + shift, where `shift` is constant within a row: the cell that goes to place
-        # k, or in `pad_by_torch` the place to which cell k goes.
-        shift = starts - (np.cumsum(lengths) - lengths)
-        both = to_device(torch.from_numpy(np.stack([shift, lengths])), device)
-        shifts = torch.repeat_interleave(both[0], both[1], output_size=total)
-        known = indices[key] = torch.arange(total, device=device) + shifts
-    return known
+    if key not in indices:
+        indices[key] = cell_index(starts, lengths, device)
+    return indices[key]
+
+
+def cell_index(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:
+    """(sum(lengths),) int64 on `device`: the indices of the cells of all rows, row after row."""
+    total = int(lengths.sum())
+    # Number k is k + shift, where `shift` is constant within a row: the cell that goes to place k,
+    # or in `pad_by_torch` the place to which cell k goes.
+    shift = starts - (np.cumsum(lengths) - lengths)
+    both = to_device(torch.from_numpy(np.stack([shift, lengths])), device)
+    shifts = torch.repeat_interleave(both[0], both[1], output_size=total)
+    return torch.arange(total, device=device) + shifts

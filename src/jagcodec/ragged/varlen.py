@@ -79,7 +79,7 @@ def _offsets_and_positions(
         if device.type == "cpu":
             positions = torch.from_numpy(np.arange(row_splits.total) - starts.repeat(lengths))
         else:  # the cells of rows that all begin at cell 0
-            positions = cell_index(np.zeros_like(starts), lengths, device, {})
+            positions = cell_index(np.zeros_like(starts), lengths, device)
         cu_seqlens = torch.from_numpy(row_splits.offsets_array.astype(np.int32))
         both = to_device(cu_seqlens, device), positions
         found = row_splits.varlen_parts.setdefault(device, both)
