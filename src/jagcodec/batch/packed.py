@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
+from math import fsum
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -445,7 +446,7 @@ def plan_micro_batches(
         groups: (N,) hashable ids: rows of one group stay in one micro-batch.
         cost: What to balance over the ranks. None balances tokens; a pair (a, b) balances the cost
             ``a * n + b * n**2`` of rows of n tokens; a function takes the (N,) lengths and returns
-            (N,) costs.
+            (N,) costs, the same ones on every rank.
         fill: If there are fewer rows (or groups) than micro-batches: "error", or "repeat" for
             copies of the shortest row, one in each micro-batch that would be empty.
 
@@ -453,7 +454,7 @@ def plan_micro_batches(
         A `MicroBatches`. It has as few micro-batches as first-fit-decreasing needs. Rows go to
         ranks, most expensive first, each to the one with the lowest sum. Where that leaves no
         room under the caps, they are packed by first-fit-decreasing instead. The result depends on
-        the arguments alone, so every rank may compute its own.
+        the arguments alone, whatever the CPU, numpy or Python, so every rank may compute its own.
 
     Raises:
         ArgumentError: A row or a group exceeds a cap alone (it is named); `count` is too small or
@@ -699,8 +700,8 @@ class MicroBatches(Sequence[list[IntArray]]):
             "micro_batches_per_rank": self._count,
             "cells": cells,
             "fill": tokens / cells if cells else 1.0,
-            "heaviest_rank": _over_mean(costs.reshape(len(self), self._count).sum(axis=1)),
-            "heaviest_micro_batch": _over_mean(costs),
+            "heaviest_rank": _over_mean([*map(fsum, costs.reshape(len(self), -1).tolist())]),
+            "heaviest_micro_batch": _over_mean(costs.tolist()),
         }
 
     def _slices_in_order(self, first: int, last: int) -> list[slice]:
@@ -713,7 +714,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         bounds = self._assignment.bounds
         places = slice(bounds[first * self._count], bounds[last * self._count])
         rows = np.flatnonzero(~self._assignment.is_copy[places])
-        return rows[np.argsort(self._assignment.order[places][rows])]
+        return rows[np.argsort(self._assignment.order[places][rows], kind="stable")]
 
     def _checked_rank(self, rank: Any, where: str) -> int:
         known = integer_of(rank)
@@ -753,6 +754,6 @@ def _outside(where: str, what: str, found: Any, count: int) -> ArgumentIndexErro
     return ArgumentIndexError("bad_option", f"{where}({what})", detail)
 
 
-def _over_mean(costs: npt.NDArray[np.float64]) -> float:
-    total = float(costs.sum())
-    return float(costs.max()) * len(costs) / total if total else 1.0
+def _over_mean(costs: Sequence[float]) -> float:
+    total = fsum(costs)
+    return max(costs) * len(costs) / total if total else 1.0

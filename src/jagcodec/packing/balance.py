@@ -1,5 +1,9 @@
 """Items spread over ranks and their micro-batches, so that the ranks have about the same cost.
 
+Ranks that plan for themselves must get equal plans, whatever their CPU, numpy or Python. So sorts
+are stable, and no sum of floats depends on the order or the width in which a CPU adds them: `fsum`
+rounds once, and other sums add number by number.
+
 There are two ways. Longest-processing-time-first comes first: items go in falling order of cost,
 each to the rank with the lowest cost so far, and there to the micro-batch with the lowest cost.
 If that leaves an item without a place, first-fit-decreasing packs all items as tightly as possible,
@@ -11,12 +15,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from itertools import count as counter
+from math import fsum
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from jagcodec.packing.lengths import IntArray
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 Bins: TypeAlias = list[list[int]]
 """The items of each of several parts."""
@@ -47,7 +54,7 @@ class Items(NamedTuple):
 
     def cost_of(self, which: Iterable[int]) -> float:
         """The sum of the costs of these items."""
-        return sum(self.cost[item] for item in which)
+        return fsum(self.cost[item] for item in which)
 
 
 class NoRoomError(Exception):
@@ -84,46 +91,176 @@ def longest_first(items: Items, which: Iterable[int], rooms: Sequence[Room]) -> 
     still need, each goes to a part that needs one.
     """
     order = items.falling_cost(which)
-    heap = [(0.0, 0, part) for part in range(len(rooms))]
+    parts = _CheapestPart(rooms)
     bins: Bins = [[] for _ in rooms]
-    cells, rows = [room.cells for room in rooms], [room.rows for room in rooms]
     needed = sum(room.items for room in rooms)
     for left, item in zip(range(len(order), 0, -1), order, strict=True):
-        passed = []
-        while heap:
-            cost, items_there, part = heap[0]
-            needs = items_there < rooms[part].items
-            fits = items.cells[item] <= cells[part] and items.rows[item] <= rows[part]
-            if fits and (needs or needed < left):
-                break
-            passed.append(heapq.heappop(heap))
-        else:
-            raise NoRoomError
-        heapq.heapreplace(heap, (cost + items.cost[item], items_there + 1, part))
-        for entry in passed:
-            heapq.heappush(heap, entry)
+        cells, rows = items.cells[item], items.rows[item]
+        entry = parts.take(cells, rows, only_needy=needed == left)
+        _, items_there, part = entry
+        needed -= items_there < rooms[part].items
+        parts.put(entry, items.cost[item], cells, rows)
         bins[part].append(item)
-        cells[part] -= items.cells[item]
-        rows[part] -= items.rows[item]
-        needed -= needs
     return bins
+
+
+Entry: TypeAlias = tuple[float, int, int]
+"""A part as it is compared: its cost, how many items it has, and its number."""
+
+
+class _CheapestPart:
+    """Parts that are filled, from which the cheapest with enough room is taken.
+
+    A part that has no room for an item is set aside by its free cells or rows. Later items pass
+    over it until one fits, so an item does not try all full parts.
+    """
+
+    def __init__(self, rooms: Sequence[Room]) -> None:
+        self._rooms = rooms
+        self._cells = [room.cells for room in rooms]  # free ones
+        self._rows = [room.rows for room in rooms]
+        self._heap: list[Entry] = [(0.0, 0, part) for part in range(len(rooms))]
+        self._aside_by_cells = _CheapestOfSize(max(self._cells, default=0))
+        self._aside_by_rows = _CheapestOfSize(max(self._rows, default=0))
+
+    def take(self, cells: int, rows: int, *, only_needy: bool) -> Entry:
+        """Take out the cheapest part that has room for an item of so many cells and rows.
+
+        With `only_needy`, it must lack items. This stays so for all later items, and parts that
+        lack none are dropped.
+        """
+        while True:
+            entry = self._cheapest(cells, rows)
+            part = entry[-1]
+            if only_needy and entry[1] >= self._rooms[part].items:
+                continue
+            if self._cells[part] < cells:
+                self._aside_by_cells.add(self._cells[part], entry)
+            elif self._rows[part] < rows:
+                self._aside_by_rows.add(self._rows[part], entry)
+            else:
+                return entry
+
+    def put(self, entry: Entry, cost: float, cells: int, rows: int) -> None:
+        """Put a part back that got one item more, of this cost and size."""
+        before, items_there, part = entry
+        self._cells[part] -= cells
+        self._rows[part] -= rows
+        heapq.heappush(self._heap, (before + cost, items_there + 1, part))
+
+    def _cheapest(self, cells: int, rows: int) -> Entry:
+        """Take out the cheapest of all parts that may have room."""
+        best, place = self._heap[0] if self._heap else None, None
+        for aside, size in ((self._aside_by_cells, cells), (self._aside_by_rows, rows)):
+            entry = aside.cheapest(size) if aside.parts else None
+            if entry is not None and (best is None or entry < best):
+                best, place = entry, aside
+        if best is None:
+            raise NoRoomError
+        return heapq.heappop(self._heap) if place is None else place.take(best)
+
+
+class _CheapestOfSize:
+    """Parts by size, of which the cheapest of a size or larger is found in logarithmic time.
+
+    Every block of 2**k sizes, aligned, has a heap of its parts. Parts that were taken leave a heap
+    when they come to its top.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self.parts: dict[int, Entry] = {}
+        self._levels = range((largest + 1).bit_length() + 1)
+        self._heaps: dict[tuple[int, int], list[Entry]] = {}
+
+    def add(self, size: int, entry: Entry) -> None:
+        self.parts[entry[-1]] = entry
+        for level in self._levels:
+            heap = self._heaps.setdefault((level, (size + 1) >> level), [])
+            heapq.heappush(heap, entry)
+
+    def take(self, entry: Entry) -> Entry:
+        return self.parts.pop(entry[-1])
+
+    def cheapest(self, size: int) -> Entry | None:
+        """The cheapest part of at least this size."""
+        found: Entry | None = None
+        block = size + 1
+        for level in self._levels:
+            if block & 1:  # the blocks to its right have only larger sizes
+                top = self._top(level, block)
+                found = top if found is None or (top is not None and top < found) else found
+                block += 1
+            block >>= 1
+        return found
+
+    def _top(self, level: int, block: int) -> Entry | None:
+        heap = self._heaps.get((level, block), [])
+        while heap and self.parts.get(heap[0][-1]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
 
 
 def first_fit(items: Items, which: Iterable[int], room: Room) -> Bins:
     """First-fit-decreasing: the largest item goes first, each to the first part with room."""
     order = items.falling_size(which)
-    cells, rows = np.full(len(order), room.cells), np.full(len(order), room.rows)
+    # As many parts as items: each fits into a new one.
+    by_cells = room.cells < sum(items.cells)
+    parts = _FirstPart(len(order), room.cells if by_cells else room.rows)
+    rows = [room.rows] * (len(order) if by_cells else 0)
+    fewest = min(items.rows, default=0)
     bins: Bins = []
     for item in order:
-        ahead = len(bins) + 1  # one more than there are: every item fits into a new part
-        fits = (cells[:ahead] >= items.cells[item]) & (rows[:ahead] >= items.rows[item])
-        first = int(fits.argmax())
+        size = items.cells[item] if by_cells else items.rows[item]
+        first = parts.first(size, 0)
+        while by_cells and rows[first] < items.rows[item]:
+            first = parts.first(size, first + 1)
         if first == len(bins):
             bins.append([])
         bins[first].append(item)
-        cells[first] -= items.cells[item]
-        rows[first] -= items.rows[item]
+        if by_cells:
+            rows[first] -= items.rows[item]
+            size = size if rows[first] >= fewest else room.cells + 1  # full
+        parts.fill(first, size)
     return bins
+
+
+class _FirstPart:
+    """Parts in a row, of which the first with enough room is found in logarithmic time.
+
+    They are the leaves of a binary tree, in which node i has the children 2 * i and 2 * i + 1. Each
+    node has the largest room of the parts below it.
+    """
+
+    def __init__(self, count: int, room: int) -> None:
+        self._leaves = 1 << max(count - 1, 0).bit_length()
+        self._room = [room] * (2 * self._leaves)
+
+    def first(self, size: int, start: int) -> int:
+        """The first part at or after `start` that has room for this size; there must be one."""
+        room, leaves = self._room, self._leaves
+        node = start + leaves if start else 1
+        while room[node] < size:  # go up, and to the next part on the right
+            while node & 1:
+                node >>= 1
+            node += 1
+        while node < leaves:
+            node *= 2
+            if room[node] < size:
+                node += 1
+        return node - leaves
+
+    def fill(self, part: int, size: int) -> None:
+        """Take this size off the room of a part."""
+        room = self._room
+        node = part + self._leaves
+        left = room[node] = room[node] - size
+        while node > 1:
+            other = room[node ^ 1]
+            left = other if other > left else left
+            node >>= 1
+            if room[node] == left:
+                break
+            room[node] = left
 
 
 def _into_steps(items: Items, which: Sequence[int], rooms: Sequence[Room]) -> Bins:
@@ -164,12 +301,13 @@ def _spread_whole(items: Items, packed: Bins, ranks: int, count: int) -> list[Bi
     ]
 
 
-def _swapped(cost: npt.NDArray[np.float64], by_rank: IntArray) -> list[list[int]]:
+def _swapped(cost: FloatArray, by_rank: IntArray) -> list[list[int]]:
     """Bins by rank, (ranks, count), after swaps that make the most expensive rank cheaper."""
-    loads = cost[by_rank].sum(axis=1)
+    loads = np.array([fsum(costs) for costs in cost[by_rank].tolist()])
     for _ in range(8 * len(loads)):
         heavy = int(loads.argmax())
-        swaps = (_best_swap(cost, loads, by_rank, heavy, other) for other in np.argsort(loads))
+        lightest_first = np.argsort(loads, kind="stable").tolist()
+        swaps = (_best_swap(cost, loads, by_rank, heavy, other) for other in lightest_first)
         found = next(filter(None, swaps), None)
         if found is None:
             break
@@ -183,15 +321,19 @@ def _swapped(cost: npt.NDArray[np.float64], by_rank: IntArray) -> list[list[int]
 
 
 def _best_swap(
-    cost: npt.NDArray[np.float64],
-    loads: npt.NDArray[np.float64],
-    by_rank: IntArray,
-    heavy: int,
-    other: int,
+    cost: FloatArray, loads: FloatArray, by_rank: IntArray, heavy: int, other: int
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """The two bins whose swap makes the heavier rank lightest; None if no swap helps."""
-    less = cost[by_rank[heavy]][:, None] - cost[by_rank[other]]
+    mine = cost[by_rank[heavy]]
+    theirs, place = np.unique(cost[by_rank[other]], return_index=True)
+    # Both ranks would cost the same after a swap for a bin of `even`. Of the other's bins, try the
+    # next cheaper and the next more expensive one: all others leave one rank heavier.
+    even = mine - (loads[heavy] - loads[other]) / 2
+    above = np.searchsorted(theirs, even)
+    near = np.stack([above - 1, above], axis=1).clip(0, len(theirs) - 1)
+    less = mine[:, None] - theirs[near]
     heavier = np.maximum(loads[heavy] - less, loads[other] + less)
-    i, j = divmod(int(heavier.argmin()), by_rank.shape[1])
-    helps = heavier[i, j] < loads[heavy] * (1 - 1e-9)
-    return ((heavy, i), (int(other), j)) if helps else None
+    i = int(heavier.min(axis=1).argmin())
+    best = heavier[i].min()
+    j = int(place[near[i, heavier[i] == best]].min())
+    return ((heavy, i), (other, j)) if best < loads[heavy] * (1 - 1e-9) else None

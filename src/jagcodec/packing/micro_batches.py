@@ -19,10 +19,8 @@ from jagcodec._arguments import (
     whole_number,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.packing.balance import Bins, Items, Room, first_fit, spread
+from jagcodec.packing.balance import Bins, FloatArray, Items, Room, first_fit, spread
 from jagcodec.packing.lengths import IntArray
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 Cost: TypeAlias = tuple[float, float] | Callable[[IntArray], Any] | None
 """What to balance: tokens; ``(a, b)`` for ``a * n + b * n**2``; or a function of (N,) lengths."""
@@ -226,13 +224,17 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
             raise ArgumentError("bad_option", path, detail)
         tokens = lengths.astype(np.float64)
         with np.errstate(over="ignore"):
-            found = pair[0] * tokens + pair[1] * tokens**2
-    bad = ~((found >= 0) & (found < np.inf))
+            found = pair[0] * tokens + pair[1] * (tokens * tokens)
+    bad = ~((found >= 0) & (found < 2.0**_COST_BITS))
     if bad.any():
         row = int(bad.argmax())
-        detail = f"expected a finite cost of 0 or more, found {found[row]}"
+        detail = f"expected a cost of 0 or more, below 2**{_COST_BITS}, found {found[row]}"
         raise ArgumentError("bad_option", f"{path}, row {row}", detail)
     return found
+
+
+_COST_BITS = 960
+"""So that the costs of 2**63 rows add up to a finite number."""
 
 
 def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
@@ -306,6 +308,8 @@ def _assignment_of(rows: Rows, number: IntArray, originals: int, rules: Rules) -
     order = np.lexsort((rows.number, number))
     bounds = np.append(0, np.bincount(number).cumsum())
     cells = np.add.reduceat(rows.cells[order], bounds[:-1])
-    costs = np.add.reduceat(rows.cost[order], bounds[:-1])
+    costs = np.bincount(number, rows.cost, minlength=len(cells))  # adds row by row
     total = rounded_up(cells, rules.total_multiple)
-    return Assignment(rows.number[order], bounds, order >= originals, total, costs)
+    return Assignment(
+        rows.number[order], bounds, order >= originals, total, costs.astype(np.float64)
+    )
