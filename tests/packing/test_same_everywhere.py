@@ -71,7 +71,7 @@ def test_a_sum_of_costs_does_not_depend_on_the_order_of_rows():
     costs = np.array([1e16, 1.0, 1.0, 1.0, 1.0, 3.0])
     for order in itertools.islice(itertools.permutations(range(6)), 0, None, 37):
         given = costs[list(order)]
-        batches = plan_micro_batches([1] * 6, 2, count=1, cost=lambda n, given=given: given)
+        batches = plan_micro_batches([1] * 6, 2, count=1, cost=partial(np.add, given - 1))
         loads = [sorted(given[rows[0]].tolist()) for rows in batches]
         assert sorted(loads) == [[1.0, 1.0, 1.0, 1.0, 3.0], [1e16]]
 
@@ -85,18 +85,24 @@ COUNTED = pytest.mark.skipif(
 def growing(n: int) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Lengths and options whose size grows with n."""
     draw = np.random.default_rng(n)
-    falling = np.arange(2.0 * n, 0, -1)
+
+    def falling_with_length(lengths: Any) -> Any:
+        return 800.0 - lengths
+
+    def falling(lengths: Any) -> Any:
+        return np.arange(2.0 * n, 0, -1)
+
     return {
         "as many full parts as rows": ([1000] * n + [1] * (3 * n), {"rows_per_batch": 2}),
         "a full part for each row": (range(1, n + 1), {"rows_per_batch": 1}),
         "tight": (draw.integers(1, 800, 2 * n), {"max_tokens": 800, "ranks": 2}),
         "the longest rows cost least": (
             draw.integers(1, 800, n),
-            {"max_tokens": 1000, "ranks": 4, "cost": lambda lengths: 800.0 - lengths},
+            {"max_tokens": 1000, "ranks": 4, "cost": falling_with_length},
         ),
         "small and large rows in turns": (
             [900, 100] * n,
-            {"max_tokens": 1000, "cost": lambda lengths: falling},
+            {"max_tokens": 1000, "cost": falling},
         ),
         "groups": (
             draw.integers(1, 80, 4 * n),

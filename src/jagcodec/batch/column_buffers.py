@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jagcodec._arguments import check_names, mapping_of, name_set, named_item
-from jagcodec.errors import ArgumentError, ArgumentKeyError, brief, column_name
+from jagcodec._arguments import check_known, check_names, mapping_of, name_set, named_item
+from jagcodec.errors import ArgumentError, ArgumentKeyError, brief, column_name, describe
 from jagcodec.packing.layout import Pieces
 from jagcodec.packing.lengths import IntArray
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from jagcodec.ragged.copy_pieces import Buffer
     from jagcodec.ragged.packer import Packer
+    from jagcodec.ragged.row_splits import RowSplits
     from jagcodec.ragged.views import RaggedView
     from jagcodec.wire.lowered import Key
 
@@ -33,14 +34,24 @@ class ColumnBuffers:
         self.out: dict[Any, Any] = {}
         self.aligned: frozenset[Any] = frozenset()
         self.kept: frozenset[Any] = frozenset()
+        self.at_end: frozenset[Any] = frozenset()
         self.buffers: dict[Key, Buffer] = {}
+        # Columns of equal rows share their pieces, and so their index on a device.
+        self._pieces_at_end: dict[tuple[int, int], tuple[RowSplits, Pieces]] = {}
 
-    def read_options(self, pads: Any, aligned: Any, kept: Any, out: Any = None) -> None:
+    def read_options(
+        self, pads: Any, aligned: Any, at_end: Any, kept: Any, out: Any = None
+    ) -> None:
         """Check the options of `pack`, as callers pass them, and keep them."""
         self.pads = self.by_name(pads, "pad_value_dict", "pads")
         self.aligned = name_set(aligned, f"{self.where}(token_aligned_fields)")
+        self.at_end = name_set(at_end, f"{self.where}(align_end)")
         self.kept = name_set(kept, f"{self.where}(keep_jagged)")
         self.out = self.by_name(out, "out", "tensors")
+        both = self.at_end & self.kept
+        if both:
+            detail = f"expected other names than in keep_jagged, found {min(map(brief, both))} in "
+            raise ArgumentError("conflict", f"{self.where}(align_end)", detail + "both")
 
     def by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
         """An option that is a dict with an entry for each column; empty for None."""
@@ -55,7 +66,9 @@ class ColumnBuffers:
         """The buffer of a column that is packed; any other column unchanged."""
         if key in self.kept:
             return leaf
-        if self.packer.is_ragged(leaf):
+        if key in self.at_end:
+            view = self.packer.rows_at_end(leaf, self.path(key))
+        elif self.packer.is_ragged(leaf):
             view = self.packer.rows_of(leaf, self.path(key), "; or name it in keep_jagged")
         elif key in self.aligned:
             view = self.packer.rows_of_rectangle(leaf, self.path(key))
@@ -64,15 +77,35 @@ class ColumnBuffers:
         return self.buffer(view, key, self.pads.get(key, ...))
 
     def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
-        pieces, path, out = self.pieces_of(shift), self.path(key), named_item(self.out, key)
+        pieces, path, out = self._pieces(view, shift), self.path(key), named_item(self.out, key)
         made = self.buffers[key] = self.packer.buffer(view, pieces, path, pad=pad, out=out)
         return made
 
-    def check_aligned(self, columns: Mapping[str, Any]) -> None:
-        """Check that each column of `token_aligned_fields` was packed, or is kept."""
-        for name in self.aligned & columns.keys() - self.buffers.keys() - self.kept:
-            # It is an array or a list: raise an error, instead of silently not packing it.
-            self.packer.rows_of_rectangle(columns[name], self.path(name))
+    def _pieces(self, view: RaggedView, shift: int) -> Pieces:
+        """The pieces for rows of a view that are whole, or that have the last tokens of each."""
+        whole, splits = self.pieces_of(shift), view.row_splits
+        missing = self.packer.row_splits.lengths - splits.lengths
+        if not missing.any():
+            return whole
+        key = id(splits), shift
+        if key not in self._pieces_at_end:  # the splits are kept, so that no others get their id
+            self._pieces_at_end[key] = splits, whole.of_row_ends(missing)
+        return self._pieces_at_end[key][1]
+
+    def check_packed(self, columns: Mapping[str, Any]) -> None:
+        """Check that each column that the options name was packed."""
+        for name in [name for name in columns if name in self.aligned - self.kept]:
+            if name not in self.buffers:
+                # It is an array or a list: raise an error, instead of silently not packing it.
+                self.packer.rows_of_rectangle(columns[name], self.path(name))
+        unpacked = self.at_end - self.buffers.keys()
+        if unpacked:
+            found: dict[Any, Any] = {}
+            _map_columns(dict(columns), lambda column, key: found.update({key: column}))
+            check_known(unpacked, found, f"{self.where}(align_end)")
+            name = min(unpacked, key=brief)
+            detail = "expected a jagged or packed column in align_end, found "
+            raise ArgumentError("bad_shape", self.path(name), detail + describe(found[name]))
 
     def add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
         """Add columns of labels, which hold the next tokens of packed columns."""

@@ -219,6 +219,7 @@ class PackPlan:
         pad_value_dict: Mapping[Any, Any] | None = None,
         labels_of: str | Mapping[str, Any] | None = None,
         token_aligned_fields: Iterable[str] = (),
+        align_end: Iterable[str] = (),
         keep_jagged: Iterable[str] = (),
         cp_rank: int | None = None,
         out: Mapping[str, Any] | None = None,
@@ -233,6 +234,7 @@ class PackPlan:
         pad_value_dict: Mapping[Any, Any] | None = None,
         labels_of: str | Mapping[str, Any] | None = None,
         token_aligned_fields: Iterable[str] = (),
+        align_end: Iterable[str] = (),
         keep_jagged: Iterable[str] = (),
         cp_rank: int | None = None,
         out: Any = None,
@@ -263,6 +265,10 @@ class PackPlan:
                 a dict of names of labels to columns. Where a row has no next token, labels hold
                 -100, unless `pad_value_dict` has another pad for them.
             token_aligned_fields: For a batch: rectangles (N, S, ...) that are packed, too.
+            align_end: For a batch: jagged or packed columns that have only the last tokens of each
+                row, such as log-probabilities of the response, or all of them. They are put at the
+                ends of the rows. The cells before them hold the column's pad; labels of these cells
+                hold the labels' pad.
             keep_jagged: For a batch: ragged columns that stay jagged, whatever their row lengths.
             cp_rank: A rank of context parallelism, or None for the whole buffer, whatever cp_size.
             out: Memory of the right shape, dtype and device, overwritten. For a batch, a dict of
@@ -274,11 +280,12 @@ class PackPlan:
             have the form that `materialize` returns.
 
         Raises:
-            ArgumentError: Row lengths are not those of the plan (the row is named), a strided
-                tensor may be both a rectangle and values end to end, there is no such rank, a pad
-                does not fit, or `out` does not fit, overlaps the input, or is given for what needs
-                a gradient.
-            ArgumentKeyError: `labels_of` does not name a packed column.
+            ArgumentError: Row lengths are not those of the plan, or are longer in `align_end` (the
+                row is named), `align_end` names a rectangle or another column without row lengths,
+                a strided tensor may be both a rectangle and values end to end, there is no such
+                rank, a pad does not fit, or `out` does not fit, overlaps the input, or is given for
+                what needs a gradient.
+            ArgumentKeyError: `labels_of` does not name a packed column, or `align_end` a column.
             ArgumentTypeError: `source` is neither a column nor a batch.
             WireFormatError: A message is malformed.
         """
@@ -293,7 +300,7 @@ class PackPlan:
             _check_defaults("column", source, pad=pad, shift=shift)
             pieces_of = partial(self.layout.pieces, rank)
             buffers = ColumnBuffers(_PACK, self._tensor_packer(), pieces_of)
-            buffers.read_options(pad_value_dict, token_aligned_fields, keep_jagged, out)
+            buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged, out)
             return buffers.whole(_unfilled_columns(buffers, source, labels_of))
         _check_defaults(
             "batch",
@@ -301,6 +308,7 @@ class PackPlan:
             pad_value_dict=pad_value_dict,
             labels_of=labels_of,
             token_aligned_fields=token_aligned_fields,
+            align_end=align_end,
             keep_jagged=keep_jagged,
         )
         packer = self._tensor_packer()
@@ -330,7 +338,12 @@ class PackPlan:
     # Out of it
 
     def unpack(
-        self, values: torch.Tensor | Sequence[torch.Tensor], *, shift: int = 0, pad: Any = ...
+        self,
+        values: torch.Tensor | Sequence[torch.Tensor],
+        *,
+        shift: int = 0,
+        pad: Any = ...,
+        last: Lengths | None = None,
     ) -> torch.Tensor:
         """Turn values that were computed for each cell into rows: the inverse of `pack`.
 
@@ -342,6 +355,8 @@ class PackPlan:
             >>> parts = [plan.pack(torch.arange(4.0), cp_rank=rank) for rank in range(2)]
             >>> [row.tolist() for row in plan.unpack(parts).unbind()]
             [[0.0, 1.0, 2.0], [3.0]]
+            >>> [row.tolist() for row in plan.unpack(parts, last=[2, 0]).unbind()]
+            [[1.0, 2.0], []]
 
         Args:
             values: (T, ...), or a list of (T / cp_size, ...), one per rank in their order. A
@@ -349,19 +364,24 @@ class PackPlan:
             shift: Token j of a row gets the value of cell j - shift. With 1, what the model
                 computed at cell j for token j + 1 goes to token j + 1.
             pad: The value of tokens that get none, as for `pack`.
+            last: (N,) how many tokens at the end of each row are wanted, such as those of the
+                response; or a jagged tensor, whose row lengths count. None means all.
 
         Returns:
             A jagged tensor (N, j, ...) of the plan's rows, with the offsets of the tensor that the
-            plan was made from. Gradients flow to `values`.
+            plan was made from, or of `last`. Gradients flow to `values`.
 
         Raises:
             ArgumentError: Values have another number of cells, parts differ in shape, dtype or
-                device, or there is not one part for each rank.
-            ArgumentTypeError: Values are not strided tensors.
+                device, there is not one part for each rank, or `last` has another number of rows,
+                or is longer than its row (the row is named).
+            ArgumentTypeError: Values are not strided tensors, or `last` does not hold integers.
         """
         where = "PackPlan.unpack"
         shift = self.layout.shift(shift, f"{where}(shift)")
-        return self._tensor_packer().unpacked(self.layout, values, shift, pad, f"{where}(values)")
+        return self._tensor_packer().unpacked(
+            self.layout, values, shift, pad, last, f"{where}(values)"
+        )
 
 
 _PACK = "PackPlan.pack"
@@ -401,7 +421,7 @@ def _unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> di
         raise ArgumentError("row_mismatch", where, detail)
     known = with_offsets(batch, where, buffers.packer.pool)
     columns = each_column(known, buffers.column, buffers.where)
-    buffers.check_aligned(columns)
+    buffers.check_packed(columns)
     buffers.add_labels(columns, labels_of)
     return columns
 
@@ -438,17 +458,18 @@ def plan_micro_batches(
         max_tokens: The most cells of a micro-batch, its pads included.
         row_multiple: Every row is padded to a multiple of this, as by `plan_packing`.
         total_multiple: The total of a micro-batch is padded to a multiple of this.
-        rows_per_batch: The rows of a micro-batch; the last step may hold fewer. With `max_tokens`
-            or `groups`, or if there are more micro-batches than it needs, it is only the most rows
-            that a micro-batch may hold.
+        rows_per_batch: The rows of a micro-batch; the last step may hold fewer. It is only the most
+            rows that a micro-batch may hold with `max_tokens` or `groups`, if there are more
+            micro-batches than it needs, or if too few rows are left for the last step of each rank
+            (``fill="repeat"`` adds copies then).
         count: Micro-batches of each rank, exactly, such as the maximum over several nodes.
         count_multiple: Their number is a multiple of this, as virtual pipeline stages need.
         groups: (N,) hashable ids: rows of one group stay in one micro-batch.
         cost: What to balance over the ranks. None balances tokens; a pair (a, b) balances the cost
             ``a * n + b * n**2`` of rows of n tokens; a function takes the (N,) lengths and returns
             (N,) costs, the same ones on every rank.
-        fill: If there are fewer rows (or groups) than micro-batches: "error", or "repeat" for
-            copies of the shortest row, one in each micro-batch that would be empty.
+        fill: If there are too few rows (or groups): "error", or "repeat" for copies of the shortest
+            row, one in each micro-batch that would be empty.
 
     Returns:
         A `MicroBatches`. It has as few micro-batches as first-fit-decreasing needs. Rows go to
@@ -476,12 +497,13 @@ def plan_micro_batches(
     return MicroBatches(tokens, rules, assign_rows(tokens, rules, groups, cost), packer)
 
 
-class MicroBatches(Sequence[list[IntArray]]):
+class MicroBatches(Sequence[tuple[IntArray, ...]]):
     """The rows of each micro-batch; made by `plan_micro_batches`.
 
     ``batches[rank][step]`` has the rows of one micro-batch, (rows,) int64 and rising. Each rank has
-    the same number of steps, the most expensive first. ``len(batches)`` is the number of ranks.
-    These arrays, `order` and `inverse` are copies: writing to one does not change the others.
+    the same number of steps, the most expensive first; `in_order` gives a plan with the steps in
+    another order. ``len(batches)`` is the number of ranks. These arrays, `order` and `inverse` are
+    copies: writing to one changes neither the others nor the plan.
 
     Attributes:
         order: (M,) int64 rows of all micro-batches end to end: rank by rank, step by step. M > N if
@@ -511,7 +533,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         self._count = len(assignment.costs) // rules.ranks  # micro-batches of each rank
         each = [assignment.order[rows].copy() for rows in self._slices_in_order(0, rules.ranks)]
         starts = range(0, rules.ranks * max(self._count, 1), max(self._count, 1))
-        self._steps = [each[start : start + self._count] for start in starts]
+        self._steps = tuple(tuple(each[start : start + self._count]) for start in starts)
         self.inverse: IntArray = self._places_by_row(0, rules.ranks)
 
     def __reduce__(self) -> Any:
@@ -521,10 +543,10 @@ class MicroBatches(Sequence[list[IntArray]]):
         return len(self._steps)
 
     @overload
-    def __getitem__(self, rank: int) -> list[IntArray]: ...
+    def __getitem__(self, rank: int) -> tuple[IntArray, ...]: ...
 
     @overload
-    def __getitem__(self, rank: slice) -> list[list[IntArray]]: ...
+    def __getitem__(self, rank: slice) -> tuple[tuple[IntArray, ...], ...]: ...
 
     def __getitem__(self, rank: Any) -> Any:
         index = rank if isinstance(rank, slice) else integer_of(rank)
@@ -559,6 +581,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         pad_value_dict: Mapping[Any, Any] | None = None,
         labels_of: str | Mapping[str, Any] | None = None,
         token_aligned_fields: Iterable[str] = (),
+        align_end: Iterable[str] = (),
         keep_jagged: Iterable[str] = (),
     ) -> list[tuple[PackPlan, dict[str, Any]]]:
         """Lay out every micro-batch of a rank for the forward pass, all in one copy.
@@ -585,6 +608,8 @@ class MicroBatches(Sequence[list[IntArray]]):
             pad_value_dict: As for `PackPlan.pack`.
             labels_of: As for `PackPlan.pack`.
             token_aligned_fields: As for `PackPlan.pack`.
+            align_end: As for `PackPlan.pack`. All N rows are checked, whatever the rank, so every
+                rank raises the same error.
             keep_jagged: As for `PackPlan.pack`.
 
         Returns:
@@ -601,7 +626,8 @@ class MicroBatches(Sequence[list[IntArray]]):
             WireFormatError: A message is malformed.
         """
         where = "MicroBatches.pack"
-        steps = self._steps[self._checked_rank(rank, where)]
+        known = self._checked_rank(rank, where)
+        steps = [self._assignment.order[rows] for rows in self._slices_in_order(known, known + 1)]
         order = np.concatenate([*steps, np.empty(0, np.int64)])
         bounds = np.cumsum([0, *map(len, steps)])
         options = PackOptions(
@@ -623,7 +649,7 @@ class MicroBatches(Sequence[list[IntArray]]):
         )
         of_cp = rank_of(cp_rank, layout.cp_size, f"{where}(cp_rank)")
         buffers = ColumnBuffers(where, self._tensor_packer(), cache(partial(layout.pieces, of_cp)))
-        buffers.read_options(pad_value_dict, token_aligned_fields, keep_jagged)
+        buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged)
         columns = _unfilled_columns(buffers, batch, labels_of)
         plans = [PackPlan(each) for each in layout.layouts(of_cp)]
         cells = [plan.total if of_cp is None else plan.local_total for plan in plans]
@@ -637,7 +663,70 @@ class MicroBatches(Sequence[list[IntArray]]):
             self._packer = Packer.of_lengths(self._lengths)
         return self._packer.anew()
 
-    def restore(self, results: Iterable[Any], rank: int | None = None) -> Any:
+    def rows(self, rank: int) -> IntArray:
+        """The rows of a rank, rising and without copies: those that ``restore(results, rank)`` has.
+
+        Example:
+            >>> import torch
+            >>> from jagcodec import join_columns, open_wire, pack_rows, plan_micro_batches
+            >>> batch = pack_rows({"ids": [[1] * n for n in [5, 1, 4, 2, 3, 6]]})
+            >>> batches = plan_micro_batches(batch["ids"], ranks=2, max_tokens=8)
+            >>> batches.rows(1).tolist()
+            [0, 1, 2]
+            >>> values = [torch.from_numpy(rows) * 10 for rows in batches[1]]
+            >>> mine = open_wire(batch).rows(batches.rows(1))
+            >>> join_columns([mine, {"value": batches.restore(values, 1)}])["value"].tolist()
+            [0, 10, 20]
+
+        Returns:
+            A new (rows,) int64 array.
+
+        Raises:
+            ArgumentIndexError: There is no such rank.
+        """
+        rank = self._checked_rank(rank, "MicroBatches.rows")
+        first = self._assignment.bounds[rank * self._count]
+        rows: IntArray = self._assignment.order[first + self._places_by_row(rank, rank + 1)]
+        return rows
+
+    def in_order(self, rank: int, order: Sequence[int] | IntArray) -> MicroBatches:
+        """The same plan with the steps of one rank in another order.
+
+        Example:
+            >>> from jagcodec import plan_micro_batches
+            >>> batches = plan_micro_batches([5, 1, 4, 2, 3, 6], ranks=2, max_tokens=8)
+            >>> cheapest_first = batches.in_order(0, [1, 0])
+            >>> [rows.tolist() for rows in batches[0]], [r.tolist() for r in cheapest_first[0]]
+            ([[5], [3, 4]], [[3, 4], [5]])
+
+        Args:
+            rank: Whose steps.
+            order: (steps,) the step that each becomes: every number of 0 to steps - 1 once.
+
+        Returns:
+            A new plan. Its `pack` and `restore` have the steps in the new order.
+
+        Raises:
+            ArgumentIndexError: There is no such rank.
+            ArgumentError: `order` lacks a step, or names one twice.
+            ArgumentTypeError: `order` does not hold integers.
+        """
+        where = "MicroBatches.in_order"
+        rank = self._checked_rank(rank, where)
+        expected = f"each step of 0 to {self._count - 1} once"
+        steps = [integer_of(step) for step in items_of(order, f"{where}(order)", expected)]
+        if sorted(step for step in steps if step is not None) != [*range(self._count)]:
+            detail = f"expected {expected}, found {brief(steps)}"
+            raise ArgumentError("bad_option", f"{where}(order)", detail)
+        numbers = np.arange(len(self._assignment.costs))
+        first = rank * self._count
+        numbers[first : first + self._count] = first + np.array(steps, np.int64)
+        moved = self._assignment.in_order(numbers)
+        return MicroBatches(self._lengths, self._rules, moved, self._packer)
+
+    def restore(
+        self, results: Iterable[Any], rank: int | None = None, *, last: Lengths | None = None
+    ) -> Any:
         """Put the results of all micro-batches into the order of the rows, and drop copies.
 
         Example:
@@ -653,27 +742,46 @@ class MicroBatches(Sequence[list[IntArray]]):
         Args:
             results: A batch or a column for each micro-batch, in the order of `order`: batches of
                 any form; or tensors, jagged tensors, arrays, or lists with an item for each row.
-            rank: Only the results of this rank.
+            rank: Only the results of this rank; `rows` names their rows.
+            last: (N,) how many cells at the end of each row of the batch are wanted, such as those
+                of the response; or a jagged tensor, whose row lengths count. Jagged and packed
+                columns keep these; other columns are returned as without it.
 
         Returns:
             A batch or a column of the same kind, as from `concat_rows`: rows 0 to N - 1, or those
             of the rank, rising.
 
         Raises:
-            ArgumentError: There are not as many results as micro-batches, or one has another number
-                of rows than its micro-batch (it is named).
-            ArgumentTypeError: A result is neither a batch nor a column, or their kinds differ.
+            ArgumentError: There are not as many results as micro-batches, one has another number of
+                rows than its micro-batch (it is named), or `last` has another number of rows than
+                the batch, or is longer than a row of a column (both are named).
+            ArgumentTypeError: A result is neither a batch nor a column, their kinds differ, or
+                `last` does not hold integers.
         """
         where = "MicroBatches.restore"
         if rank is not None:
             rank = self._checked_rank(rank, where)
-        first, last = (0, len(self)) if rank is None else (rank, rank + 1)
-        sizes = [places.stop - places.start for places in self._slices_in_order(first, last)]
+        first, end = (0, len(self)) if rank is None else (rank, rank + 1)
+        sizes = [places.stop - places.start for places in self._slices_in_order(first, end)]
         listed = items_of(results, f"{where}(results)", "a list of batches or columns")
         if len(listed) != len(sizes) or not sizes:
             detail = f"expected {len(sizes)} results, one for each micro-batch, found {len(listed)}"
             raise ArgumentError("row_mismatch", f"{where}(results)", detail)
-        return _put_back(listed, sizes, self._places_by_row(first, last), where)
+        restored = _put_back(listed, sizes, self._places_by_row(first, end), where)
+        if last is None:
+            return restored
+        from jagcodec.batch.row_ends import last_cells
+
+        wanted = self._read_last(last, f"{where}(last)")
+        return last_cells(restored, wanted if rank is None else wanted[self.rows(rank)], where)
+
+    def _read_last(self, last: Any, path: str) -> IntArray:
+        """(N,) lengths that a caller passed."""
+        found = _lengths_and_packer(last, path)[0]
+        if len(found) != len(self._lengths):
+            detail = f"expected {len(self._lengths)} lengths, one for each row of the batch, "
+            raise ArgumentError("row_mismatch", path, detail + f"found {len(found)}")
+        return found
 
     def report(self) -> dict[str, int | float]:
         """The sizes of the plan, and how well it is balanced.

@@ -14,8 +14,9 @@ does the way back, whose pieces take the buffers of the ranks as rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,20 @@ class Pieces:
         cells = np.arange(self.total)
         cells += np.repeat(starts - self.destination, self.length)
         return cells
+
+    def of_row_ends(self, missing: IntArray) -> Pieces:
+        """The pieces for a column that lacks the first `missing` (N,) tokens of each row.
+
+        Its first cell is at that token. Pads take the place of the tokens that it lacks.
+        """
+        missing = np.append(missing, 0)[self.row]  # a separate tail lacks none
+        pads = np.where(self.is_pad, self.length, np.clip(missing - self.source, 0, self.length))
+        source = self.source - missing
+        # Each piece becomes pads, which may be none, and tokens, which may be none.
+        sources = np.stack([source, source + pads], axis=1)
+        lengths = np.stack([pads, self.length - pads], axis=1)
+        is_pad = np.tile([True, False], len(pads))
+        return Pieces.of(self.row.repeat(2), sources.reshape(-1), lengths.reshape(-1), is_pad)
 
     def begins(self, row_starts: IntArray) -> IntArray:
         """(K,) the cell of a column at which each begins, if rows begin at `row_starts`."""
@@ -226,6 +241,9 @@ class PackLayout:
         self._pieces_by_rank: dict[tuple[int | None, int], Pieces] = {}
         self._inverses: dict[tuple[bool, int], Pieces] = {}
 
+    def __reduce__(self) -> Any:  # without the pieces
+        return PackLayout, (self.lengths, self._rows.padded, self.cp_size, self.cp_layout)
+
     def rank(self, rank: Any, path: str) -> int | None:
         """A rank that a caller passed, see `rank_of`."""
         return rank_of(rank, self.cp_size, path)
@@ -241,47 +259,71 @@ class PackLayout:
         Pads stay pads, whatever the shift.
         """
         key = None if self.cp_size == 1 else rank, shift
-        found = self._pieces_by_rank.get(key)
-        if found is None:
-            found = self._pieces_by_rank[key] = self._rows.pieces(*key)
-        return found
+        return remembered(self._pieces_by_rank, key, lambda: self._rows.pieces(*key))
 
     def keep_pieces(self, rank: int | None, pieces: Pieces) -> None:
         """Keep the pieces of a rank, which were made for several buffers at once."""
         self._pieces_by_rank[None if self.cp_size == 1 else rank, 0] = pieces
 
-    def inverse(self, shift: int = 0, *, split: bool) -> Pieces:
-        """The tokens of all rows, end to end, from values of every cell.
+    def inverse(self, shift: int = 0, *, split: bool, last: IntArray | None = None) -> Pieces:
+        """The tokens of all rows, or the `last` (N,) of each, from values of every cell.
 
-        Token j of a row gets the value of cell j - shift, or a pad if the row has no such token.
-        The rows of the pieces are the buffers of the ranks, in order; without `split`, the whole
-        buffer is the only row.
+        They are end to end. Token j of a row gets the value of cell j - shift, or a pad if the row
+        has no such token. The rows of the pieces are the buffers of the ranks, in order; without
+        `split`, the whole buffer is the only row.
         """
-        key = split, shift
-        found = self._inverses.get(key)
-        if found is None:
-            pad_counts = np.minimum(abs(shift), self.lengths)
-            starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - pad_counts)
-            zeros = np.zeros_like(pad_counts)
-            # The target, row, source and length of each piece: pads first, then buffer by buffer.
-            parts = [np.stack([starts, zeros, zeros, pad_counts])]
-            for buffer in range(self.cp_size if split else 1):
-                pieces = self.pieces(buffer if split else None, -shift)
-                targets = self.starts[pieces.row] + pieces.source
-                row = np.full_like(targets, buffer)
-                part = np.stack([targets, row, pieces.destination, pieces.length])
-                parts.append(part[:, ~pieces.is_pad])
-            joined = np.concatenate(parts, axis=1)
-            order = np.argsort(joined[0], kind="stable")
-            row, source, length = joined[1:, order]
-            found = self._inverses[key] = Pieces.of(row, source, length, order < len(pad_counts))
-        return found
+        pieces = remembered(
+            self._inverses, (split, shift), lambda: self._inverse(shift, split=split)
+        )
+        if last is None:
+            return pieces
+        row = np.searchsorted(self.starts[: self.rows], pieces.destination, side="right") - 1
+        first = self.starts[row] + (self.lengths - last)[row]
+        cut = np.clip(first - pieces.destination, 0, pieces.length)
+        return Pieces.of(pieces.row, pieces.source + cut, pieces.length - cut, pieces.is_pad)
+
+    def _inverse(self, shift: int, *, split: bool) -> Pieces:
+        pad_counts = np.minimum(abs(shift), self.lengths)
+        starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - pad_counts)
+        zeros = np.zeros_like(pad_counts)
+        # The target, row, source and length of each piece: pads first, then buffer by buffer.
+        parts = [np.stack([starts, zeros, zeros, pad_counts])]
+        for buffer in range(self.cp_size if split else 1):
+            pieces = self.pieces(buffer if split else None, -shift)
+            targets = self.starts[pieces.row] + pieces.source
+            row = np.full_like(targets, buffer)
+            part = np.stack([targets, row, pieces.destination, pieces.length])
+            parts.append(part[:, ~pieces.is_pad])
+        joined = np.concatenate(parts, axis=1)
+        order = np.argsort(joined[0], kind="stable")
+        row, source, length = joined[1:, order]
+        return Pieces.of(row, source, length, order < len(pad_counts))
 
     def position_ids(self, rank: int | None, *, through_pads: bool) -> IntArray:
         """0, 1, ... in each row. Pads continue if `through_pads`; otherwise they are 0."""
         pieces = self.pieces(rank)
         positions = pieces.cells(pieces.source)
         return positions if through_pads or not pieces.is_pad.any() else positions * pieces.mask()
+
+
+_MOST_REMEMBERED = 16
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def remembered(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The value of a key, made if it is not known; the oldest of many values leaves.
+
+    Thousands of shifts or ranks of one plan would fill the memory otherwise.
+    """
+    found = known.get(key)
+    if found is None:
+        found = make()
+        while len(known) >= _MOST_REMEMBERED:
+            known.pop(next(iter(known)), None)
+        known[key] = found
+    return found
 
 
 def _starts_and_offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:

@@ -38,6 +38,14 @@ class Assignment(NamedTuple):
     cells: IntArray  # (micro-batches,) cells of each, after padding
     costs: FloatArray  # (micro-batches,)
 
+    def in_order(self, numbers: IntArray) -> Assignment:
+        """The same micro-batches in another order, by their numbers."""
+        each = [slice(self.bounds[i], self.bounds[i + 1]) for i in numbers.tolist()]
+        index = np.concatenate([np.arange(len(self.order))[rows] for rows in each] or [numbers])
+        bounds = np.append(0, np.diff(self.bounds)[numbers].cumsum())
+        order, is_copy = self.order[index], self.is_copy[index]
+        return Assignment(order, bounds, is_copy, self.cells[numbers], self.costs[numbers])
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -104,14 +112,18 @@ class Rules:
     def exact_rows(self, rows: int, count: int, grouped: bool) -> int | None:
         """Rows of every step but the last, if `rows_per_batch` alone decides them; None otherwise.
 
-        If tokens or groups decide, too, or if there are more micro-batches than it needs,
-        `rows_per_batch` is only the most that a micro-batch may hold.
+        If tokens or groups decide, too, if there are more micro-batches than it needs, or if some
+        rank would get no row for its last step, `rows_per_batch` is only the most that a
+        micro-batch may hold.
         """
         exact = self.rows_per_batch
         if exact is None or self.max_tokens is not None or grouped:
             return None
         fewest = rounded_up(rows, self.ranks * exact) // (self.ranks * exact)
-        return exact if 0 < count == fewest else None
+        if not 0 < count == fewest:
+            return None
+        enough = rows >= self.fewest_items(count, exact) or self.fill == "repeat"
+        return exact if enough else None
 
     def fewest_items(self, count: int, exact: int | None) -> int:
         """The fewest rows or groups for which no micro-batch is empty."""

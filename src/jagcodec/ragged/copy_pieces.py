@@ -29,7 +29,7 @@ from jagcodec.memory.tensor_bytes import (
     from_words,
     lacks_kernel,
 )
-from jagcodec.packing.layout import Pieces
+from jagcodec.packing.layout import Pieces, remembered
 from jagcodec.ragged.copy_rows import cell_index, uses_row_kernel, values_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.rowcopy import Copy, copy_all
@@ -44,7 +44,7 @@ class Buffer:
 
     view: RaggedView
     pieces: Pieces
-    pad: bytes  # the bits of a pad cell
+    pad: bytes  # the bits of a pad cell, or of a number that it repeats
     path: str  # the place that errors name
     out: torch.Tensor | None = None  # the memory for it, if the caller has some
 
@@ -72,7 +72,13 @@ def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tens
         out = buffer.out
         made[buffer] = from_bytes(data, buffer.view.dtype, buffer.shape) if out is None else out
         targets.append(data if out is None else as_bytes(out))
-    copy_all(_copies(here, targets))
+    try:
+        copies = _copies(here, targets)
+    except MemoryError as error:
+        largest = max(here, key=lambda buffer: buffer.view.cell_bytes)
+        detail = f"expected pads that fit in memory, found cells of {largest.view.cell_bytes} bytes"
+        raise ArgumentError("too_large", largest.path, detail) from error
+    copy_all(copies)
     return [made[b] if b in made else _by_index(b, indices) for b in buffers]
 
 
@@ -81,15 +87,7 @@ def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tens
 
 def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Copy]:
     """Copies of all pieces. Pads come from a block of pad cells, the last source of each copy."""
-    longest: dict[bytes, int] = {}
-    for buffer in buffers:
-        sizes = buffer.pieces.length[buffer.pieces.is_pad]
-        longest[buffer.pad] = max(longest.get(buffer.pad, 0), int(sizes.max(initial=0)))
-    pads, pad_starts = bytearray(), dict[bytes, int]()
-    for pad, count in longest.items():
-        pad_starts[pad] = len(pads)
-        pads += pad * count
-    block = np.array(pads, np.uint8)
+    block, pad_starts = _pad_block(buffers)
     # Columns of a join share their many buffers: share the tuple, so the kernel reads it once.
     known: dict[int, tuple[tuple[ByteArray, ...], int]] = {}
     copies = []
@@ -103,6 +101,20 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
             starts, lengths = _source_runs(buffer, end + pad_starts[buffer.pad])
             copies.append(Copy(data, sources, None, starts, lengths, buffer.view.cell_bytes))
     return copies
+
+
+def _pad_block(buffers: Sequence[Buffer]) -> tuple[ByteArray, dict[bytes, int]]:
+    """Bytes of pads, as many as the longest run of each pad has, and where each pad begins."""
+    longest: dict[bytes, int] = {}
+    for buffer in buffers:
+        sizes = buffer.pieces.length[buffer.pieces.is_pad]
+        wanted = int(sizes.max(initial=0)) * buffer.view.cell_bytes
+        longest[buffer.pad] = max(longest.get(buffer.pad, 0), wanted)
+    pads, pad_starts = bytearray(), dict[bytes, int]()
+    for pad, size in longest.items():
+        pad_starts[pad] = len(pads)
+        pads += pad * (size // len(pad))
+    return np.array(pads, np.uint8), pad_starts
 
 
 def _as_bytes(memory: Any) -> ByteArray:
@@ -179,15 +191,15 @@ def _gather_index(
     view: RaggedView, pieces: Pieces, indices: Indices
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The view's cell for each cell of a buffer, and a mask of those that are not pads."""
-    key = pieces, view.starts, view.device
-    found = indices.get(key)
-    if found is None:
+
+    def made() -> tuple[torch.Tensor, torch.Tensor | None]:
         begins = pieces.begins(view.row_starts())
         begins[pieces.is_pad] = _NO_CELL
         index = cell_index(begins, pieces.length, view.device)
         mask = index >= 0 if pieces.is_pad.any() else None
-        found = indices[key] = index if mask is None else index.clamp_min(0), mask
-    return found
+        return index if mask is None else index.clamp_min(0), mask
+
+    return remembered(indices, (pieces, view.starts, view.device), made)
 
 
 _NO_CELL = -1 << 62
@@ -195,16 +207,21 @@ _NO_CELL = -1 << 62
 
 
 def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
-    """A pad cell (B...) on the device of a view: as words, or in its dtype if `as_is`."""
+    """A pad cell (B...), or a number that it repeats, on the device of a view.
+
+    It has words, or the dtype of the view if `as_is`.
+    """
     view = buffer.view
     shape = view.shape[view.ragged_dim :]
-    key = "pad", buffer.pad, view.dtype, shape, view.device, as_is
-    found = indices.get(key)
-    if found is None:
+
+    def made() -> tuple[torch.Tensor, None]:
         pad = np.frombuffer(bytearray(buffer.pad), np.uint8)
-        cell = from_bytes(pad, view.dtype, shape)
-        found = indices[key] = to_device(cell if as_is else as_words(cell), view.device), None
-    return found[0]
+        repeats = len(buffer.pad) < view.cell_bytes
+        cell = from_bytes(pad, view.dtype, () if repeats else shape)
+        return to_device(cell if as_is else as_words(cell), view.device), None
+
+    key = "pad", buffer.pad, view.dtype, shape, view.device, as_is
+    return remembered(indices, key, made)[0]
 
 
 # --- the caller's memory -----------------------------------------------------------------------

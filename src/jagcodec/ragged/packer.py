@@ -84,15 +84,9 @@ class Packer:
 
     def rows_of(self, column: Any, path: str, remedy: str = "") -> RaggedView:
         """The rows of a column, which is jagged, a rectangle, or values end to end."""
-        if isinstance(column, RaggedView):
-            return self._require_plan_lengths(column, path, remedy)
-        if isinstance(column, PackedColumn):
-            return self._require_plan_lengths(view_of_varlen(column, path, self.pool), path, remedy)
-        if column.is_nested:
-            check_column(column, path)
-            jagged = is_jagged(column)
-            view = view_of(column, path, self.pool, detach=False) if jagged else None
-            return self._require_plan_lengths(view or view_of_strided(column, path), path, remedy)
+        view = self._ragged_view(column, path)
+        if view is not None:
+            return self._require_plan_lengths(view, path, remedy)
         check_rectangle(column, path)
         splits, shape = self.row_splits, column.shape
         are_values = shape[:1] == (splits.total,)
@@ -109,6 +103,34 @@ class Packer:
             raise ArgumentError("bad_shape", path, detail)
         return end_to_end(_detached_if_grad_is_off(column), self.row_splits)
 
+    def rows_at_end(self, column: Any, path: str) -> RaggedView:
+        """The rows of a ragged column that has the last tokens of each row of the plan, or all."""
+        view = self._ragged_view(column, path)
+        if view is None:
+            detail = f"expected a jagged or packed column in align_end, found {describe(column)}; "
+            detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
+            raise ArgumentError("bad_shape", path, detail)
+        longer = self._row_lengths_of(view, path) > self.row_splits.lengths
+        if longer.any():
+            row = int(longer.argmax())
+            detail = f"expected at most the plan's length of {self.row_splits.lengths[row]}, "
+            detail += f"found {view.row_splits.lengths[row]}"
+            raise ArgumentError("bad_length", f"{path}, row {row}", detail)
+        return _without_unwanted_graph(view)
+
+    def _ragged_view(self, column: Any, path: str) -> RaggedView | None:
+        """The rows of a column that is ragged by its type; None for a dense tensor."""
+        if isinstance(column, RaggedView):
+            return column
+        if isinstance(column, PackedColumn):
+            return view_of_varlen(column, path, self.pool)
+        if not column.is_nested:
+            return None
+        check_column(column, path)
+        if is_jagged(column):
+            return view_of(column, path, self.pool, detach=False)
+        return view_of_strided(column, path)
+
     def rows_of_rectangle(self, column: Any, path: str) -> RaggedView:
         """The rows of a rectangle (N, S, ...)."""
         check_rectangle(column, path)
@@ -122,24 +144,28 @@ class Packer:
 
     def _require_plan_lengths(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
         """The view, if its row lengths are those of the plan; an error otherwise."""
-        expected, found = self.row_splits.lengths, view.row_splits.lengths
-        if len(expected) != len(found):
-            detail = f"expected the {len(expected)} rows of the plan, found {len(found)}"
-            raise ArgumentError("row_mismatch", path, detail + remedy)
+        expected, found = self.row_splits.lengths, self._row_lengths_of(view, path, remedy)
         if not np.array_equal(expected, found):
             row = int(np.argmax(expected != found))
             detail = f"expected the plan's length of {expected[row]}, found {found[row]}"
+            if (found <= expected).all():
+                detail += "; name it in align_end if it has only the last tokens of each row, "
+                detail += "such as those of a response"
             raise ArgumentError("bad_length", f"{path}, row {row}", detail + remedy)
-        memory = view.memory
-        if isinstance(memory, torch.Tensor):
-            cells = _detached_if_grad_is_off(memory)
-            return view if cells is memory else replace(view, memory=cells)
-        return view
+        return _without_unwanted_graph(view)
+
+    def _row_lengths_of(self, view: RaggedView, path: str, remedy: str = "") -> IntArray:
+        """The row lengths of a view with as many rows as the plan; an error for any other."""
+        expected, found = self.row_splits.rows, view.row_splits.rows
+        if expected != found:
+            detail = f"expected the {expected} rows of the plan, found {found}"
+            raise ArgumentError("row_mismatch", path, detail + remedy)
+        return view.row_splits.lengths
 
     def buffer(
         self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any, out: Any = None
     ) -> Buffer:
-        """A buffer for pieces of a view from `rows_of`."""
+        """A buffer for pieces of a view from `rows_of` or `rows_at_end`."""
         return Buffer(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
 
     def fill(self, buffers: Sequence[Buffer]) -> list[torch.Tensor]:
@@ -149,9 +175,12 @@ class Packer:
     # The way back
 
     def unpacked(
-        self, layout: PackLayout, values: Any, shift: int, pad: Any, path: str
+        self, layout: PackLayout, values: Any, shift: int, pad: Any, last: Any, path: str
     ) -> torch.Tensor:
         """Values of the cells of a layout, whole or as a list with one part per rank, as rows."""
+        splits = self.row_splits
+        if last is not None:
+            splits = self.pool.unique(read_last(last, splits.lengths, "PackPlan.unpack", self.pool))
         split = isinstance(values, (list, tuple))
         expected = f"a tensor, or a list of {layout.cp_size}"
         parts = items_of(values, path, expected) if split else [values]
@@ -166,10 +195,40 @@ class Packer:
                 detail = f"expected {describe(parts[0])} like the first, found {describe(part)}"
                 raise ArgumentError("bad_shape", place, detail)
         view = _join_parts(parts, cells)
-        pieces = layout.inverse(shift, split=split)
+        lengths = None if last is None else splits.lengths
+        pieces = layout.inverse(shift, split=split, last=lengths)
         buffer = Buffer(view, pieces, pad_cell(pad, view, "PackPlan.unpack(pad)"), path)
         (unpacked,) = self.fill([buffer])
-        return nested_tensor(unpacked, self.row_splits)
+        return nested_tensor(unpacked, splits)
+
+
+def read_last(last: Any, lengths: IntArray, where: str, pool: RowSplitsPool) -> RowSplits:
+    """How many cells at the end of each row a caller wants, of rows of these (N,) lengths."""
+    path = f"{where}(last)"
+    wanted = read_plan_lengths(last, path, pool)
+    if wanted.rows != len(lengths):
+        detail = f"expected {len(lengths)} lengths, one for each row, found {wanted.rows}"
+        raise ArgumentError("row_mismatch", path, detail)
+    check_last(wanted.lengths, lengths, path)
+    return wanted
+
+
+def check_last(wanted: IntArray, lengths: IntArray, path: str) -> None:
+    """Refuse to take more cells from the end of a row than it has."""
+    more = wanted > lengths
+    if more.any():
+        row = int(more.argmax())
+        detail = f"expected at most the row's length of {lengths[row]}, found {wanted[row]}"
+        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
+
+
+def _without_unwanted_graph(view: RaggedView) -> RaggedView:
+    """The view; if autograd is off, of memory that autograd does not follow."""
+    memory = view.memory
+    if isinstance(memory, torch.Tensor):
+        cells = _detached_if_grad_is_off(memory)
+        return view if cells is memory else replace(view, memory=cells)
+    return view
 
 
 def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:
@@ -207,9 +266,12 @@ def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
 
 
 def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
-    """The bits of one pad cell (B...), from a number or a value of that shape; zeros for `...`."""
+    """The bits of one pad cell (B...), or of a number that it repeats; zeros for `...`.
+
+    A number is not repeated here: a cell may be larger than the memory, and need no pad.
+    """
     if pad is ...:  # the caller gave none, as for the other columns of `materialize`
-        return bytes(view.cell_bytes)
+        return bytes(view.dtype.itemsize)
     shape = view.shape[view.ragged_dim :]
     if isinstance(pad, (list, tuple, np.ndarray, torch.Tensor)):
         try:
@@ -224,4 +286,4 @@ def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
             raise ArgumentError("bad_pad", path, detail)
         if isinstance(pad, (list, tuple)) and numbers.size == 1:
             pad = numbers.item()
-    return pad_bits(pad, view.dtype, path) * (view.cell_bytes // view.dtype.itemsize)
+    return pad_bits(pad, view.dtype, path)
