@@ -197,6 +197,87 @@ def test_columns_on_a_device_share_one_index(monkeypatch):
     assert len(made) == 1
 
 
+# --- rectangles --------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.data(), parts(), st.sampled_from([*FORMS]))
+def test_rectangles_end_where_those_of_the_other_column_do(data, rows, form):
+    lengths, counts = rows
+    columns = columns_of(lengths, counts)
+    td = packed_rows(columns)
+    td["inner"] = TensorDict({"part": td["logprobs"], "all": td["ids"]}, batch_size=[len(lengths)])
+    wide = dict(columns)
+    wide["logprobs"] = [padded(row, -1.0) for row in widened(columns["logprobs"], lengths)]
+    wide["top"] = [padded(row, [7, 8]) for row in widened(columns["top"], lengths)]
+    prompts = [data.draw(st.integers(0, n)) for n in lengths]
+    side = data.draw(st.sampled_from(["right", "left", "left_right"]))
+    multiple = data.draw(st.integers(1, 4))
+    options: dict[str, Any] = {"padding_side": side, "pad_to_multiple": multiple}
+    options |= {"prompt_lengths": prompts} if side == "left_right" else {"pad_to_seqlen": 9}
+    ends: Any = {"logprobs": "ids", "top": "ids", ("inner", "part"): "ids"}
+    pads: Any = {"logprobs": -1.0, "top": 7, ("inner", "part"): -1.0}
+    kept: Any = [("inner", "all")]
+    found = materialize(
+        FORMS[form](td),
+        pad_value_dict=pads,
+        align_end=ends,
+        attention_mask_of={"ids": "mask", "logprobs": "loss_mask"},
+        keep_jagged=kept,
+        **options,
+    )
+    expected = materialize(packed_rows(wide), pad_value_dict={"logprobs": -1.0}, **options)
+    assert found["ids"].tolist() == expected["ids"].tolist()
+    assert found["logprobs"].tolist() == expected["logprobs"].tolist()
+    assert found["inner"]["part"].tolist() == expected["logprobs"].tolist()
+    assert found["loss_mask"].sum(1).tolist() == counts
+    for name in ("logprobs", "top"):
+        tokens = [token for row in columns[name] for token in row]
+        assert found[name][found["loss_mask"]].tolist() == tokens
+    assert found["top"][~found["loss_mask"]].unique().tolist() in ([7], [])
+    assert [*found][:3] == [*td.keys()][:3]
+
+
+def test_a_rectangle_of_equally_long_rows_may_have_all_tokens():
+    ids, part = torch.arange(6).view(2, 3), nested([[1], [2, 3]])
+    found = materialize({"ids": ids, "part": part}, align_end={"part": "ids"})
+    assert found["part"].tolist() == [[0, 0, 1], [0, 2, 3]]
+    left: Any = {"pad_to_seqlen": 4, "padding_side": "left"}
+    found = materialize({"part": part, "ids": ids}, align_end={"part": "ids"}, **left)
+    assert found["part"].tolist() == [[0, 0, 0, 1], [0, 0, 2, 3]]
+    assert found["ids"].tolist() == [[0, 0, 1, 2], [0, 3, 4, 5]]
+    values = torch.arange(1.0, 4.0, requires_grad=True)
+    part = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
+    found = materialize({"ids": ids, "part": part}, align_end={"part": "ids"})
+    (found["part"] * torch.arange(6.0).view(2, 3)).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [2, 4, 5]
+
+
+def test_columns_that_cannot_be_aligned_are_refused():
+    ids, part, long = nested([[1, 2], [3]]), nested([[1], [2]]), nested([[1], [2, 3]])
+    batch = {"ids": ids, "part": part, "long": long, "n": torch.ones(2), "uid": ["a", "b"]}
+    one = {"part": "ids"}
+    cases: list[Any] = [
+        ({"long": "ids"}, {}, ArgumentError, "row 1: expected at most .* length of 1, found 2"),
+        ({"no": "ids"}, {}, ArgumentKeyError, "expected one of 'ids', .*, found 'no'"),
+        ({"part": "no"}, {}, ArgumentKeyError, "expected a column that is padded, .* 'no'"),
+        ({"part": "uid"}, {}, ArgumentKeyError, "expected a column that is padded, .* 'uid'"),
+        (one, {"keep_jagged": ["ids"]}, ArgumentKeyError, "found 'ids'"),
+        (one, {"keep_jagged": ["part"]}, ArgumentError, "that is not kept jagged"),
+        ({"n": "ids"}, {}, ArgumentError, r"'n'\): .*pack_jagged_fields makes it jagged"),
+        ({"uid": "ids"}, {}, ArgumentError, "expected a jagged or packed column"),
+        ({"part": "ids", "ids": "part"}, {}, ArgumentError, "found 'ids' on both sides"),
+        (one, {"padding_side": {"part": "left"}}, ArgumentError, "expected no padding_side of"),
+        (one, {"layout": "packed"}, ArgumentError, r"align_end\): requires layout='padded'"),
+        (["part"], {}, ArgumentTypeError, "expected a dict of names"),
+        ({"part": 3}, {}, ArgumentTypeError, "expected names, found 3"),
+    ]
+    for ends, options, error, text in cases:
+        with pytest.raises(error, match=f"materialize.*{text}"):
+            materialize(batch, align_end=ends, **options)
+
+
 # --- what is refused ---------------------------------------------------------------------------
 
 

@@ -132,6 +132,7 @@ def test_every_rule_holds(plan):
         "max_tokens" not in options
         and options["groups"] is None
         and count == math.ceil(len(lengths) / (ranks * most_rows))
+        and (options["fill"] == "repeat" or len(lengths) >= ranks * (most_rows * (count - 1) + 1))
     )
     needed = ranks * ((most_rows if exact else 1) * (count - 1) + 1)
     missing = max(0, needed - len(sizes))
@@ -381,6 +382,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ranks": 3, "rows_per_batch": 1}, "expected 6 rows .*: 2 missing"),
     ({"lengths": [], "count": 2, "fill": "repeat"}, "found 0: 2 missing$"),
     ({"fill": "pad"}, r"\(fill\): expected one of 'error', 'repeat', found 'pad'"),
+    ({"ranks": 1 << 62}, r"\(ranks\): expected at most .* ranks, found 4611686018427387904"),
+    ({"ranks": 1 << 19, "count": 1 << 40}, r"\(count\): expected at most .* micro-batches"),
+    ({"count_multiple": 1 << 40, "count": None, "max_tokens": 8}, "expected at most .* for all"),
     ({"ranks": 0}, r"\(ranks\): expected 1 or more, found 0"),
     ({"row_multiple": 0}, r"\(row_multiple\): expected 1 or more, found 0"),
     ({"total_multiple": -1}, r"\(total_multiple\): expected 1 or more"),

@@ -89,6 +89,7 @@ def materialize(
     *,
     pad_to_multiple: int = 1,
     padding_side: PaddingSide | Mapping[str, PaddingSide] = "right",
+    align_end: Mapping[str, str] | None = None,
     prompt_lengths: Lengths | str | None = None,
     prompt_width: int = 0,
     token_aligned_fields: Iterable[str] | None = None,
@@ -114,6 +115,11 @@ def materialize(
         [[False, True, True], [True, True, True]]
         >>> materialize(td, layout="packed")["ids"].cu_seqlens.tolist()
         [0, 2, 5]
+        >>> td["logprobs"] = torch.nested.nested_tensor(
+        ...     [torch.tensor([-0.5]), torch.tensor([-1.0, -2.0])], layout=torch.jagged
+        ... )
+        >>> materialize(td, align_end={"logprobs": "ids"})["logprobs"].tolist()
+        [[0.0, -0.5, 0.0], [0.0, -1.0, -2.0]]
 
     Args:
         td: A batch: a TensorDict of batch size (N, ...), a dict of columns, a `BatchedDataDict`, or
@@ -137,6 +143,10 @@ def materialize(
         padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
             ``"left_right"`` is verl's rectangle of prompt and response: prompts end, and
             responses begin, at one column of cells (`prompt_width`).
+        align_end: A jagged column that has only the last tokens of each row, such as
+            log-probabilities of the response, to the padded column that has all tokens. The rows of
+            the first end where those of the second do, whatever the padding side, and their
+            rectangles are equally wide.
         prompt_lengths: For ``"left_right"``: (N,) numbers of prompt tokens, one per row, or the
             name of the rectangular column that holds them.
         prompt_width: For ``"left_right"``: how many cells are for the prompt, which no prompt may
@@ -173,12 +183,14 @@ def materialize(
     Raises:
         ArgumentError: An option has a wrong value, or needs ``layout="padded"``; a row is longer
             than `pad_to_seqlen` (ranks with other widths would hang a collective), or a prompt is
-            longer than its row; a pad does not fit its dtype; `out` does not fit, overlaps the
-            batch or itself, or is given for a column that needs a gradient; there is no accelerator
+            longer than its row; a row of a column in `align_end` is longer than that of the other,
+            or has a padding side of its own; a pad does not fit its dtype; `out` does not fit,
+            overlaps the batch or itself, or is given for a column that needs a gradient; there is
+            no accelerator
             to pin memory for; rows of a strided nested tensor must be packed, but differ in several
             dims; or `td` has no batch dim.
-        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column, or
-            `strict` rejects a name.
+        ArgumentKeyError: `attention_mask_of`, `align_end` or `prompt_lengths` does not name such a
+            column, or `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
 
     The contract of the first four arguments is that of NeMo-RL's
@@ -213,6 +225,7 @@ def materialize(
         token_aligned,
         name_set(keep_jagged, "materialize(keep_jagged)"),
         _masks_of(attention_mask_of),
+        _ends_of(align_end),
         usable_device(device, "materialize(device)"),
         pin_memory,
         out,
@@ -293,6 +306,7 @@ class _Options:
     token_aligned: frozenset[Any] | None
     keep_jagged: frozenset[Any]
     masks: Mapping[Any, str]
+    ends: Mapping[Any, Any]
     device: torch.device | None
     pin_memory: bool
     out: Any
@@ -330,6 +344,7 @@ class _Options:
         return {
             "pad_to_multiple": placement.multiple != 1,
             "padding_side": placement.sides or placement.side != "right",
+            "align_end": self.ends,
             "prompt_lengths": self.prompt_lengths is not None,
             "prompt_width": placement.prompt_width,
             "token_aligned_fields": self.token_aligned,
@@ -382,6 +397,20 @@ def _masks_of(given: Any) -> Mapping[Any, str]:
     return masks
 
 
+def _ends_of(given: Any) -> Mapping[Any, Any]:
+    """Columns to those at whose row ends theirs are, of `align_end`."""
+    if given is None:
+        return {}
+    expected = "a dict of names of columns to names of columns that have all tokens"
+    ends = _values_by_column(given, "align_end", expected)
+    check_names(ends.values(), "materialize(align_end)")
+    for name in ends.values():
+        if name in ends:
+            detail = f"expected columns that have all tokens, found {brief(name)} on both sides"
+            raise ArgumentError("conflict", "materialize(align_end)", detail)
+    return ends
+
+
 def _read_prompts(batch: Any, rows: int, options: _Options) -> IntArray | None:
     """(N,) tokens of each of N rows that are prompt; None if no column needs them."""
     given, placement = options.prompt_lengths, options.placement
@@ -421,6 +450,21 @@ class _Padded(NamedTuple):
     device: torch.device
 
 
+def _places_at_end(row_splits: RowSplits, whole: _Padded, key: Key) -> RowPlaces:
+    """Where rows go that have the last tokens of the rows of another column."""
+    lengths, found = whole.row_splits.lengths, row_splits.lengths
+    longer = found > lengths
+    if longer.any():
+        row = int(longer.argmax())
+        detail = f"expected at most the row's length of {lengths[row]}, found {found[row]}"
+        raise ArgumentError("bad_length", f"{path_of(key)}, row {row}", detail)
+    missing = lengths - found
+    left_pad, width = whole.places
+    if left_pad is not None:
+        missing = left_pad + missing
+    return RowPlaces(missing if missing.any() else None, width)
+
+
 class _LayoutPlan:
     """What each column of one call becomes. Rectangles get memory when all columns are planned."""
 
@@ -430,6 +474,7 @@ class _LayoutPlan:
         self.pool: RowSplitsPool = RowSplitsPool()
         self.rectangles: list[Rectangle] = []
         self._padded: dict[Key, _Padded] = {}
+        self._at_end: dict[Key, RaggedView] = {}  # wait for the columns that have all tokens
         # Columns that have the same rows and the same side are placed once.
         self._places: dict[tuple[RowSplits, str], RowPlaces] = {}
 
@@ -442,6 +487,7 @@ class _LayoutPlan:
         rows = source.rows if isinstance(source, Columns) else source.batch_size[0]
         options.placement.prompts = _read_prompts(self.batch if away else source, rows, options)
         columns = each_column(source, self.column, "materialize")
+        self._align_ends(columns)
         self._add_masks(columns)
         self._warn_of_swapped_dims()
         if options.strict:
@@ -488,6 +534,9 @@ class _LayoutPlan:
         """The rows of a column in the layout of the call."""
         options = self.options
         kept, placement = key in options.keep_jagged, options.placement
+        if key in options.ends and not kept:
+            self._at_end[key] = view
+            return view
         layout: Layout = "jagged" if kept else options.layout
         if layout == "padded":
             place_key = view.row_splits, placement.sides.get(key, placement.side)
@@ -534,8 +583,8 @@ class _LayoutPlan:
             options.pads_rectangles()
             if options.token_aligned is None
             else key in options.token_aligned
-        )
-        if not may_pad or leaf.dim() < 2 or key in options.keep_jagged:
+        ) or key in options.ends.values()
+        if key in options.ends or not may_pad or leaf.dim() < 2 or key in options.keep_jagged:
             return leaf
         rows, cells = leaf.shape[:2]
         is_wider = 0 < most < cells
@@ -560,6 +609,31 @@ class _LayoutPlan:
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
         return self._plan_rectangle(full_rows(leaf, row_splits), places, key)
+
+    def _align_ends(self, columns: dict[str, Any]) -> None:
+        """Plan the columns whose rows end where those of other columns do."""
+        where, keys = "materialize(align_end)", [*_keys(columns, ())]
+        for key, of in self.options.ends.items():
+            check_known([key], keys, where)
+            if of not in self._padded:
+                detail = f"expected a column that is padded, one of {list(self._padded)!r:.200}, "
+                raise ArgumentKeyError("no_such_field", where, detail + f"found {brief(of)}")
+            if key not in self._at_end:
+                detail = "expected a jagged or packed column in align_end that is not kept jagged; "
+                detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
+                raise ArgumentError("bad_shape", path_of(key), detail)
+            if key in self.options.placement.sides:
+                detail = f"expected no padding_side of {brief(key)}, which is that of {brief(of)}"
+                raise ArgumentError("conflict", where, detail)
+        for key, view in self._at_end.items():
+            whole = self._padded[self.options.ends[key]]
+            places = _places_at_end(view.row_splits, whole, key)
+            rectangle = self._plan_rectangle(view, places, key)
+            names = key if isinstance(key, tuple) else (key,)
+            inner = columns
+            for name in names[:-1]:
+                inner = inner[name]
+            inner[names[-1]] = rectangle
 
     def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
         """A rectangle that is planned for the rows of a view."""

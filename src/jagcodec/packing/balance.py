@@ -69,6 +69,8 @@ def spread(items: Items, packed: Bins, steps: Sequence[Sequence[Room]]) -> list[
         packed: All of them by `first_fit`, in no more parts than there are steps of all ranks.
         steps: The room of each step, by rank.
     """
+    if not packed:
+        return [[] for _ in steps]
     try:
         by_rank = longest_first(items, range(len(items.cost)), [*map(_total_room, steps)])
         ranks = zip(by_rank, steps, strict=True)

@@ -29,6 +29,12 @@ Fill: TypeAlias = Literal["error", "repeat"]
 """What to do if there are fewer rows than micro-batches."""
 
 
+_MOST_RANKS = 1 << 20
+"""More than any cluster has: each rank takes memory, whatever it gets."""
+
+_MOST_MICRO_BATCHES = 1 << 24
+
+
 class Assignment(NamedTuple):
     """The rows of all micro-batches end to end: rank by rank, step by step."""
 
@@ -69,6 +75,9 @@ class Rules:
             number = whole_number(getattr(self, name), 1, f"{self.where}({name})")
             object.__setattr__(self, name, number)
         check_option(self.fill, get_args(Fill), f"{self.where}(fill)")
+        if self.ranks > _MOST_RANKS:
+            detail = f"expected at most {_MOST_RANKS} ranks, found {brief(self.ranks)}"
+            raise ArgumentError("bad_option", f"{self.where}(ranks)", detail)
         if not given:
             detail = f"expected at least one of {', '.join(limits)}, found none"
             raise ArgumentError("bad_option", self.where, detail)
@@ -99,6 +108,11 @@ class Rules:
         """How many micro-batches each rank gets, if all rows fit into `bin_count` of them."""
         each = rounded_up(bin_count, self.ranks) // self.ranks
         needed: int = rounded_up(max(each, self.least if bin_count else 0), self.count_multiple)
+        count = needed if self.count is None else self.count
+        if count > _MOST_MICRO_BATCHES // self.ranks:
+            detail = f"expected at most {_MOST_MICRO_BATCHES} micro-batches for all ranks, found "
+            detail += f"{brief(count)} for each of {self.ranks}"
+            raise ArgumentError("too_large", f"{self.where}(count)", detail)
         if self.count is None:
             return needed
         if self.count < needed or self.count % self.count_multiple:
