@@ -8,6 +8,8 @@
     step       the data path of one step over tcp in one process: rows are sent in messages and
                joined, advantages are added, and micro-batches are packed; compared with pickle
                and packing by hand
+    response   a step in memory whose log-probabilities, mask and top-k are of the response alone
+               (`align_end`, `last`), compared with columns that the producer made full length
 
 verl's functions are those of the installed package. Megatron, which they ask for the sizes of its
 groups, is replaced by those sizes. Every cell is compared once, outside the clock.
@@ -46,6 +48,10 @@ STEPS = {
     "a step of 512 rows": (512, 100, 3000, 8, 16_384),
     "a step of 64 rows": (64, 50, 110, 8, 1600),
 }
+RESPONSES = {
+    "response columns, 512 rows": (512, 100, 3000, 16_384),
+    "response columns, 64 rows": (64, 50, 110, 1600),
+}
 PER_TOKEN = ["input_ids", "logprobs", "mask"]
 
 
@@ -60,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan, told = planner(options.seconds)
         parts["8,192 rows for 64 ranks"] = plan
         parts |= {name: step(*shape, options.seconds) for name, shape in STEPS.items()}
+        parts |= {name: response(*shape, options.seconds) for name, shape in RESPONSES.items()}
         return {"parts": parts, "planned": told}
 
     return report.run("packing", measured, options)
@@ -240,6 +247,54 @@ def _check_step(
     for mine, other in zip(ours, by_hand, strict=True):
         for name, column in other.items():
             check(torch.equal(mine[name], column), f"column {name!r} of {len(samples)} rows")
+
+
+# --- columns of the response -------------------------------------------------------------------
+
+OF_RESPONSE = ["logprobs", "mask", "top"]
+
+
+def response(rows: int, least: int, most: int, budget: int, seconds: float) -> dict[str, Any]:
+    """From rows to packed micro-batches, and log-probabilities of the response back in rows."""
+    rng = np.random.default_rng(0)
+    short: list[dict[str, Any]] = []
+    full: list[dict[str, Any]] = []
+    for i in range(rows):
+        prompt, n = int(rng.integers(5, 60)), int(rng.integers(least, most))
+        own = {"input_ids": rng.integers(0, 150_000, prompt + n), "uid": f"u{i // 8}"}
+        ends = rng.random(n, np.float32), rng.random(n) < 0.5, rng.random((n, 5), np.float32)
+        parts = dict(zip(OF_RESPONSE, ends, strict=True))
+        whole = {
+            name: np.concatenate([np.zeros((prompt, *part.shape[1:]), part.dtype), part])
+            for name, part in parts.items()
+        }
+        short.append({**own, **parts})
+        full.append({**own, **whole})
+    lengths = np.array([len(row["logprobs"]) for row in short])
+
+    def trip(samples: Sequence[Mapping[str, Any]], at_end: Sequence[str] = ()) -> list[Any]:
+        batch = jagcodec.open_wire(jagcodec.encode_rows(samples))
+        tokens = batch.row_lengths("input_ids")
+        assert tokens is not None  # the column is jagged
+        batches = jagcodec.plan_micro_batches(tokens, max_tokens=budget)
+        packed = batches.pack(batch, labels_of="input_ids", align_end=at_end)
+        found = []
+        for (plan, columns), step in zip(packed, batches[0], strict=True):
+            last = lengths[step] if at_end else None
+            found.append(plan.unpack(columns["logprobs"], last=last))
+        return [*packed, batches.restore(found)]
+
+    sides = {
+        "of the response": lambda: trip(short, OF_RESPONSE),
+        "full length": lambda: trip(full),
+    }
+    (*ours, ends_alone), (*others, wholes) = sides["of the response"](), sides["full length"]()
+    for (_, mine), (_, other) in zip(ours, others, strict=True):
+        for name in ("labels", *OF_RESPONSE):
+            check(torch.equal(mine[name], other[name]), f"column {name!r}")
+    for mine, other, n in zip(ends_alone.unbind(), wholes.unbind(), lengths.tolist(), strict=True):
+        check(torch.equal(mine, other[-n:]), "log-probabilities in rows")
+    return summary(times(sides, seconds), [("of the response", "full length")])
 
 
 if __name__ == "__main__":
