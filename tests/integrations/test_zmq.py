@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import pickle
 import re
+import time
 import tracemalloc
 from typing import Any
 
@@ -321,6 +323,35 @@ def test_a_sender_that_is_cancelled_has_sent_nothing():
         net.send(push, 3, timeout=LONG)
         assert net.recv(pull, timeout=LONG) == 3
         net.silent(pull)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["argument", "option"])
+@pytest.mark.parametrize("wait", [0.5, 1, 1.5], ids=["before", "together", "after"])
+@pytest.mark.parametrize("work", ["send", "recv"])
+def test_a_call_that_is_cancelled_near_its_time_out_leaves_no_error_behind(work, wait, own):
+    """Cancelled by `wait_for` before, with and after its own time-out, in one turn of the loop."""
+    logged = []
+
+    async def main(socket):
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: logged.append(context))
+        call = getattr(integration, f"async_{work}_frames")
+        arguments = [socket] if work == "recv" else [socket, encode(1)]
+        waiting = call(*arguments, timeout=None if own else SHORT)
+        loop.call_later(SHORT / 5, time.sleep, 2 * SHORT)  # until all timers are due
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting, wait * SHORT)
+        for _ in range(5):
+            await asyncio.sleep(0)
+            gc.collect()
+
+    with contextlib.closing(Net(True)) as net:
+        milliseconds = int(1000 * SHORT)
+        options = {"RCVTIMEO": milliseconds, "SNDTIMEO": milliseconds} if own else {}
+        socket = net.socket(zmq.PULL if work == "recv" else zmq.PUSH, **options)
+        socket.bind_to_random_port(HOST)
+        net.run(main, socket)
+    assert logged == []
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -131,7 +131,7 @@ async def async_send_frames(
     envelope: bytes | Sequence[bytes] = (),
     timeout: float | None = None,
 ) -> zmq.MessageTracker:
-    """`send_frames` on a `zmq.asyncio` socket. A call that is cancelled has sent nothing.
+    """`send_frames` on a `zmq.asyncio` socket. One that is cancelled while it waits sends nothing.
 
     Example:
         >>> import asyncio, zmq, zmq.asyncio
@@ -239,9 +239,10 @@ async def _wait_to_read(socket: Any, left: float) -> None:
     """Wait until there may be a message, for `left` seconds at most; zmq.Again if none are left."""
     if left <= 0:
         raise zmq.Again
-    seconds = None if left == math.inf else left
-    with _waiting(socket, zmq.RCVTIMEO, seconds):  # asyncio's poll obeys it, too
-        ready = socket.poll(None if seconds is None else math.ceil(1000 * seconds))
+    # Without the socket's own time-out: pyzmq's asyncio would make it the error of an inner future,
+    # which nothing reads if the caller is cancelled in the same moment. A poll ends by itself.
+    with _waiting(socket, zmq.RCVTIMEO, math.inf):
+        ready = socket.poll(None if left == math.inf else math.ceil(1000 * left))
     if isawaitable(ready):
         await ready
 
@@ -301,12 +302,12 @@ def _peer_errors(where: str, timeout: float | None, expected: str, found: str) -
 
 @contextmanager
 def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
-    """Set the time-out of a socket for one call."""
+    """Set the time-out of a socket for one call; infinity waits without end."""
     if timeout is None:
         yield
         return
     before = socket.getsockopt(option)
-    socket.setsockopt(option, math.ceil(1000 * timeout))
+    socket.setsockopt(option, -1 if timeout == math.inf else math.ceil(1000 * timeout))
     try:
         yield
     finally:
