@@ -10,15 +10,18 @@ import pickle
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import stack_or_nest
+from jagcodec import WireFormatError, encode, stack_or_nest
+from jagcodec.errors import TransportError
 from jagcodec.ragged.non_tensor import object_array
 from jagcodec.testing import tensors
+from jagcodec.wire.encoder import Columns
 from tests.oracle import assert_same
 
 pytest.importorskip(
@@ -295,3 +298,84 @@ def test_a_ragged_dim_survives_a_checkpoint(tmp_path):
     for _ in range(2):
         queue.reload(tmp_path)
     assert type_of(queue.get([1], "positions")["positions"]) == (torch.jagged, 2)
+
+
+# --- answers of storage units ------------------------------------------------------------------
+
+
+def message(batch, **meta):
+    return backend.body_of(encode(batch, meta=meta or None))
+
+
+def rows(*names, count=2, dims=()):
+    return TensorDict({name: torch.zeros(count, *dims, 3) for name in names}, [count, *dims])
+
+
+WRONG_ANSWERS = {
+    "a row too many": (message(rows("x", "y", count=3)), "expected 2 rows, found 3"),
+    "a row too few": (message(rows("x", "y", count=1)), "expected 2 rows, found 1"),
+    "no rows": (message(rows("x", "y", count=0)), "expected 2 rows, found 0"),
+    "two dims of rows": (message(rows("x", "y", dims=[2])), "expected 2 rows, found 2 x 2"),
+    "no columns": (message(rows()), "'x' missing"),
+    "a column missing": (message(rows("x")), "'y' missing"),
+    "a column in addition": (message(rows("x", "y", "z")), "'z' in addition"),
+    "another column": (message(rows("x", "z")), "'y' missing"),
+    "a column of other rows": (message(Columns(2, {"x": np.ones(2), "y": np.ones(3)})), "y"),
+    "other columns with tensors": (message(rows("x", "y"), with_tensors=["z"]), "as with_tensors"),
+    "columns with tensors in a dict": (message(rows("x", "y"), with_tensors={"x": 1}), "found"),
+    "no names of columns with tensors": (message(rows("x", "y"), with_tensors=1), "found 1"),
+    "another value": (message([1, 2]), "found one of another value"),
+    "a part of a message": ({backend.MESSAGE: encode(rows("x", "y"))[:1]}, "frames"),
+    "another message": ({backend.MESSAGE: [b"hello"]}, "jagcodec"),
+    "no frames": ({backend.MESSAGE: []}, "found no frame"),
+    "the name of a file": ({backend.MESSAGE: __file__}, "expected the frames of a message"),
+    "a batch": ({backend.MESSAGE: {"x": [1, 2], "y": [1, 2]}}, "expected the frames of a message"),
+    "nothing": ({backend.MESSAGE: None}, "expected the frames of a message"),
+    "a message of another version": ({"jagcodec 9.9": []}, "found jagcodec 9.9"),
+    "no message": ([1], "TransferQueue's own format"),
+}
+
+
+@pytest.mark.parametrize("units", [["one"], ["two", "one"]])
+@pytest.mark.parametrize("name", WRONG_ANSWERS)
+def test_an_answer_with_other_rows_or_columns_is_an_error_that_names_the_unit(name, units):
+    answer, text = WRONG_ANSWERS[name]
+    queue = Queue(units)
+    queue.put(range(2 * len(units)), x=torch.ones(2 * len(units), 3), y=torch.ones(2 * len(units)))
+    get = queue._get_from_single_storage_unit
+
+    async def forged(rows, fields, target_storage_unit):
+        found = await get(rows, fields, target_storage_unit)
+        return (fields, answer) if target_storage_unit == "one" else found
+
+    queue._get_from_single_storage_unit = forged
+    with pytest.raises((WireFormatError, TransportError), match=text) as caught:
+        queue.get(range(2 * len(units)), "x", "y")
+    if name != "a column of other rows":  # found when it is read, and named by its message
+        assert caught.value.path.startswith("get from storage unit one")
+
+
+def test_a_unit_may_answer_with_the_columns_in_another_order():
+    queue = Queue()
+    numbers, positions = torch.arange(4), torch.arange(8).view(4, 2)
+    queue.put(range(4), x=numbers, y=positions)
+    get = queue._get_from_single_storage_unit
+
+    async def reordered(rows, fields, target_storage_unit):
+        names = {backend.MESSAGE: fields[backend.MESSAGE][::-1]}
+        return await get(rows, names, target_storage_unit)
+
+    queue._get_from_single_storage_unit = reordered
+    found = queue.get([2, 0, 3], "x", "y")
+    assert list(found.keys()) == ["x", "y"]
+    assert found["x"].tolist() == [2, 0, 3]
+    assert [row.tolist() for row in found["y"].unbind()] == positions[[2, 0, 3]].tolist()
+
+
+@pytest.mark.parametrize("dims", [[], [2]])
+def test_a_put_of_other_rows_is_refused_and_not_kept(dims):
+    storage = backend._RowStorage(None, backend.StorageOptions())
+    for body in (message(rows("x", count=3, dims=dims)), {backend.MESSAGE: __file__}):
+        with pytest.raises(WireFormatError, match="put"):
+            storage.put_data(body, [0, 1] if not dims else [0, 1, 2])
+    assert (storage.active_key_count, storage.field_data) == (0, {})

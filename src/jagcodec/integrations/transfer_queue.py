@@ -153,6 +153,21 @@ class StorageOptions:
     def open(self, frames: Any, limits: Limits | None = None) -> WireBatch:
         return open_wire(frames, allow_pickle=self.allow_pickle, limits=limits or self.limits)
 
+    def open_sent(self, body: Any, rows: int, where: str) -> WireBatch:
+        """The message that a peer sent, which must have so many rows."""
+        frames = content_of(body, where)
+        if type(frames) is not list:  # `open_wire` would read a file of this name
+            detail = f"expected the frames of a message, found {brief(frames)}"
+            raise WireFormatError("foreign", where, detail)
+        try:
+            batch = self.open(frames)
+        except WireFormatError as error:
+            raise WireFormatError(error.reason, f"{where}: {error.path}", error.detail) from error
+        if batch.batch_size != (rows,):
+            found = " x ".join(map(str, batch.batch_size))
+            raise WireFormatError("bad_rows", where, f"expected {rows} rows, found {found}")
+        return batch
+
 
 _OPTIONS = {"allow_pickle": bool, "narrow": bool, "limits": Mapping}
 
@@ -336,16 +351,13 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
 
     def put_data(self, field_data: Any, global_indexes: list[int]) -> None:
         """Keep a message."""
-        self._keep(self.options.open(content_of(field_data, "put")), global_indexes)
+        self._keep(self.options.open_sent(field_data, len(global_indexes), "put"), global_indexes)
 
     def store(self, global_indexes: list[int], field_data: Any, data_parser: None) -> None:
         """`put_data`, called as a `PayloadTransfer` calls it."""
         self.put_data(field_data, global_indexes)
 
     def _keep(self, batch: WireBatch, global_indexes: list[int]) -> None:
-        if len(batch) != len(global_indexes):
-            found = f"expected {len(global_indexes)} rows, found {len(batch)}"
-            raise WireFormatError("bad_rows", "put", found)
         rows = [_Row(batch, row) for row in range(len(batch))]
         super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
 
@@ -595,7 +607,10 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         groups = self._groups(metadata)
         request = self._get_from_single_storage_unit
         replies = await self._ask_units("get", groups, request, [{MESSAGE: names}] * len(groups))
-        batches = [self._options.open(content_of(body, "get")) for _, body in replies]
+        batches = [
+            self._answer(unit, group, names, body)
+            for (unit, group), (_, body) in zip(groups.items(), replies, strict=True)
+        ]
         # The rows of all storage units as one batch, in the order that was asked for.
         places = np.concatenate([group.batch_positions for group in groups.values()])
         index = np.argsort(places).tolist()
@@ -607,6 +622,21 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         }
         leaves |= {name: self._packed(column) for name, column in others.items()}
         return batch_of({name: leaves[name] for name in names}, metadata.size)
+
+    def _answer(self, unit: str, group: Any, names: Sequence[str], body: Any) -> WireBatch:
+        """What a storage unit sent: the rows and columns that it was asked for, and no others."""
+        where = f"get from storage unit {unit}"
+        batch = self._options.open_sent(body, len(group.global_indexes), where)
+        different = [f"{brief(name)} missing" for name in names if name not in batch.fields]
+        different += [f"{brief(name)} in addition" for name in batch.fields if name not in names]
+        if different:
+            detail = f"expected the columns that were asked for, found {different[0]}"
+            raise WireFormatError("bad_value", where, detail)
+        with_tensors = batch.meta.get(WITH_TENSORS, [])
+        if type(with_tensors) is not list or any(name not in names for name in with_tensors):
+            detail = f"expected names of columns as {WITH_TENSORS}, found {brief(with_tensors)}"
+            raise WireFormatError("bad_value", where, detail)
+        return batch
 
     def _packed(self, column: Any) -> Any:
         """A column that `_column_of` made, as TransferQueue has it."""
