@@ -9,6 +9,7 @@ import itertools
 import pickle
 from pathlib import PurePosixPath
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -340,7 +341,7 @@ WRONG_ANSWERS = {
 @pytest.mark.parametrize("name", WRONG_ANSWERS)
 def test_an_answer_with_other_rows_or_columns_is_an_error_that_names_the_unit(name, units):
     answer, text = WRONG_ANSWERS[name]
-    queue = Queue(units)
+    queue: Any = Queue(units)
     queue.put(range(2 * len(units)), x=torch.ones(2 * len(units), 3), y=torch.ones(2 * len(units)))
     get = queue._get_from_single_storage_unit
 
@@ -356,7 +357,7 @@ def test_an_answer_with_other_rows_or_columns_is_an_error_that_names_the_unit(na
 
 
 def test_a_unit_may_answer_with_the_columns_in_another_order():
-    queue = Queue()
+    queue: Any = Queue()
     numbers, positions = torch.arange(4), torch.arange(8).view(4, 2)
     queue.put(range(4), x=numbers, y=positions)
     get = queue._get_from_single_storage_unit

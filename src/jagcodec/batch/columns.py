@@ -30,9 +30,8 @@ from jagcodec.ragged.select import join_leaves, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
-from jagcodec.wire.frames import buffer_bytes, is_blob
+from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns, Key
-from jagcodec.wire.spec import MAGIC
 from jagcodec.wire.wire_batch import WireBatch, check_tensordict, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
@@ -97,11 +96,14 @@ def is_batch(value: Any) -> bool:
     """Whether a value is a batch in any form, rather than a column."""
     if isinstance(value, PackedColumn):  # which is a tuple, as a message may be
         return False
-    if isinstance(value, _BATCHES):
-        return True
+    return isinstance(value, _BATCHES) or is_message(value)
+
+
+def is_message(value: Any) -> bool:
+    """Whether a value is the frames of a message, or a blob."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     data = bytes_of(first)  # a column of numbers has bytes, too
-    return data is not None and MAGIC.encode() in data[:10].tobytes()
+    return data is not None and begins_message(data)
 
 
 def is_encoded(batch: Any) -> bool:

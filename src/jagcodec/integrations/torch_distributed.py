@@ -1,27 +1,32 @@
 """Batches between the ranks of a `torch.distributed` job.
 
-All ranks first exchange which function each one calls, how large its message is, and its error if
-it failed. They do so again when each has allocated memory, and when each has opened the messages,
-which are blobs. On a backend for CPU tensors (gloo, mpi) messages go from host memory to host
-memory. With NCCL they are copied to the current CUDA device and back, which has not run on a GPU.
+All ranks first exchange which function each one calls, how large its message is, what it becomes,
+and its error if it failed. They do so again when each has allocated memory, and when each has made
+its result of the messages, which are blobs. On a backend for CPU tensors (gloo, mpi) messages go
+from host memory to host memory. With NCCL they are copied to the current CUDA device and back,
+which has not run on a GPU.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from jagcodec._arguments import flag_of
-from jagcodec.batch.columns import Batch, concat_in_memory
+from jagcodec.batch.columns import AnyBatch, concat_in_memory, is_message
+from jagcodec.batch.join import join_rows
 from jagcodec.errors import (
+    REASONS,
     ArgumentError,
     ArgumentTypeError,
+    JagcodecError,
     TransportError,
     TransportTimeoutError,
     WireFormatError,
@@ -33,9 +38,11 @@ from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
+from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, Reading
 from jagcodec.wire.opening import open_message
+from jagcodec.wire.wire_batch import WireBatch, batch_of_message
 
 if not dist.is_available():
     raise ModuleNotFoundError(
@@ -57,49 +64,62 @@ def broadcast(
     default: Callable[[Any], Any] | None = None,
     limits: Limits | None = None,
 ) -> Any:
-    """Broadcast one rank's batch to every rank of a group.
+    """Broadcast one rank's batch to every rank of a group, where it is of the same kind.
 
     Example:
         >>> import torch.distributed as dist
+        >>> from jagcodec import encode_rows
         >>> from jagcodec.integrations.torch_distributed import broadcast
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> broadcast({"step": 3}, src=0)
         {'step': 3}
+        >>> frames = encode_rows([{"ids": [1, 2]}, {"ids": [3]}], meta={"step": 3})
+        >>> broadcast(frames, src=0), broadcast(frames, src=0).meta
+        (WireBatch(fields=['ids'], batch_size=[2]), {'step': 3})
         >>> dist.destroy_process_group()
 
     Args:
-        batch: On rank `src` anything that `encode` accepts, such as a TensorDict or a `WireBatch`;
-            None on the other ranks.
+        batch: None on every rank but `src`. There it is the message of a batch (its frames or its
+            blob), which is sent as it is; a `WireBatch`; or any other value that `encode` accepts,
+            such as a TensorDict, a dict or a `BatchedDataDict`. A message is known by its magic.
         src: The global rank that has the batch, as for `torch.distributed.broadcast`.
         group: The participating ranks, by default all. Each of them must make this call.
         device: Where to put tensors on this rank; by default the CPU.
-        allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
+        allow_pickle: As for `encode` and `decode`; the same value on every rank.
         default: As for `encode`.
         limits: As for `decode`. They are checked before memory is allocated.
 
     Returns:
-        The batch. On rank `src` it is the object that was passed or, if `device` is given, a
-        copy; on other ranks it owns its memory.
+        A message or a `WireBatch` is a new `WireBatch` on every rank, `src` too, with the same
+        columns, rows and `meta`. It owns its memory: this rank's copy of the message that was sent.
+        Any other value has its type on every rank, and owns its memory; on rank `src`, unless you
+        pass `device` or `default`, it is the object that was passed.
 
     Raises:
+        WireFormatError: The message cannot be read, or not within the limits of a rank. All ranks
+            raise the same error, which names the rank that sent it.
         TransportError: Another rank failed (the error names it, and repeats its error), or the
             connection to a rank was lost.
         TransportTimeoutError: The group's time-out passed; its ranks are out of step.
         ArgumentError: Ranks made different calls (every rank raises), a rank other than `src`
             passed a batch, or an argument is invalid.
-        UnsupportedTypeError, WireFormatError: As `encode` and `decode`, on the rank that fails.
+        UnsupportedTypeError: As `encode`, on rank `src`.
     """
     exchange = _Exchange("broadcast", group, device, allow_pickle, limits)
 
     def prepare() -> torch.Tensor | None:
         return exchange.encoded(batch, default) if exchange.is_source(src, batch) else None
 
-    ((place, message),) = exchange.messages(src, prepare)
-    return batch if place == exchange.place and device is None else exchange.value(place, message)
+    def finish(messages: list[tuple[int, Message]]) -> Any:
+        ((place, message),) = messages
+        unchanged = device is None and default is None and not exchange.is_open[place]
+        return batch if unchanged and place == exchange.place else exchange.value(place, message)
+
+    return exchange.result(src, prepare, finish)
 
 
 def all_gather_rows(
-    batch: Batch,
+    batch: AnyBatch,
     group: dist.ProcessGroup | None = None,
     *,
     device: torch.device | str | None = None,
@@ -118,21 +138,47 @@ def all_gather_rows(
         [0, 1, 2]
         >>> dist.destroy_process_group()
 
-    The batches are TensorDicts, `WireBatch`es, `BatchedDataDict`s or dicts of columns, of the same
-    kind and with the same columns on all ranks, and any number of rows, including zero. The other
-    arguments are those of `broadcast`.
+    The batches are TensorDicts, `BatchedDataDict`s, dicts of columns, or `WireBatch`es and messages
+    (frames or a blob), of the same kind and with the same columns on all ranks, and any number of
+    rows, including zero. The other arguments are those of `broadcast`.
 
     Returns:
-        ``concat_rows`` of all batches, in new memory. Raises as `broadcast`; if the batches do not
-        fit together, every rank raises the error of `concat_rows`.
+        ``concat_rows`` of all batches, of their kind, in new memory. `WireBatch`es and messages
+        become a `WireBatch` over the received messages. Its `meta`, as the `meta_info` of
+        `BatchedDataDict`s, has the values that all ranks agree on. Raises as `broadcast`; if the
+        batches do not fit together, every rank raises the same error, which names column and rank.
     """
     exchange = _Exchange("all_gather_rows", group, device, allow_pickle, limits)
-    messages = exchange.messages(None, lambda: exchange.encoded(batch, default))
-    return concat_in_memory([exchange.value(*message) for message in messages], "concat_rows")
+
+    def finish(messages: list[tuple[int, Message]]) -> Any:
+        return exchange.joined([exchange.value(*message) for message in messages])
+
+    return exchange.result(None, lambda: exchange.encoded(batch, default), finish)
 
 
 _NAMES = ("broadcast", "all_gather_rows")
-_ROW = struct.Struct("<qqq1000s")  # function, src, bytes of the message, words about a failure
+
+
+class _Report(NamedTuple):
+    """What a rank tells the others: its call, its message, and its failure if it failed."""
+
+    function: int
+    src: int
+    size: int  # bytes of the message
+    words: bytes  # about the failure; empty without one
+    is_open: int  # whether the message becomes a `WireBatch`
+    allow_pickle: int
+    reason: bytes  # of a WireFormatError, which all ranks raise; else empty
+    path: bytes
+
+    def call(self) -> str:
+        """The call, as a caller writes it; the same on all ranks."""
+        src = [f"src={self.src}"] if self.src >= 0 else []
+        pickle = ["allow_pickle=True"] if self.allow_pickle else []
+        return f"{_NAMES[self.function]}({', '.join(src + pickle)})"
+
+
+_REPORT = struct.Struct("<qqq1000sqq32s800s")
 
 
 class _Exchange:
@@ -166,6 +212,8 @@ class _Exchange:
         self.carrier = torch.device("cpu")  # that bytes are transferred on
         if "cpu" not in backends:
             self.carrier = torch.device("cuda", torch.cuda.current_device())
+        self.size = 0  # bytes of this rank's message
+        self.is_open = [False] * len(self.ranks)  # whether messages of ranks become `WireBatch`es
 
     def is_source(self, src: Any, batch: Any) -> bool:
         """Whether this rank is the one that sends."""
@@ -184,54 +232,104 @@ class _Exchange:
         return isinstance(src, Integral) and not isinstance(src, bool) and src in self.ranks
 
     def encoded(self, batch: Any, default: Callable[[Any], Any] | None) -> torch.Tensor:
-        """A batch as a message in one piece."""
-        blobs = []
+        """A batch as a message in one piece; a message as it is."""
+        blobs: list[ByteArray] = []
 
         def make_room(size: int) -> ByteArray:
             blobs.append(new_block(size).data)
             return blobs[0]
 
-        encode(batch, out=make_room, allow_pickle=self.allow_pickle, default=default)
+        with self._named(self.place):
+            frames = self._frames(batch)
+            if frames is None:
+                encode(batch, out=make_room, allow_pickle=self.allow_pickle, default=default)
+            else:
+                header, *buffers = frame_arrays(frames, f"{self.where}(batch)")
+                write_to(PendingMessage(header.tobytes(), buffers), make_room, self.where)
         return torch.from_numpy(blobs[0])
+
+    def _frames(self, batch: Any) -> Sequence[Any] | None:
+        """The frames of a message, and of a whole `WireBatch`; None if there are none yet."""
+        is_batch = isinstance(batch, WireBatch)
+        self.is_open[self.place] = is_batch or is_message(batch)
+        if is_batch:
+            cut: Sequence[Any] | None = batch.source.cut(batch)
+            return cut
+        if not self.is_open[self.place]:
+            return None
+        # Checked before it is one blob, in which a frame that is cut would end with zeros.
+        how = Reading(self.limits, allow_pickle=self.allow_pickle, by_range=True, verify=False)
+        return open_message(batch, f"{self.where}(batch)", how).frames
 
     def value(self, place: int, message: Message) -> Any:
         """The batch of a message that came from this place."""
         with self._named(place):
+            if self.is_open[place]:
+                return batch_of_message(message)
             return build(message, message.header.schema.root)
 
-    def messages(
-        self, src: int | None, prepare: Callable[[], torch.Tensor | None]
-    ) -> list[tuple[int, Message]]:
-        """The message of rank `src`, or those of all, with the places of their senders."""
+    def joined(self, batches: Sequence[Any]) -> Any:
+        """The rows of the batches of all ranks, of their kind."""
+        kind = type(batches[0])
+        for place, batch in enumerate(batches):
+            if type(batch) is not kind:
+                expected = f"expected a {kind.__name__} like rank {self.ranks[0]}"
+                detail = f"{expected}, found {type(batch).__name__}; pass one kind on every rank"
+                raise ArgumentTypeError("bad_type", self._origin(place), detail)
+        with self._ranks_for_batches():
+            if kind is not WireBatch:
+                return concat_in_memory(batches, "concat_rows")
+            # A `WireBatch` joins columns when they are read. Whether they can be joined must be
+            # known here, where all ranks hear of it: join one row of each batch.
+            few_rows = [batch.rows(slice(0, 1)) for batch in batches]
+            join_rows(few_rows, "concat_rows").columns()
+            return join_rows(batches, "concat_rows")
+
+    def result(
+        self,
+        src: int | None,
+        prepare: Callable[[], torch.Tensor | None],
+        finish: Callable[[list[tuple[int, Message]]], Any],
+    ) -> Any:
+        """What `finish` makes of the message of rank `src`, or of all, with their senders' places.
+
+        It is the last step that can fail, and so the last that the ranks agree on.
+        """
 
         def checked() -> torch.Tensor | None:
             usable_device(self.device, f"{self.where}(device)")
             usable_limits(self.limits, f"{self.where}(limits)")
             self.allow_pickle = flag_of(self.allow_pickle, f"{self.where}(allow_pickle)")
-            return prepare()
+            found = prepare()
+            self.size = 0 if found is None else len(found)
+            return found
 
-        encoded, sizes = self._agree(src, checked)
+        encoded, reports = self._agree(src, checked)
+        self.is_open = [bool(report.is_open) for report in reports]
+        sizes = [report.size for report in reports]
         places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
-
-        def opened(place: int, blob: torch.Tensor) -> tuple[int, Message]:
-            device = usable_device(self.device, self.where)
-            with self._named(place):
-                how = Reading(self.limits, None, device, self.allow_pickle)
-                return place, open_message(blob.numpy(), "message", how)
-
         blobs, _ = self._agree(src, lambda: [(i, self._room(i, sizes[i], encoded)) for i in places])
         arrived = self._broadcast(blobs)
-        messages: list[tuple[int, Message]]
-        messages, _ = self._agree(src, lambda: [*map(opened, places, arrived)])
-        return messages
+
+        def read() -> Any:
+            return finish([*map(self._opened, places, arrived)])
+
+        return self._agree(src, read)[0]
+
+    def _opened(self, place: int, blob: torch.Tensor) -> tuple[int, Message]:
+        device = usable_device(self.device, self.where)
+        with self._named(place):
+            by_range = self.is_open[place]
+            how = Reading(self.limits, None, device, self.allow_pickle, by_range)
+            return place, open_message(blob.numpy(), "message", how)
 
     def _room(self, place: int, size: int, encoded: torch.Tensor | None) -> torch.Tensor:
         """Memory for a message to be received, on the carrier; this rank's own one has it."""
+        most = self.limits.bytes
+        if size > most:  # also of this rank's own message: all ranks name the same one
+            raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
         if encoded is not None and place == self.place:
             return encoded
-        most = self.limits.bytes
-        if size > most:
-            raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
         try:
             if self.carrier.type != "cpu":
                 return torch.empty(size, dtype=torch.uint8, device=self.carrier)
@@ -242,32 +340,52 @@ class _Exchange:
 
     # What the ranks tell each other
 
-    def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[int]]:
-        """The result of a step, and its bytes on each rank; no rank waits for one that failed."""
-        failure, words, result = None, b"", None
+    def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[_Report]]:
+        """The result of a step, and the ranks' reports; no rank waits for one that failed."""
+        failure: Exception | None = None
+        result = None
         try:
             result = step()
         except Exception as error:
             failure = error
-            words = f"{type(error).__name__}: {error}".encode(errors="replace")
-        size = len(result) if isinstance(result, torch.Tensor) else 0
-        call = (_NAMES.index(self.where), src if self._is_rank(src) else -1)
-        table = [_ROW.unpack(row) for row in self._exchanged(_ROW.pack(*call, size, words))]
-        for place, (name, _, size, words) in enumerate(table):
-            if not 0 <= name < len(_NAMES) or size < 0:
-                detail = f"expected numbers of this function, found {name} and {size}"
+        packed = self._exchanged(_REPORT.pack(*self._report(src, failure)))
+        reports = [_Report(*_REPORT.unpack(row)) for row in packed]
+        for place, report in enumerate(reports):
+            numbers = report.function, report.size, report.is_open
+            if not 0 <= report.function < len(_NAMES) or report.size < 0 or report.is_open >> 1:
+                detail = f"expected numbers of this function, found {', '.join(map(str, numbers))}"
                 raise self._peer_failed(place, f"{detail}; install one version on every rank")
-            if words[0]:
-                said = words.rstrip(b"\0").decode(errors="replace")
-                raise failure or self._peer_failed(place, f"expected it to take part, found {said}")
-        if any(row[:2] != table[0][:2] for row in table):
-            calls = ", ".join(
-                f"{_NAMES[row[0]]}({f'src={row[1]}' if row[1] >= 0 else ''}) on rank {rank}"
-                for row, rank in zip(table, self.ranks, strict=True)
+            if report.words[0]:
+                self._raise_failure(place, report, failure)
+        calls = [report.call() for report in reports]
+        if any(call != calls[0] for call in calls):
+            found = ", ".join(
+                f"{call} on rank {rank}" for call, rank in zip(calls, self.ranks, strict=True)
             )
-            detail = f"expected the same call on every rank, found {calls}"
+            detail = f"expected the same call on every rank, found {found}"
             raise ArgumentError("conflict", self.where, detail)
-        return result, [row[2] for row in table]
+        return result, reports
+
+    def _report(self, src: int | None, failure: Exception | None) -> _Report:
+        words, reason, path = "", "", ""
+        if isinstance(failure, WireFormatError):
+            words, reason, path = failure.detail, failure.reason, failure.path
+        elif failure is not None:
+            words = f"{type(failure).__name__}: {failure}"
+        texts = [text.encode(errors="replace") for text in (words, reason, path)]
+        source = src if src is not None and self._is_rank(src) else -1
+        call = _NAMES.index(self.where), source, self.size
+        is_open, pickle = self.is_open[self.place], self.allow_pickle is True
+        return _Report(*call, texts[0], is_open, pickle, texts[1], texts[2])
+
+    def _raise_failure(self, place: int, report: _Report, failure: Exception | None) -> NoReturn:
+        """The failure of the rank at this place; of a message the same error on every rank."""
+        texts = report.words, report.reason, report.path
+        words, reason, path = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
+        if reason in REASONS:
+            kind: Any = reason
+            raise WireFormatError(kind, path, words) from failure
+        raise failure or self._peer_failed(place, f"expected it to take part, found {words}")
 
     def _exchanged(self, row: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.carrier)
@@ -308,6 +426,21 @@ class _Exchange:
         except WireFormatError as error:
             path = f"{self._origin(place)}: {error.path}"
             raise WireFormatError(error.reason, path, error.detail) from error
+
+    @contextmanager
+    def _ranks_for_batches(self) -> Iterator[None]:
+        """Name ranks in errors of a join, where it names its batches by their numbers."""
+        try:
+            yield
+        except JagcodecError as error:
+            path = error.path
+            for form in (r"message (\d+): (.*)", r"(?=.* of batch (\d+)$)(.*) of batch \d+"):
+                found = re.fullmatch(form, path)
+                if found:
+                    path = f"{self._origin(int(found[1]))}: {found[2]}"
+            first = rf"\1 rank {self.ranks[0]}"
+            detail = re.sub(r"\b(of|like|in) batch 0\b", first, error.detail)
+            raise type(error)(error.reason, path, detail) from error
 
     @contextmanager
     def _backend_errors(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from jagcodec.errors import (
 )
 from jagcodec.integrations import needed
 from jagcodec.memory.buffers import Buffer
-from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
+from jagcodec.wire.frames import begins_message
 
 with needed(__name__, "pyzmq: pip install 'pyzmq>=25'"):
     import zmq
@@ -266,10 +266,6 @@ def _receive_parts(socket: Any) -> list[zmq.Frame]:
     return parts
 
 
-# A header is a msgpack map (one byte) whose first key is the magic; a blob is one buffer.
-_FIRST_KEY = bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
-
-
 def _split_parts(socket: Any, parts: list[zmq.Frame]) -> Received:
     """Split the parts where the message begins."""
     # A peer may choose its identity, a ROUTER's first frame, to look like a message's.
@@ -277,8 +273,7 @@ def _split_parts(socket: Any, parts: list[zmq.Frame]) -> Received:
     if len(parts) > begin + 1 and not len(parts[begin]):
         begin += 1  # of a foreign message, which decode will refuse
     for i in range(routed, len(parts)):
-        start = parts[i].buffer[: 1 + len(_FIRST_KEY)]
-        if start[1:] == _FIRST_KEY or start[: len(BLOB_MAGIC)] == BLOB_MAGIC:
+        if begins_message(parts[i].buffer):
             begin = i
             break
     return Received([part.bytes for part in parts[:begin]], parts[begin:])

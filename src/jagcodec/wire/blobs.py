@@ -13,10 +13,9 @@ from jagcodec.memory.buffers import Buffer, StrPath
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
-from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
+from jagcodec.wire.frames import begins_message, blob_pieces, frame_arrays, is_blob
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.opening import usable_reading
-from jagcodec.wire.spec import MAGIC
 
 
 def to_blob(frames: Sequence[Buffer]) -> bytearray:
@@ -74,7 +73,7 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
 def refuse_frames(obj: Any, where: str) -> None:
     """Refuse the frames of a message where a value is expected."""
     first = obj[0] if isinstance(obj, (list, tuple)) and obj else None
-    if isinstance(first, (bytes, bytearray)) and MAGIC.encode() in first[:10]:
+    if isinstance(first, (bytes, bytearray)) and begins_message(first):
         detail = (
             "expected a value, found the frames of a message; "
             "pass open_wire(frames), or write to_blob(frames)"

@@ -21,7 +21,7 @@ from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import ByteArray, are_disjoint
 from jagcodec.wire.checks import expect, fail
-from jagcodec.wire.spec import BLOB_MAGIC, VERSION
+from jagcodec.wire.spec import BLOB_MAGIC, MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 
@@ -118,6 +118,16 @@ _HERE = "preamble"
 def is_blob(data: ByteArray) -> bool:
     """Whether one buffer is a blob rather than a header frame alone."""
     return data[: len(BLOB_MAGIC)].tobytes() == BLOB_MAGIC
+
+
+# A header is a msgpack map (one byte) whose first key is the magic (one byte, and its text).
+_FIRST_KEY = bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
+
+
+def begins_message(data: Any) -> bool:
+    """Whether the bytes of a buffer are a blob or a header frame, judged by their magic."""
+    start = bytes(data[: 1 + len(_FIRST_KEY)])
+    return start[1:] == _FIRST_KEY or start[: len(BLOB_MAGIC)] == BLOB_MAGIC
 
 
 def starts_of(header_size: int, sizes: Sequence[int]) -> list[int]:
