@@ -249,7 +249,7 @@ class _Exchange:
         return torch.from_numpy(blobs[0])
 
     def _frames(self, batch: Any) -> Sequence[Any] | None:
-        """The frames of a message, and of a whole `WireBatch`; None if there are none yet."""
+        """The frames of a message, or of a whole `WireBatch`; None for what must be encoded."""
         is_batch = isinstance(batch, WireBatch)
         self.is_open[self.place] = is_batch or is_message(batch)
         if is_batch:
