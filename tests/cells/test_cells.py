@@ -73,6 +73,19 @@ def test_cells_hold_the_numbers_or_the_first_bad_one_is_said(half, rows, code):
 
 
 @pytest.mark.parametrize("half", HALVES)
+@given(rows, st.sampled_from(sorted(CODES)))
+def test_without_convert_only_the_own_types_of_python_are_numbers(half, rows, code):
+    """Not even their subclasses, such as float64, which has a dtype of its own."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    out = torch.zeros(int(lengths.sum()), dtype=CODES[code])
+    found = half.fill(rows, lengths, out.numpy(), code, PRECISION.get(code, 0), None)
+    plain = [[x if type(x) in (bool, int, float) else None for x in row] for row in rows]
+    assert found == fill(half, plain, code)[0]
+    if found is None:
+        assert bits(out) == bits(fill(half, plain, code)[1])
+
+
+@pytest.mark.parametrize("half", HALVES)
 def test_ints_have_no_more_bits_than_the_precision(half):
     assert fill(half, [[2048, 4094]], "f", 11)[0] is None
     assert fill(half, [[2048, 2049]], "f", 11)[0] == (0, 1)
@@ -103,8 +116,8 @@ def test_items_that_raise_and_lists_that_change_while_they_are_read(half):
             fill(half, [row], "q")
     with pytest.raises(ValueError, match="length"):
         half.fill([[1, 2]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, plain_number)
-    with pytest.raises(TypeError, match="not callable"):  # there is always a `convert`
-        half.fill([["a"]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, None)
+    with pytest.raises(TypeError, match="not callable"):
+        half.fill([["a"]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, 1)
 
 
 def test_no_more_is_written_than_there_is_room_for():

@@ -27,7 +27,7 @@ typedef struct {
     int width;
     int64_t low, high; /* of integers; those of 8 bytes without a sign go up to twice `high` */
     int precision;     /* of floats: the bits that an int may take, from its first 1 to its last */
-    PyObject *convert; /* makes an int, float or bool of anything else that counts as one */
+    PyObject *convert; /* makes an int, float or bool of anything else that counts as one, or is None */
 } Cells;
 
 static bool
@@ -50,6 +50,14 @@ cells_of_code(const char *code, Cells *cells)
         cells->width = code[0] == 'd' ? 8 : code[0] == 'f' ? 4 : 1;
     }
     return found || strchr("fd?", code[0]);
+}
+
+/* Whether a value is of one of Python's own types of numbers, and not of a subclass. */
+static bool
+is_number(PyObject *value)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    return type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type;
 }
 
 /* The functions below return 1 for a cell that is written, 0 for an item that it cannot hold, and
@@ -170,6 +178,8 @@ put_row(const Cells *cells, PyObject *row, Py_ssize_t count, unsigned char *at, 
             done = put_float(at, cells->width, PyFloat_AsDouble(item));
         } else if (cells->kind == 'i' && Py_TYPE(item) == &PyLong_Type) {
             done = put_int(cells, at, item);
+        } else if (cells->convert == Py_None && !is_number(item)) {
+            done = 0;
         } else {
             done = put(cells, at, item, cells->convert);
         }
@@ -297,13 +307,6 @@ cells_pack(PyObject *Py_UNUSED(module), PyObject *list)
 typedef struct {
     Py_ssize_t short_bytes, short_list, left;
 } Bounds;
-
-static bool
-is_number(PyObject *value)
-{
-    PyTypeObject *type = Py_TYPE(value);
-    return type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type;
-}
 
 static bool has_native_items(PyObject *list, int levels, Bounds *bounds);
 static bool has_native_values(PyObject *dict, int levels, Bounds *bounds);

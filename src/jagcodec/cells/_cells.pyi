@@ -7,7 +7,7 @@ def fill(
     out: Any,
     code: str,
     precision: int,
-    convert: Callable[[Any], Any],
+    convert: Callable[[Any], Any] | None,
     /,
 ) -> tuple[int, int] | None: ...
 def pack(numbers: list[Any], /) -> tuple[str, bytes] | None: ...

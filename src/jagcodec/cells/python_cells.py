@@ -19,7 +19,7 @@ def fill(
     out: Any,
     code: str,
     precision: int,
-    convert: Callable[[Any], Any],
+    convert: Callable[[Any], Any] | None,
 ) -> tuple[int, int] | None:
     """Write the numbers of all rows end to end to `out`, as cells of a code of `array`, or ``?``.
 
@@ -27,7 +27,8 @@ def fill(
     the numbers before it are written.
     Only bools go to cells of bools, and ints must be exact (in a float with `precision` bits).
     Floats are rounded to the nearest; a finite one must stay finite. `convert` makes a number of
-    an item of another type, or None. ValueError: a row does not have its length.
+    an item of another type, or None; without `convert`, only Python's own int, float and bool are
+    numbers, and a subclass is not. ValueError: a row does not have its length.
     """
     target = memoryview(out).cast("B")
     at = 0
@@ -62,12 +63,16 @@ def _at_once(items: tuple[Any, ...], code: str) -> array[Any] | None:
 
 
 def _one_by_one(
-    items: tuple[Any, ...], code: str, precision: int, convert: Callable[[Any], Any]
+    items: tuple[Any, ...], code: str, precision: int, convert: Callable[[Any], Any] | None
 ) -> array[Any]:
     """The cells of the items before the first that cannot be one."""
     cells: array[Any] = array(code.replace("?", "b"))
     for item in items:
-        number = item if isinstance(item, (int, float)) else convert(item)
+        number = item
+        if convert is None:
+            number = item if type(item) in _NUMBERS else None
+        elif not isinstance(item, (int, float)):
+            number = convert(item)
         cell = _cell(number, code, precision)
         if cell is None:
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
@@ -15,8 +15,16 @@ from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
+from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
-from jagcodec.pack.row_kinds import described
+from jagcodec.pack.number_types import (
+    NARROW,
+    check_floats,
+    dtype_of_types,
+    located_numbers,
+    types_of_rows,
+)
+from jagcodec.pack.row_kinds import OBJECT_ROW, described, kind_of_row
 from jagcodec.pack.rows import (
     check_row_shape,
     encode_rows,
@@ -42,24 +50,49 @@ class _GrowingColumn:
     shape: tuple[int, ...] | None = None  # without tokens; None if no chunk or schema has shown it
     schema: FieldSchema | None = None  # says the shape of its chunks
     dtype: torch.dtype | None = None  # None until a number decides it
-    dtype_is_fixed: bool = False  # whether `dtypes`, an array or a tensor decided the dtype
+    dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
+    types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
     tokens: int = 0
     chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
 
-    def whole(self) -> torch.Tensor:
-        """All cells; joins the chunks into one."""
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """The dtype of the chunks: Python's floats are kept, as float64 numbers may follow."""
+        is_python = float in self.types and self.types <= DEFAULT_DTYPES.keys()
+        return torch.float64 if is_python else self.dtype
+
+    def joined(self) -> torch.Tensor:
+        """All cells as they are stored; joins the chunks into one."""
         if not self.chunks:
             # Without numbers the dtype is float32, as that of torch.tensor([]).
-            return torch.empty(self.shape or (0,), dtype=self.dtype or torch.float32)
+            return torch.empty(self.shape or (0,), dtype=self.stored_dtype or torch.float32)
         if len(self.chunks) > 1:
             self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
+
+    def whole(self) -> torch.Tensor:
+        """A copy of all cells."""
+        joined = self.joined()
+        dtype = self.dtype or joined.dtype
+        return cat_bits([joined], 0) if joined.dtype == dtype else joined.to(dtype)
+
+    def with_types(self, types: Set[Any], dtype: torch.dtype) -> _GrowingColumn:
+        """The column after numbers of other types: its cells change their dtype, if they fit."""
+        column = replace(self, types=frozenset(types), dtype=dtype)
+        wanted, joined = column.stored_dtype, self.joined()
+        if not self.chunks or wanted == joined.dtype == self.dtype:
+            return column
+        made: Any = cells_of_rows([joined], dtype, dim=self.dim)
+        cells = torch.as_tensor(made.values)
+        if float in self.types and dtype in NARROW:
+            check_floats(joined.double().flatten(), dtype, lambda _: "")
+        return replace(column, chunks=[cells if wanted == dtype else joined.to(wanted)])
 
     def first_tokens(self, tokens: int) -> _GrowingColumn:
         """A column with a copy of the first `tokens` tokens."""
         if not self.chunks:
             return replace(self, chunks=[])
-        whole = self.whole()
+        whole = self.joined()
         chunks = [cat_bits([whole.narrow(self.dim, 0, tokens)], 0)] if tokens else []
         shape = tuple(0 if d == self.dim else size for d, size in enumerate(whole.shape))
         return replace(self, tokens=tokens, chunks=chunks, shape=shape)
@@ -275,7 +308,7 @@ class RowBuilder:
         """
         row: dict[str, Any] = {}
         for name, column in self._columns.items():
-            cells = cat_bits([column.whole()], 0)
+            cells = column.whole()
             try:
                 row[name] = cells.numpy()
             except TypeError:  # numpy does not have the dtype
@@ -329,7 +362,9 @@ class RowBuilder:
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
-                grown = _GrowingColumn(dim, None, schema[name], leaf.dtype, True, 0, [cells])
+                grown = _GrowingColumn(
+                    dim, None, schema[name], leaf.dtype, dtype_is_fixed=True, chunks=[cells]
+                )
                 row._columns[name] = grown.first_tokens(leaf.row_splits.total)
                 continue
             if schema[name].kind == "tensor":
@@ -364,7 +399,7 @@ class RowBuilder:
     def __reduce_ex__(self, protocol: Any) -> Any:
         columns = {}
         for name, column in self._columns.items():
-            column.whole()  # pickles one chunk instead of many
+            column.joined()  # pickles one chunk instead of many
             columns[name] = vars(column)
         return pickled_parts(_of_state, (type(self), {**vars(self), "_columns": columns}), protocol)
 
@@ -386,33 +421,42 @@ def _read_chunk(
     Returns its column (the dtype may be new), its cells, and its token count, or None if it is one
     number.
     """
-    is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, torch.empty(0), 0
-    ints = column.dtype == torch.int64 and not column.dtype_is_fixed
-    try:
-        made: Any = cells_of_rows([chunk], None if ints else column.dtype, dim=column.dim)
-        if ints and isinstance(made, RowCells) and made.dtype != torch.int64:
-            if made.dtype.is_floating_point:  # earlier ints become floats, too, if they stay exact
-                whole: Any = cells_of_rows([column.whole()], torch.float32)
-                chunks = [torch.as_tensor(whole.values)] if column.tokens else []
-                column = replace(column, dtype=torch.float32, chunks=chunks)
-            made = cells_of_rows([chunk], column.dtype, dim=column.dim)
-    except JagcodecError as error:
-        raise error_at_column(error, path, of_rows=False) from None
-    if not isinstance(made, RowCells):
+    if not column.dtype_is_fixed and kind_of_row(chunk) == OBJECT_ROW:
         detail = (
             "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
             f"found {described(chunk)}"
         )
         raise ArgumentTypeError("bad_type", path, detail)
-    cells = torch.as_tensor(made.values)
+    try:
+        if not column.dtype_is_fixed:
+            column = _with_types_of(column, chunk)
+        made: Any = cells_of_rows([chunk], column.dtype, dim=column.dim)
+        stored = made
+        if column.stored_dtype != column.dtype:
+            stored = cells_of_rows([chunk], column.stored_dtype, dim=column.dim)
+    except JagcodecError as error:
+        raise error_at_column(error, path, of_rows=False) from None
+    cells = torch.as_tensor(stored.values)
     try:
         column.check_chunk(made, cells)
     except JagcodecError as error:
         raise error_at_column(error, path) from None
-    if column.dtype is None:
-        column = replace(column, dtype=made.dtype, dtype_is_fixed=is_typed)
     return column, cells, made.lengths[0] if made.lengths else None
+
+
+def _with_types_of(column: _GrowingColumn, chunk: Any) -> _GrowingColumn:
+    """The column with the dtype that its numbers and those of a chunk have, or an error."""
+    types = column.types | types_of_rows([chunk])
+    if not types:
+        return column  # lists without numbers
+    if types == column.types:
+        if column.dtype in NARROW and float in types:
+            dtype_of_types(types, lambda: located_numbers([chunk]))
+        return column
+    before = [("", kind, 0.0) for kind in column.types]
+    dtype = dtype_of_types(types, lambda: [*before, *located_numbers([chunk])])
+    return column.with_types(types, dtype)

@@ -24,16 +24,26 @@ from jagcodec.memory.tensor_bytes import (
     plain_arrays,
 )
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, NUMBER_DTYPES, PLAIN_DTYPES
-from jagcodec.pack.numbers import cast_array, dtypes_remedy, fill_cells
+from jagcodec.pack.number_types import (
+    dtype_of_rows,
+    dtype_of_types,
+    two_dtypes,
+    type_of_item,
+    types_of_items,
+)
+from jagcodec.pack.numbers import cast_array, cells_of_python, fill_cells, place_of
 from jagcodec.pack.row_kinds import (
     ARRAY_ROW,
     BLANK_ROW,
     KIND_OF_TYPE,
+    MOST_LEVELS,
     NUMBER_ROW,
     OBJECT_ROW,
     OR_OBJECTS,
     SEQUENCE_ROW,
     first_item,
+    is_array,
+    items_of_list,
     kind_of_row,
     mixed_kinds,
     wrong_kind,
@@ -71,8 +81,18 @@ def cells_of_rows(
 ) -> RowCells | list[Any]:
     """The cells of N rows (N is 1 or more), or a list of the rows if they are objects.
 
-    With `copied`, the cells do not alias the rows. A row has its tokens along its dim `dim`.
+    With `copied`, the cells do not alias the rows. A row has its tokens along its dim `dim`. With a
+    `dtype`, a row may be a list of arrays, one per token.
     """
+    if dtype is None or dtype is object:
+        return _cells_or_objects(rows, dtype, copied, dim)
+    return _cells_with_arrays(rows, dtype, copied, dim, MOST_LEVELS)
+
+
+def _cells_or_objects(
+    rows: Sequence[Any], dtype: Any, copied: bool, dim: int
+) -> RowCells | list[Any]:
+    """`cells_of_rows`, where a list of arrays is an object."""
     if dtype is object:
         return payloads_of_rows(rows, "")
     types: set[Any] = set(map(type, rows))
@@ -91,7 +111,7 @@ def cells_of_rows(
         return _cells_of_arrays(rows, dtype, copied, dim)
     kinds = _kinds_of(rows, types)
     if kinds == {NUMBER_ROW}:
-        return RowCells(fill_cells([rows], (len(rows),), dtype, rows[0], None), None)
+        return RowCells(_cells_of_numbers([rows], (len(rows),), dtype, rows[0], None), None)
     if OBJECT_ROW in kinds:
         if dtype is not None or kinds - {OBJECT_ROW, BLANK_ROW}:
             raise mixed_kinds(rows, dtype)
@@ -178,8 +198,35 @@ def _cells_of_lists(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
         flat, first = [list(chain.from_iterable(row)) for row in flat], first_item(first)
     cell = math.prod(shape)
     sizes = tuple(length * cell for length in lengths) if shape else lengths
-    values = fill_cells(flat, sizes, dtype, first, cell)
+    values = _cells_of_numbers(flat, sizes, dtype, first, cell)
     return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths)
+
+
+def _cells_of_numbers(
+    rows: Sequence[Sequence[Any]],
+    sizes: tuple[int, ...],
+    dtype: torch.dtype | None,
+    first: Any,  # the first number, whose type is tried first if `dtype` is None
+    cell: int | None,
+) -> Any:
+    """`fill_cells`, with the dtype of the numbers if none is given."""
+    if dtype is None:
+        values = cells_of_python(rows, sizes, first)
+        if values is not None:
+            return values
+        located = (
+            (place_of(i, at, cell), type_of_item(item), item)
+            for i, row in enumerate(rows)
+            for at, item in enumerate(row)
+        )
+        types = types_of_items(list(chain.from_iterable(rows)))
+        dtype = dtype_of_types(types, lambda: located)
+    if dtype not in FILL_CODES:
+        items = list(chain.from_iterable(rows))
+        if set(map(type_of_item, items)) == {dtype}:  # as of float8
+            parts = [torch.as_tensor(item).detach().cpu().reshape(1) for item in items]
+            return cat_bits(parts, 0)
+    return fill_cells(rows, sizes, dtype, cell)
 
 
 def _first_unequal_item(rows: Sequence[Any], size: int) -> tuple[int, int] | None:
@@ -205,8 +252,8 @@ def _unequal_lists(
     if any(map(len, before)):
         _cells_of_lists(before, dtype)  # raises if an earlier cell does not fit
     place = f", row {row}, cell {cell}"
-    if item is None:
-        return wrong_kind("a number", None, place)
+    if item is None or is_array(item):
+        return wrong_kind("a number", item, place)
     detail = f"expected inner lists of length {shape[-1]}, found {brief(item)}"
     if row and index == 0 and _length_of_items(flat[row]):
         detail += _ragged_dim_remedy(len(shape))
@@ -341,18 +388,80 @@ def _cast_cells(found: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
         sizes = (len(flat),) if lengths is None else tuple(n * cell for n in lengths)
         ends = np.cumsum(sizes).tolist()
         rows = [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        cells = fill_cells(rows, sizes, dtype, 0, None if lengths is None else cell)
+        cells = fill_cells(rows, sizes, dtype, None if lengths is None else cell)
     if isinstance(values, torch.Tensor) and not values.is_cpu:
         cells = to_device(torch.as_tensor(cells), values.device)
     return RowCells(cells.reshape(values.shape), lengths)
+
+
+# --- lists of arrays ---------------------------------------------------------------------------
+
+
+def _cells_with_arrays(
+    rows: Sequence[Any], dtype: torch.dtype, copied: bool, dim: int, levels: int
+) -> RowCells:
+    """The cells of rows of which some may be lists of arrays, or lists of such lists."""
+    made: Any
+    try:
+        made = _cells_or_objects(rows, dtype, copied, dim)
+    except JagcodecError:  # look for such lists only here: they are rare
+        if not (levels and any(map(_is_list_of_arrays, rows))):
+            raise
+        stacked = [
+            _stacked(row, i, dtype, levels - 1) if _is_list_of_arrays(row) else row
+            for i, row in enumerate(rows)
+        ]
+        made = _cells_or_objects(stacked, dtype, False, dim)
+    return made  # type: ignore[no-any-return]
+
+
+def _is_list_of_arrays(row: Any) -> bool:
+    """Whether a row may be a list of arrays; pandas and pyarrow make arrays of objects."""
+    for _ in range(MOST_LEVELS):
+        items = items_of_list(row)
+        if items is None:
+            return False
+        if type(row) is np.ndarray or any(map(is_array, items)):
+            return True
+        row = first_item(items)
+    return False
+
+
+def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
+    """Row `i`, a list of arrays of one shape, as one array or tensor with these cells."""
+    items: Any = items_of_list(row)
+    if not any(is_array(item) or items_of_list(item) is not None for item in items):
+        return items  # an array of objects that are numbers
+    shapes = [tuple(x.shape) if isinstance(x, _TYPED) else None for x in items]
+    for j, shape in enumerate(shapes):
+        if None not in (shape, shapes[0]) and shape != shapes[0]:
+            detail = f"expected shape {shapes[0]} like cell 0, found {shape}{OR_OBJECTS}"
+            raise ArgumentError("bad_shape", f", row {i}, cell {j}", detail)
+    try:
+        values, lengths = _cells_with_arrays(items, dtype, True, 0, levels)
+    except JagcodecError as error:
+        cell = error.path.removeprefix(", row ").partition(",")[0]
+        raise type(error)(error.reason, f", row {i}, cell {cell}", error.detail) from None
+    if lengths is None:
+        return values
+    for j, length in enumerate(lengths):
+        if length != lengths[0]:
+            detail = f"expected {lengths[0]} items like cell 0, found {length}{OR_OBJECTS}"
+            raise ArgumentError("bad_shape", f", row {i}, cell {j}", detail)
+    return values.reshape(len(lengths), lengths[0], *values.shape[1:])
+
+
+_TYPED = (np.ndarray, np.generic, torch.Tensor)
 
 
 # --- rows of several kinds or dtypes -----------------------------------------------------------
 
 
 def _cells_of_mixed_rows(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
-    """Rows of several kinds or dtypes, cast one by one; the first with a number decides."""
+    """Rows of several kinds or dtypes, cast one by one."""
     kinds = list(map(kind_of_row, rows))
+    if dtype is None:
+        dtype = dtype_of_rows(rows)
     first = next(i for i, kind in enumerate(kinds) if kind is not BLANK_ROW)
     model = _cells_of_row(rows[first], first, dtype, dim)
     # A row without tokens, whose other dims fit those of the first row.
@@ -371,7 +480,7 @@ def _cells_of_mixed_rows(rows: Sequence[Any], dtype: torch.dtype | None, dim: in
 
 def _cells_of_row(row: Any, i: int, dtype: torch.dtype | None, dim: int) -> RowCells:
     try:
-        made: Any = cells_of_rows([row], dtype, dim=dim)
+        made: Any = _cells_or_objects([row], dtype, True, dim)
     except JagcodecError as error:
         place = f", row {i}{error.path.removeprefix(', row 0')}"
         raise type(error)(error.reason, place, error.detail) from None
@@ -386,11 +495,11 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
     first = parts[0]
     dtype, ndim, shape, outer = first.dtype, first.ndim, first.shape[dim + 1 :], first.shape[:dim]
     is_array = isinstance(first, np.ndarray)
-    for i, part in enumerate(parts):
+    for i, part in enumerate(parts):  # before shapes: a column has one dtype in any order of rows
         if part.dtype != dtype:
             both = [PLAIN_DTYPES.get(x.dtype, x.dtype) for x in (first, part)]
-            detail = f"expected {both[0]} like row 0, found {both[1]}{_two_dtypes_remedy(*both)}"
-            raise ArgumentTypeError("bad_dtype", f", row {i}", detail)
+            raise two_dtypes(both[0], both[1], ", row 0", f", row {i}")
+    for i, part in enumerate(parts):
         found = part.shape
         if part.ndim != ndim or found[dim + 1 :] != shape or (dim and found[:dim] != outer):
             expected = _ragged_shape_text(outer, shape) if ndim else "()"
@@ -404,16 +513,6 @@ def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
                 "move it with .to()"
             )
             raise ArgumentError("bad_dtype", f", row {i}", detail)
-
-
-def _two_dtypes_remedy(*both: torch.dtype) -> str:
-    """The remedy for a column with rows of two dtypes."""
-    if torch.bool in both or not NUMBER_DTYPES.issuperset(both):
-        return f"; convert the rows{OR_OBJECTS}"
-    if any(dtype.is_floating_point for dtype in both):
-        return dtypes_remedy(torch.float64)
-    signed = [dtype for dtype in both if not str(dtype).startswith("torch.uint")]
-    return dtypes_remedy(torch.int64 if signed or torch.uint64 not in both else torch.uint64)
 
 
 def _ragged_dim_remedy(dim: int) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,13 @@ from jagcodec import cells as cell_kernel
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, number_array
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, LEAST_INFINITE
-from jagcodec.pack.row_kinds import OR_OBJECTS, plain_number, wrong_kind
+from jagcodec.pack.row_kinds import (
+    OR_OBJECTS,
+    dtypes_remedy,
+    list_among_numbers,
+    plain_number,
+    wrong_kind,
+)
 
 
 class _BadItem(NamedTuple):
@@ -29,51 +34,58 @@ class _BadItem(NamedTuple):
 def fill_cells(
     rows: Sequence[Sequence[Any]],
     sizes: tuple[int, ...],  # the lengths of the rows
-    dtype: torch.dtype | None,
-    first: Any,  # the number that decides the dtype if `dtype` is None
+    dtype: torch.dtype,
     cell: int | None,  # numbers per cell; None if `rows` is one list with a number per row
 ) -> Any:
     """The cells of lists and tuples of numbers, end to end."""
-    wanted = dtype or DEFAULT_DTYPES.get(type(plain_number(first)), torch.float32)
-    if wanted not in FILL_CODES:
-        detail = f"expected a dtype that Python's numbers can have, found {wanted}; pass tensors"
+    if dtype not in FILL_CODES:
+        detail = f"expected a dtype that Python's numbers can have, found {dtype}; pass tensors"
         raise ArgumentTypeError("bad_dtype", "", detail)
-    try:
-        values, bad = _written_by_kernel(rows, sizes, wanted)
-    except (ValueError, IndexError) as error:  # another thread changes the rows
-        raise ArgumentError("row_mismatch", "", str(error)) from error
+    values, bad = _written_by_kernel(rows, sizes, dtype, plain_number)
     if bad is None:
-        return _as_dtype(values, wanted)
-    # Only here can a float be, or an int that float32 holds and int64 does not.
-    if dtype is None and wanted == torch.int64 and _has_float(rows, bad):
-        return fill_cells(rows, sizes, torch.float32, first, cell)
-    place = f", row {bad.row}, cell {bad.at // (cell or 1)}"
-    raise _misfit_number(bad.item, wanted, f", row {bad.at}" if cell is None else place)
+        return _as_dtype(values, dtype)
+    raise _misfit_number(bad.item, dtype, place_of(bad.row, bad.at, cell))
+
+
+def place_of(row: int, at: int, cell: int | None) -> str:
+    """The place of the number at an index of a row; `cell` is that of `fill_cells`."""
+    return f", row {at}" if cell is None else f", row {row}, cell {at // (cell or 1)}"
+
+
+def cells_of_python(rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], first: Any) -> Any:
+    """The cells of rows of Python's own numbers; None if there are others, or one does not fit."""
+    dtype = DEFAULT_DTYPES.get(type(first))
+    if dtype is None:
+        return None
+    values, bad = _written_by_kernel(rows, sizes, dtype, None)
+    if bad is not None and dtype == torch.int64 and type(bad.item) is float:
+        dtype = torch.float32
+        values, bad = _written_by_kernel(rows, sizes, dtype, None)
+    return _as_dtype(values, dtype) if bad is None else None
 
 
 def _written_by_kernel(
-    rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], dtype: torch.dtype
+    rows: Sequence[Sequence[Any]],
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    convert: Callable[[Any], Any] | None,
 ) -> tuple[npt.NDArray[Any], _BadItem | None]:
     """The cells that C writes for a dtype, and the first item that does not fit, if any."""
     code, stored, precision = FILL_CODES[dtype]
     lengths = np.array(sizes, dtype=np.int64)
     values = np.empty(sum(sizes), dtype=stored)
-    bad = cell_kernel.fill(rows, lengths, values, code, precision, plain_number)
-    if dtype in LEAST_INFINITE:
-        # C has written the items before the bad one, but some may become infinite.
-        before = len(values) if bad is None else int(lengths[: bad[0]].sum()) + bad[1]
-        over = _first_overflow(values[:before], values[:before], dtype)
-        if over is not None:
-            row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
-            bad = row, over - int(lengths[:row].sum())
-    return values, None if bad is None else _BadItem(*bad, rows[bad[0]][bad[1]])
-
-
-def _has_float(rows: Sequence[Sequence[Any]], start: _BadItem) -> bool:
-    """Whether the item at `start`, or one after it, is a float."""
-    rest = itertools.islice(rows[start.row], start.at, None)
-    items = itertools.chain(rest, itertools.chain.from_iterable(rows[start.row + 1 :]))
-    return any(isinstance(plain_number(item), float) for item in items)
+    try:
+        bad = cell_kernel.fill(rows, lengths, values, code, precision, convert)
+        if dtype in LEAST_INFINITE:
+            # C has written the items before the bad one, but some may become infinite.
+            before = len(values) if bad is None else int(lengths[: bad[0]].sum()) + bad[1]
+            over = _first_overflow(values[:before], values[:before], dtype)
+            if over is not None:
+                row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
+                bad = row, over - int(lengths[:row].sum())
+        return values, None if bad is None else _BadItem(*bad, rows[bad[0]][bad[1]])
+    except (ValueError, IndexError) as error:  # another thread changes the rows
+        raise ArgumentError("row_mismatch", "", str(error)) from error
 
 
 def _first_overflow(
@@ -130,6 +142,8 @@ def _exact_floats(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: to
 
 def _misfit_number(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
     """The error for a number, or another item, that is not a cell of a dtype."""
+    if isinstance(item, (list, tuple)):
+        return list_among_numbers(item, place)
     number, wanted = plain_number(item), str(dtype).removeprefix("torch.")
     if dtype == torch.bool or isinstance(number, bool) or number is None:
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
@@ -154,7 +168,3 @@ def _wider_dtype_remedy(number: float, dtype: torch.dtype) -> str:
             to_floats = isinstance(number, float) and not dtype.is_floating_point
             return dtypes_remedy(wider, "floats" if to_floats else "other cells")
     return OR_OBJECTS
-
-
-def dtypes_remedy(dtype: torch.dtype, what: str = "other cells") -> str:
-    return f"; for {what} pass dtypes={{...: {dtype}}}{OR_OBJECTS}"

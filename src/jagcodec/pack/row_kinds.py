@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from jagcodec._arguments import ARRAY_TYPES
-from jagcodec.errors import ArgumentTypeError, brief, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for, with_remedy
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES, TORCH_ARRAY_DTYPES
 from jagcodec.ragged.nested import is_jagged
@@ -26,6 +26,12 @@ KIND_OF_TYPE: dict[type, str] = {
     **dict.fromkeys((str, bytes, dict, type(None)), OBJECT_ROW),
 }
 """The kinds of rows that their type alone decides."""
+
+
+def dtypes_remedy(dtype: torch.dtype, what: str = "other cells") -> str:
+    """The remedy that a dtype is."""
+    return f"; for {what} pass dtypes={{...: {dtype}}}{OR_OBJECTS}"
+
 
 OR_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
 """The remedy that every column has."""
@@ -43,7 +49,7 @@ def kind_of_row(row: Any) -> str:
             if first is None:
                 return BLANK_ROW
             if not isinstance(first, (list, tuple)):
-                return OBJECT_ROW if plain_number(first) is None else SEQUENCE_ROW
+                return _kind_of_list(row, first)
         return OBJECT_ROW
     if isinstance(row, (np.ndarray, np.generic)):
         plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
@@ -54,6 +60,74 @@ def kind_of_row(row: Any) -> str:
     else:
         return NUMBER_ROW if isinstance(row, (int, float)) else OBJECT_ROW
     return ARRAY_ROW if plain else OBJECT_ROW
+
+
+def _kind_of_list(row: Iterable[Any], first: Any) -> str:
+    """The kind of a list whose first item, or that of its first lists, is not a list."""
+    if plain_number(first) is not None:
+        return SEQUENCE_ROW
+    # Arrays among numbers are a mistake in any order, not objects.
+    is_mixed = is_array(first) and any(
+        isinstance(item, (list, tuple)) or plain_number(item) is not None for item in row
+    )
+    return SEQUENCE_ROW if is_mixed else OBJECT_ROW
+
+
+def is_array(item: Any) -> bool:
+    """Whether an item of a list holds numbers and is not one: an array, a tensor or a `range`."""
+    if isinstance(item, (range, array)):
+        return True
+    is_typed = isinstance(item, (np.ndarray, np.generic, torch.Tensor))
+    return is_typed and kind_of_row(item) == ARRAY_ROW and plain_number(item) is None
+
+
+MOST_LEVELS = 3
+"""How many lists are looked into for arrays; a list may contain itself."""
+
+
+def items_of_list(row: Any) -> Sequence[Any] | None:
+    """The items of a list, a tuple, or an array of objects; None of anything else."""
+    if isinstance(row, (list, tuple)):
+        return row
+    is_objects = type(row) is np.ndarray and row.dtype == object and row.ndim > 0
+    return row.tolist() if is_objects else None
+
+
+def are_equal_arrays(rows: Sequence[Any]) -> bool:
+    """Whether rows are lists of arrays of one form, with two arrays or more in some row.
+
+    The arrays may be in lists of equal lengths.
+    """
+    forms: set[Any] = set()
+    longest = 0
+    for row in rows:
+        items = items_of_list(row)
+        if items is None:
+            return False
+        forms |= _forms(items, MOST_LEVELS)
+        longest = max(longest, len(items))
+        if None in forms or len(forms) > 1:
+            return False
+    return longest > 1
+
+
+def _forms(items: Sequence[Any], levels: int) -> set[Any]:
+    """The types, dtypes and shapes of arrays, of lists of them their lengths, too; or None."""
+    kinds = set(map(type, items))
+    samples = [next(item for item in items if type(item) is kind) for kind in kinds]
+    if any(items_of_list(sample) is not None for sample in samples):
+        return {_form_of_list(item, levels) for item in items}
+    if not all(map(is_array, samples)):
+        return {None}
+    if kinds <= {range, array}:
+        return {(getattr(item, "typecode", "range"), len(item)) for item in items}
+    return {(getattr(item, "dtype", None), getattr(item, "shape", None)) for item in items}
+
+
+def _form_of_list(item: Any, levels: int) -> Any:
+    items = items_of_list(item)
+    forms = _forms(items, levels - 1) if items and levels else {None}
+    return None if len(forms) > 1 or None in forms else (len(items or ()), *forms)
 
 
 def plain_number(item: Any) -> Any:
@@ -99,6 +173,12 @@ def wrong_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
         example = "False" if expected == "bools" else "float('nan')"
         detail = f"expected {other}, found None; put {other} in its place, such as {example}"
     return ArgumentTypeError("bad_type", place, detail + OR_OBJECTS)
+
+
+def list_among_numbers(item: Any, place: str) -> ArgumentError:
+    """The error for a list where a number was expected."""
+    detail = f"expected a number like the others, found {brief(item)}{OR_OBJECTS}"
+    return ArgumentError("bad_shape", place, detail)
 
 
 def described(item: Any) -> str:

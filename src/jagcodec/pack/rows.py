@@ -37,6 +37,8 @@ from jagcodec.pack.plain_rows import (
     columns_of_dicts,
     frames_of_plain_rows,
 )
+from jagcodec.pack.row_kinds import are_equal_arrays
+from jagcodec.pack.warnings import warn_of_objects
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
@@ -203,15 +205,22 @@ def _checked_columns(
             detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
             raise ArgumentTypeError("bad_type", path, detail)
         columns[name] = made.values if type(made) is RowCells else made
-        if copied and type(made) is not RowCells and field.kind != "object":
-            _check_objects(made, path)
+        if type(made) is not RowCells and field.kind != "object":
+            _check_objects(made, path, copied)
     if same_length is not NO_NAMES:
         _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
-def _check_objects(rows: Sequence[Any], path: str) -> None:
-    """Refuse tensors that are objects only because their values cannot be read."""
+def _check_objects(rows: Sequence[Any], path: str, to_tensors: bool) -> None:
+    """Warn of objects that could be cells; refuse tensors whose values cannot be read.
+
+    A message, which is not `to_tensors`, refuses such tensors itself.
+    """
+    if are_equal_arrays(rows):
+        warn_of_objects(path)
+    if not to_tensors:
+        return
     tensor_types = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
     for i, row in enumerate(rows if tensor_types else ()):
         if type(row) in tensor_types and not is_jagged(row) and registered_name(type(row)) is None:

@@ -81,6 +81,16 @@ def warn_of_width(path: str) -> None:
     _warn(path, detail)
 
 
+def warn_of_objects(path: str) -> None:
+    """Warn of rows that are lists of equal arrays, which become Python objects."""
+    detail = (
+        "rows are lists of arrays of one shape, which become Python objects: slower to send and "
+        "larger than cells. If each array is a token, pass dtypes={name: dtype}, or stack the rows "
+        "with np.stack. If they are objects, pass dtypes={name: object}"
+    )
+    _warn(path, detail)
+
+
 _FEW_ROWS = 16
 
 
