@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from array import array
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -23,9 +24,15 @@ class Float(float):
     """A float of the user, as weak as Python's."""
 
 
-PYTHON = [True, 0, 1, 3, 2**11 + 1, 2**24 + 1, 2**53 + 1, 2**63, 2**70]
+PYTHON: list[Any] = [True, 0, 1, 3, 2**11 + 1, 2**24 + 1, 2**53 + 1, 2**63, 2**70]
 PYTHON += [0.5, 0.1, 1e39, float("nan"), float("inf"), 65520.0, Float(0.25)]
-TYPED = [np.bool_(True), np.int8(3), np.int64(2**24 + 1), np.uint64(2**63), np.array(7, np.int32)]
+TYPED: list[Any] = [
+    np.bool_(True),
+    np.int8(3),
+    np.int64(2**24 + 1),
+    np.uint64(2**63),
+    np.array(7, np.int32),
+]
 TYPED += [np.float16(0.1), np.float32(0.1), np.float64(0.1), np.float64(1e300), np.array(0.1)]
 TYPED += [torch.tensor(5), torch.tensor(0.1), torch.tensor(0.1, dtype=torch.bfloat16)]
 TYPED += [torch.tensor(True), np.array(3, dtype=">i2")]
@@ -173,10 +180,17 @@ def test_a_growing_row_is_what_its_numbers_are_in_one_row(kernel, items, in_list
 
 LISTS = [[1, 2], [0.5], [np.float64(0.1)], [np.float32(0.5), 0.1], [], [2**24 + 1], [True], [None]]
 ARRAYS = [np.array([0.1]), np.array([1, 2]), torch.tensor([0.5]), np.array([], dtype=np.float32)]
-chunks = st.sampled_from(LISTS) | st.sampled_from(ARRAYS) | st.sampled_from([range(3), array("d")])
+some_rows = (
+    st.sampled_from(LISTS) | st.sampled_from(ARRAYS) | st.sampled_from([range(3), array("d")])
+)
 
 
-@given(st.lists(chunks, min_size=1, max_size=4), st.sampled_from(sorted(PACKERS)))
+@given(
+    st.lists(some_rows, min_size=1, max_size=4).filter(
+        lambda rows: any(not isinstance(row, list) or row not in ([], [None]) for row in rows)
+    ),
+    st.sampled_from(sorted(PACKERS)),
+)
 @example([[1], np.array([0.5])], "pack_rows")
 @example([[1], torch.tensor([2, 3]), np.array([4], dtype=np.int8)], "pack_rows")
 @example([[0.5], np.array([], dtype=np.int64)], "pack_rows")
@@ -226,22 +240,23 @@ def test_a_refusal_names_the_number_and_the_remedy(rows, detail):
 def test_a_dtype_of_tensors_alone():
     """Python's numbers cannot have it, and tensors without dims can."""
     one = torch.ones(1).to(torch.float8_e5m2)
+    rows: list[Any]
     for rows in ([[one[0], one[0]]], [[one[0]], one]):
         assert pack_rows({"x": rows})["x"].values().dtype == torch.float8_e5m2
     for items in itertools.permutations([one[0], 0.5, 1]):
-        for rows in (items, [items]):
+        for rows in ([*items], [items]):
             with pytest.raises(ArgumentTypeError, match="pass tensors"):
                 pack_rows({"x": rows})
 
 
 def test_a_resumed_row_has_the_dtype_of_its_message():
     row = RowBuilder()
-    row.append(x=np.float16([0.5]))
+    row.append(x=np.array([0.5], dtype=np.float16))
     with pytest.raises(ArgumentError, match="holds exactly"):
         row.append(x=[0.1])
     resumed = RowBuilder.from_message(row.to_frames())
     resumed.append(x=[0.1])
-    assert resumed.to_row()["x"].tolist() == np.float16([0.5, 0.1]).tolist()
+    assert resumed.to_row()["x"].tolist() == np.array([0.5, 0.1], dtype=np.float16).tolist()
 
 
 # --- lists of arrays, one per token --------------------------------------------------------------
@@ -253,7 +268,7 @@ def objects(row):
     return found
 
 
-TOKENS = {
+TOKENS: dict[str, Any] = {
     "arrays": lambda cell: np.array(cell, dtype=np.int32),
     "tensors": torch.tensor,
     "ranges": lambda cell: range(cell[0], cell[-1] + 1),
@@ -266,11 +281,11 @@ CELLS = [cell for row in ROWS for cell in row]
 def warnings_of(rows, dtypes=None):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        column = pack_rows({"x": rows}, dtypes=dtypes)["x"]
+        column: Any = pack_rows({"x": rows}, dtypes=dtypes)["x"]
         frames = encode_rows({"x": rows}, dtypes=dtypes, default=list)
     assert len(found) in (0, 2)
-    if isinstance(column, torch.Tensor):
-        again = decode(frames)["x"]
+    if dtypes and object not in dtypes.values():
+        again: Any = decode(frames)["x"]
         assert again.offsets().tolist() == column.offsets().tolist()
         assert bits(again.values()) == bits(column.values())
     return column, [str(each.message) for each in found if each.category is JagcodecWarning]
@@ -341,7 +356,7 @@ def test_other_objects_do_not_warn(rows):
 @pytest.mark.parametrize(
     ("row", "error", "place"),
     [
-        ([np.ones(2), np.ones(3)], ArgumentError, r"cell 1: expected shape \(2,\) like cell 0, fo"),
+        ([np.ones(2), np.ones(3)], ArgumentError, r"cell 1: expected shape \(2,\) like cell 0"),
         ([range(2), range(3)], ArgumentError, r"cell 1: expected 2 items like cell 0, found 3"),
         ([np.ones(2), [1, 2, 3]], ArgumentError, r"cell 1: expected 2 items like cell 0, found 3"),
         ([np.ones(2), np.array([1e300, 0])], ArgumentError, r"cell 1: .*found 1e\+300"),
@@ -361,7 +376,7 @@ def test_a_list_of_arrays_that_are_no_cells_is_refused_in_any_order(row, error, 
 
 def test_rows_beside_lists_of_arrays():
     """Arrays and nested lists; and tokens along a later dim, arrays of layers, lists that loop."""
-    whole = [[np.float64([1, 2]), [3, 4]], np.array([[5, 6]]), [[7, 8]], (), [[9, 10], range(2)]]
+    whole = [[np.array([1.0, 2.0]), [3, 4]], np.array([[5, 6]]), [[7, 8]], (), [[9, 10], range(2)]]
     wanted = [[[1, 2], [3, 4]], [[5, 6]], [[7, 8]], [], [[9, 10], [0, 1]]]
     for order in itertools.permutations(range(5)):
         rows = pack_rows({"x": [whole[i] for i in order]}, dtypes={"x": torch.float64})["x"]
@@ -369,11 +384,11 @@ def test_rows_beside_lists_of_arrays():
     mrope = [[np.arange(n)] * 3 for n in (2, 4)]
     column = pack_rows({"x": mrope}, dtypes={"x": torch.int64}, ragged_dims={"x": 2})["x"]
     assert [row.tolist() for row in column.unbind()] == [[[0, 1]] * 3, [[0, 1, 2, 3]] * 3]
-    layers = [objects([objects([np.uint8([1, 2])] * 3)] * n) for n in (2, 1)]
+    layers = [objects([objects([np.array([1, 2], dtype=np.uint8)] * 3)] * n) for n in (2, 1)]
     column, _ = warnings_of(layers, {"x": torch.uint8})
     assert [tuple(row.shape) for row in column.unbind()] == [(2, 3, 2), (1, 3, 2)]
     assert len(warnings_of(layers)[1]) == 2
-    loop = [np.ones(2)]
+    loop: list[Any] = [np.ones(2)]
     loop += [loop, loop]
     with pytest.raises(JagcodecError):
         pack_rows({"x": [loop]}, dtypes={"x": torch.float32})

@@ -390,7 +390,7 @@ def test_what_is_not_numbers_is_an_object_of_rows_and_not_a_chunk(chunk):
 
 
 def test_chunks_of_a_column_are_of_one_dtype():
-    for chunks, refused, dtype, expected in (
+    cases: list[tuple[list[Any], Any, Any, Any]] = [
         ([[0, 1], [0.5], 2], True, np.float32, [0.0, 1.0, 0.5, 2.0]),
         ([[], [0.5]], "a", np.float32, [0.5]),
         ([np.array([1])], [0.5], np.int64, [1]),
@@ -404,7 +404,8 @@ def test_chunks_of_a_column_are_of_one_dtype():
         ([[0.5], np.array([2], dtype=np.float16)], [0.1], np.float16, [0.5, 2.0]),
         ([[0.1], []], np.array([2], dtype=np.float16), np.float32, None),
         ([np.array([1]), [2]], np.array([3], dtype=np.int8), np.int64, [1, 2]),
-    ):
+    ]
+    for chunks, refused, dtype, expected in cases:
         row = RowBuilder()
         for chunk in chunks:
             row.append(x=chunk)

@@ -15,15 +15,16 @@ from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
-from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
 from jagcodec.pack.number_types import (
     NARROW,
+    PYTHON_TYPES,
     check_floats,
     dtype_of_types,
     located_numbers,
     types_of_rows,
 )
+from jagcodec.pack.numbers import cast_array
 from jagcodec.pack.row_kinds import OBJECT_ROW, described, kind_of_row
 from jagcodec.pack.rows import (
     check_row_shape,
@@ -52,20 +53,15 @@ class _GrowingColumn:
     dtype: torch.dtype | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
     types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
+    stored: torch.dtype | None = None  # of the chunks: floats stay float64, as such may follow
     tokens: int = 0
     chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
-
-    @property
-    def stored_dtype(self) -> torch.dtype | None:
-        """The dtype of the chunks: Python's floats are kept, as float64 numbers may follow."""
-        is_python = float in self.types and self.types <= DEFAULT_DTYPES.keys()
-        return torch.float64 if is_python else self.dtype
 
     def joined(self) -> torch.Tensor:
         """All cells as they are stored; joins the chunks into one."""
         if not self.chunks:
             # Without numbers the dtype is float32, as that of torch.tensor([]).
-            return torch.empty(self.shape or (0,), dtype=self.stored_dtype or torch.float32)
+            return torch.empty(self.shape or (0,), dtype=self.stored or torch.float32)
         if len(self.chunks) > 1:
             self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
@@ -76,17 +72,23 @@ class _GrowingColumn:
         dtype = self.dtype or joined.dtype
         return cat_bits([joined], 0) if joined.dtype == dtype else joined.to(dtype)
 
-    def with_types(self, types: Set[Any], dtype: torch.dtype) -> _GrowingColumn:
-        """The column after numbers of other types: its cells change their dtype, if they fit."""
-        column = replace(self, types=frozenset(types), dtype=dtype)
-        wanted, joined = column.stored_dtype, self.joined()
-        if not self.chunks or wanted == joined.dtype == self.dtype:
+    def with_types(self, types: Set[Any], chunk: Any) -> _GrowingColumn:
+        """The column with a chunk of numbers of these types: its cells change dtype if they fit."""
+        if types <= self.types and not (self.dtype in NARROW and float in types):
+            return self
+        found = self.types | types
+        before = [("", kind, 0.0) for kind in self.types]
+        dtype = dtype_of_types(found, lambda: [*before, *located_numbers([chunk])])
+        stored = torch.float64 if float in found and found <= PYTHON_TYPES else dtype
+        column = replace(self, types=found, dtype=dtype, stored=stored)
+        if not self.chunks or dtype == self.dtype:
             return column
+        joined = self.joined()
         made: Any = cells_of_rows([joined], dtype, dim=self.dim)
-        cells = torch.as_tensor(made.values)
         if float in self.types and dtype in NARROW:
-            check_floats(joined.double().flatten(), dtype, lambda _: "")
-        return replace(column, chunks=[cells if wanted == dtype else joined.to(wanted)])
+            check_floats(joined.flatten(), dtype, lambda _: "")
+        cells = torch.as_tensor(made.values) if stored == dtype else joined.to(stored)
+        return replace(column, chunks=[cells])
 
     def first_tokens(self, tokens: int) -> _GrowingColumn:
         """A column with a copy of the first `tokens` tokens."""
@@ -150,9 +152,10 @@ class RowBuilder:
             dtype, or the `FieldSchema` of a jagged column, which also says its ragged dim and the
             shape of its tokens, makes a per-token column that is there from the start. `object`,
             and any other `FieldSchema`, is for a value that you `set`.
-            Other columns are made at their first `append`, with the dtype of its array or tensor,
-            or with int64, float32 or bool of Python's numbers. A column of int64 becomes float32
-            when a float is appended, if every int stays exact; one of empty lists alone is float32.
+            Other columns are made at their first `append`, and have the dtype that `encode_rows`
+            gives all numbers so far, in any order: Python's ints become float32 when a float is
+            appended, and all take the dtype of the first array, tensor or numpy scalar, if they
+            fit. A column of empty lists alone is float32.
         same_length: Names of columns that must have as many tokens as each other after each
             `append`; None for all columns, ``()`` for none.
 
@@ -214,7 +217,7 @@ class RowBuilder:
                 tokens of another shape, a number does not fit the dtype of its column (ints must
                 be exact, finite floats must stay finite), or the name is that of a value.
             ArgumentTypeError: A chunk has another type, or holds what the column cannot: floats
-                among integers, bools among numbers, strings, None.
+                among integers of an array, a second dtype, bools among numbers, strings, None.
         """
         where = "RowBuilder.append"
         read = {}
@@ -425,22 +428,17 @@ def _read_chunk(
         chunk = chunk.detach().cpu()
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, torch.empty(0), 0
-    if not column.dtype_is_fixed and kind_of_row(chunk) == OBJECT_ROW:
+    try:
+        column, made = _cells_of_chunk(column, chunk)
+    except JagcodecError as error:
+        raise error_at_column(error, path, of_rows=False) from None
+    if not isinstance(made, RowCells):
         detail = (
             "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
             f"found {described(chunk)}"
         )
         raise ArgumentTypeError("bad_type", path, detail)
-    try:
-        if not column.dtype_is_fixed:
-            column = _with_types_of(column, chunk)
-        made: Any = cells_of_rows([chunk], column.dtype, dim=column.dim)
-        stored = made
-        if column.stored_dtype != column.dtype:
-            stored = cells_of_rows([chunk], column.stored_dtype, dim=column.dim)
-    except JagcodecError as error:
-        raise error_at_column(error, path, of_rows=False) from None
-    cells = torch.as_tensor(stored.values)
+    cells = torch.as_tensor(made.values)
     try:
         column.check_chunk(made, cells)
     except JagcodecError as error:
@@ -448,15 +446,18 @@ def _read_chunk(
     return column, cells, made.lengths[0] if made.lengths else None
 
 
-def _with_types_of(column: _GrowingColumn, chunk: Any) -> _GrowingColumn:
-    """The column with the dtype that its numbers and those of a chunk have, or an error."""
-    types = column.types | types_of_rows([chunk])
-    if not types:
-        return column  # lists without numbers
-    if types == column.types:
-        if column.dtype in NARROW and float in types:
-            dtype_of_types(types, lambda: located_numbers([chunk]))
-        return column
-    before = [("", kind, 0.0) for kind in column.types]
-    dtype = dtype_of_types(types, lambda: [*before, *located_numbers([chunk])])
-    return column.with_types(types, dtype)
+def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn, Any]:
+    """The column, whose dtype may be new, and the cells of a chunk as it stores them."""
+    dim = column.dim
+    if column.dtype_is_fixed:
+        return column, cells_of_rows([chunk], column.dtype, dim=dim)
+    types = types_of_rows([chunk])
+    if not types <= PYTHON_TYPES and kind_of_row(chunk) == OBJECT_ROW:
+        return column, None
+    column = column.with_types(types, chunk)
+    made: Any = cells_of_rows([chunk], column.stored, dim=dim)
+    if column.stored != column.dtype and (
+        int in types or cast_array(made.values, torch.float32) is None
+    ):
+        cells_of_rows([chunk], column.dtype, dim=dim)  # refuses what float32 does not hold
+    return column, made

@@ -44,6 +44,7 @@ from jagcodec.wire.spec import MAX_NDIM
 # The type of a number is Python's bool, int or float, or a `torch.dtype`. `list` stands for a list
 # among numbers, and `object` for what is no number.
 _BOOLS = {bool, torch.bool}
+PYTHON_TYPES: Set[Any] = frozenset(DEFAULT_DTYPES)
 NARROW = {torch.float16, torch.bfloat16}  # fewer bits than the float32 of Python's floats
 
 Located = Iterable[tuple[str, Any, Any]]
@@ -67,7 +68,7 @@ def type_of_number(item: Any) -> Any:
 def types_of_items(items: Collection[Any]) -> set[Any]:
     """The types of the items of lists, of which arrays with dims are not numbers."""
     found: set[Any] = set(map(type, items))
-    if found <= DEFAULT_DTYPES.keys():
+    if found <= PYTHON_TYPES:
         return found
     samples = dict(zip(map(type, items), items, strict=True))  # faster than one by one
     found = set()
@@ -92,7 +93,11 @@ def types_of_rows(rows: Iterable[Any]) -> set[Any]:
     """
     found: set[Any] = set()
     for row in rows:
-        found |= types_of_items(_leaves(row)) if _is_list(row) else {type_of_number(row)}
+        if not _is_list(row):
+            found.add(type_of_number(row))
+            continue
+        kinds: set[Any] = set(map(type, row))
+        found |= kinds if kinds <= PYTHON_TYPES else types_of_items(_leaves(row))
     return found - {list}
 
 

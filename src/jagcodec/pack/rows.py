@@ -81,9 +81,12 @@ def pack_rows(
             tensor, a number, or any other Python value.
         dtypes: Name to the dtype of the column's cells (`torch.dtype`), to `object` for a column
             of Python objects, or to a `FieldSchema` of the `schema` of an earlier `WireBatch`. In
-            other columns ints become int64, or float32 if a float follows and every int stays
-            exact; floats float32, rounded as torch rounds; bools bool. Arrays and tensors keep
-            their dtype. A `FieldSchema` also says the shape of the rows, but for their tokens.
+            other columns ints become int64, or float32 if there are floats and every int stays
+            exact; floats float32, rounded as torch rounds; bools bool. Arrays, tensors and numpy
+            scalars keep their dtype, which Python's numbers beside them take. No order matters. A
+            `FieldSchema` also says the shape of the rows, but for their tokens. A row may be a list
+            of arrays of one shape, one per token, if `dtypes` names its dtype; otherwise it is an
+            object, with a warning.
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.
@@ -99,14 +102,16 @@ def pack_rows(
 
     Raises:
         ArgumentError: A number does not fit its cells (ints must fit exactly, finite floats must
-            stay finite); rows differ in the shape of their cells, in length (`same_length`,
-            `rectangular`), or columns in their number of rows; rows have another shape than their
-            `FieldSchema`; or all rows of a column are empty, or the batch is, and `dtypes` does
-            not name it. Column and row are named.
+            stay finite, a Python float beside float16 or bfloat16 must not change); rows differ in
+            the shape of their cells, in length (`same_length`, `rectangular`), or columns in their
+            number of rows; rows have another shape than their `FieldSchema`; or all rows of a
+            column are empty, or the batch is, and `dtypes` does not name it. Column and row are
+            named.
         ArgumentKeyError: A name in `dtypes`, `same_length`, `rectangular` or `ragged_dims` is not
             that of a column, or a sample does not have the names of the first.
-        ArgumentTypeError: A row is of another type than the first (a string, a bool or None among
-            numbers), or a `NonTensorStack`; or `rows` or an argument is of another type.
+        ArgumentTypeError: Rows or their numbers are of types that do not go together (a string, a
+            bool or None among numbers, two dtypes, a dtype of integers and Python's floats), or a
+            `NonTensorStack`; or `rows` or an argument is of another type.
     """
     where = "pack_rows"
     columns = _checked_columns(
