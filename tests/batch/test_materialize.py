@@ -847,3 +847,24 @@ def test_a_rectangle_wider_than_the_width_stays_as_it_is(options):
     found = materialize({"ids": ids, "grid": grid, "mask": mask}, pad_to_seqlen=32, **options)
     assert found["grid"] is grid
     assert found["ids"].shape == found["mask"].shape == (2, 32)
+
+
+@pytest.mark.parametrize("form", ["jagged", "rectangle"])
+def test_cells_that_a_message_claims_without_bytes_make_no_memory(form):
+    """A mask and positions have bytes for each cell, also of columns whose cells have none."""
+    for cells, fits in ((1 << 10, True), (1 << 31, False)):
+        x = torch.empty(2, cells // 2, 0)
+        if form == "jagged":
+            offsets = torch.tensor([0, cells // 2, cells])
+            x = torch.nested.nested_tensor_from_jagged(x.flatten(0, 1), offsets)
+        frames = encode(TensorDict({"x": x}, [2]))
+        assert sum(map(len, frames)) < 1000
+        assert materialize(frames)["x"].shape == (2, cells // 2, 0)
+        calls: Any = [{"attention_mask_of": "x", **more} for more in ({}, {"padding_side": "left"})]
+        calls += [{"layout": "packed"}] if form == "jagged" else []
+        for options in calls:
+            if fits:
+                materialize(frames, **options)
+                continue
+            with pytest.raises(ArgumentError, match=r"'x'.* without bytes, found 2147483648"):
+                materialize(frames, **options)

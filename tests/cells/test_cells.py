@@ -86,6 +86,14 @@ def test_without_convert_only_the_own_types_of_python_are_numbers(half, rows, co
 
 
 @pytest.mark.parametrize("half", HALVES)
+def test_what_a_buffer_raises_is_raised(half):
+    released = memoryview(bytearray(8))
+    released.release()
+    with pytest.raises(ValueError, match="released"):
+        half.fill([[1]], np.ones(1, dtype=np.int64), released, "q", 0, plain_number)
+
+
+@pytest.mark.parametrize("half", HALVES)
 def test_ints_have_no_more_bits_than_the_precision(half):
     assert fill(half, [[2048, 4094]], "f", 11)[0] is None
     assert fill(half, [[2048, 2049]], "f", 11)[0] == (0, 1)
@@ -128,7 +136,7 @@ def test_no_more_is_written_than_there_is_room_for():
     bad: list[tuple[Any, Any, Any, str, Any, str]] = [
         ([[1, 2]], [2], out, "q", ValueError, "length"),
         ([5], [1], out, "q", TypeError, "row 0"),
-        ([[1]], [1], frozen, "q", TypeError, "read-write"),
+        ([[1]], [1], frozen, "q", ValueError, "read-only"),
         *(([[1]], [1], out, code, ValueError, "code") for code in ("", "qq", "x", "é")),
     ]
     for rows, lengths, room, code, error, match in bad:

@@ -5,6 +5,7 @@ import re
 import sys
 from array import array
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -478,3 +479,11 @@ def test_rows_stay_on_their_device_which_must_be_one(device):
         for dtypes in (None, {"x": torch.int64}):
             with pytest.raises(ArgumentError, match=r"'x'\), row 1: expected device \w+(:0)? like"):
                 pack_rows({"x": [first, second]}, dtypes=dtypes)
+
+
+def test_memory_that_lacks_for_cells_is_no_foreign_error(monkeypatch):
+    monkeypatch.setattr(cells, "fill", mock.Mock(side_effect=MemoryError("unable to allocate")))
+    for pack in (pack_rows, encode_rows):
+        with pytest.raises(ArgumentError, match=r"'x'.*memory, found 3: unable") as caught:
+            pack({"x": [[1, 2], [3]]})
+        assert caught.value.reason == "too_large"

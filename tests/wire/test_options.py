@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
@@ -637,3 +638,27 @@ def test_out_may_not_overlap_what_is_encoded_however_it_is_sent(options, cells, 
     assert torch.equal(memory, before)
     size = encode(td, out=memory[1 << 19 :], **options)
     assert_same(decode(memory[1 << 19 :][:size].clone()), td)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_that_lacks_is_not_a_foreign_error(monkeypatch, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    value = [torch.zeros(1 << 18), torch.ones(1 << 18)]
+    frames = encode(value, compress="zstd")
+
+    class NoMemory:
+        def __init__(self, **_):
+            pass
+
+        def fail(self, *_, **__):
+            raise zstandard.ZstdError("Allocation error : not enough memory")
+
+        compress = decompress = fail
+
+    monkeypatch.setattr(zstandard, "ZstdCompressor", NoMemory)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", NoMemory)
+    with pytest.raises(ArgumentError, match="memory") as caught:
+        encode(value, compress="zstd")
+    assert caught.value.reason == "too_large"
+    with pytest.raises(MemoryError, match="frame 1"):  # the message may be whole
+        decode(frames)

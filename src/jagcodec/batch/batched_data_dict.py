@@ -273,7 +273,8 @@ def _of_parts(parts: Any) -> Any:
 
 
 def _state_of_batch(batch: BatchedDataDict) -> list[dict[str, Any]]:
-    return [ColumnDict(batch, len(batch)), batch.meta_info]
+    rows = row_counts(batch, "BatchedDataDict") or 0  # columns may have changed since they were set
+    return [ColumnDict(batch, rows), batch.meta_info]
 
 
 def _batch_of_state(state: Any) -> BatchedDataDict:

@@ -43,6 +43,7 @@ from jagcodec.batch.rectangles import (
     Rectangle,
     RowPlaces,
     allocate_rectangles,
+    check_unbacked,
     check_width,
     fill_rectangles,
     no_memory,
@@ -448,6 +449,7 @@ class _Padded(NamedTuple):
     row_splits: RowSplits
     places: RowPlaces
     device: torch.device
+    cell_bytes: int
 
 
 def _places_at_end(row_splits: RowSplits, whole: _Padded, key: Key) -> RowPlaces:
@@ -551,6 +553,7 @@ class _LayoutPlan:
         if layout == "jagged":
             return nested_tensor(values, row_splits, view.ragged_dim)
         if layout == "packed":
+            check_unbacked(row_splits.total, view.cell_bytes, key)
             return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))
         assert_never(layout)
 
@@ -599,7 +602,8 @@ class _LayoutPlan:
         if not is_wider:
             places = self._place_rows(row_splits, key, max(most, cells))
         if places.width == cells:
-            self._padded[key] = _Padded(row_splits, RowPlaces(None, cells), leaf.device)
+            size = leaf.shape[2:].numel() * leaf.itemsize
+            self._padded[key] = _Padded(row_splits, RowPlaces(None, cells), leaf.device, size)
             return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
             detail = f"expected a strided rectangle to make {places.width} cells wide, found "
@@ -638,7 +642,7 @@ class _LayoutPlan:
     def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
         """A rectangle that is planned for the rows of a view."""
         bits, device = self._pad_bits(view.dtype, key), view.device
-        self._padded[key] = _Padded(view.row_splits, places, device)
+        self._padded[key] = _Padded(view.row_splits, places, device, view.cell_bytes)
         shape = rectangle_shape(view, places.width)
         rectangle = Rectangle(shape, view.dtype, device, key, view, *places, bits)
         self.rectangles.append(rectangle)
@@ -676,9 +680,10 @@ class _LayoutPlan:
                     f"pass attention_mask_of={{{name!r}: 'another name'}}"
                 )
                 raise ArgumentError("conflict", where, detail)
-            row_splits, places, device = self._padded[name]
+            row_splits, places, device, cell_bytes = self._padded[name]
+            check_unbacked(row_splits.rows * places.width, cell_bytes, name)
             try:
                 ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
-            except RuntimeError as error:  # There may be many cells, if they have no bytes.
+            except RuntimeError as error:
                 raise no_memory((row_splits.rows, places.width), mask, error) from error
             columns[mask] = self._plan_rectangle(end_to_end(ones, row_splits), places, mask)

@@ -26,7 +26,7 @@ from jagcodec.wire.dtypes import NUMPY_BY_NAME, torch_dtype
 from jagcodec.wire.frames import writable_bytes
 from jagcodec.wire.lowered import Key
 from jagcodec.wire.schema import Node
-from jagcodec.wire.spec import PLAIN, Kind
+from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 from jagcodec.wire.wire_batch import MessageColumns
 
 Layout = Literal["padded", "jagged", "packed"]
@@ -169,6 +169,13 @@ def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentErr
         f"{error!s:.200}"
     )
     return ArgumentError("too_large", "materialize", detail)
+
+
+def check_unbacked(cells: int, cell_bytes: int, key: Key) -> None:
+    """Refuse to make memory for many cells that a message may claim without bytes for them."""
+    if not cell_bytes and cells > MAX_UNBACKED_ROWS:
+        detail = f"expected at most {MAX_UNBACKED_ROWS} cells without bytes, found {cells}"
+        raise ArgumentError("too_large", path_of(key), detail)
 
 
 def _take_memory_of(out: Any, rectangle: Rectangle) -> bool:

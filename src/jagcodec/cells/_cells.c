@@ -195,12 +195,17 @@ put_row(const Cells *cells, PyObject *row, Py_ssize_t count, unsigned char *at, 
 static PyObject *
 cells_fill(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *given, *result = NULL;
+    PyObject *given, *target, *result = NULL;
     Py_buffer out, lengths;
     const char *code;
     Cells cells = {0};
-    if (!PyArg_ParseTuple(args, "Oy*w*siO:fill", &given, &lengths, &out, &code, &cells.precision,
+    if (!PyArg_ParseTuple(args, "Oy*OsiO:fill", &given, &lengths, &target, &code, &cells.precision,
                           &cells.convert)) {
+        return NULL;
+    }
+    /* Not by `w*`, which makes a TypeError of what the object raises, such as a lack of memory. */
+    if (PyObject_GetBuffer(target, &out, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&lengths);
         return NULL;
     }
     PyObject *rows = PySequence_Tuple(given); /* a copy, which no other thread can change */

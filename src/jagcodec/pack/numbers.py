@@ -73,8 +73,8 @@ def _written_by_kernel(
     """The cells that C writes for a dtype, and the first item that does not fit, if any."""
     code, stored, precision = FILL_CODES[dtype]
     lengths = np.array(sizes, dtype=np.int64)
-    values = np.empty(sum(sizes), dtype=stored)
     try:
+        values = np.empty(sum(sizes), dtype=stored)
         bad = cell_kernel.fill(rows, lengths, values, code, precision, convert)
         if dtype in LEAST_INFINITE:
             # C has written the items before the bad one, but some may become infinite.
@@ -86,6 +86,9 @@ def _written_by_kernel(
         return values, None if bad is None else _BadItem(*bad, rows[bad[0]][bad[1]])
     except (ValueError, IndexError) as error:  # another thread changes the rows
         raise ArgumentError("row_mismatch", "", str(error)) from error
+    except MemoryError as error:
+        detail = f"expected cells that fit into memory, found {sum(sizes)}: {error!s:.200}"
+        raise ArgumentError("too_large", "", detail) from error
 
 
 def _first_overflow(

@@ -50,6 +50,7 @@ with private_names("torch", tested="2.15.0"):
     check_attributes(
         NestedTensor(torch.empty(0), torch.zeros(1, dtype=torch.int64)),
         *("_values", "_offsets", "_lengths", "_ragged_idx", "_metadata_cache"),
+        *("_size", "_strides"),
     )
     for _name in ("_coalesced_", "_indices", "_is_zerotensor", "_nested_tensor_size", "_values"):
         getattr(torch.Tensor, _name)
@@ -219,27 +220,41 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     # warning about fx tracing that torch 2.13 logs in every process.
     shared = row_splits.jagged_parts
     bounds = dict(shared.get("bounds") or shared.setdefault("bounds", _new_bounds(row_splits)))
-    if not values.is_contiguous():
-        return NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
-    shape = values.shape
-    key = (shape, ragged_dim, device)
-    like = shared.get(key)
-    if like is None:
-        jagged: Any = NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
-        shared[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
-        return jagged  # type: ignore[no-any-return]
+    jagged = _wrapper_of(values)
     # Columns of equal rows and shapes differ only in their values. Copying the other attributes
-    # takes a tenth of the constructor's time. Torch reads only the number of sizes given here,
-    # never the sizes: a nested tensor answers with its `_size` and `_strides`.
-    jagged = _make_subclass(
+    # takes a tenth of the constructor's time.
+    key = (values.shape, ragged_dim, device) if values.is_contiguous() else None
+    like = shared.get(key)
+    if like is not None:
+        jagged.__dict__.update(like, _values=values, _metadata_cache=bounds)
+        return jagged  # type: ignore[no-any-return]
+    sizes, strides = values.shape, values.stride()
+    before, after = sizes[: ragged_dim - 1], sizes[ragged_dim:]
+    ragged = get_tensor_symint(offsets, coeff=1)  # type: ignore[no-untyped-call]
+    jagged._ragged_idx = ragged_dim
+    jagged._size = (row_splits.rows, *before, ragged, *after)
+    jagged._strides = (ragged * strides[ragged_dim - 1], *strides)
+    NestedTensor.__init__(jagged, values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
+    if key is not None:
+        shared[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
+    return jagged  # type: ignore[no-any-return]
+
+
+def _wrapper_of(values: torch.Tensor) -> Any:
+    """A nested tensor of these values that still lacks its attributes."""
+    # Torch reads only the number of sizes given here, never the sizes: a nested tensor answers with
+    # its `_size` and `_strides`. Its own constructor gives these, which torch reads by a call of
+    # Python: of what a signal handler raises there, torch makes a TypeError.
+    sizes = (0, *values.shape)
+    return _make_subclass(
         NestedTensor,
-        (0, *shape),
-        (0, *shape),
+        sizes,
+        sizes,
         0,
         torch.contiguous_format,
         values.dtype,
         torch.jagged,
-        device,
+        values.device,
         False,  # pin_memory
         False,  # requires_grad
         "sizes",  # dispatch_sizes_strides_policy
@@ -248,8 +263,6 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
         _DISPATCH_KEYS,
         storage_size=values.untyped_storage().size(),
     )
-    jagged.__dict__.update(like, _values=values, _metadata_cache=bounds)
-    return jagged  # type: ignore[no-any-return]
 
 
 def _new_offsets(row_splits: RowSplits, device: torch.device) -> torch.Tensor:

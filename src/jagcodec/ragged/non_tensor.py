@@ -16,6 +16,7 @@ import numpy.typing as npt
 import tensordict
 import torch
 from tensordict import (
+    LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
     PersistentTensorDict,
@@ -97,12 +98,12 @@ def is_leaf(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, TensorDictBase)) or is_tensorclass(value)
 
 
-def fits_into(leaf: Any, td: TensorDictBase) -> bool:
-    """Whether a TensorDict can hold a leaf: a batch must begin with its batch size."""
-    batch = isinstance(leaf, TensorDictBase) or is_tensorclass(leaf)
-    if not batch or isinstance(leaf, UnbatchedTensor):
-        return True
-    return bool(leaf.batch_size[: td.batch_dims] == td.batch_size)
+def sizes_of_batch(leaf: Any) -> list[int]:
+    """The batch size of a batch, or of a leaf that holds Python objects."""
+    sizes = [*leaf.batch_size]
+    if sizes and isinstance(leaf, LazyStackedTensorDict) and leaf.stack_dim == 0:
+        sizes[0] = len(leaf.tensordicts)  # which its caller may have changed
+    return sizes
 
 
 def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:

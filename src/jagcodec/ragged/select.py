@@ -70,7 +70,7 @@ def row_count(column: Any, path: str) -> int | None:
     elif isinstance(column, np.ndarray):
         sizes = column.shape
     elif isinstance(column, TensorDictBase) or is_tensorclass(column):  # or NonTensorData
-        sizes = column.batch_size
+        sizes = non_tensor.sizes_of_batch(column)
     if not sizes:
         raise not_a_column(column, path)
     return int(sizes[0])

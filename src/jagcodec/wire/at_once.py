@@ -87,13 +87,14 @@ def packed_values(values: list[Any]) -> bytes:
 
 
 def _of_objects(objects: list[Any], rows: int, pool: RowSplitsPool) -> _Made:
-    packed = packed_at_once(objects, spec.MAX_DEPTH - 1) if objects else None
+    fits = objects and len(objects) == rows
+    packed = packed_at_once(objects, spec.MAX_DEPTH - 1) if fits else None
     return None if packed is None else (item_of_documents(packed), (Code.NON_TENSOR_ROWS,))
 
 
 def _of_documents(column: Documents, rows: int, pool: RowSplitsPool) -> _Made:
     packed: Any = column.rows
-    if not packed or type(packed[0]) is Lowered:
+    if not packed or len(packed) != rows or type(packed[0]) is Lowered:
         return None
     return item_of_documents(packed), (Code.NON_TENSOR_ROWS,)
 
@@ -126,7 +127,7 @@ def rows_of_lengths(lengths: tuple[int, ...]) -> Rows:
 # --- cells -------------------------------------------------------------------------------------
 
 _Made: TypeAlias = tuple[Item, tuple[Any, ...]] | None
-"""The item and the node of a column; None if it needs a walk."""
+"""The item and the node of a column; None if it needs a walk, which also refuses other rows."""
 
 
 def _of_view(view: RaggedView, rows: int, pool: RowSplitsPool) -> _Made:
@@ -136,7 +137,7 @@ def _of_view(view: RaggedView, rows: int, pool: RowSplitsPool) -> _Made:
     if starts is None and isinstance(memory, torch.Tensor):
         memory = plain_array(memory)
     in_order = memory.flags.c_contiguous if type(memory) is np.ndarray else type(memory) is tuple
-    if dtype is None or not in_order or view.ragged_dim > 1:
+    if dtype is None or not in_order or view.ragged_dim > 1 or splits.rows != rows:
         return None
     shape = (splits.total, *view.shape[1:])
     size = math.prod(shape)
@@ -166,7 +167,7 @@ def _of_tensor(tensor: torch.Tensor, rows: int, pool: RowSplitsPool) -> _Made:
 
 def _of_array(data: np.ndarray[Any, Any], rows: int, pool: RowSplitsPool) -> _Made:
     dtype = TORCH_NAME_OF_NUMPY.get(data.dtype)
-    if dtype is None or not data.flags.c_contiguous:
+    if dtype is None or not data.flags.c_contiguous or data.shape[:1] != (rows,):
         return None
     if not data.size and is_oversized_empty(data.shape, data.itemsize):
         return None

@@ -68,7 +68,12 @@ def compressed(
     large = {i: len(frame) for i, frame in enumerate(frames) if len(frame) >= _SMALLEST}
     compress = lambda i: library.ZstdCompressor(level=level).compress(frames[i])  # noqa: E731
     sent = list(frames)
-    for i, small in _in_threads(compress, large).items():
+    try:
+        smaller_frames = _in_threads(compress, large)
+    except library.ZstdError as error:  # at these levels, only memory can be missing
+        detail = f"expected memory to compress {sum(large.values())} bytes, found {error!s:.200}; "
+        raise ArgumentError("too_large", "compress", f"{detail}use a lower level") from error
+    for i, small in smaller_frames.items():
         if len(small) < len(frames[i]):
             sent[i] = np.frombuffer(small, dtype=np.uint8)
     sources = message.sources()
@@ -169,6 +174,8 @@ def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
         library = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW)
         return np.frombuffer(library.decompress(stored, allow_extra_data=False), dtype=np.uint8)
     except zstd.ZstdError as error:
+        if "Allocation error" in str(error):  # so the message may be whole
+            raise MemoryError(f"{size} bytes of {path}: {error}") from error
         detail = (
             f"expected a zstd frame of {size} bytes, found {error!s:.200}; it was cut or damaged"
         )

@@ -34,6 +34,7 @@ from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import Budget, ChosenRows, Message, writable
 from jagcodec.wire.native import are_values
 from jagcodec.wire.opening import open_message, open_row, usable_reading
+from jagcodec.wire.outside import pass_on
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import MAX_BYTES, ONE_OBJECT, PLAIN, Kind
@@ -133,6 +134,7 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
     except (JagcodecError, OSError, MemoryError):  # some are from the source of the bytes
         raise
     except Exception as error:  # torch, numpy and tensordict raise all kinds
+        pass_on(error)
         raise bad(f"a {node.kind.name}", error) from error
 
 
@@ -265,6 +267,7 @@ def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Ten
             raise ValueError("coalesced indices that do not rise")
         return tensor._coalesced_(True)
     except (RuntimeError, ValueError) as error:
+        pass_on(error)
         expected = f"expected indices within {shape}, found {error!s:.200}"
         raise fail("bad_sparse", expected) from error
 
@@ -516,9 +519,10 @@ def _value_of_record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
     try:
         options = (allow_pickle,) if kind is Kind.PICKLE else ()
         return _RECORDS[kind](*fields, *options)
-    except (WireFormatError, MemoryError):
+    except (WireFormatError, OSError, MemoryError):
         raise
     except Exception as error:  # torch and numpy raise all kinds
+        pass_on(error)
         raise bad(f"a {kind.name}", error) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 
 from jagcodec.errors import WireFormatError, brief
+from jagcodec.wire.outside import pass_on
 from jagcodec.wire.spec import Kind
 
 RECORDS: dict[Kind, tuple[str, ...]] = {
@@ -106,6 +107,7 @@ def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[A
 
 def not_msgpack(error: Exception, path: str) -> WireFormatError:
     """The error for bytes that msgpack rejects."""
+    pass_on(error)
     text = str(error) or type(error).__name__
     detail = f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined"
     return WireFormatError("bad_header", path, detail)

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDictBase,
+    is_tensorclass,
+)
 
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
@@ -26,7 +32,8 @@ from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
-from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
+from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, is_jagged, parts_of
+from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
@@ -443,10 +450,27 @@ class Lowering:
         nodes: list[Tree] = []
         for name in self._each_column(value.columns):
             column = value.columns[name]
+            self._check_batch_size(column, [value.rows], name)
             self._path.append(name)
             nodes.append(_COLUMN_HANDLERS.get(type(column), Lowering.lower)(self, column))
             self._path.pop()
         return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
+
+    def _check_batch_size(self, column: Any, sizes: list[int], name: str) -> None:
+        """Refuse a column with other rows than its batch: the caller may have changed it."""
+        nested = isinstance(column, TensorDictBase) or is_tensorclass(column)
+        if type(column) is RaggedView:
+            found = [column.row_splits.rows]
+        elif type(column) is Documents:
+            found = [len(column.rows)]
+        elif sizes and (nested or type(column) in _COLUMN_TYPES):
+            found = sizes_of(column, sizes)
+        else:
+            return
+        if found != sizes:
+            where = f"nested {name!r}" if nested else repr(name)
+            detail = f"expected batch size {sizes} in {where} too, found {found}"
+            raise self._error("row_mismatch", detail)
 
     def _lower_view(self, view: RaggedView) -> Tree:
         memory, name = view.memory, TORCH_NAMES.get(view.dtype)
@@ -492,10 +516,7 @@ class Lowering:
             ):
                 # Here, so that its rows are checked.
                 leaf = result_of(self._default, (leaf,), "default")
-            if not non_tensor.fits_into(leaf, td):
-                wanted, found = list(td.batch_size), list(leaf.batch_size)
-                detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
-                raise self._error("row_mismatch", detail)
+            self._check_batch_size(leaf, [*td.batch_size], key)
             node = self._lower_at(key, leaf)
             if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
                 self._path.append(key)
@@ -580,6 +601,8 @@ _REMEDY = (
 _REMEDY_OF_BATCHES = (
     "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
 )
+
+_COLUMN_TYPES = COLUMN_TYPES | {list}
 
 _Handler = Callable[[Lowering, Any], Tree]
 

@@ -24,6 +24,7 @@ from jagcodec._arguments import check_function
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.ragged import non_tensor
 from jagcodec.wire.checks import fail
+from jagcodec.wire.outside import pass_on
 from jagcodec.wire.spec import BATCHED_DATA_DICT, ORDERED_DICT, PACKED_COLUMN
 
 T = TypeVar("T")
@@ -142,6 +143,8 @@ def restore(name: str, state: Any) -> Any:
     try:
         return registered[-1](state)
     except Exception as error:  # whatever the user's function raises
+        if name in _OWN_NAMES:
+            pass_on(error)
         detail = (
             f"expected the state of {brief(name)}, "
             f"found one that raises {type(error).__name__}: {error!s:.200}"

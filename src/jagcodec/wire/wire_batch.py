@@ -29,6 +29,7 @@ from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.non_tensor import (
+    TENSORDICT_TYPES,
     batch_of,
     is_leaf,
     leaf_of_rows,
@@ -38,6 +39,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, row_count, row_counts, select_leaf
+from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import end_to_end
 from jagcodec.wire.checks import bad, fail, inside
@@ -64,6 +66,7 @@ from jagcodec.wire.memory_fields import (
 )
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, usable_reading
+from jagcodec.wire.outside import pass_on
 from jagcodec.wire.schema import GROUP, ROW_KINDS, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
@@ -82,7 +85,7 @@ class WireBatch(OpenBatch):
     of rows of one writable message aliases it; anything else is copied. `encode` accepts it.
 
     Whatever reads columns raises WireFormatError if one is malformed, and ArgumentError if those of
-    several messages differ.
+    several messages differ, or if one in memory got another number of rows after it was opened.
 
     Example:
         >>> import torch
@@ -299,7 +302,10 @@ class WireBatch(OpenBatch):
             if plain and source.device is None and len(source.sizes) == 1:
                 return batch_of(leaves, len(self))
             return TensorDict(leaves, batch_size=self.batch_size, device=source.device)
+        except (OSError, MemoryError):
+            raise
         except Exception as error:  # tensordict raises all kinds
+            pass_on(error)
             detail = f"expected columns of one batch, found {error!s:.200}"
             raise fail("bad_value", detail) from error
 
@@ -403,6 +409,7 @@ class MessageColumns(ColumnSource):
             except (JagcodecError, OSError, MemoryError):  # of the source, the machine
                 raise
             except Exception as error:  # torch, numpy and tensordict raise all kinds
+                pass_on(error)
                 raise inside(bad(f"rows of {node.kind.name}", error), name) from error
         return found
 
@@ -520,7 +527,8 @@ class MessageColumns(ColumnSource):
                 raise rows_differ(self.sizes, [rows])
             pool = RowSplitsPool()
             check_packed(column, pool)
-            return _in_form(column, chosen, form, self, "$", pool)
+            again = lambda: build(self.message, node, Budget(self.message))  # noqa: E731
+            return _in_form(column, chosen, form, self, "$", pool, again)
         if isinstance(column, UnbatchedTensor):
             return column
         if not is_leaf(column):
@@ -587,7 +595,9 @@ class MemoryColumns(ColumnSource):
         return field_in_memory(handle, rows)
 
     def row_lengths(self, name: str, handle: Any, chosen: ChosenRows | None) -> IntArray | None:
-        view = view_in_memory(handle, self._pool, self._path_of(name), detach=True)
+        path = self._path_of(name)
+        self._check_rows(handle, path)
+        view = view_in_memory(handle, self._pool, path, detach=True)
         if view is None:
             return None
         return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
@@ -598,6 +608,8 @@ class MemoryColumns(ColumnSource):
     def read(
         self, handles: Mapping[str, Any], chosen: ChosenRows | None, form: As
     ) -> dict[str, Any]:
+        for name, column in handles.items():
+            self._check_rows(column, self._path_of(name))
         taken: dict[str, Any] = {}
         if chosen is not None and (form is As.LEAF or form is As.LEAVES):
             flat = {
@@ -610,12 +622,79 @@ class MemoryColumns(ColumnSource):
             if name in taken:
                 found[name] = _in_form(taken[name], None, form, self, path, RowSplitsPool())
             else:
-                found[name] = _in_form(column, chosen, form, self, path, self._pool)
+                again = self._reader_of(name)
+                found[name] = _in_form(column, chosen, form, self, path, self._pool, again)
         return found
+
+    def _check_rows(self, column: Any, path: str) -> None:
+        """Check that a column, which the caller may have changed, has the rows of the batch."""
+        sizes = [*self.sizes]
+        packed = isinstance(column, PackedColumn)
+        found = [len(column.cu_seqlens) - 1] if packed else sizes_of(column, sizes)
+        if found != sizes:
+            remedy = "open the batch again after a change of its columns"
+            detail = f"expected batch size {sizes}, as when it was opened, found {found}; {remedy}"
+            raise ArgumentError("row_mismatch", path, detail)
+        if type(column) in TENSORDICT_TYPES:
+            for name, leaf in column.items():
+                self._check_rows(leaf, f"{path}[{name!r}]")
+
+    def _reader_of(self, name: str) -> Callable[[], Any] | None:
+        """A function that reads a column again from its message; None if the caller owns it."""
+        return None
 
     def _path_of(self, name: str) -> str:
         return f"{self._path}[{name!r}]"
 
+
+class DocumentColumns(MemoryColumns):
+    """The columns of a message, or of a dict in one, that are documents.
+
+    The caller owns what was read and may change it, so each read returns new objects.
+    """
+
+    __slots__ = ("_again", "_unread")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        sizes: Sequence[int],
+        meta: Mapping[str, Any],
+        around: ColumnSource | Message,
+        again: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
+        path: str = "WireBatch",
+    ) -> None:
+        """`again` reads the columns and `meta` once more."""
+        super().__init__(columns, sizes, meta, around, path)
+        self._again = again
+        self._unread: dict[Any, Any] = {**columns, None: meta}  # no caller has these
+
+    def meta(self) -> dict[str, Any]:
+        return dict(self._take([None])[None])
+
+    def read(
+        self, handles: Mapping[str, Any], chosen: ChosenRows | None, form: As
+    ) -> dict[str, Any]:
+        return super().read(self._take(handles), chosen, form)
+
+    def _take(self, names: Iterable[str | None]) -> dict[Any, Any]:
+        """Columns by name, and `meta` by None, that no caller has, and no later call returns."""
+        unread: dict[Any, Any] = self._unread
+        taken = {name: unread.pop(name, _TAKEN) for name in names}
+        if any(value is _TAKEN for value in taken.values()):
+            columns, meta = self._again()
+            # The others are kept: a reader of each column in turn unpacks the documents once.
+            unread = {**columns, None: meta}
+            taken = {name: unread.pop(name) for name in taken}
+            self._unread = unread
+        return taken
+
+    def _reader_of(self, name: str) -> Callable[[], Any] | None:
+        return lambda: self._again()[0][name]
+
+
+_TAKEN = object()
+"""In the place of a column that a caller has."""
 
 _TYPES_IN_DICTS = (list, np.ndarray, dict, PackedColumn)
 """Types of columns that a dict may have, but not a TensorDict."""
@@ -628,12 +707,19 @@ def _in_form(
     source: ColumnSource,
     path: str,
     pool: RowSplitsPool,
+    again: Callable[[], Any] | None = None,
 ) -> Any:
-    """A column in memory in the form asked for; `pool` shares offsets between columns."""
+    """A column in memory in the form asked for; `pool` shares offsets between columns.
+
+    `again` reads the column once more if it is from a message.
+    """
     as_leaves = form is As.LEAF or form is As.LEAVES
     if isinstance(column, dict):
-        meta = getattr(column, "meta_info", {})
-        inner = MemoryColumns(column, source.sizes[:1], meta, source, path)
+        sizes, (columns, meta) = source.sizes[:1], _columns_and_meta(column)
+        inner = MemoryColumns(columns, sizes, meta, source, path)
+        if again is not None:
+            parts = lambda: _columns_and_meta(again())  # noqa: E731
+            inner = DocumentColumns(columns, sizes, meta, source, parts, path)
         batch = WireBatch(inner, None, chosen)
         return batch if form is As.LEAF or form is As.VIEW else batch.to_tensordict()
     # `encode` fetches tensors from devices, together.
@@ -650,6 +736,11 @@ def _in_form(
             return to_device(leaf, source.device)
         return leaf
     return object_array(column) if form is As.VIEW and isinstance(column, list) else column
+
+
+def _columns_and_meta(batch: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The columns of a batch that is a dict, and the values next to them."""
+    return batch, getattr(batch, "meta_info", {})
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -682,7 +773,8 @@ def open_wire(
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
         `meta`. The checksum of the header is compared. Those of frames are not: that would read
         them all. A compressed frame is decompressed at its first use, and kept while the batch is
-        open. Columns in memory are aliased, and gradients flow through them.
+        open. Columns in memory are aliased, and gradients flow through them: to read one that got
+        another number of rows since is an error.
 
     Raises:
         WireFormatError: The source is not such a message, a file goes on after it, or a callable
@@ -782,12 +874,12 @@ def batch_of_message(message: Message, remedy: str = "use decode") -> WireBatch:
         rows = row_counts(columns, "$") or 0
     except ArgumentError as error:
         raise fail("bad_rows", error.detail, path=error.path) from error
-    meta = {**meta, **message_meta(message)}
-    return WireBatch(MemoryColumns(columns, [rows], meta, message))
+    again: Any = lambda: _state_in_documents(message, root)  # noqa: E731
+    return WireBatch(DocumentColumns(columns, [rows], meta, message, again))
 
 
 def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
-    """The columns of a `BatchedDataDict` that need no buffers, and its `meta_info`."""
+    """The columns of a `BatchedDataDict` that need no buffers, and what its `meta` is."""
     state: Any = None
     if root.kind is Kind.VALUE:
         document = message.document(root.value)
@@ -799,7 +891,8 @@ def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
         return None
     if type(state) is not list or [*map(type, state)] != [dict, dict]:
         raise bad("columns and values next to them", type(state).__name__)
-    return state[0], state[1]
+    columns, meta = state
+    return columns, meta | message_meta(message)
 
 
 def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
