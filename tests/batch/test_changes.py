@@ -118,6 +118,11 @@ OPENED: dict[str, Any] = {
     "chosen": lambda batch: open_wire(batch).rows([2, 0]),
 }
 
+
+def lengths_of(batch: WireBatch) -> Any:
+    return batch.row_lengths("tokens")
+
+
 READERS: dict[str, Callable[[WireBatch], Any]] = {
     "one column": lambda batch: batch["changed"],
     "columns": lambda batch: batch.columns(),
@@ -133,7 +138,7 @@ READERS: dict[str, Callable[[WireBatch], Any]] = {
     "to_rows": to_rows,
     "select_rows": lambda batch: select_rows(batch, [0]).columns(),
     "split_rows": lambda batch: [part.columns() for part in split_rows(batch, 2)],
-    "plan.pack": lambda batch: plan_packing([1] * len(batch)).pack(batch),
+    "plan.pack": lambda batch: plan_packing(lengths_of(batch)).pack(batch),
 }
 
 

@@ -660,5 +660,5 @@ def test_memory_that_lacks_is_not_a_foreign_error(monkeypatch, threads):
     with pytest.raises(ArgumentError, match="memory") as caught:
         encode(value, compress="zstd")
     assert caught.value.reason == "too_large"
-    with pytest.raises(MemoryError, match="frame 1"):  # the message may be whole
+    with pytest.raises(MemoryError, match=r"of frame \d: .*memory"):  # the message may be whole
         decode(frames)

@@ -203,7 +203,7 @@ cells_fill(PyObject *Py_UNUSED(module), PyObject *args)
                           &cells.convert)) {
         return NULL;
     }
-    /* Not by `w*`, which makes a TypeError of what the object raises, such as a lack of memory. */
+    /* Not by `w*`, which replaces any error of the object, such as a MemoryError, by a TypeError. */
     if (PyObject_GetBuffer(target, &out, PyBUF_WRITABLE) < 0) {
         PyBuffer_Release(&lengths);
         return NULL;

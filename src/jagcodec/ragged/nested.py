@@ -244,7 +244,7 @@ def _wrapper_of(values: torch.Tensor) -> Any:
     """A nested tensor of these values that still lacks its attributes."""
     # Torch reads only the number of sizes given here, never the sizes: a nested tensor answers with
     # its `_size` and `_strides`. Its own constructor gives these, which torch reads by a call of
-    # Python: of what a signal handler raises there, torch makes a TypeError.
+    # Python: if a signal handler raises an error there, torch replaces it by a TypeError.
     sizes = (0, *values.shape)
     return _make_subclass(
         NestedTensor,

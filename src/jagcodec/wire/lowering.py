@@ -458,15 +458,17 @@ class Lowering:
 
     def _check_batch_size(self, column: Any, sizes: list[int], name: str) -> None:
         """Refuse a column with other rows than its batch: the caller may have changed it."""
-        nested = isinstance(column, TensorDictBase) or is_tensorclass(column)
+        nested = False
         if type(column) is RaggedView:
             found = [column.row_splits.rows]
         elif type(column) is Documents:
             found = [len(column.rows)]
-        elif sizes and (nested or type(column) in _COLUMN_TYPES):
-            found = sizes_of(column, sizes)
         else:
-            return
+            if type(column) not in _COLUMN_TYPES:
+                nested = isinstance(column, TensorDictBase) or is_tensorclass(column)
+                if not nested:
+                    return
+            found = sizes_of(column, sizes)
         if found != sizes:
             where = f"nested {name!r}" if nested else repr(name)
             detail = f"expected batch size {sizes} in {where} too, found {found}"

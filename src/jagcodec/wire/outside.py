@@ -12,7 +12,7 @@ def pass_on(error: Exception) -> None:
     outside = _from_outside(error)
     if outside is not None:
         raise outside
-    # In words, because this file does without torch: no module of it is read for a header.
+    # By words and not by type: reading a header must not import torch.
     if any(words in str(error) for words in _NO_MEMORY):
         raise MemoryError(f"{error!s:.200}") from error
 
@@ -22,10 +22,10 @@ _NO_MEMORY = ("you tried to allocate", "out of memory")
 
 
 def _from_outside(error: BaseException | None) -> BaseException | None:
-    """The error in a chain that code other than that of readers raised; None if there is none.
+    """The error in a chain that code other than that of readers raised; None if readers raised all.
 
-    Python calls a signal handler in whatever function it interrupts, and a library may raise
-    another error because of that of the handler.
+    Python calls a signal handler in the function that it interrupts. A library may catch the error
+    of the handler, and raise another one.
     """
     seen: list[int] = []
     while error is not None and id(error) not in seen:

@@ -581,7 +581,7 @@ class MemoryColumns(ColumnSource):
         """
         self.names: Sequence[str] = tuple(columns)
         self.handles: Sequence[Any] = tuple(columns.values())
-        self.sizes: Sequence[int] = sizes
+        self.sizes: Sequence[int] = [*sizes]
         self.device: torch.device | None = None if around is None else around.device
         self.allow_pickle: bool = around is not None and around.allow_pickle
         self._meta = meta
@@ -595,9 +595,8 @@ class MemoryColumns(ColumnSource):
         return field_in_memory(handle, rows)
 
     def row_lengths(self, name: str, handle: Any, chosen: ChosenRows | None) -> IntArray | None:
-        path = self._path_of(name)
-        self._check_rows(handle, path)
-        view = view_in_memory(handle, self._pool, path, detach=True)
+        self._check_rows(handle, name)
+        view = view_in_memory(handle, self._pool, self._path_of(name), detach=True)
         if view is None:
             return None
         return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
@@ -609,7 +608,7 @@ class MemoryColumns(ColumnSource):
         self, handles: Mapping[str, Any], chosen: ChosenRows | None, form: As
     ) -> dict[str, Any]:
         for name, column in handles.items():
-            self._check_rows(column, self._path_of(name))
+            self._check_rows(column, name)
         taken: dict[str, Any] = {}
         if chosen is not None and (form is As.LEAF or form is As.LEAVES):
             flat = {
@@ -626,18 +625,19 @@ class MemoryColumns(ColumnSource):
                 found[name] = _in_form(column, chosen, form, self, path, self._pool, again)
         return found
 
-    def _check_rows(self, column: Any, path: str) -> None:
+    def _check_rows(self, column: Any, *names: str) -> None:
         """Check that a column, which the caller may have changed, has the rows of the batch."""
-        sizes = [*self.sizes]
+        sizes: Any = self.sizes
         packed = isinstance(column, PackedColumn)
         found = [len(column.cu_seqlens) - 1] if packed else sizes_of(column, sizes)
         if found != sizes:
+            path = "".join([self._path, *(f"[{name!r}]" for name in names)])
             remedy = "open the batch again after a change of its columns"
             detail = f"expected batch size {sizes}, as when it was opened, found {found}; {remedy}"
             raise ArgumentError("row_mismatch", path, detail)
         if type(column) in TENSORDICT_TYPES:
             for name, leaf in column.items():
-                self._check_rows(leaf, f"{path}[{name!r}]")
+                self._check_rows(leaf, *names, name)
 
     def _reader_of(self, name: str) -> Callable[[], Any] | None:
         """A function that reads a column again from its message; None if the caller owns it."""
