@@ -107,7 +107,7 @@ def table(batch: Any, count: int | None = None) -> list[dict[str, Any]]:
 
 def _entries(leaf: Any, count: int) -> list[Any]:
     if isinstance(leaf, NonTensorStack):
-        return [repr(item) for item in leaf.tolist()]
+        return [_text(item) for item in leaf.tolist()]
     if isinstance(leaf, NonTensorData):
         array = leaf.data  # of one item per row, unless a TensorDict would make it a tensor
         by_row = isinstance(array, np.ndarray) and array.dtype.kind not in "biufc"
@@ -122,14 +122,18 @@ def _entries(leaf: Any, count: int) -> list[Any]:
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
         return _entries(torch.from_numpy(leaf.astype(leaf.dtype.newbyteorder("="))), count)
     if isinstance(leaf, np.ndarray):
-        return [repr(item.tolist() if isinstance(item, np.ndarray) else item) for item in leaf]
+        return [_text(item) for item in leaf]
     if isinstance(leaf, list):
-        return [repr(item) for item in leaf]
+        return [_text(item) for item in leaf]
     if hasattr(leaf, "cu_seqlens"):
         return _varlen(leaf)
     if tensordict.is_tensorclass(leaf):
         return [described(leaf[i]) for i in range(count)]
     return table(leaf, count)
+
+
+def _text(item: Any) -> str:
+    return repr(item.tolist() if isinstance(item, np.ndarray) else item)
 
 
 def _varlen(leaf: Any) -> list[Any]:

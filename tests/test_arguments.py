@@ -183,6 +183,8 @@ CALLS: dict[str, Options] = {
     "RowBuilder.truncate": {"self": row, "tokens": 1},
     "WireBatch.__getitem__": {"self": opened, "name": "ids"},
     "WireBatch.columns": {"self": opened},
+    "WireBatch.get": {"self": opened, "name": "ids", "default": None},
+    "WireBatch.items": {"self": opened},
     "WireBatch.keys": {"self": opened},
     "WireBatch.narrow_names": {"self": opened},
     "WireBatch.row_lengths": {"self": opened, "name": "ids"},
@@ -190,6 +192,7 @@ CALLS: dict[str, Options] = {
     "WireBatch.select": {"self": opened, "names": ["ids"]},
     "WireBatch.to_frames": {"self": opened},
     "WireBatch.to_tensordict": {"self": opened},
+    "WireBatch.values": {"self": opened},
     # other modules
     "record.RecordReader": {"directory": "record"},
     "record.RecordReader.file": {"self": lambda: RecordReader("record"), "step": 1},
@@ -245,7 +248,7 @@ LEFT_OUT = {
     **dict.fromkeys(
         (
             *("BatchedDataDict.of_equal_rows", "WireBatch.at", "WireBatch.nodes"),
-            *("WireBatch.tensordict_of", "WireBatch.to_encode"),
+            *("WireBatch.tensordict_of", "WireBatch.to_encode", "WireBatch.leaves"),
         ),
         "for callers inside the library: nothing is checked",
     ),

@@ -21,9 +21,14 @@ from jagcodec import (
     concat_rows,
     decode,
     encode,
+    encode_fields,
+    encode_rows,
     join_columns,
     materialize,
     open_wire,
+    pack_jagged_fields,
+    pack_rows,
+    plan_micro_batches,
     plan_packing,
     repeat_rows,
     rowcopy,
@@ -34,6 +39,7 @@ from jagcodec import (
 )
 from jagcodec.memory.tensor_bytes import from_bytes
 from jagcodec.ragged.nested import is_jagged
+from jagcodec.testing import is_same
 from jagcodec.types import Layout, PackedColumn
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import MESSAGES, Store, run_python
@@ -102,6 +108,7 @@ KINDS: dict[str, Any] = {
         [torch.full((n % 2, 1 + n % 3), float(n)) for n in numbers]
     ),
     "list": lambda numbers, tag: listed(numbers),
+    "strings": lambda numbers, tag: [None if n == 9 else "x" * n for n in numbers],
     "objects": lambda numbers, tag: object_array(listed(numbers)),
     "objects of two dims": lambda numbers, tag: object_array([*numbers, *listed(numbers)], 2),
     "stack": lambda numbers, tag: NonTensorStack(*listed(numbers)),
@@ -335,6 +342,168 @@ def test_rows_are_the_same_from_every_form(pair):
     for form in ("tensor", "list"):
         first, second = (to_rows(each.batch, as_=form) for each in pair)
         assert_same(second, first)
+
+
+# --- a column that one function returns, in every other -----------------------------------------
+
+
+def as_dict(column, numbers):
+    return {"x": column, "rows of x": torch.tensor(numbers)}  # not every column says how many rows
+
+
+def as_td(column, numbers):
+    return TensorDict(as_dict(column, numbers), [len(numbers)])
+
+
+def next_to_a_message(column, numbers):
+    message = encode(TensorDict({"m": torch.tensor(numbers)}, [len(numbers)]))
+    return join_columns([message, as_dict(column, numbers)])
+
+
+def planned(column, numbers):
+    keep: Any = ["x", ("x", "tokens"), ("x", "y")]
+    return plan_packing([1] * len(numbers)).pack(as_dict(column, numbers), keep_jagged=keep)
+
+
+def restored(results, numbers):
+    rows = len(numbers)
+    return plan_micro_batches([1] * rows, rows_per_batch=rows).restore([results])
+
+
+def first_of(batches, numbers):
+    joined: Any = concat_rows(batches)
+    return joined.rows(range(len(numbers)))
+
+
+OPEN: dict[str, Any] = {
+    "in memory": lambda x, n: open_wire(as_dict(x, n)),
+    "a TensorDict in memory": lambda x, n: open_wire(as_td(x, n)),
+    "of a dict": lambda x, n: open_wire(encode(BatchedDataDict(as_dict(x, n)))),
+    "of a TensorDict": lambda x, n: open_wire(encode(as_td(x, n))),
+    "in a store": lambda x, n: open_wire(Store(encode(BatchedDataDict(as_dict(x, n))))),
+    "joined": lambda x, n: first_of([encode(BatchedDataDict(as_dict(x, n)))] * 2, n),
+    "joined with a batch in memory": lambda x, n: first_of(
+        [open_wire(as_dict(x, n)), encode(BatchedDataDict(as_dict(x, n)))], n
+    ),
+    "chosen": lambda x, n: open_wire(encode(BatchedDataDict(as_dict(x, n)))).rows([*range(len(n))]),
+    "chosen of a TensorDict": lambda x, n: open_wire(as_td(x, n)).rows([*range(len(n))]),
+    "side by side": next_to_a_message,
+}
+READERS: dict[str, Any] = {
+    **{name: lambda x, n, make=make: make(x, n)["x"] for name, make in OPEN.items()},
+    "materialize": lambda x, n: materialize(as_dict(x, n), "jagged")["x"],
+    "materialize, packed": lambda x, n: materialize(as_dict(x, n), "packed")["x"],
+    "plan.pack": lambda x, n: planned(x, n)["x"],
+    "restore": lambda x, n: restored(as_dict(x, n), n)["x"],
+    "select_rows": lambda x, n: select_rows(as_dict(x, n), [*range(len(n))])["x"],
+    "decode of a dict": lambda x, n: decode(encode(BatchedDataDict(as_dict(x, n))))["x"],
+    "decode of a TensorDict": lambda x, n: decode(encode(as_td(x, n))).get("x"),
+    "td[name] of a TensorDict": lambda x, n: decode(encode(as_td(x, n)))["x"],
+    "to_tensordict": lambda x, n: open_wire(as_dict(x, n)).to_tensordict().get("x"),
+    "to_rows": lambda x, n: [row["x"] for row in to_rows(as_dict(x, n))],
+    "list(column)": lambda x, n: list(open_wire(as_dict(x, n))["x"]),
+}
+ACCEPT: dict[str, Any] = {
+    "encode": lambda x, n: decode(encode(as_dict(x, n))),
+    "encode of a BatchedDataDict": lambda x, n: decode(encode(BatchedDataDict(as_dict(x, n)))),
+    "encode of a TensorDict": lambda x, n: decode(encode(as_td(x, n))),
+    "encode_fields": lambda x, n: decode(encode_fields(as_dict(x, n))),
+    "pack_jagged_fields": lambda x, n: pack_jagged_fields(as_dict(x, n)),
+    "encode_rows": lambda x, n: decode(encode_rows(as_dict(x, n))),
+    "pack_rows": lambda x, n: pack_rows(as_dict(x, n)),
+    "join_columns": lambda x, n: join_columns([{"m": torch.tensor(n)}, as_dict(x, n)]),
+    "join_columns with a message": next_to_a_message,
+    "concat_rows": lambda x, n: concat_rows([as_dict(x, n)]),
+    "select_rows": lambda x, n: select_rows(as_dict(x, n), [*range(len(n))]),
+    "restore": lambda x, n: restored(as_dict(x, n), n),
+    "restore of a column": lambda x, n: as_dict(restored(x, n), n),
+    "restore of a TensorDict": lambda x, n: restored(as_td(x, n), n),
+    "materialize": lambda x, n: materialize(as_dict(x, n), "jagged"),
+    "plan.pack": planned,
+    "open_wire": lambda x, n: open_wire(as_dict(x, n)),
+    "open_wire of a TensorDict": lambda x, n: open_wire(as_td(x, n)),
+    "BatchedDataDict": lambda x, n: BatchedDataDict(as_dict(x, n)),
+    "BatchedDataDict.union": lambda x, n: BatchedDataDict(as_dict(x, n)).union(as_dict(x, n)),
+}
+OF_OBJECTS = {"list", "strings", "objects", "stack", "array in a leaf", "payload"}
+AS_LIST, TAKES_ROWS = {"to_rows", "list(column)"}, {"encode_rows", "pack_rows"}
+
+
+def is_open(kind, reader):
+    return kind in ("dict", "BatchedDataDict", "TensorDict") and reader in OPEN
+
+
+def fits(kind, reader, function=""):
+    """Whether the reader takes columns of this kind, and the function what the reader returns."""
+    if "TensorDict" in function and (reader == "materialize, packed" or is_open(kind, reader)):
+        return False  # a TensorDict takes no PackedColumn, and an open batch as one payload
+    if "TensorDict" in reader + function and kind in NOT_IN_TENSORDICTS:
+        return False
+    if kind == "strided nested":  # rows that differ in two dims
+        return function not in TAKES_ROWS and reader not in {"materialize, packed", *AS_LIST}
+    if kind == "of the whole batch":
+        return function not in {*TAKES_ROWS, "restore of a column"} and reader not in AS_LIST
+    if reader == "td[name] of a TensorDict":
+        return kind != "payload"  # tensordict returns the payload itself
+    return reader not in AS_LIST or kind in OF_OBJECTS | {"text", "times"}
+
+
+@settings(max_examples=250)
+@given(KIND, st.sampled_from([*READERS]), numbers_of_rows())
+def test_a_column_that_one_function_returns_is_accepted_by_every_other(kind, reader, numbers):
+    if not fits(kind, reader):
+        return
+    made, rows = KINDS[kind](numbers, "a"), len(numbers)
+    column, expected = READERS[reader](made, numbers), table(as_dict(made, numbers), rows)
+    for name, function in ACCEPT.items():
+        if fits(kind, reader, name):
+            found = table(function(column, numbers), rows)
+            assert [row["x"] for row in found] == [row["x"] for row in expected], name
+    again = READERS[reader](made, numbers)
+    assert is_same(as_dict(column, numbers), as_dict(again, numbers))
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(sorted(OF_OBJECTS)), st.sampled_from([*OPEN]), numbers_of_rows())
+def test_whoever_reads_objects_gets_an_array_of_those_that_were_sent(kind, form, numbers):
+    made, rows = KINDS[kind](numbers, "a"), len(numbers)
+    sent = {"strings": made, "payload": [{"tag": "a"}] * rows}.get(kind, listed(numbers))
+    batch = OPEN[form](made, numbers)
+    nested = open_wire({"in": batch, "n": torch.tensor(numbers)})
+    found = [batch["x"], dict(batch.items())["x"], batch.get("x"), nested["in"]["x"]]
+    found += [materialize(batch)["x"], planned(made, numbers)["x"]]
+    for column in found:
+        assert (type(column), column.dtype, column.shape) == (np.ndarray, object, (rows,))
+        assert_same(column.tolist(), sent)
+    assert isinstance(batch.to_tensordict().get("x"), (NonTensorData, NonTensorStack))
+
+
+@given(KIND, st.sampled_from([*OPEN]), numbers_of_rows())
+def test_a_nested_batch_is_read_as_an_open_batch(kind, form, numbers):
+    if not fits(kind, form):
+        return
+    made, rows = {"y": KINDS[kind](numbers, "a"), "n": torch.tensor(numbers)}, len(numbers)
+    found = OPEN[form](made, numbers)["x"]
+    assert (type(found), found.fields, len(found)) == (WireBatch, ("y", "n"), rows)
+    assert table(found, rows) == table(made, rows)
+    order = [*reversed(range(rows))]
+    assert table(found.rows(order), rows) == table(made, rows)[::-1]
+
+
+@given(st.data(), numbers_of_rows())
+def test_groups_are_read_from_every_form(data, numbers):
+    kind = data.draw(st.sampled_from(["strings", "text", "times", "scalars"]))
+    reader = data.draw(st.sampled_from([*READERS]))
+    firsts = [numbers.index(n) for n in numbers]
+    lengths = [*range(1, len(numbers) + 1)]
+    most = max(
+        sum(n for n, first in zip(lengths, firsts, strict=True) if first == k) for k in firsts
+    )
+
+    def plan(groups):
+        return plan_micro_batches(lengths, groups=groups, max_tokens=most).order.tolist()
+
+    assert plan(READERS[reader](KINDS[kind](numbers, "a"), numbers)) == plan(firsts)
 
 
 # --- pickles -----------------------------------------------------------------------------------

@@ -202,8 +202,7 @@ def test_what_the_error_of_a_packed_column_says_helps():
     ids, wide = nest(2, 3), nested([torch.ones(2, 2), torch.ones(2, 1)], 2)
     calls: list[Callable[[Any], Any]] = [
         *(partial(pack, lengths=[2, 3]) for pack in PACKS),
-        *(stack_or_nest, lambda x: stack_or_nest([x, x]), lambda x: pack_rows({"x": x})),
-        *(lambda x: encode_fields({"x": x}), lambda x: pack_jagged_fields({"x": x})),
+        *(stack_or_nest, lambda x: stack_or_nest([x, x])),
     ]
     for call in calls:
         for jagged in (ids, wide):
@@ -212,7 +211,9 @@ def test_what_the_error_of_a_packed_column_says_helps():
             remedy = caught.value.detail.rpartition(" is ")[2]
             assert_same(eval(remedy, {"torch": torch, "x": packed(jagged)}), jagged)
     odd = PackedColumn("x", [1], 2, None)  # type: ignore[arg-type]
-    for call in (*calls, lambda x: response_from_nested(x, ids)):
+    columns: list[Any] = [pack_rows, encode_fields, pack_jagged_fields]
+    of_columns = [lambda x, call=call: call({"x": x}) for call in columns]
+    for call in (*calls, *of_columns, lambda x: response_from_nested(x, ids)):
         with pytest.raises(JagcodecError, match=r"\.values: expected a tensor, found str"):
             call(odd)
     for pack in PACKS:

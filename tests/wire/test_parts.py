@@ -33,6 +33,7 @@ from jagcodec import (
 )
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.describe import check_message
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.types import FieldSchema, PackedColumn
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 from tests import helpers
@@ -362,7 +363,7 @@ def test_threads_read_one_message_at_once(in_threads):
             found = rows.to_tensordict()
             assert (found["ids"] * 0 + found["more"]).values().tolist() == [108, 109, 100, 101, 102]
             assert batch.meta == meta
-            document = batch["d"].data
+            document = batch["d"][0]
             assert document == payload
             document["a"].append("mine")  # which nobody else sees
             for name, first in (("ids", 0), ("more", 100)):
@@ -403,6 +404,31 @@ def test_a_source_is_asked_once_for_rectangles_that_are_sent_on(dtype):
     part = open_wire(store).rows([0, 5, 90]).to_encode()
     assert_same(decode(encode(part))["x"], numbers[[0, 5, 90]].to(dtype))
     assert len(store.asked) == len(set(store.asked)) > 3
+
+
+def test_an_open_batch_reads_as_a_mapping_does_and_no_column_before_its_turn():
+    columns: dict[str, Any] = {"a": torch.arange(BIG), "text": ["x"] * BIG, "b": torch.ones(BIG)}
+    store = Store(encode(jagcodec.BatchedDataDict(columns)))
+    batch = open_wire(store)
+    assert (batch.keys(), [*batch], "a" in batch, "c" in batch) == (
+        ("a", "text", "b"),
+        ["a", "text", "b"],
+        True,
+        False,
+    )
+    before = store.fetched
+    items, values = batch.items(), batch.values()
+    assert (batch.get("c"), batch.get("c", 7), store.fetched) == (None, 7, before)
+    assert next(items)[0] == "a"
+    assert before + 8 * BIG <= store.fetched < before + 9 * BIG
+    assert torch.equal(next(values), columns["a"])
+    assert [name for name, _ in items] == ["text", "b"]
+    assert [type(column) for column in values] == [np.ndarray, torch.Tensor]
+    assert dict(batch)["text"].tolist() == dict(batch.items())["text"].tolist() == columns["text"]
+    with pytest.raises(ArgumentTypeError, match=r"get\(name\): expected the name of a column"):
+        batch.get(0)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentKeyError, match="expected one of 'a', 'text', 'b', found 'c'"):
+        batch["c"]
 
 
 def test_a_source_is_asked_for_offsets_and_the_cells_of_the_rows():

@@ -26,7 +26,7 @@ from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplitsPool
 from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.wire.lowered import ColumnDict
+from jagcodec.wire.lowered import ColumnDict, closed, with_closed
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.registry import of_type, register_type
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
@@ -39,9 +39,9 @@ class BatchedDataDict(dict[str, Any]):
 
     `repeat_rows`, `split_rows`, `concat_rows` and the other functions of rows accept it. A column
     is a tensor (N, ...), a jagged tensor, a `PackedColumn`, a numpy array (N, ...), a list of N, or
-    a `BatchedDataDict` of its own; anything else belongs in `meta_info`. ``len(batch)`` is N, and
-    not the number of columns. It can be pickled: its tensors are then in one message, from protocol
-    5 on in buffers out of band.
+    a batch of its own (a `WireBatch` is read); anything else belongs in `meta_info`.
+    ``len(batch)`` is N, and not the number of columns. It can be pickled: its tensors are then in
+    one message, from protocol 5 on in buffers out of band.
 
     Attributes:
         meta_info: What belongs to the whole batch, by name. It goes where the batch goes: on the
@@ -104,6 +104,7 @@ class BatchedDataDict(dict[str, Any]):
 
     def __setitem__(self, name: str, column: Any) -> None:
         check_name(name, "BatchedDataDict[name]")
+        column = closed(column)
         found = row_count(column, f"BatchedDataDict[{name!r}]")
         others = (row_count(other, key) for key, other in self.items() if key != name)
         rows = next((count for count in others if count is not None), None)
@@ -180,7 +181,7 @@ class BatchedDataDict(dict[str, Any]):
             ArgumentTypeError: A value is not a column.
         """
         both, path = self.with_columns(self), "BatchedDataDict.union(other)"
-        for name, column in named_columns(other, path).items():
+        for name, column in with_closed(named_columns(other, path)).items():
             if name not in both:
                 both[name] = column
             elif not same_values(both[name], column):
@@ -223,7 +224,7 @@ def _given(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
     except FOREIGN_ERRORS as error:
         detail = f"expected columns by name, or pairs of them, found {describe(columns[0])}"
         raise ArgumentTypeError("bad_type", path, detail) from error
-    return named_columns(found, path)
+    return with_closed(named_columns(found, path))
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:

@@ -24,14 +24,20 @@ from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import check_column, is_jagged, view_of
-from jagcodec.ragged.non_tensor import array_of_leaf, is_non_tensor, object_array, rows_of_leaf
+from jagcodec.ragged.non_tensor import (
+    array_of_leaf,
+    is_non_tensor,
+    object_array,
+    objects_of_leaf,
+    rows_of_leaf,
+)
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import join_leaves, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
-from jagcodec.wire.lowered import Columns, Key
+from jagcodec.wire.lowered import Columns, Key, with_closed
 from jagcodec.wire.wire_batch import WireBatch, check_tensordict, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
@@ -46,11 +52,14 @@ _BATCHES = (dict, TensorDictBase, WireBatch)
 
 
 def opened(source: Any, where: str) -> Any:
-    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet."""
+    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet.
+
+    Only columns of a dict that are a `WireBatch` are read.
+    """
     if isinstance(source, TensorDictBase):
         check_tensordict(source, where)
     if isinstance(source, _BATCHES):
-        return source
+        return with_closed(source) if type(source) is dict else source
     if _is_one_message(source):
         return open_whole(source, where)
     detail = "expected a batch (a TensorDict, a dict of columns, a WireBatch, the frames of a "
@@ -94,7 +103,8 @@ def bytes_of(value: Any) -> ByteArray | None:
 
 def is_batch(value: Any) -> bool:
     """Whether a value is a batch in any form, rather than a column."""
-    if isinstance(value, PackedColumn):  # which is a tuple, as a message may be
+    # A packed column is a tuple, as a message may be; a stack of objects is a TensorDict.
+    if isinstance(value, PackedColumn) or is_non_tensor(value):
         return False
     return isinstance(value, _BATCHES) or is_message(value)
 
@@ -224,7 +234,7 @@ def _columns_of_open(
 ) -> Columns:
     if isinstance(batch, WireBatch):
         chosen = batch if names is None else batch.select(names)
-        pairs = _lasting_columns(chosen) if kept else chosen.columns()
+        pairs = chosen.items() if kept else chosen.columns()
     else:
         pairs = [(name, batch.get(name)) for name in (batch.keys() if names is None else names)]
     columns: dict[str, Any] = {}
@@ -270,9 +280,7 @@ def each_column(
             check_column(leaf, path)
             columns[name] = leaf
         elif is_non_tensor(leaf):
-            rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
-            array = array_of_leaf(leaf)
-            columns[name] = object_array(rows_of_leaf(leaf, rows)) if array is None else array
+            columns[name] = objects_of_leaf(leaf)
         elif type(leaf) is list:
             columns[name] = object_array(leaf)
         elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
@@ -289,12 +297,3 @@ def _object_rows(leaf: Any, rows: int) -> Any:
     if array is None or (array.dtype == object and array.ndim == 1):
         return rows_of_leaf(leaf, rows) if array is None else list(array)
     return array
-
-
-def _lasting_columns(batch: WireBatch) -> list[tuple[str, Any]]:
-    """The columns of a message, in memory that callers may keep; objects become an array."""
-    schema = batch.schema
-    return [
-        batch.select([name]).columns()[0] if schema[name].kind == "object" else (name, batch[name])
-        for name in batch.fields
-    ]

@@ -43,7 +43,7 @@ from jagcodec.wire.native import are_values
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_ITEMSIZES, Kind
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
-from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole
+from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole, value_of
 
 # --- several messages as one table -------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class JoinedRows(ColumnSource):
     def read(
         self, handles: Mapping[str, str], chosen: ChosenRows | None, form: As
     ) -> dict[str, Any]:
-        leaves = form is As.LEAF or form is As.LEAVES
+        leaves = form is As.VALUE or form is As.LEAVES
         columns: dict[str, Any] = dict.fromkeys(handles)
         copied: list[tuple[str, ColumnInPlace, RaggedView]] = []
         for name in handles:
@@ -404,7 +404,9 @@ class JoinedRows(ColumnSource):
         missing = [name for name, column in columns.items() if column is None]
         if missing:
             columns |= self._batch_by_batch(missing, chosen)
-        if leaves:
+        if form is As.VALUE:
+            return {name: value_of(column, self, _path(name)) for name, column in columns.items()}
+        if form is As.LEAVES:
             rows = self.sizes[0] if chosen is None else len(chosen)
             return {name: as_leaf(column, rows, _path(name)) for name, column in columns.items()}
         if form is As.ITEM:
@@ -433,7 +435,7 @@ class JoinedRows(ColumnSource):
             batch = batch if rows is None else batch.rows(rows)
             try:
                 on_host = self.device is None
-                columns = batch.columns() if on_host else [(n, batch[n]) for n in names]
+                columns = batch.columns() if on_host else batch.leaves().items()
                 for name, column in columns:
                     nested = isinstance(column, WireBatch)
                     each[name].append(column.to_tensordict() if nested else column)

@@ -352,12 +352,12 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
 
     Returns:
         A `WireBatch` over all of them if one is encoded: only the row lengths of jagged columns are
-        read, columns in memory stay where they are, and columns hold what a message's columns hold:
-        a list becomes a leaf of objects. Otherwise a batch of the kind of the first, on its device.
-        Columns in memory are aliased; jagged ones of equal row lengths share one offsets tensor, so
-        that ``both["a"] * both["b"]`` works. Gradients flow through them, unless they are sent on.
-        It has the batch dims that all batches have; a dict has one. Its `meta` has the values that
-        no batch contradicts.
+        read, columns in memory stay where they are, and all are read as a message's are: a list as
+        an array of objects. Otherwise a batch of the kind of the first, on its device. Columns in
+        memory are aliased; jagged ones of equal row lengths share one offsets tensor, so that
+        ``both["a"] * both["b"]`` works. Gradients flow through them, unless they are sent on. It
+        has the batch dims that all batches have; a dict has one. Its `meta` has the values that no
+        batch contradicts.
 
     Raises:
         ArgumentError: There is no batch, batches differ in their number of rows, a jagged column

@@ -48,6 +48,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
+from jagcodec.wire.lowered import closed
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
@@ -294,7 +295,7 @@ def _values_of_rows(
     values: list[Any] = []
     ragged_dims: list[int] = []
     for batch in batches:
-        leaf = batch[name]
+        leaf = closed(batch[name])
         dim = parts_of(leaf).ragged_dim if is_jagged(leaf) else 1
         values += _values_of_leaf(leaf)
         ragged_dims += [dim] * len(batch)

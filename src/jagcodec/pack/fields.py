@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, UnbatchedTensor
 
 from jagcodec._arguments import (
-    ARRAY_TYPES,
     check_known,
     check_options,
     flag_of,
@@ -30,7 +29,7 @@ from jagcodec.memory.tensor_bytes import (
     contiguous_bits,
     plain_arrays,
 )
-from jagcodec.pack.row_kinds import described
+from jagcodec.pack.row_kinds import are_objects, described
 from jagcodec.pack.warnings import (
     FEW_CELLS,
     MISSING_CELL,
@@ -41,14 +40,23 @@ from jagcodec.pack.warnings import (
     warn_of_width,
 )
 from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, payloads_of_rows
+from jagcodec.ragged.non_tensor import (
+    batch_of,
+    is_nested_batch,
+    is_non_tensor,
+    leaf_of_rows,
+    payloads_of_rows,
+)
 from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import refuse_packed
+from jagcodec.ragged.select import row_count
+from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
+from jagcodec.wire.lowered import OpenBatch, closed
 
 
 def pack_jagged_fields(
@@ -70,8 +78,10 @@ def pack_jagged_fields(
         ([5, 6, 7, 8, 9], [1.0, 1.0])
 
     Args:
-        fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, object arrays
-            (N,), lists of strings, bytes, dicts and None, or payloads as a TensorDict holds them.
+        fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, arrays, lists
+            of objects that cannot be cells (strings, dicts, None), and whatever else a TensorDict
+            or a `BatchedDataDict` holds. Lists of numbers are refused, because they may be padded
+            or not: pass a tensor, or rows to `pack_rows`.
         lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple. Or a jagged
             tensor: its row lengths count, and the packed columns share its offsets object. Without
             `lengths` and `mask`, nothing is packed.
@@ -102,7 +112,8 @@ def pack_jagged_fields(
         columns own their memory, one block that is freed with the last of them. Jagged columns of
         equal row lengths share one offsets tensor, so ``td["a"] * td["b"]`` works. Other tensors
         are detached and alias contiguous input. Object arrays and lists become one payload per row
-        (`NonTensorStack`), aliased.
+        (`NonTensorStack`), aliased. All else is what a TensorDict holds of it: an array of numbers
+        a tensor, a `PackedColumn` a jagged one, a dict a batch.
 
     Raises:
         ArgumentError: A column does not have N rows; `lengths` is not (N,) or has a negative one;
@@ -180,7 +191,12 @@ def _packed_columns(
     strict: bool,
 ) -> Columns:
     """Checked columns. Only cells past the ends of rows are read, in packed columns."""
-    fields = named_columns(fields, f"{where}(fields)")
+    fields = {
+        name: column
+        if isinstance(column, torch.Tensor)
+        else _as_column(column, f"{where}({name!r})")
+        for name, column in named_columns(fields, f"{where}(fields)").items()
+    }
     strict = flag_of(strict, f"{where}(strict)")
     rule = _pack_rule(fields, lengths, token_aligned_fields, mask, where, strict)
     row_splits = rule.row_splits
@@ -194,11 +210,7 @@ def _packed_columns(
         if not shape or shape[0] != rows:
             path = f"{where}({name!r})"
             rows = _checked_rows(column, rows, path)
-            if not isinstance(column, torch.Tensor):
-                objects = is_non_tensor(column)
-                columns[name] = column if objects else payloads_of_rows(column, path)
-                continue
-            shape = () if is_jagged(column) else tuple(column.shape)
+            shape = tuple(column.shape) if _is_rectangle(column) else ()
         columns[name] = cells = column if array is None else array
         if len(shape) < 2:
             continue
@@ -290,37 +302,60 @@ def _pack_rule(
     return _PackRule(row_splits, None, named, row_splits.max, widest)
 
 
-_OBJECT_TYPES = frozenset((str, bytes, dict, type(None)))
-"""A list of these holds one object per row, because they cannot be cells."""
+def _as_column(column: Any, path: str) -> Any:
+    """A column that is not a tensor: a list of objects, or what a TensorDict holds of it."""
+    is_array = isinstance(column, np.ndarray) and column.ndim > 0
+    if is_array:
+        check_plain(column, path)
+    if isinstance(column, list):
+        column = list(iter(column))  # a subclass may report another length
+    objects = is_array and column.dtype == object and column.ndim == 1
+    if objects or (type(column) is list and _are_objects(column)):
+        return payloads_of_rows(column, path)
+    if is_non_tensor(column) and column.batch_dims:
+        return column
+    others = isinstance(column, (dict, OpenBatch, PackedColumn, UnbatchedTensor))
+    if is_array or others or is_nested_batch(column):
+        return leaf_of_column(column, path)
+    found = described(column) + (" without batch dims" if is_non_tensor(column) else "")
+    detail = (
+        "expected a tensor, an array, a list of strings, bytes, dicts and other objects, a "
+        f"PackedColumn, a batch, or payloads of a TensorDict, found {found}; use torch.tensor or "
+        "stack_or_nest for cells, encode_rows for rows, numpy.empty(N, dtype=object) for objects, "
+        "and meta= of encode_fields for what belongs to the whole batch"
+    )
+    raise ArgumentTypeError("bad_type", path, detail)
 
 
-def _checked_rows(column: Any, rows: int | None, path: str) -> int:
-    """The number of rows of a column, if it can be one, and has as many as the others."""
-    objects = type(column) in ARRAY_TYPES and column.dtype == object and column.ndim == 1
-    if objects or (type(column) is list and all(type(row) in _OBJECT_TYPES for row in column)):
-        found = len(column)
-    elif is_non_tensor(column) and column.batch_dims:
-        found = int(column.batch_size[0])
-    elif isinstance(column, torch.Tensor):
-        if not is_jagged(column):
-            check_rectangle(column, path)
+def leaf_of_column(column: Any, path: str) -> Any:
+    """A column of a dict as a TensorDict holds it; an open batch is read."""
+    column = closed(column)
+    return as_leaf(column, row_count(column, path) or 0, path)
+
+
+def _are_objects(rows: list[Any]) -> bool:
+    """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
+    tensors = any(issubclass(kind, torch.Tensor) for kind in set(map(type, rows)))
+    return not tensors and are_objects(rows)
+
+
+def _is_rectangle(column: Any) -> bool:
+    """Whether a column is a tensor, and not nested or of the whole batch."""
+    rows = isinstance(column, torch.Tensor) and not isinstance(column, UnbatchedTensor)
+    return rows and not column.is_nested
+
+
+def _checked_rows(column: Any, rows: int | None, path: str) -> int | None:
+    """The number of rows of a column, if it has as many as the others."""
+    if _is_rectangle(column):
+        check_rectangle(column, path)
         if column.dim() == 0:
             raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
-        found = int(column.shape[0])
-    else:
-        refuse_packed(column, path, "a padded or jagged column")
-        found_text = described(column) + (" without batch dims" if is_non_tensor(column) else "")
-        detail = (
-            "expected a tensor, an (N,) object array, a list of strings, bytes, dicts and None, or "
-            f"payloads of a TensorDict, found {found_text}; use torch.tensor, torch.from_numpy, "
-            "stack_or_nest, or numpy.empty(N, dtype=object), and meta= of encode_fields for what "
-            "belongs to the whole batch"
-        )
-        raise ArgumentTypeError("bad_type", path, detail)
-    if rows not in (None, found):
-        detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
-        raise ArgumentError("row_mismatch", path, detail)
-    return found
+    found = row_count(column, path)
+    if found is None or rows in (None, found):
+        return rows if found is None else found
+    detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
+    raise ArgumentError("row_mismatch", path, detail)
 
 
 def _check_pads(
@@ -380,8 +415,10 @@ def tensordict_of(columns: Columns, where: str) -> TensorDict:
             leaves[name] = nested_tensor(values, pool.unique(leaf.row_splits), leaf.ragged_dim)
         elif isinstance(leaf, list):
             leaves[name] = leaf_of_rows(leaf)
-        elif isinstance(leaf, (torch.Tensor, np.ndarray)):
+        elif isinstance(leaf, np.ndarray) or _is_rectangle(leaf):
             leaves[name] = contiguous_bits(torch.as_tensor(leaf))
+    if any(map(is_nested_batch, leaves.values())):
+        return TensorDict(leaves, batch_size=[columns.rows])
     return batch_of(leaves, columns.rows)
 
 

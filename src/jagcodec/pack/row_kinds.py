@@ -62,6 +62,14 @@ def kind_of_row(row: Any) -> str:
     return ARRAY_ROW if plain else OBJECT_ROW
 
 
+def are_objects(rows: Iterable[Any]) -> bool:
+    """Whether rows can only be Python objects. Without rows, they can."""
+    kinds = {KIND_OF_TYPE.get(kind, kind) for kind in set(map(type, rows))}
+    if not kinds <= {OBJECT_ROW}:  # read the rows
+        kinds = set(map(kind_of_row, rows))
+    return (OBJECT_ROW in kinds and kinds <= {OBJECT_ROW, BLANK_ROW}) or not kinds
+
+
 def _kind_of_list(row: Iterable[Any], first: Any) -> str:
     """The kind of a list whose first item, or that of its first lists, is not a list."""
     if plain_number(first) is not None:

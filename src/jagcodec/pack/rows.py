@@ -30,7 +30,7 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
-from jagcodec.pack.fields import tensordict_of
+from jagcodec.pack.fields import leaf_of_column, tensordict_of
 from jagcodec.pack.plain_rows import (
     NO_NAMES,
     are_known_equal,
@@ -40,9 +40,10 @@ from jagcodec.pack.plain_rows import (
 from jagcodec.pack.row_kinds import are_equal_arrays
 from jagcodec.pack.warnings import warn_of_objects
 from jagcodec.ragged.nested import is_jagged, parts_of
-from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
+from jagcodec.ragged.non_tensor import is_nested_batch, is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.varlen import refuse_packed
+from jagcodec.ragged.select import row_count
+from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.encoder import (
@@ -53,6 +54,7 @@ from jagcodec.wire.encoder import (
 )
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.leaf import FieldSchema, sizes_fit
+from jagcodec.wire.lowered import OpenBatch
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
 
@@ -76,7 +78,8 @@ def pack_rows(
 
     Args:
         rows: A sequence of N mappings with the same names, one per sample; or a mapping of names
-            to N rows each: a list, a tuple, an array or a tensor (N, ...). A row is a list, tuple,
+            to N rows each: a list, a tuple, an array, a tensor (N, ...), a `PackedColumn`, or a
+            batch of N rows, which stays one and is aliased. A row is a list, tuple,
             `range` or `array` of numbers, or of lists of equal lengths of them, a numpy array, a
             tensor, a number, or any other Python value.
         dtypes: Name to the dtype of the column's cells (`torch.dtype`), to `object` for a column
@@ -172,7 +175,8 @@ def _checked_columns(
     *,
     copied: bool,
 ) -> Columns:
-    """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
+    """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects, batches of N rows."""
+    rows = _with_leaves(rows, where)
     count, given = _collect_columns(rows, dtypes, where)
     schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
     if schema:
@@ -182,8 +186,7 @@ def _checked_columns(
         check_known(rectangles, given, f"{where}(rectangular)")
     named: Set[Any] = frozenset()
     dims: dict[str, int] = {}
-    if schema:
-        rectangles |= {name for name, field in schema.items() if _is_fixed_shape(field)}
+    rectangles |= {name for name, field in schema.items() if _is_fixed_shape(field)}
     if ragged_dims is not None:
         dims = _named_dims(ragged_dims, given, schema, rectangles, f"{where}(ragged_dims)")
         named = dims.keys()
@@ -195,6 +198,10 @@ def _checked_columns(
     for name, column in given.items():
         field, dim = schema.get(name, _ANY), dims.get(name, 1)
         path = f"{where}({name!r})"
+        if is_nested_batch(column):
+            columns[name] = column
+            _check_unnamed(name in schema or name in rectangles or name in named, path)
+            continue
         try:
             made: Any = (
                 _cells_of_column(column, field, dim, copied) if count else _without_rows(field, dim)
@@ -206,15 +213,26 @@ def _checked_columns(
         except JagcodecError as error:
             raise error_at_column(error, path) from None
         if name in named:
-            found = "one number per row" if type(made) is RowCells else "Python objects"
-            detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
-            raise ArgumentTypeError("bad_type", path, detail)
+            raise _not_ragged(made, path)
         columns[name] = made.values if type(made) is RowCells else made
         if type(made) is not RowCells and field.kind != "object":
             _check_objects(made, path, copied)
     if same_length is not NO_NAMES:
         _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
+
+
+def _check_unnamed(named: bool, path: str) -> None:
+    """Refuse options for the rows of a batch within the batch."""
+    if named:
+        detail = "expected rows of cells or objects, as an option names the column, found a batch"
+        raise ArgumentTypeError("bad_type", path, detail)
+
+
+def _not_ragged(made: Any, path: str) -> ArgumentTypeError:
+    found = "one number per row" if type(made) is RowCells else "Python objects"
+    detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
+    return ArgumentTypeError("bad_type", path, detail)
 
 
 def _check_objects(rows: Sequence[Any], path: str, to_tensors: bool) -> None:
@@ -381,10 +399,8 @@ _IN_LIST = (
 def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[str, Sequence[Any]]]:
     """N, and the N rows of each column."""
     if isinstance(rows, Mapping):
-        columns = named_columns(rows, f"{where}(rows)")
         given = {
-            name: _rows_as_sequence(column, f"{where}({name!r})")
-            for name, column in columns.items()
+            name: _rows_as_sequence(column, f"{where}({name!r})") for name, column in rows.items()
         }
         first, count = next(((name, len(column)) for name, column in given.items()), ("", 0))
         for name, column in given.items():
@@ -425,17 +441,32 @@ def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[s
     return len(rows), {name: [row[name] for row in rows] for name in names}
 
 
-def _rows_as_sequence(column: Any, path: str) -> Sequence[Any]:
-    """The rows of a column."""
+def _with_leaves(rows: Any, where: str) -> Any:
+    """Rows by column, where batches and packed columns are leaves; other rows themselves."""
+    if not isinstance(rows, Mapping):
+        return rows
+    columns = named_columns(rows, f"{where}(rows)")
+    return {name: _as_leaf(column, f"{where}({name!r})") for name, column in columns.items()}
+
+
+def _as_leaf(column: Any, path: str) -> Any:
+    """A packed column as a jagged one, and a batch as a TensorDict; any other column itself."""
+    is_list = not isinstance(column, (dict, OpenBatch, PackedColumn))
+    return column if is_list else leaf_of_column(column, path)
+
+
+def _rows_as_sequence(column: Any, path: str) -> Any:
+    """The rows of a column; a batch itself."""
     if type(column) is list or type(column) is tuple:
         return column
-    refuse_packed(column, path, "a column of N rows")
+    if is_nested_batch(column) and row_count(column, path) is not None:
+        return column
     if isinstance(column, (torch.Tensor, np.ndarray)) and not is_jagged(column):
         check_plain(column, path)
     if isinstance(column, torch.Tensor):
-        strided = is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
-        if strided and column.dim():
-            return list(column.detach().unbind(0))
+        if (is_jagged(column) or column.layout is torch.strided) and column.dim():
+            has_rows = not column.is_nested or column.size(0)
+            return list(column.detach().unbind(0)) if has_rows else []
     elif is_non_tensor(column) and column.batch_dims:
         return rows_of_leaf(column, column.batch_size[0])
     elif isinstance(column, np.ndarray):

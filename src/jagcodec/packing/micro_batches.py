@@ -213,10 +213,15 @@ def _read_groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, I
         return None, np.arange(rows)
     expected = "(N,) hashable ids, one for each row"
     with suppress(AttributeError, *FOREIGN_ERRORS):
+        # By attributes, because this module does not import tensordict: `data` is what it wraps.
+        if hasattr(groups, "batch_size") and isinstance(groups.data, np.ndarray):
+            groups = groups.data
+    with suppress(AttributeError, *FOREIGN_ERRORS):
         groups = groups.tolist()  # an array or a tensor
     listed = items_of(groups, path, expected)
     numbers: dict[Any, int] = {}
     try:
+        listed = [getattr(x, "data", x) if hasattr(x, "batch_size") else x for x in listed]
         # Tensors hash by identity: read their numbers, or each would be a group.
         listed = [each.item() if hasattr(each, "item") else each for each in listed]
         item_of = [numbers.setdefault(each, len(numbers)) for each in listed]

@@ -106,6 +106,13 @@ def sizes_of_batch(leaf: Any) -> list[int]:
     return sizes
 
 
+def is_nested_batch(leaf: Any) -> bool:
+    """Whether a leaf of a TensorDict is a batch of its own: a TensorDict or a tensorclass."""
+    if isinstance(leaf, (list, tuple, torch.Tensor, UnbatchedTensor)) or is_non_tensor(leaf):
+        return False
+    return is_leaf(leaf)
+
+
 def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:
     """The Python objects of a non-tensor leaf, one per row. All rows get an object of the batch."""
     if isinstance(leaf, NonTensorStack):
@@ -115,6 +122,12 @@ def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:
         return [unwrap_wire_stripped_payload(item) for item in leaf.tolist()]
     array = array_of_leaf(leaf)
     return [unwrap_wire_stripped_payload(leaf)] * rows if array is None else list(array)
+
+
+def objects_of_leaf(leaf: Any) -> npt.NDArray[Any]:
+    """The Python objects of a non-tensor leaf (N, ...) as an array with one item per row."""
+    array = array_of_leaf(leaf)
+    return object_array(rows_of_leaf(leaf, leaf.batch_size[0])) if array is None else array
 
 
 def array_of_leaf(leaf: Any) -> npt.NDArray[Any] | None:

@@ -403,7 +403,8 @@ def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -
 def not_a_column(column: Any, path: str) -> ArgumentTypeError:
     """The error for a leaf without rows."""
     detail = "expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of"
-    detail += f" columns), found {type(column).__name__}; put values of the batch into meta_info"
+    detail += f" columns), found {type(column).__name__}; put values of the batch into meta_info, "
+    detail += "or meta= of encode"
     return ArgumentTypeError("bad_type", path, detail)
 
 

@@ -19,7 +19,7 @@ from jagcodec.wire.message import ChosenRows
 class As(Enum):
     """The forms in which columns are read."""
 
-    LEAF = "a leaf of a TensorDict; a batch in a batch as a WireBatch"
+    VALUE = "as batch[name]: objects in an array, a batch in a batch as a WireBatch, else a leaf"
     LEAVES = "leaves of one TensorDict; a batch in a batch as a TensorDict"
     VIEW = "see WireBatch.columns"
     ITEM = "as Columns has it; rows of documents are not read where that is possible"

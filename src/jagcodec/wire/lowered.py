@@ -50,9 +50,27 @@ class OpenBatch:
         """The value to encode."""
         raise NotImplementedError
 
+    def to_tensordict(self) -> Any:
+        """The batch as a column of a dict holds it."""
+        raise NotImplementedError
+
     def narrow_names(self) -> list[Name]:
         """The columns to store in as few bytes as hold them."""
         raise NotImplementedError
+
+
+def closed(column: Any) -> Any:
+    """A column in memory: an open batch is read, also where it is a column of a dict."""
+    if isinstance(column, OpenBatch):
+        return column.to_tensordict()
+    return with_closed(column) if type(column) is dict else column
+
+
+def with_closed(columns: dict[str, Any]) -> dict[str, Any]:
+    """A dict of columns without open batches among them; the same dict if it has none."""
+    pairs = [(name, column, closed(column)) for name, column in columns.items()]
+    read = {name: found for name, column, found in pairs if found is not column}
+    return {**columns, **read} if read else columns
 
 
 Tree: TypeAlias = Any

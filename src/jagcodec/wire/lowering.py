@@ -40,7 +40,16 @@ from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES, bytes_in_order, numpy_name
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.lowered import ColumnDict, Columns, Documents, Lowered, Name, Tree, UnreadCells
+from jagcodec.wire.lowered import (
+    ColumnDict,
+    Columns,
+    Documents,
+    Lowered,
+    Name,
+    OpenBatch,
+    Tree,
+    UnreadCells,
+)
 from jagcodec.wire.native import NATIVE, first_same, packed_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
@@ -507,6 +516,9 @@ class Lowering:
 
     # tensordict
 
+    def _lower_open_batch(self, batch: OpenBatch) -> Tree:
+        return self.lower(batch.to_encode())
+
     def _lower_tensordict(self, td: TensorDictBase) -> Tree:
         self._append_batch_size(td)
         nodes: list[Tree] = []
@@ -563,6 +575,8 @@ class Lowering:
         return members
 
     def _lower_non_tensor_data(self, data: NonTensorData) -> Tree:
+        if isinstance(data.data, OpenBatch):  # as tensordict takes it: all of it in each row
+            raise self._unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
         self._append_batch_size(data)
         values_before = len(self.values)
         tree = self._lower_at("data", data.data)
@@ -630,6 +644,7 @@ _HANDLERS_OF_BASES: tuple[tuple[type, _Handler], ...] = (
     (torch.Tensor, Lowering._lower_tensor),
     (np.generic, Lowering._lower_scalar),
     (non_tensor.LAZY_VIEW, Lowering._lower_lazy_view),
+    (OpenBatch, Lowering._lower_open_batch),
 )
 
 # Types that mean something else in `Columns`: there a list of objects is rows of documents.

@@ -25,15 +25,17 @@ from jagcodec.errors import (
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
-from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.non_tensor import (
     TENSORDICT_TYPES,
     batch_of,
     is_leaf,
+    is_non_tensor,
+    is_numeric,
     leaf_of_rows,
     object_array,
+    objects_of_leaf,
     stack_of_payloads,
 )
 from jagcodec.ragged.row_index import Chosen, choose_rows
@@ -41,7 +43,7 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, row_count, row_counts, select_leaf
 from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.ragged.views import end_to_end
+from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.compress import prepare
@@ -57,7 +59,7 @@ from jagcodec.wire.leaf import (
     rows_of_node,
 )
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.lowered import Columns, Name, OpenBatch
+from jagcodec.wire.lowered import Columns, Name, OpenBatch, with_closed
 from jagcodec.wire.memory_fields import (
     check_packed,
     field_in_memory,
@@ -78,11 +80,11 @@ _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 class WireBatch(OpenBatch):
     """A batch of columns over one message or several, and in memory; made by `open_wire`.
 
-    `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column, as a
-    TensorDict would hold it: a tensor, a non-tensor leaf, or for a nested batch a `WireBatch` (of
-    several messages, a TensorDict). It is
-    iterated like a dict, but ``len(batch)`` is N. It keeps its messages alive. A contiguous range
-    of rows of one writable message aliases it; anything else is copied. `encode` accepts it.
+    `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column: a tensor, an
+    array of objects, or for a nested batch a `WireBatch`. `keys`, `items`, `values`, `get` and
+    iteration are those of a dict, but ``len(batch)`` is N. It keeps its messages alive. A
+    contiguous range of rows of one writable message aliases it; anything else is copied. `encode`
+    accepts it.
 
     Whatever reads columns raises WireFormatError if one is malformed, and ArgumentError if those of
     several messages differ, or if one in memory got another number of rows after it was opened.
@@ -166,15 +168,65 @@ class WireBatch(OpenBatch):
         return iter(self.fields)
 
     def __getitem__(self, name: str) -> Any:
+        """Read one column; each call reads it again.
+
+        Example:
+            >>> from jagcodec import encode_rows, open_wire
+            >>> batch = open_wire(encode_rows({"ids": [[5], [6, 7]], "uid": ["a", "b"]}))
+            >>> batch["uid"], batch["ids"].values()
+            (array(['a', 'b'], dtype=object), tensor([5, 6, 7]))
+
+        Returns:
+            Cells as a tensor: jagged, strided or sparse. Python objects as an array (N,) of the
+            objects that were sent; an object of the whole batch fills N rows. Arrays of text, bytes
+            or times as they are. A nested batch as a `WireBatch` of the same rows. Tensorclasses,
+            lazy stacks and an `UnbatchedTensor` as `decode` returns them.
+
+        Raises:
+            ArgumentKeyError: There is no such column.
+            ArgumentTypeError: `name` is not a string.
+        """
         if not isinstance(name, str):
             found = describe(name)
             detail = f"expected the name of a column, found {found}; rows(index) chooses rows"
             raise ArgumentTypeError("bad_type", "WireBatch[name]", detail)
-        return self._read_together({name: self._column_named(name, "__getitem__")}, As.LEAF)[name]
+        return self._read_together({name: self._column_named(name, "__getitem__")}, As.VALUE)[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """``batch[name]``; `default` if there is no such column.
+
+        Example:
+            >>> from jagcodec import encode_rows, open_wire
+            >>> batch = open_wire(encode_rows({"reward": [0.5, 1.0]}))
+            >>> batch.get("reward"), batch.get("advantages") is None
+            (tensor([0.5000, 1.0000]), True)
+
+        Raises:
+            ArgumentTypeError: `name` is not a string.
+        """
+        check_name(name, "WireBatch.get(name)")
+        return self[name] if name in self.columns_by_name else default
 
     def keys(self) -> tuple[str, ...]:
-        """`fields`, as a dict calls them."""
+        """`fields`, as a dict calls them. Reads nothing."""
         return self.fields
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Each name with ``batch[name]``: an iterator, which reads a column when it comes to it.
+
+        Example:
+            >>> from jagcodec import encode_rows, open_wire
+            >>> batch = open_wire(encode_rows({"reward": [0.5, 1.0], "uid": ["a", "b"]}))
+            >>> for name, column in batch.items():
+            ...     print(name, column.tolist())
+            reward [0.5, 1.0]
+            uid ['a', 'b']
+        """
+        return ((name, self[name]) for name in self.fields)
+
+    def values(self) -> Iterator[Any]:
+        """``batch[name]`` of each name, as `items` reads them."""
+        return (self[name] for name in self.fields)
 
     def __repr__(self) -> str:
         return f"WireBatch(fields={list(self.fields)}, batch_size={list(self.batch_size)})"
@@ -218,7 +270,11 @@ class WireBatch(OpenBatch):
         Raises:
             ArgumentError: Rows were chosen of a column whose rows torch cannot choose.
         """
-        return self.tensordict_of(self._read_together(self.columns_by_name, As.LEAVES))
+        return self.tensordict_of(self.leaves())
+
+    def leaves(self) -> dict[str, Any]:
+        """Each column by name, as `to_tensordict` holds it."""
+        return self._read_together(self.columns_by_name, As.LEAVES)
 
     def to_frames(self) -> list[Frame]:
         """The chosen columns and rows as a message, to send on.
@@ -267,8 +323,8 @@ class WireBatch(OpenBatch):
     def columns(self) -> list[tuple[str, Any]]:
         """Each column with its name, in the form from which a rectangle is cheapest.
 
-        A jagged one is a `RaggedView` over the messages, objects are an object array, and any
-        other is what ``batch[name]`` gives. Views are only to be read.
+        A jagged one is a `RaggedView` over the messages, an array stays one, and an object of the
+        whole batch stays one; any other is what ``batch[name]`` gives. Views are only to be read.
         """
         return list(self._read_together(self.columns_by_name, As.VIEW).items())
 
@@ -505,15 +561,15 @@ class MessageColumns(ColumnSource):
         if form is As.ITEM:
             return raw_documents(self.message, node, budget, chosen)
         items = objects(self.message, node, budget, chosen)
-        if form is As.VIEW:
-            return non_tensor.object_array(items)
+        if form is As.VIEW or form is As.VALUE:
+            return object_array(items)
         return stack_of_payloads(items) if chosen is None else leaf_of_rows(items)
 
     def _read_batch(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """The batch whose columns are the children of a node."""
         inner = MessageColumns(self.message, node, _sizes_of(self.message, node, self.sizes))
         batch = WireBatch(inner, None, chosen)
-        if form is As.LEAF or form is As.VIEW:
+        if form is As.VALUE or form is As.VIEW:
             return batch
         nodes = dict(zip(batch.fields, node.children, strict=True))
         return batch.tensordict_of(inner.each(nodes, inner._read_column, chosen, As.LEAVES, budget))
@@ -540,9 +596,9 @@ class MessageColumns(ColumnSource):
         sizes, shape = (self.sizes[:1], [column.size(0)]) if nested else (self.sizes, column.shape)
         if [*shape[: len(sizes)]] != sizes:
             raise rows_differ(self.sizes, [*shape])
-        if chosen is None:
-            return column
-        return select_leaf(column, chosen.index, RowSplitsPool(), _CHOSEN)
+        if chosen is not None:
+            column = select_leaf(column, chosen.index, RowSplitsPool(), _CHOSEN)
+        return objects_of_leaf(column) if form is As.VALUE and is_non_tensor(column) else column
 
 
 _READERS: dict[Kind, Callable[..., Any]] = {
@@ -610,7 +666,7 @@ class MemoryColumns(ColumnSource):
         for name, column in handles.items():
             self._check_rows(column, name)
         taken: dict[str, Any] = {}
-        if chosen is not None and (form is As.LEAF or form is As.LEAVES):
+        if chosen is not None and (form is As.VALUE or form is As.LEAVES):
             flat = {
                 name: handle for name, handle in handles.items() if not isinstance(handle, dict)
             }
@@ -713,34 +769,69 @@ def _in_form(
 
     `again` reads the column once more if it is from a message.
     """
-    as_leaves = form is As.LEAF or form is As.LEAVES
     if isinstance(column, dict):
-        sizes, (columns, meta) = source.sizes[:1], _columns_and_meta(column)
-        inner = MemoryColumns(columns, sizes, meta, source, path)
-        if again is not None:
-            parts = lambda: _columns_and_meta(again())  # noqa: E731
-            inner = DocumentColumns(columns, sizes, meta, source, parts, path)
-        batch = WireBatch(inner, None, chosen)
-        return batch if form is As.LEAF or form is As.VIEW else batch.to_tensordict()
+        batch = _nested(column, source.sizes[:1], chosen, source, path, again)
+        return batch if form is As.VALUE or form is As.VIEW else batch.to_tensordict()
+    as_leaf_or_value = form is As.VALUE or form is As.LEAVES
     # `encode` fetches tensors from devices, together.
-    if not as_leaves and (form is As.VIEW or has_host_cells(column)):
+    if not as_leaf_or_value and (form is As.VIEW or has_host_cells(column)):
         view = view_in_memory(column, pool, path, detach=form is As.ITEM)
         if view is not None:
             view = replace(view, row_splits=pool.unique(view.row_splits))
             return view if chosen is None else chosen.of_view(view)
     if chosen is not None:
         column = select_leaf(column, chosen.index, chosen.pool, _CHOSEN)
-    if isinstance(column, PackedColumn) or (as_leaves and isinstance(column, _TYPES_IN_DICTS)):
-        leaf = as_leaf(column, 0, path)
-        if isinstance(leaf, torch.Tensor) and source.device is not None:
-            return to_device(leaf, source.device)
-        return leaf
+    if form is As.VALUE:
+        return value_of(column, source, path)
+    if isinstance(column, PackedColumn) or (
+        form is As.LEAVES and isinstance(column, _TYPES_IN_DICTS)
+    ):
+        return _leaf_of(column, source, path)
     return object_array(column) if form is As.VIEW and isinstance(column, list) else column
 
 
 def _columns_and_meta(batch: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The columns of a batch that is a dict, and the values next to them."""
-    return batch, getattr(batch, "meta_info", {})
+    """The columns of a batch, and the values next to them if it is a dict."""
+    return dict(batch.items()), getattr(batch, "meta_info", {})
+
+
+def _nested(
+    batch: Any,
+    sizes: Sequence[int],
+    chosen: ChosenRows | None,
+    source: ColumnSource,
+    path: str,
+    again: Callable[[], Any] | None = None,
+) -> WireBatch:
+    """A batch in a batch in memory; `again` reads it once more if it is from a message."""
+    columns, meta = _columns_and_meta(batch)
+    inner = MemoryColumns(columns, sizes, meta, source, path)
+    if again is not None:
+        parts = lambda: _columns_and_meta(again())  # noqa: E731
+        inner = DocumentColumns(columns, sizes, meta, source, parts, path)
+    return WireBatch(inner, None, chosen)
+
+
+def _leaf_of(column: Any, source: ColumnSource, path: str) -> Any:
+    """A column of a dict as a leaf, on the device of its source."""
+    leaf = as_leaf(column, 0, path)
+    if isinstance(leaf, torch.Tensor) and source.device is not None:
+        return to_device(leaf, source.device)
+    return leaf
+
+
+def value_of(column: Any, source: ColumnSource, path: str) -> Any:
+    """A column in memory, or a `RaggedView`, as ``batch[name]`` gives it."""
+    if isinstance(column, list):
+        return object_array(column)
+    if is_non_tensor(column):
+        return objects_of_leaf(column)
+    if isinstance(column, TENSORDICT_TYPES):
+        return _nested(column, [*column.batch_size], None, source, path)
+    if isinstance(column, np.ndarray) and not is_numeric(column):
+        return column
+    in_dict = isinstance(column, (RaggedView, *_TYPES_IN_DICTS))
+    return _leaf_of(column, source, path) if in_dict else column
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -828,6 +919,7 @@ def open_memory(batch: Any, where: str) -> WireBatch:
             raise ArgumentError("bad_shape", where, detail)
         sizes = [*batch.batch_size]
     else:
+        batch = with_closed(batch) if type(batch) is dict else batch
         sizes = [row_counts(batch, where) or 0]
     return WireBatch(MemoryColumns(dict(batch.items()), sizes, getattr(batch, "meta_info", {})))
 
