@@ -131,8 +131,7 @@ def digest(rows):
 def group_advantages(batch):
     """(N,): how many standard deviations a reward is above the mean of its group."""
     rewards = batch["reward"]
-    uids = np.array(batch["uid"].tolist())
-    _, numbers, counts = np.unique(uids, return_inverse=True, return_counts=True)
+    _, numbers, counts = np.unique(batch["uid"], return_inverse=True, return_counts=True)
     group, sizes = torch.from_numpy(numbers), torch.from_numpy(counts)
     above = rewards - (torch.zeros(len(sizes)).index_add(0, group, rewards) / sizes)[group]
     spread = (torch.zeros(len(sizes)).index_add(0, group, above**2) / sizes).sqrt()[group]

@@ -17,7 +17,7 @@ from jagcodec.integrations import setup
 @ray.remote
 def reward(batch: WireBatch) -> list[int]:
     """A worker that needs two rows of one column, and reads nothing else from the store."""
-    ids = batch.select(["input_ids"]).rows(slice(0, 2)).to_tensordict()["input_ids"]
+    ids = batch.rows(slice(0, 2))["input_ids"]
     return [len(row) for row in ids.unbind()]
 
 
