@@ -15,6 +15,7 @@ from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
+from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
 from jagcodec.pack.number_types import (
     NARROW,
@@ -24,7 +25,7 @@ from jagcodec.pack.number_types import (
     located_numbers,
     types_of_rows,
 )
-from jagcodec.pack.numbers import cast_array
+from jagcodec.pack.numbers import cells_of_python
 from jagcodec.pack.row_kinds import OBJECT_ROW, described, kind_of_row
 from jagcodec.pack.rows import (
     check_row_shape,
@@ -451,13 +452,25 @@ def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn,
     dim = column.dim
     if column.dtype_is_fixed:
         return column, cells_of_rows([chunk], column.dtype, dim=dim)
-    types = types_of_rows([chunk])
+    made: Any = None if dim else _cells_of_python(chunk)
+    types = types_of_rows([chunk]) if made is None else {_TYPES[made.dtype]}
     if not types <= PYTHON_TYPES and kind_of_row(chunk) == OBJECT_ROW:
         return column, None
     column = column.with_types(types, chunk)
-    made: Any = cells_of_rows([chunk], column.stored, dim=dim)
-    if column.stored != column.dtype and (
-        int in types or cast_array(made.values, torch.float32) is None
-    ):
-        cells_of_rows([chunk], column.dtype, dim=dim)  # refuses what float32 does not hold
+    if column.stored != column.dtype and (made is None or made.dtype != column.dtype):
+        cells_of_rows([chunk], column.dtype, dim=dim)  # refuses what does not fit
+    if made is None or made.dtype != column.stored:
+        made = cells_of_rows([chunk], column.stored, dim=dim)
     return column, made
+
+
+def _cells_of_python(chunk: Any) -> RowCells | None:
+    """The cells of a list of Python's own numbers, found without a look at their types."""
+    if type(chunk) is not list and type(chunk) is not tuple:
+        return None
+    values = cells_of_python([chunk], (len(chunk),), chunk[0])
+    return None if values is None else RowCells(values, (len(chunk),))
+
+
+_TYPES: dict[torch.dtype, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}
+"""The type that decides the dtype of Python's numbers."""

@@ -430,6 +430,9 @@ def _is_list_of_arrays(row: Any) -> bool:
 def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
     """Row `i`, a list of arrays of one shape, as one array or tensor with these cells."""
     items: Any = items_of_list(row)
+    joined = joined_quickly(items, set(map(type, items)))
+    if joined is not None and len(set(joined.lengths or ())) == 1:
+        return joined.values.reshape(len(items), -1, *joined.values.shape[1:])
     if not any(is_array(item) or items_of_list(item) is not None for item in items):
         return items  # an array of objects that are numbers
     shapes = [tuple(x.shape) if isinstance(x, _TYPED) else None for x in items]
@@ -440,8 +443,9 @@ def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
     try:
         values, lengths = _cells_with_arrays(items, dtype, True, 0, levels)
     except JagcodecError as error:
-        cell = error.path.removeprefix(", row ").partition(",")[0]
-        raise type(error)(error.reason, f", row {i}, cell {cell}", error.detail) from None
+        cell = error.path.partition(", row ")[2].partition(",")[0]
+        place = f", row {i}, cell {cell}" if cell else f", row {i}"
+        raise type(error)(error.reason, place, error.detail) from None
     if lengths is None:
         return values
     for j, length in enumerate(lengths):

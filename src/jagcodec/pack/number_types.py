@@ -42,7 +42,7 @@ from jagcodec.pack.row_kinds import (
 from jagcodec.wire.spec import MAX_NDIM
 
 # The type of a number is Python's bool, int or float, or a `torch.dtype`. `list` stands for a list
-# among numbers, and `object` for what is no number.
+# among numbers, and `object` for anything else.
 _BOOLS = {bool, torch.bool}
 PYTHON_TYPES: Set[Any] = frozenset(DEFAULT_DTYPES)
 NARROW = {torch.float16, torch.bfloat16}  # fewer bits than the float32 of Python's floats
@@ -89,7 +89,7 @@ def type_of_item(item: Any) -> Any:
 def types_of_rows(rows: Iterable[Any]) -> set[Any]:
     """The types of the numbers of rows: lists, arrays, and single numbers.
 
-    A list among numbers is not looked into: whoever reads the cells refuses it.
+    A list among numbers is skipped: the functions that read the cells refuse it.
     """
     found: set[Any] = set()
     for row in rows:
@@ -127,7 +127,7 @@ def _leaves(row: Any) -> list[Any]:
 
 
 def dtype_of_rows(rows: Sequence[Any]) -> torch.dtype | None:
-    """The dtype of rows of numbers, or an error; None if there are none."""
+    """The dtype of rows of numbers, or an error; None without numbers."""
     types = types_of_rows(rows)
     return dtype_of_types(types, lambda: located_numbers(rows)) if types else None
 
@@ -179,7 +179,7 @@ def _inexact_float(number: float, dtype: torch.dtype, place: str) -> ArgumentErr
 
 
 def _not_a_number(types: Set[Any], located: Located) -> JagcodecError:
-    """The error for an item that is no number, or for a list among numbers."""
+    """The error for an item that is not a number, or for a list among numbers."""
     fault = object if object in types else list
     before = None
     for place, found, item in located:

@@ -75,10 +75,17 @@ def _kind_of_list(row: Iterable[Any], first: Any) -> str:
     if plain_number(first) is not None:
         return SEQUENCE_ROW
     # Arrays among numbers are a mistake in any order, not objects.
-    is_mixed = is_array(first) and any(
-        isinstance(item, (list, tuple)) or plain_number(item) is not None for item in row
-    )
-    return SEQUENCE_ROW if is_mixed else OBJECT_ROW
+    return SEQUENCE_ROW if is_array(first) and _has_number_or_list(list(row)) else OBJECT_ROW
+
+
+def _has_number_or_list(items: Sequence[Any]) -> bool:
+    kinds = {kind for kind in set(map(type, items)) if not issubclass(kind, _WITH_DIMS)}
+    samples = [next(item for item in items if type(item) is kind) for kind in kinds]
+    samples += [item for item in items if isinstance(item, _WITH_DIMS) and not item.ndim]
+    return any(isinstance(x, (list, tuple)) or plain_number(x) is not None for x in samples)
+
+
+_WITH_DIMS = (np.ndarray, torch.Tensor)
 
 
 def is_array(item: Any) -> bool:
