@@ -218,6 +218,13 @@ def test_a_later_dim_of_a_batch_counts_as_well():
         assert caught.value.reason == "row_mismatch"
 
 
+def test_any_column_is_of_a_batch_without_dims():
+    td = TensorDict({"x": torch.ones(3), "y": torch.tensor(1), "j": jagged()}, [])
+    td["x"].resize_(4)
+    for options in OPTIONS:
+        assert_same(decode(encode(td, **options)), td)
+
+
 # --- objects that were read belong to their reader ---------------------------------------------
 
 OBJECTS = [{"turns": [1]}, {"turns": [2]}]

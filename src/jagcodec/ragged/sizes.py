@@ -19,6 +19,8 @@ def sizes_of(column: Any, sizes: list[int]) -> list[int]:
     It may be any column but a `PackedColumn`. Any sizes fit a dict: its columns are checked when
     they are read.
     """
+    if not sizes:  # of a batch without dims
+        return sizes
     if isinstance(column, list):
         return [list.__len__(column)]  # a subclass may report another length
     if type(column) not in _PLAIN:
