@@ -356,7 +356,7 @@ def test_other_objects_do_not_warn(rows):
 @pytest.mark.parametrize(
     ("row", "error", "place"),
     [
-        ([np.ones(2), np.ones(3)], ArgumentError, r"cell 1: expected shape \(2,\) like cell 0"),
+        ([np.ones(2), np.ones(3)], ArgumentError, r"cell 1: expected 2 items like cell 0, found 3"),
         ([range(2), range(3)], ArgumentError, r"cell 1: expected 2 items like cell 0, found 3"),
         ([np.ones(2), [1, 2, 3]], ArgumentError, r"cell 1: expected 2 items like cell 0, found 3"),
         ([np.ones(2), np.array([1e300, 0])], ArgumentError, r"cell 1: .*found 1e\+300"),

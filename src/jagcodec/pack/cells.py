@@ -431,8 +431,8 @@ def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
     """Row `i`, a list of arrays of one shape, as one array or tensor with these cells."""
     items: Any = items_of_list(row)
     joined = joined_quickly(items, set(map(type, items)))
-    if joined is not None and len(set(joined.lengths or ())) == 1:
-        return joined.values.reshape(len(items), -1, *joined.values.shape[1:])
+    if joined is not None:
+        return _split_in_tokens(joined, f", row {i}")
     if not any(is_array(item) or items_of_list(item) is not None for item in items):
         return items  # an array of objects that are numbers
     shapes = [tuple(x.shape) if isinstance(x, _TYPED) else None for x in items]
@@ -441,18 +441,29 @@ def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
             detail = f"expected shape {shapes[0]} like cell 0, found {shape}{OR_OBJECTS}"
             raise ArgumentError("bad_shape", f", row {i}, cell {j}", detail)
     try:
-        values, lengths = _cells_with_arrays(items, dtype, True, 0, levels)
+        made = _cells_with_arrays(items, dtype, True, 0, levels)
     except JagcodecError as error:
         cell = error.path.partition(", row ")[2].partition(",")[0]
         place = f", row {i}, cell {cell}" if cell else f", row {i}"
         raise type(error)(error.reason, place, error.detail) from None
+    return _split_in_tokens(made, f", row {i}")
+
+
+def _split_in_tokens(made: RowCells, place: str) -> Any:
+    """The cells of the tokens of a row, which have one length, with a dim of tokens in front."""
+    values, lengths = made
     if lengths is None:
         return values
     for j, length in enumerate(lengths):
         if length != lengths[0]:
             detail = f"expected {lengths[0]} items like cell 0, found {length}{OR_OBJECTS}"
-            raise ArgumentError("bad_shape", f", row {i}, cell {j}", detail)
-    return values.reshape(len(lengths), lengths[0], *values.shape[1:])
+            raise ArgumentError("bad_shape", f"{place}, cell {j}", detail)
+    shape = (len(lengths), lengths[0], *values.shape[1:])
+    try:
+        return values.reshape(shape)
+    except (ValueError, RuntimeError) as error:  # without cells, a dim may be of any size
+        detail = f"expected a shape that an array can have, found {shape}"
+        raise ArgumentError("bad_shape", place, detail) from error
 
 
 _TYPED = (np.ndarray, np.generic, torch.Tensor)

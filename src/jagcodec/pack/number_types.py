@@ -118,7 +118,8 @@ def _is_list(row: Any) -> bool:
 
 def _leaves(row: Any) -> list[Any]:
     """The items of lists in each other, as deep as all of them are lists."""
-    level = list(row) if _is_list(row) else [row]
+    # Iterate: a subclass of list may report another length.
+    level = list(iter(row)) if _is_list(row) else [row]
     for _ in range(MAX_NDIM):
         if not level or not all(isinstance(item, (list, tuple)) for item in level):
             break

@@ -84,7 +84,7 @@ def _written_by_kernel(
                 row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
                 bad = row, over - int(lengths[:row].sum())
         return values, None if bad is None else _BadItem(*bad, rows[bad[0]][bad[1]])
-    except (ValueError, IndexError) as error:  # another thread changes the rows
+    except (ValueError, IndexError) as error:  # another thread changes the rows, or a length lies
         raise ArgumentError("row_mismatch", "", str(error)) from error
     except MemoryError as error:
         detail = f"expected cells that fit into memory, found {sum(sizes)}: {error!s:.200}"

@@ -75,7 +75,7 @@ def _kind_of_list(row: Iterable[Any], first: Any) -> str:
     if plain_number(first) is not None:
         return SEQUENCE_ROW
     # Arrays among numbers are a mistake in any order, not objects.
-    return SEQUENCE_ROW if is_array(first) and _has_number_or_list(list(row)) else OBJECT_ROW
+    return SEQUENCE_ROW if is_array(first) and _has_number_or_list([*iter(row)]) else OBJECT_ROW
 
 
 def _has_number_or_list(items: Sequence[Any]) -> bool:
@@ -103,7 +103,7 @@ MOST_LEVELS = 3
 def items_of_list(row: Any) -> Sequence[Any] | None:
     """The items of a list, a tuple, or an array of objects; None of anything else."""
     if isinstance(row, (list, tuple)):
-        return row
+        return row if type(row) in (list, tuple) else list(iter(row))
     is_objects = type(row) is np.ndarray and row.dtype == object and row.ndim > 0
     return row.tolist() if is_objects else None
 
