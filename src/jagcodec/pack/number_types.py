@@ -70,13 +70,12 @@ def types_of_items(items: Collection[Any]) -> set[Any]:
     found: set[Any] = set(map(type, items))
     if found <= PYTHON_TYPES:
         return found
-    samples = dict(zip(map(type, items), items, strict=True))  # faster than one by one
-    found = set()
-    for kind, sample in samples.items():
+    kinds, found = found, set()
+    for kind in kinds:
         if issubclass(kind, (np.ndarray, torch.Tensor)):
             found |= {type_of_item(item) for item in items if type(item) is kind}
         else:
-            found.add(type_of_number(sample))
+            found.add(type_of_number(next(item for item in items if type(item) is kind)))
     return found
 
 
