@@ -16,6 +16,7 @@ from jagcodec.ragged.packer import check_last
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire.lowered import with_closed
 from jagcodec.wire.wire_batch import MemoryColumns, WireBatch
 
 
@@ -39,7 +40,8 @@ class _Trimmer:
             names = [*column.keys()]
             columns = {name: self.of(column[name], f"{path}[{name!r}]") for name in names}
             if isinstance(column, WireBatch):
-                return WireBatch(MemoryColumns(columns, [*column.batch_size], column.meta))
+                sizes, columns = [*column.batch_size], with_closed(columns)
+                return WireBatch(MemoryColumns(columns, sizes, column.meta))
             return like(column, columns, self._wanted.rows)
         if isinstance(column, PackedColumn):
             view = self._trimmed(view_of_varlen(column, path, self._pool), path)
