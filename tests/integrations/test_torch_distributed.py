@@ -227,7 +227,7 @@ def opened(td, **meta):
     return jagcodec.open_wire(encode(td, meta=meta))
 
 
-# What is sent of the rows of a TensorDict: a value and, if it is no message, its type.
+# What is sent of the rows of a TensorDict: a value and, if it is not a message, its type.
 KINDS: dict[str, Any] = {
     "a TensorDict": (lambda td, **_: td, TensorDict),
     "a dict": (lambda td, **_: dict(td.exclude("tag").items()), dict),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jagcodec._arguments import check_known, check_names, mapping_of, name_set, named_item
-from jagcodec.errors import ArgumentError, ArgumentKeyError, brief, column_name, describe
+from jagcodec.errors import ArgumentError, ArgumentKeyError, brief, column_name
 from jagcodec.packing.layout import Pieces
 from jagcodec.packing.lengths import IntArray
 
@@ -103,9 +103,9 @@ class ColumnBuffers:
             found: dict[Any, Any] = {}
             _map_columns(dict(columns), lambda column, key: found.update({key: column}))
             check_known(unpacked, found, f"{self.where}(align_end)")
+            # It is an array, a list or a batch, which has no rows of cells.
             name = min(unpacked, key=brief)
-            detail = "expected a jagged or packed column in align_end, found "
-            raise ArgumentError("bad_shape", self.path(name), detail + describe(found[name]))
+            self.packer.rows_at_end(found[name], self.path(name))
 
     def add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
         """Add columns of labels, which hold the next tokens of packed columns."""

@@ -57,6 +57,7 @@ from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.pack.warnings import warn_of_swapped_dims
+from jagcodec.packing.lengths import check_row_ends
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
@@ -455,11 +456,7 @@ class _Padded(NamedTuple):
 def _places_at_end(row_splits: RowSplits, whole: _Padded, key: Key) -> RowPlaces:
     """Where rows go that have the last tokens of the rows of another column."""
     lengths, found = whole.row_splits.lengths, row_splits.lengths
-    longer = found > lengths
-    if longer.any():
-        row = int(longer.argmax())
-        detail = f"expected at most the row's length of {lengths[row]}, found {found[row]}"
-        raise ArgumentError("bad_length", f"{path_of(key)}, row {row}", detail)
+    check_row_ends(found, lengths, path_of(key))
     missing = lengths - found
     left_pad, width = whole.places
     if left_pad is not None:

@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec.packing.lengths import IntArray
+from jagcodec.packing.lengths import IntArray, check_row_ends
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import like
-from jagcodec.ragged.nested import check_column, is_jagged, nested_tensor, view_of, view_of_strided
+from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.non_tensor import is_non_tensor
-from jagcodec.ragged.packer import check_last
+from jagcodec.ragged.packer import ragged_view
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.ragged.varlen import PackedColumn, varlen_column
 from jagcodec.wire.lowered import with_closed
 from jagcodec.wire.wire_batch import MemoryColumns, WireBatch
 
@@ -43,21 +42,14 @@ class _Trimmer:
                 sizes, columns = [*column.batch_size], with_closed(columns)
                 return WireBatch(MemoryColumns(columns, sizes, column.meta))
             return like(column, columns, self._wanted.rows)
-        if isinstance(column, PackedColumn):
-            view = self._trimmed(view_of_varlen(column, path, self._pool), path)
-            return varlen_column(view, path)
-        if not (isinstance(column, torch.Tensor) and column.is_nested and column.dim() > 1):
+        if isinstance(column, torch.Tensor) and column.dim() < 2:  # rows without cells
             return column
-        check_column(column, path)
-        if is_jagged(column):
-            whole = view_of(column, path, self._pool, detach=False)
-        else:
-            whole = view_of_strided(column, path)
-        view = self._trimmed(whole, path)
-        return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
-
-    def _trimmed(self, view: RaggedView, path: str) -> RaggedView:
-        found, wanted = view.row_splits.lengths, self._wanted.lengths
-        check_last(wanted, found, path)
-        ends = view.moved(view.row_starts() + found - wanted, self._wanted)
-        return end_to_end(values_of(ends), self._wanted, view.ragged_dim)
+        whole = ragged_view(column, path, self._pool)
+        if whole is None:
+            return column
+        found, wanted = whole.row_splits.lengths, self._wanted.lengths
+        check_row_ends(wanted, found, path)
+        ends = whole.moved(whole.row_starts() + found - wanted, self._wanted)
+        if isinstance(column, PackedColumn):
+            return varlen_column(ends, path)
+        return nested_tensor(values_of(ends), self._wanted, whole.ragged_dim)

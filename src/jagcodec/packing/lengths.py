@@ -79,6 +79,15 @@ def _length(item: Any, path: str) -> int:
     return number
 
 
+def check_row_ends(ends: IntArray, lengths: IntArray, path: str) -> None:
+    """Refuse ends of rows that are longer than their rows; both have (N,) lengths."""
+    longer = ends > lengths
+    if longer.any():
+        row = int(longer.argmax())
+        detail = f"expected at most the row's length of {lengths[row]}, found {ends[row]}"
+        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
+
+
 def check_size(cells: int, path: str) -> None:
     """Refuse more cells than int32 offsets count."""
     if cells >= 1 << 31:

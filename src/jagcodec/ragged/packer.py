@@ -16,7 +16,7 @@ from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
 from jagcodec.packing.layout import PackLayout, Pieces
-from jagcodec.packing.lengths import IntArray
+from jagcodec.packing.lengths import IntArray, check_row_ends
 from jagcodec.ragged.copy_pieces import Buffer, Indices, fill_buffers
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import read_rows
@@ -52,6 +52,20 @@ def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits
     return view_of(lengths, path, pool).row_splits
 
 
+def ragged_view(column: Any, path: str, pool: RowSplitsPool) -> RaggedView | None:
+    """The rows of a column whose type lets them differ in length; None for any other column."""
+    if isinstance(column, RaggedView):
+        return column
+    if isinstance(column, PackedColumn):
+        return view_of_varlen(column, path, pool)
+    if not (isinstance(column, torch.Tensor) and column.is_nested):
+        return None
+    check_column(column, path)
+    if is_jagged(column):
+        return view_of(column, path, pool, detach=False)
+    return view_of_strided(column, path)
+
+
 class Packer:
     """Packs the columns of one plan. It keeps what columns share: row splits, and indices."""
 
@@ -84,7 +98,7 @@ class Packer:
 
     def rows_of(self, column: Any, path: str, remedy: str = "") -> RaggedView:
         """The rows of a column, which is jagged, a rectangle, or values end to end."""
-        view = self._ragged_view(column, path)
+        view = ragged_view(column, path, self.pool)
         if view is not None:
             return self._require_plan_lengths(view, path, remedy)
         check_rectangle(column, path)
@@ -105,31 +119,13 @@ class Packer:
 
     def rows_at_end(self, column: Any, path: str) -> RaggedView:
         """The rows of a ragged column that has the last tokens of each row of the plan, or all."""
-        view = self._ragged_view(column, path)
+        view = ragged_view(column, path, self.pool)
         if view is None:
             detail = f"expected a jagged or packed column in align_end, found {describe(column)}; "
             detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
             raise ArgumentError("bad_shape", path, detail)
-        longer = self._row_lengths_of(view, path) > self.row_splits.lengths
-        if longer.any():
-            row = int(longer.argmax())
-            detail = f"expected at most the plan's length of {self.row_splits.lengths[row]}, "
-            detail += f"found {view.row_splits.lengths[row]}"
-            raise ArgumentError("bad_length", f"{path}, row {row}", detail)
+        check_row_ends(self._row_lengths_of(view, path), self.row_splits.lengths, path)
         return _without_unwanted_graph(view)
-
-    def _ragged_view(self, column: Any, path: str) -> RaggedView | None:
-        """The rows of a column that is ragged by its type; None for a dense tensor."""
-        if isinstance(column, RaggedView):
-            return column
-        if isinstance(column, PackedColumn):
-            return view_of_varlen(column, path, self.pool)
-        if not column.is_nested:
-            return None
-        check_column(column, path)
-        if is_jagged(column):
-            return view_of(column, path, self.pool, detach=False)
-        return view_of_strided(column, path)
 
     def rows_of_rectangle(self, column: Any, path: str) -> RaggedView:
         """The rows of a rectangle (N, S, ...)."""
@@ -209,17 +205,8 @@ def read_last(last: Any, lengths: IntArray, where: str, pool: RowSplitsPool) -> 
     if wanted.rows != len(lengths):
         detail = f"expected {len(lengths)} lengths, one for each row, found {wanted.rows}"
         raise ArgumentError("row_mismatch", path, detail)
-    check_last(wanted.lengths, lengths, path)
+    check_row_ends(wanted.lengths, lengths, path)
     return wanted
-
-
-def check_last(wanted: IntArray, lengths: IntArray, path: str) -> None:
-    """Refuse to take more cells from the end of a row than it has."""
-    more = wanted > lengths
-    if more.any():
-        row = int(more.argmax())
-        detail = f"expected at most the row's length of {lengths[row]}, found {wanted[row]}"
-        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
 
 
 def _without_unwanted_graph(view: RaggedView) -> RaggedView:
