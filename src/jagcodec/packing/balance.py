@@ -205,7 +205,8 @@ class _CheapestOfSize:
 def first_fit(items: Items, which: Iterable[int], room: Room) -> Bins:
     """First-fit-decreasing: the largest item goes first, each to the first part with room."""
     order = items.falling_size(which)
-    # As many parts as items: each fits into a new one.
+    # The tree searches for room of one kind: cells if they limit a part, rows otherwise. There are
+    # as many parts as items, so each fits into a new one.
     by_cells = room.cells < sum(items.cells)
     parts = _FirstPart(len(order), room.cells if by_cells else room.rows)
     rows = [room.rows] * (len(order) if by_cells else 0)
@@ -221,7 +222,7 @@ def first_fit(items: Items, which: Iterable[int], room: Room) -> Bins:
         bins[first].append(item)
         if by_cells:
             rows[first] -= items.rows[item]
-            size = size if rows[first] >= fewest else room.cells + 1  # full
+            size = size if rows[first] >= fewest else room.cells + 1  # no row fits: close it
         parts.fill(first, size)
     return bins
 
