@@ -267,8 +267,8 @@ class PackPlan:
             token_aligned_fields: For a batch: rectangles (N, S, ...) that are packed, too.
             align_end: For a batch: jagged or packed columns that have only the last tokens of each
                 row, such as log-probabilities of the response, or all of them. They are put at the
-                ends of the rows. The cells before them hold the column's pad; labels of these cells
-                hold the labels' pad.
+                ends of the rows. The cells before them hold the column's pad; a label whose token
+                is missing holds the labels' pad.
             keep_jagged: For a batch: ragged columns that stay jagged, whatever their row lengths.
             cp_rank: A rank of context parallelism, or None for the whole buffer, whatever cp_size.
             out: Memory of the right shape, dtype and device, overwritten. For a batch, a dict of
