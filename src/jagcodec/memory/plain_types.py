@@ -20,6 +20,11 @@ from jagcodec.memory.tensor_bytes import has_memory, resolved
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 """The types of plain tensors; only `ragged.nested` knows the type of jagged ones."""
 
+LENGTH_DTYPES = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
+"""The dtypes that lengths and offsets may have."""
+
 _REMEDIES = {
     "DTensor": "call .full_tensor() first",
     "AsyncCollectiveTensor": "call .wait() first",

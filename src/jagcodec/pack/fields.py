@@ -21,7 +21,7 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.plain_types import check_plain, check_rectangle
+from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     IntArray,
@@ -50,7 +50,7 @@ from jagcodec.ragged.non_tensor import (
     leaf_of_rows,
     payloads_of_rows,
 )
-from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import row_count
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle

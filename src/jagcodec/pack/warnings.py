@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec.errors import JagcodecWarning
+from jagcodec.memory.plain_types import LENGTH_DTYPES
 from jagcodec.memory.tensor_bytes import number_array
-from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits
+from jagcodec.ragged.row_splits import RowSplits
 
 
 def _warn(path: str, detail: str) -> None:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.memory.plain_types import check_plain
+from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.packing.lengths import length_array
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.varlen import PackedColumn
 
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]

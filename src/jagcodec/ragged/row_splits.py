@@ -6,24 +6,25 @@ is one `RowSplits` for each set of rows in a batch, and it owns the offsets tens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import torch
 
 from jagcodec.memory.tensor_bytes import IntArray
 
-LENGTH_DTYPES = frozenset(
-    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
-)
-"""The dtypes that lengths and offsets may have."""
-
 
 class RowSplits:
-    """N rows, end to end in a run of cells. Immutable, so share it freely."""
+    """N rows, end to end in a run of cells. Immutable, so share it freely.
+
+    It is made of their lengths or their offsets. Everything else is made when it is asked for
+    first: the writer of one row needs no array.
+    """
 
     __slots__ = (
+        "_counts",
         "jagged_parts",
         "lengths",
         "max",
@@ -36,33 +37,36 @@ class RowSplits:
         "varlen_parts",
     )
 
-    def __init__(self, offsets_array: IntArray, lengths: IntArray) -> None:
-        """Use `from_lengths` or `from_offsets`."""
-        self.offsets_array: IntArray = offsets_array  # (N + 1,), starting at 0
-        # One object for all columns: the kernel checks an array that it knows only once.
-        self.starts: IntArray = offsets_array[:-1]
-        self.lengths: IntArray = lengths
-        self.rows: int = len(lengths)
-        self.total: int = offsets_array.item(-1)
-        self.min: int = self.total  # the length of the shortest row, 0 without rows
-        self.max: int = self.total  # the length of the longest row
-        if self.rows > 1:
-            # By index: numpy's own `min` takes four times as long for few rows.
-            self.min = lengths.item(lengths.argmin())
-            self.max = lengths.item(lengths.argmax())
+    rows: int
+    _counts: tuple[int, ...] | None  # the lengths, or None if they came as an array
+    lengths: IntArray  # (N,)
+    offsets_array: IntArray  # (N + 1,), starting at 0
+    starts: IntArray  # one object for all columns: the kernel checks an array that it knows once
+    total: int
+    min: int  # the length of the shortest row, 0 without rows
+    max: int  # the length of the longest row
+
+    def __init__(self, rows: int) -> None:
+        """Use `from_lengths`, `from_counts` or `from_offsets`."""
+        self.rows = rows
         # What columns of these rows share, made when the first column needs it:
-        self.offsets_tensors: dict[torch.device, torch.Tensor] = {}  # by `ragged.nested`
+        self.offsets_tensors: dict[Any, Any] = {}  # by device, of `ragged.nested`
         self.jagged_parts: dict[Any, Any] = {}  # by `ragged.nested`: all but offsets and values
-        self.varlen_parts: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.varlen_parts: dict[Any, Any] = {}  # by device, of `ragged.varlen`
 
     @classmethod
     def from_lengths(cls, lengths: IntArray) -> RowSplits:
         """Row splits of (N,) lengths, which are not negative; the lengths are aliased."""
-        if len(lengths) == 1:  # For a message of one row, adding up takes three times as long.
-            return cls(np.array((0, lengths.item()), np.int64), lengths)
-        offsets: IntArray = np.zeros(len(lengths) + 1, np.int64)
-        np.add.accumulate(lengths, out=offsets[1:])
-        return cls(offsets, lengths)
+        splits = cls(len(lengths))
+        splits.lengths = lengths
+        return splits
+
+    @classmethod
+    def from_counts(cls, counts: tuple[int, ...]) -> RowSplits:
+        """Row splits of N lengths, which are not negative."""
+        splits = cls(len(counts))
+        splits._counts = counts
+        return splits
 
     @classmethod
     def from_offsets(cls, offsets: IntArray) -> RowSplits | None:
@@ -71,8 +75,61 @@ class RowSplits:
         # around.
         if not len(offsets) or offsets.item(0) or offsets.argmin():
             return None
-        row_splits = cls(offsets, offsets[1:] - offsets[:-1])
-        return None if row_splits.min < 0 else row_splits
+        splits = cls(len(offsets) - 1)
+        splits.offsets_array = offsets
+        splits.lengths = offsets[1:] - offsets[:-1]
+        return None if splits.min < 0 else splits
+
+    def __getattr__(self, name: str) -> Any:
+        """What is asked for first; a slot that is filled is read without this call."""
+        make = _MAKERS.get(name)
+        if make is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = make(self)
+        setattr(self, name, value)
+        return value
+
+    def _make_counts(self) -> tuple[int, ...] | None:
+        return None
+
+    def _make_lengths(self) -> IntArray:
+        return np.array(self._counts, dtype=np.int64)
+
+    def _make_offsets(self) -> IntArray:
+        if self._counts is not None:
+            return np.frombuffer(array("q", accumulate(self._counts, initial=0)), np.int64)
+        offsets: IntArray = np.zeros(self.rows + 1, np.int64)
+        np.add.accumulate(self.lengths, out=offsets[1:])
+        return offsets
+
+    def _make_total(self) -> int:
+        return self.offsets_array.item(-1) if self._counts is None else sum(self._counts)
+
+    def _make_min(self) -> int:
+        if self.rows < 2:
+            return self.total
+        if self._counts is not None:
+            return min(self._counts)
+        # By index: numpy's own `min` takes four times as long for few rows.
+        return self.lengths.item(self.lengths.argmin())
+
+    def _make_max(self) -> int:
+        if self.rows < 2:
+            return self.total
+        if self._counts is not None:
+            return max(self._counts)
+        return self.lengths.item(self.lengths.argmax())
+
+
+_MAKERS: dict[str, Callable[[RowSplits], Any]] = {
+    "_counts": RowSplits._make_counts,
+    "lengths": RowSplits._make_lengths,
+    "offsets_array": RowSplits._make_offsets,
+    "starts": lambda splits: splits.offsets_array[:-1],
+    "total": RowSplits._make_total,
+    "min": RowSplits._make_min,
+    "max": RowSplits._make_max,
+}
 
 
 class RowSplitsPool:

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.memory.plain_types import check_plain
+from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.packing.lengths import check_size
 from jagcodec.ragged.copy_rows import cell_index, values_of
 from jagcodec.ragged.nested import check_memory, host_numbers
-from jagcodec.ragged.row_splits import LENGTH_DTYPES, RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 
 
