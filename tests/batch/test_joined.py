@@ -350,13 +350,17 @@ def test_rows_of_a_narrow_message_are_sent_narrow(kind):
     assert every == [("ids",), ("inner", "ids"), ("inner", "wide"), ("grid",)]
 
 
-def test_rows_of_an_elided_message_are_sent_whole_unless_asked_for():
+def test_rows_that_are_chosen_of_an_elided_message_stay_elided_where_that_pays():
     ids = torch.randint(0, 1 << 62, (1, 4000)).repeat(6, 1)
     td = pack_jagged_fields({"ids": ids}, lengths=[4000] * 6)
-    part = open_wire(encode(td, elide=True)).rows([5, 0, 3])
-    for frames, size in ((part.to_frames(), 3 * 32_000), (encode(part, elide=True), 32_000)):
-        assert size <= sum(map(len, map(bytes, frames))) < size + 1000
-        assert_same(decode(frames), select_rows(td, [5, 0, 3]))
+    whole = open_wire(encode(td, elide=True))
+    for rows in ([5, 0, 3], [2]):
+        part = whole.rows(rows)
+        joined = concat_rows([part, part])
+        for batch, times in ((part, 1), (part.select(["ids"]), 1), (joined, 2)):
+            for frames in (batch.to_frames(), encode(batch), encode(batch, elide=True)):
+                assert 32_000 <= sum(map(len, map(bytes, frames))) < 32_000 * times + 1000
+                assert_same(decode(frames), select_rows(td, rows * times))
 
 
 @pytest.mark.parametrize("narrow", [False, True])

@@ -456,28 +456,13 @@ def outcome(make):
 def walked(make):
     """The outcome without the short ways: each value is looked at in Python, one by one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jagcodec.pack.rows.frames_of_plain_rows", lambda *_: None)
-        patch.setattr("jagcodec.pack.rows.columns_of_dicts", lambda *_: None)
-        patch.setattr("jagcodec.wire.encoder.message_at_once", lambda *_: None)
+        patch.setattr("jagcodec.pack.rows._columns_of_dicts", lambda *_: None)
         patch.setattr("jagcodec.pack.cells.joined_quickly", lambda *_: None)
         patch.setattr("jagcodec.wire.lowering.packed_at_once", lambda *_: None)
         return outcome(make)
 
 
 same_lengths = st.sampled_from([(), [], "a", "ab", ["a", "b"], ["a", 3], [["a"]], {"a": "b"}])
-
-
-def test_plain_rows_need_no_walk(monkeypatch):
-    monkeypatch.setattr("jagcodec.pack.rows._checked_columns", None)
-    rows = [
-        {"ids": [3] * n, "mask": np.ones(n), "tensor": torch.ones(n, 2), "none": np.ones((0, 3))}
-        | {"flag": True, "count": n, "reward": 0.5, "text": str(n), "says": [{"n": n}]}
-        for n in (3, 1)
-    ]
-    by_column = {name: [row[name] for row in rows] for name in rows[0]}
-    for chosen, count in ((rows, 2), (rows[:1], 1), (by_column, 2)):
-        frames = encode_rows(chosen, same_length=("ids", "mask", "tensor"))
-        assert len(decode(frames)) == count
 
 
 @given(samples, metas, same_lengths)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, pairwise, takewhile
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,9 +34,10 @@ from jagcodec.wire.checks import in_message
 from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.items import item_of_message
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.lowered import Documents, Name
+from jagcodec.wire.lowered import Name
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.native import are_values
@@ -380,6 +381,11 @@ class JoinedRows(ColumnSource):
         each = self._of_each(lambda part: part.select([handle]).narrow_names())
         return list(dict.fromkeys(chain.from_iterable(each)))
 
+    def is_elided(self, handle: str) -> bool:
+        if self._messages and self._messages.column(handle):
+            return False  # the table reads no elided columns
+        return any(self._of_each(lambda part: part.select([handle]).is_elided()))
+
     def read(
         self, handles: Mapping[str, str], chosen: ChosenRows | None, form: As
     ) -> dict[str, Any]:
@@ -391,7 +397,10 @@ class JoinedRows(ColumnSource):
             if not found:
                 continue
             columns[name] = view = self._select_rows(found.view, chosen)
-            if leaves or found.kind is not Kind.JAGGED:
+            splits = view.row_splits
+            if form is As.ITEM and found.kind is Kind.NON_TENSOR_ROWS and splits.rows:
+                columns[name] = item_of_message(view, (splits.total,), splits)
+            elif leaves or found.kind is not Kind.JAGGED:
                 copied.append((name, found, view))
         values = gathered(view for _, _, view in copied)
         for (name, found, view), data in zip(copied, values, strict=True):
@@ -399,8 +408,7 @@ class JoinedRows(ColumnSource):
             if found.kind is Kind.JAGGED:
                 columns[name] = nested_tensor(data, splits)
             elif found.kind is Kind.NON_TENSOR_ROWS:
-                unread = form is As.ITEM
-                columns[name] = _joined_objects(data, splits, found.levels, unread=unread)
+                columns[name] = _joined_objects(data, splits, found.levels)
         missing = [name for name, column in columns.items() if column is None]
         if missing:
             columns |= self._batch_by_batch(missing, chosen)
@@ -469,12 +477,9 @@ class JoinedRows(ColumnSource):
         return wanted, None if in_order else np.argsort(order)
 
 
-def _joined_objects(data: torch.Tensor, row_splits: RowSplits, levels: int, *, unread: bool) -> Any:
-    """Documents end to end as (N,) objects, or `unread`; None if each message must be read."""
+def _joined_objects(data: torch.Tensor, row_splits: RowSplits, levels: int) -> Any:
+    """Documents end to end as (N,) objects; None if each message must be read."""
     raw, bounds = data.numpy().tobytes(), row_splits.offsets_array.tolist()
-    if unread:
-        rows = [raw[start:end] for start, end in pairwise(bounds)]
-        return Documents(rows) if rows else []
     with suppress(WireFormatError):  # reading each message finds it again
         items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
         if are_values(items, levels):

@@ -117,7 +117,7 @@ def are_equal_arrays(rows: Sequence[Any]) -> bool:
     longest = 0
     for row in rows:
         items = items_of_list(row)
-        if items is None:
+        if items is None or (items and type(items[0]) in KIND_OF_TYPE):  # such as messages
             return False
         forms |= _forms(items, MOST_LEVELS)
         longest = max(longest, len(items))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from jagcodec._arguments import (
     check_known,
@@ -31,12 +31,6 @@ from jagcodec.errors import (
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
 from jagcodec.pack.fields import leaf_of_column, tensordict_of
-from jagcodec.pack.plain_rows import (
-    NO_NAMES,
-    are_known_equal,
-    columns_of_dicts,
-    frames_of_plain_rows,
-)
 from jagcodec.pack.row_kinds import are_equal_arrays
 from jagcodec.pack.warnings import warn_of_objects
 from jagcodec.ragged.nested import is_jagged, parts_of
@@ -46,25 +40,24 @@ from jagcodec.ragged.select import row_count
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import TORCH_NAMES
-from jagcodec.wire.encoder import (
-    OF_META,
-    Columns,
-    EncodeOptions,
-    pending,
-)
+from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
+from jagcodec.wire.items import item_of_cells
 from jagcodec.wire.leaf import FieldSchema, sizes_fit
 from jagcodec.wire.lowered import OpenBatch
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
+
+_NO_NAMES: tuple[str, ...] = ()
+"""The default of options that are names, known by identity: a caller's iterable is read once."""
 
 
 def pack_rows(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
     *,
     dtypes: Mapping[str, Any] | None = None,
-    same_length: Iterable[str] = (),
-    rectangular: Iterable[str] = (),
+    same_length: Iterable[str] = _NO_NAMES,
+    rectangular: Iterable[str] = _NO_NAMES,
     ragged_dims: Mapping[str, int] | None = None,
 ) -> TensorDict:
     """Rows to a batch: one column per name, jagged where a row is a sequence.
@@ -118,7 +111,7 @@ def pack_rows(
     """
     where = "pack_rows"
     columns = _checked_columns(
-        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
+        rows, dtypes, same_length, rectangular, ragged_dims, where, _view_of_cells, copied=True
     )
     return tensordict_of(columns, where)
 
@@ -127,8 +120,8 @@ def encode_rows(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
     *,
     dtypes: Mapping[str, Any] | None = None,
-    same_length: Iterable[str] = (),
-    rectangular: Iterable[str] = (),
+    same_length: Iterable[str] = _NO_NAMES,
+    rectangular: Iterable[str] = _NO_NAMES,
     ragged_dims: Mapping[str, int] | None = None,
     **options: Unpack[EncodeOptions],
 ) -> list[Frame]:
@@ -150,19 +143,27 @@ def encode_rows(
         of 16 KiB or more. Raises as `pack_rows` and `encode` do.
     """
     where = "encode_rows"
-    plain = dtypes is None and ragged_dims is None and rectangular is NO_NAMES
-    if plain and (type(rows) is list or type(rows) is dict) and options.keys() <= OF_META:
-        frames = frames_of_plain_rows(rows, same_length, where, options.get("meta"))
-        if frames is not None:
-            return frames
-    check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
+    if options:
+        check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _checked_columns(
-        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=False
+        rows, dtypes, same_length, rectangular, ragged_dims, where, _item_of_cells, copied=False
     )
     return frames_of(pending(columns, **options))
 
 
 # --- columns -----------------------------------------------------------------------------------
+
+
+class _Asked(NamedTuple):
+    """What the options ask of a column."""
+
+    field: FieldSchema
+    dim: int  # which is ragged
+    rectangular: bool
+    named: bool  # whether `ragged_dims` names it
+
+
+_LISTS = frozenset((list, tuple))
 
 
 def _checked_columns(
@@ -172,67 +173,121 @@ def _checked_columns(
     rectangular: Any,
     ragged_dims: Any,
     where: str,
+    make: Callable[[RowCells, RowSplits | None, int], Any],
     *,
     copied: bool,
 ) -> Columns:
-    """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects, batches of N rows."""
-    rows = _with_leaves(rows, where)
-    count, given = _collect_columns(rows, dtypes, where)
+    """Checked columns: what `make` returns of cells, lists of N objects, batches of N rows.
+
+    `make` gets the cells, their rows and the ragged dim; without rows it is a rectangle.
+    """
+    count, given, dims = _collect_columns(rows, dtypes, where)
+    asked: dict[str, _Asked] = {}
+    if dims or dtypes is not None or ragged_dims is not None or rectangular is not _NO_NAMES:
+        asked = _asked_of_columns(given, dims, dtypes, rectangular, ragged_dims, where)
+    lengths: dict[str, tuple[int, ...]] = {}
+    splits: dict[tuple[int, ...] | None, RowSplits | None] = {None: None}
+    columns: dict[str, Any] = {}
+    for name, column in given.items():
+        ask = asked.get(name, _NOTHING)
+        try:
+            made = _made_column(column, ask, count, copied)
+        except JagcodecError as error:
+            raise error_at_column(error, f"{where}({name!r})") from None
+        if type(made) is not RowCells:
+            columns[name] = made
+            if type(made) is list and ask.field.kind != "object":
+                _check_objects(made, f"{where}({name!r})", copied)
+            continue
+        tokens = made.lengths
+        if tokens is not None:
+            lengths[name] = tokens
+        of_rows = None if ask.rectangular else tokens
+        if of_rows not in splits:  # columns of equal row lengths share one
+            splits[of_rows] = RowSplits.from_counts(tokens or ())
+        columns[name] = make(made, splits[of_rows], ask.dim)
+    if same_length is not _NO_NAMES:
+        _check_same_lengths(same_length, lengths, columns, where)
+    return Columns(count, columns)
+
+
+def _asked_of_columns(
+    given: Mapping[str, Any],
+    dims_of_rows: Mapping[str, int],
+    dtypes: Any,
+    rectangular: Any,
+    ragged_dims: Any,
+    where: str,
+) -> dict[str, _Asked]:
+    """What the options, and the columns that are jagged, ask of each column that they name."""
     schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
     if schema:
         check_known(schema, given, f"{where}(dtypes)")
     rectangles: Set[Any] = name_set(rectangular, f"{where}(rectangular)")
     if rectangles:
         check_known(rectangles, given, f"{where}(rectangular)")
+    rectangles |= {name for name, field in schema.items() if _is_fixed_shape(field)}
     named: Set[Any] = frozenset()
     dims: dict[str, int] = {}
-    rectangles |= {name for name, field in schema.items() if _is_fixed_shape(field)}
     if ragged_dims is not None:
         dims = _named_dims(ragged_dims, given, schema, rectangles, f"{where}(ragged_dims)")
         named = dims.keys()
-    if schema or isinstance(rows, Mapping):
-        dims = _ragged_dims(dims, rows, schema, rectangles, where)
-    lengths: dict[str, tuple[int, ...]] = {}
-    splits: dict[tuple[int, ...], RowSplits] = {}
-    columns: dict[str, Any] = {}
-    for name, column in given.items():
-        field, dim = schema.get(name, _ANY), dims.get(name, 1)
-        path = f"{where}({name!r})"
-        if is_nested_batch(column):
-            columns[name] = column
-            _check_unnamed(name in schema or name in rectangles or name in named, path)
-            continue
-        try:
-            made: Any = (
-                _cells_of_column(column, field, dim, copied) if count else _without_rows(field, dim)
-            )
-            if type(made) is RowCells and made.lengths is not None:
-                lengths[name] = made.lengths
-                columns[name] = _column_of_cells(made, field, dim, name in rectangles, splits)
-                continue
-        except JagcodecError as error:
-            raise error_at_column(error, path) from None
-        if name in named:
-            raise _not_ragged(made, path)
-        columns[name] = made.values if type(made) is RowCells else made
-        if type(made) is not RowCells and field.kind != "object":
-            _check_objects(made, path, copied)
-    if same_length is not NO_NAMES:
-        _check_same_lengths(same_length, lengths, columns, where)
-    return Columns(count, columns)
+    dims = _ragged_dims(dims, dims_of_rows, schema, rectangles, where)
+    return {
+        name: _Asked(schema.get(name, _ANY), dims.get(name, 1), name in rectangles, name in named)
+        for name in {**schema, **dims, **dict.fromkeys(rectangles)}
+    }
 
 
-def _check_unnamed(named: bool, path: str) -> None:
-    """Refuse options for the rows of a batch within the batch."""
+def _made_column(
+    column: Any, ask: _Asked, count: int, copied: bool
+) -> RowCells | Sequence[Any] | TensorDictBase:
+    """The cells of a column, or the list of its objects, as asked; a batch of N rows itself."""
+    field, dim, rectangular, named = ask
+    if type(column) not in _LISTS and is_nested_batch(column):
+        if ask is not _NOTHING:
+            raise _within_batch()
+        return column  # type: ignore[no-any-return]
+    if count:
+        dtype = object if field.kind == "object" else field.dtype
+        made: Any = cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
+    else:
+        made = _without_rows(field, dim)
+    if ask is _NOTHING:
+        return made  # type: ignore[no-any-return]
+    if count and field.shape is not None:
+        check_row_shape(made, field.shape, dim)
+    if type(made) is RowCells and made.lengths is not None:
+        return _shaped(made, field, dim, rectangular)
     if named:
-        detail = "expected rows of cells or objects, as an option names the column, found a batch"
-        raise ArgumentTypeError("bad_type", path, detail)
+        raise _not_ragged(made)
+    return made  # type: ignore[no-any-return]
 
 
-def _not_ragged(made: Any, path: str) -> ArgumentTypeError:
+def _item_of_cells(made: RowCells, splits: RowSplits | None, dim: int) -> Any:
+    """The cells as `encode` takes them."""
+    if type(made.values) is not np.ndarray:
+        return _view_of_cells(made, splits, dim)
+    return item_of_cells(made.values, splits, TORCH_NAMES[made.dtype], dim)
+
+
+def _view_of_cells(made: RowCells, splits: RowSplits | None, dim: int) -> Any:
+    """The cells as a TensorDict takes them."""
+    if splits is None:
+        return made.values
+    return RaggedView(made.values, made.dtype, tuple(made.values.shape), dim, None, splits)
+
+
+def _within_batch() -> ArgumentTypeError:
+    """The error for an option for the rows of a batch within the batch."""
+    detail = "expected rows of cells or objects, as an option names the column, found a batch"
+    return ArgumentTypeError("bad_type", "", detail)
+
+
+def _not_ragged(made: Any) -> ArgumentTypeError:
     found = "one number per row" if type(made) is RowCells else "Python objects"
     detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
-    return ArgumentTypeError("bad_type", path, detail)
+    return ArgumentTypeError("bad_type", "", detail)
 
 
 def _check_objects(rows: Sequence[Any], path: str, to_tensors: bool) -> None:
@@ -248,17 +303,6 @@ def _check_objects(rows: Sequence[Any], path: str, to_tensors: bool) -> None:
     for i, row in enumerate(rows if tensor_types else ()):
         if type(row) in tensor_types and not is_jagged(row) and registered_name(type(row)) is None:
             check_plain(row, f"{path}, row {i}")
-
-
-def _cells_of_column(
-    column: Sequence[Any], field: FieldSchema, dim: int, copied: bool
-) -> RowCells | list[Any]:
-    """The cells of a column, or a list of its objects, as its `FieldSchema` describes them."""
-    dtype = object if field.kind == "object" else field.dtype
-    made = cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
-    if field.shape is not None:
-        check_row_shape(made, field.shape, dim)
-    return made
 
 
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
@@ -305,14 +349,8 @@ def check_row_shape(made: Any, shape: Sequence[int | None], dim: int) -> None:
         raise ArgumentError("bad_shape", "", f"{expected}, found {found}")
 
 
-def _column_of_cells(
-    made: RowCells,
-    field: FieldSchema,
-    dim: int,
-    rectangular: bool,
-    splits: dict[tuple[int, ...], RowSplits],
-) -> Any:
-    """The column made of rows of cells; columns of equal row lengths share one `RowSplits`."""
+def _shaped(made: RowCells, field: FieldSchema, dim: int, rectangular: bool) -> RowCells:
+    """Cells of rows of tokens in the shape that was asked for."""
     values, lengths = made.values, made.lengths or ()
     if not sum(lengths) and values.ndim < max(dim, len(field.shape or ()) - 1):
         if field.shape is None:
@@ -332,10 +370,8 @@ def _column_of_cells(
                     f"found {length}"
                 )
                 raise ArgumentError("bad_length", f", row {i}", detail)
-        return values.reshape(len(lengths), width, *values.shape[1:])
-    if lengths not in splits:
-        splits[lengths] = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
-    return RaggedView(values, made.dtype, tuple(values.shape), dim, None, splits[lengths])
+        values = values.reshape(len(lengths), width, *values.shape[1:])
+    return made._replace(values=values)
 
 
 def _is_fixed_shape(field: FieldSchema) -> bool:
@@ -366,21 +402,19 @@ def _named_dims(
 
 def _ragged_dims(
     named: Mapping[str, int],
-    rows: Any,
+    dims_of_rows: Mapping[str, int],
     schema: Mapping[str, FieldSchema],
     rectangles: Set[str],
     where: str,
 ) -> dict[str, int]:
-    """The ragged dims by name, from the caller, the schema, and jagged columns in `rows`."""
+    """The ragged dims by name, from the caller, the schema, and columns that are jagged."""
     dims = dict(named)
     found = [
         (name, ragged_dim_of(field), "dtypes=")
         for name, field in schema.items()
         if field.kind == "jagged"
     ]
-    if isinstance(rows, Mapping):
-        jagged = [(name, column) for name, column in rows.items() if is_jagged(column)]
-        found += [(name, parts_of(column).ragged_dim, "the rows") for name, column in jagged]
+    found += [(name, dim, "the rows") for name, dim in dims_of_rows.items()]
     for name, dim, whose in found:
         if name not in rectangles and dims.setdefault(name, dim) != dim:
             detail = f"expected one ragged dim, found {dims[name]} and {dim} (by {whose})"
@@ -396,18 +430,16 @@ _IN_LIST = (
 )
 
 
-def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[str, Sequence[Any]]]:
-    """N, and the N rows of each column."""
+def _collect_columns(
+    rows: Any, dtypes: Any, where: str
+) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
+    """N, the N rows of each column, and the ragged dims of those that are jagged."""
+    if type(rows) is list:
+        found = _columns_of_dicts(rows, f"{where}(rows), row 0")
+        if found is not None:
+            return len(rows), found, {}
     if isinstance(rows, Mapping):
-        given = {
-            name: _rows_as_sequence(column, f"{where}({name!r})") for name, column in rows.items()
-        }
-        first, count = next(((name, len(column)) for name, column in given.items()), ("", 0))
-        for name, column in given.items():
-            if len(column) != count:
-                detail = f"expected {count} rows like {first!r}, found {len(column)}"
-                raise ArgumentError("row_mismatch", f"{where}({name!r})", detail)
-        return count, given
+        return _collect_given_columns(rows, where)
     if isinstance(rows, np.ndarray):
         check_plain(rows, f"{where}(rows)")
     sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
@@ -422,10 +454,7 @@ def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[s
         if not named:
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
-        return 0, dict.fromkeys(named, ())
-    found = columns_of_dicts(rows, f"{where}(rows), row 0")
-    if found is not None:
-        return len(rows), found
+        return 0, dict.fromkeys(named, ()), {}
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             detail = f"expected a mapping of names to values, found {describe(row)}"
@@ -438,21 +467,48 @@ def _collect_columns(rows: Any, dtypes: Any, where: str) -> tuple[int, Mapping[s
             differs = f"{'without' if name in names else 'with'} {brief(name)}"
             detail = f"expected the names of row 0, found a sample {differs}"
             raise ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
-    return len(rows), {name: [row[name] for row in rows] for name in names}
+    return len(rows), {name: [row[name] for row in rows] for name in names}, {}
 
 
-def _with_leaves(rows: Any, where: str) -> Any:
-    """Rows by column, where batches and packed columns are leaves; other rows themselves."""
-    if not isinstance(rows, Mapping):
-        return rows
-    columns = named_columns(rows, f"{where}(rows)")
-    return {name: _as_leaf(column, f"{where}({name!r})") for name, column in columns.items()}
+def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] | None:
+    """The columns, if all rows are dicts with the same names in one order; otherwise None."""
+    if set(map(type, rows)) != {dict}:
+        return None
+    names = named_columns(rows[0], path)
+    if len(rows) == 1:  # five times as fast as below
+        return {name: (value,) for name, value in names.items()}
+    if set(map(tuple, rows)) != {tuple(names)}:
+        return None
+    try:
+        return dict(zip(names, zip(*map(dict.values, rows), strict=True), strict=True))
+    except (RuntimeError, ValueError):  # another thread changes a row
+        return None
+
+
+def _collect_given_columns(
+    rows: Mapping[Any, Any], where: str
+) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
+    """What `_collect_columns` returns of rows that are given by column."""
+    given: dict[str, Any] = {}
+    dims: dict[str, int] = {}
+    count = 0
+    for name, column in named_columns(rows, f"{where}(rows)").items():
+        path = f"{where}({name!r})"
+        column = _as_leaf(column, path)
+        if is_jagged(column):
+            dims[name] = parts_of(column).ragged_dim
+        found = _rows_as_sequence(column, path)
+        if given and len(found) != count:
+            detail = f"expected {count} rows like {next(iter(given))!r}, found {len(found)}"
+            raise ArgumentError("row_mismatch", path, detail)
+        given[name], count = found, len(found)
+    return count, given, dims
 
 
 def _as_leaf(column: Any, path: str) -> Any:
     """A packed column as a jagged one, and a batch as a TensorDict; any other column itself."""
-    is_list = not isinstance(column, (dict, OpenBatch, PackedColumn))
-    return column if is_list else leaf_of_column(column, path)
+    others = isinstance(column, (dict, OpenBatch, PackedColumn))
+    return leaf_of_column(column, path) if others else column
 
 
 def _rows_as_sequence(column: Any, path: str) -> Any:
@@ -481,6 +537,7 @@ def _rows_as_sequence(column: Any, path: str) -> Any:
 
 
 _ANY = FieldSchema("", None, None)
+_NOTHING = _Asked(_ANY, 1, rectangular=False, named=False)
 _DTYPES = "a dict of names to dtypes"
 
 
@@ -543,8 +600,6 @@ def _check_same_lengths(
     same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
 ) -> None:
     """Check that the rows of the named columns are as long as each other."""
-    if are_known_equal(same_length, lengths):
-        return
     path = f"{where}(same_length)"
     named = known_names(same_length, columns, path)
     for name in named:

@@ -27,7 +27,7 @@ from jagcodec.memory.tensor_bytes import (
     same_width_dtype,
 )
 from jagcodec.ragged.views import RaggedView
-from jagcodec.rowcopy import Copy, Pad, Starts
+from jagcodec.rowcopy import Copy, Pad
 
 CellIndices: TypeAlias = dict[tuple[bytes, bytes, torch.device], torch.Tensor]
 """Indices of the cells of rows by the starts and the lengths of rows, and by device."""
@@ -67,7 +67,7 @@ def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) ->
     for view, kernel, data in zip(views, by_kernel, allocate_together(sizes), strict=True):
         if kernel:
             if len(data):
-                copies.append(copy_task(view, data))
+                copies.append(view.copy_task(data))
             else:
                 check_extent(view.values_shape, view.dtype.itemsize, "rows")
             values.append(from_bytes(data, view.dtype, view.values_shape))
@@ -78,42 +78,17 @@ def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) ->
     return values
 
 
-def copy_task(view: RaggedView, out: ByteArray) -> Copy:
-    """The task that copies the rows of a view on the CPU end to end into `out`, which just fits."""
-    memory, splits = view.memory, view.row_splits
-    in_one_run = view.ragged_dim == 1 and view.run_lengths is None
-    if type(memory) is np.ndarray and in_one_run:  # as most are
-        cell_bytes = len(out) // (splits.total or 1)
-        return Copy(out, memory, None, view.starts, splits.lengths, cell_bytes)
-    source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
-    return Copy(out, source, None, *_row_runs(view, by_row=False), view.cell_bytes)
-
-
 def uses_row_kernel(view: RaggedView) -> bool:
     """Whether the row kernel copies the rows. Torch copies them on devices, and for autograd."""
     memory = view.memory
     return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
 
 
-def _row_runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
-    """Where runs of cells begin, and their lengths. With `by_row`, all runs of row 0 come first."""
-    if view.run_lengths is not None:
-        return view.row_starts().reshape(-1), view.run_lengths.reshape(-1)
-    lengths = view.row_splits.lengths
-    if view.ragged_dim == 1:
-        return view.starts, lengths
-    outer = math.prod(view.shape[: view.ragged_dim - 1])
-    starts = np.arange(outer)[:, None] * view.shape[view.ragged_dim - 1] + view.row_starts()
-    if by_row:
-        return starts.T.reshape(-1), np.repeat(lengths, outer)
-    return starts.reshape(-1), np.tile(lengths, outer)
-
-
 def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:
     """The memory as (A * M, B...) cells, and starts and lengths of the runs in it."""
     memory: Any = view.memory
     values = memory.contiguous() if memory.requires_grad else contiguous_bits(memory)
-    starts, lengths = _row_runs(view, by_row=by_row)
+    starts, lengths = view.row_runs(by_row=by_row)
     if starts is None or isinstance(starts, int):
         starts = view.row_starts()
     cells = math.prod(view.shape[: view.ragged_dim])
@@ -138,7 +113,7 @@ def pad_tasks(
     if isinstance(source, np.ndarray):
         source = array_bytes(source)
     if view.run_lengths is None:
-        starts, lengths = _row_runs(view, by_row=True)
+        starts, lengths = view.row_runs(by_row=True)
         starts = view.row_starts() if starts is None else starts
         left_pad = _for_runs(left_pad, view)
         return Pad(out, source, starts, lengths, left_pad, width, cell, pad_bits), None

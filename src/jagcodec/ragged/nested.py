@@ -272,7 +272,8 @@ def _new_offsets(row_splits: RowSplits, device: torch.device) -> torch.Tensor:
     # before other threads can see the tensor: otherwise columns of the same rows may get different
     # numbers.
     get_tensor_symint(offsets, coeff=1)  # type: ignore[no-untyped-call]
-    return row_splits.offsets_tensors.setdefault(device, offsets)
+    shared: torch.Tensor = row_splits.offsets_tensors.setdefault(device, offsets)
+    return shared
 
 
 def _new_bounds(row_splits: RowSplits) -> dict[str, torch.Tensor]:

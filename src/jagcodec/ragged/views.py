@@ -17,11 +17,13 @@ from jagcodec.memory.tensor_bytes import (
     ByteArray,
     IntArray,
     array_bytes,
+    as_bytes,
     contiguous_bits,
     plain_array,
     resolved,
 )
 from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.rowcopy import Copy, Starts
 
 _CPU = torch.device("cpu")
 
@@ -91,6 +93,29 @@ class RaggedView:
     def in_runs(self, starts: IntArray, run_lengths: IntArray) -> RaggedView:
         """A view of rows of K runs each in the same memory; both arrays are (N, K)."""
         return replace(self, starts=starts, run_lengths=run_lengths)
+
+    def row_runs(self, *, by_row: bool) -> tuple[Starts | None, IntArray]:
+        """Where runs of cells begin, and their lengths; `by_row`, all runs of row 0 come first."""
+        if self.run_lengths is not None:
+            return self.row_starts().reshape(-1), self.run_lengths.reshape(-1)
+        lengths = self.row_splits.lengths
+        if self.ragged_dim == 1:
+            return self.starts, lengths
+        outer = math.prod(self.shape[: self.ragged_dim - 1])
+        starts = np.arange(outer)[:, None] * self.shape[self.ragged_dim - 1] + self.row_starts()
+        if by_row:
+            return starts.T.reshape(-1), np.repeat(lengths, outer)
+        return starts.reshape(-1), np.tile(lengths, outer)
+
+    def copy_task(self, out: ByteArray) -> Copy:
+        """The task that copies the rows end to end into `out`, which just fits; on the CPU."""
+        memory, splits = self.memory, self.row_splits
+        in_one_run = self.ragged_dim == 1 and self.run_lengths is None
+        if type(memory) is np.ndarray and in_one_run:  # as most are
+            cell_bytes = len(out) // (splits.total or 1)
+            return Copy(out, memory, None, self.starts, splits.lengths, cell_bytes)
+        source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+        return Copy(out, source, None, *self.row_runs(by_row=False), self.cell_bytes)
 
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """A view of some of the rows, in any order; `row_splits` has their lengths."""

@@ -70,6 +70,10 @@ class ColumnSource:
         """The paths of the narrow columns: this one, or those inside it if it is a batch."""
         raise NotImplementedError
 
+    def is_elided(self, handle: Any) -> bool:
+        """Whether the column, or one in it, shares cells in its message."""
+        raise NotImplementedError
+
     def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
         """A column from another source, with the offsets that this source shares for equal rows."""
         raise NotImplementedError

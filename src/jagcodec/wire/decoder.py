@@ -29,8 +29,8 @@ from jagcodec.wire import documents
 from jagcodec.wire.checks import bad, check_distinct, elements_of, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
+from jagcodec.wire.items import item_of_message
 from jagcodec.wire.limits import Limits, exceeded
-from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import Budget, ChosenRows, Message, writable
 from jagcodec.wire.native import are_values
 from jagcodec.wire.opening import open_message, open_row, usable_reading
@@ -381,18 +381,14 @@ def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
     return view.choose(first, RowSplits.from_lengths(lengths[first])), index, first
 
 
-def raw_documents(
-    message: Message, node: Node, budget: Budget, chosen: ChosenRows | None
-) -> Documents | list[Any]:
-    """Rows of documents unchanged; the objects in them if rows are messages, or indirect."""
+def raw_documents(message: Message, node: Node, budget: Budget, chosen: ChosenRows | None) -> Any:
+    """Rows of documents as an item; the objects in them if rows are messages, or indirect."""
     leaf = message.leaf(node)
-    if leaf.runs or leaf.blobs:
+    view = None if leaf.runs or leaf.blobs else message.rows(node, chosen)
+    if view is None or not view.row_splits.rows:
         return objects(message, node, budget, chosen)
-    view: Any = message.rows(node, chosen)
-    data, starts = view.memory.tobytes(), view.row_starts()
-    ends = (starts + view.row_splits.lengths).tolist()
-    items = [data[a:b] for a, b in zip(starts.tolist(), ends, strict=True)]
-    return Documents(items) if items else []
+    data = view.memory if view.starts is None else view
+    return item_of_message(data, (view.row_splits.total,), view.row_splits)
 
 
 def _read_documents(

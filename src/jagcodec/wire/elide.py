@@ -19,8 +19,9 @@ from jagcodec import rowcopy
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.rowcopy import Copy
-from jagcodec.wire.lowered import Cells, EndToEnd, Run
-from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS, TORCH_ITEMSIZES
+from jagcodec.wire.items import Item, Run
+from jagcodec.wire.narrow import narrowed
+from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -38,20 +39,35 @@ _AT_ONCE = 1 << 17  # numbers that are compared at a time, so that they stay in 
 RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
 
 
-def equal_documents(
-    rows: Sequence[Sequence[Any]], first_same: Sequence[int] | None
+def elide_documents(column: Item) -> int:
+    """Send documents that repeat once, where that pays; the bytes of those that become objects."""
+    splits: Any = column.splits
+    data, bounds = column.data, splits.offsets_array.tolist()
+    rows = [data[start:end] for start, end in itertools.pairwise(bounds)]
+    first, one_object = _first_equal(rows, column.same)
+    if first is None:
+        return 0
+    kept = np.array(first) == np.arange(len(rows))
+    sent = np.where(kept, splits.lengths, 0)
+    starts = (np.cumsum(sent) - sent)[first]
+    distinct = _gathered(data, splits.starts[kept], splits.lengths[kept], 1)
+    _set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), _index(starts))])
+    column.stored = (ONE_OBJECT if one_object else INDIRECT + 1) + (column.stored or 0)
+    return len(distinct) if one_object else int(splits.total)
+
+
+def _first_equal(
+    rows: Sequence[ByteArray], first_same: Sequence[int] | None
 ) -> tuple[Sequence[int] | None, bool]:
     """The first row like each one, if that pays, and whether they are one object or equal ones."""
-    sizes = [sum(map(len, row)) for row in rows]
+    sizes = list(map(len, rows))
     if first_same is not None and _repeats_pay(first_same, sizes):
         return first_same, True
     first: dict[Any, int] = {}
     first_equal = list(range(len(rows)))
     for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
-        row = rows[i]
-        other = first.setdefault((*map(len, row), *map(_sample, row)), i)
-        pairs = zip(rows[other], row, strict=True)
-        if all(_equal(*(np.frombuffer(p, np.uint8) for p in pair)) for pair in pairs):
+        other = first.setdefault((sizes[i], _sample(rows[i])), i)
+        if _equal(rows[other], rows[i]):
             first_equal[i] = other
     return (first_equal if _repeats_pay(first_equal, sizes) else None), False
 
@@ -62,8 +78,11 @@ def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:
     return saved > RUN_COST + 8 * len(sizes)
 
 
-def elide(columns: Sequence[EndToEnd]) -> None:
-    """Give the columns runs of cells that are sent once, where that pays."""
+def elide_cells(columns: Sequence[Item]) -> None:
+    """Give columns of cells runs that are sent once, where that pays.
+
+    Their cells are end to end, and equal rows are one `RowSplits`.
+    """
     searched = [_Searched(column) for column in columns if _may_gain(column)]
     by_kind: dict[Any, dict[int, list[_Searched]]] = defaultdict(lambda: defaultdict(list))
     for one in searched:
@@ -86,12 +105,28 @@ def elide(columns: Sequence[EndToEnd]) -> None:
             or one.as_two_columns(by_kind[one.kind])
             or (one.runs_of_equal_rows() if repeats else None)
         )
-        one.column.runs = runs if runs and len(runs) <= MOST_RUNS else None
+        if runs and len(runs) <= MOST_RUNS:
+            _set_runs(one.column, runs)
+            one.column.stored = INDIRECT + len(runs)
 
 
-def _may_gain(column: EndToEnd) -> bool:
+def _set_runs(column: Item, runs: Sequence[Run]) -> None:
+    column.runs = runs
+    for _, cells, starts in runs:
+        cells.shared = True
+        if starts is not None:
+            starts.shared = True
+
+
+def _index(starts: IntArray) -> Item:
+    """An index: the cells where rows begin."""
+    data = np.ascontiguousarray(starts).view(np.uint8)
+    return Item(data, (len(starts),), None, "int64", narrow=True)
+
+
+def _may_gain(column: Item) -> bool:
     """Whether runs may save bytes: the index of a rectangle needs 8 bytes per row."""
-    size, shape = len(column.cells.data), column.shape
+    size, shape = len(column.data), column.dims
     ragged = column.splits is not None
     return size >= FEWEST and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
 
@@ -110,11 +145,11 @@ def _sampled_rows(rows: int) -> IntArray:
 class _Searched:
     """A column in which repeats are looked for."""
 
-    def __init__(self, column: EndToEnd) -> None:
-        self.column, self.cells, self.data = column, column.cells, column.cells.data
-        total, self.ragged = column.shape[0], column.splits is not None
+    def __init__(self, column: Item) -> None:
+        self.column, self.data = column, column.data
+        total, self.ragged = column.dims[0], column.splits is not None
         self.size = len(self.data) // total  # bytes of a cell
-        self.kind = column.cells.dtype, self.size
+        self.kind = column.dtype, self.size
         # The rows of a rectangle are one cell each.
         self.splits = column.splits or RowSplits.from_lengths(np.ones(total, dtype=np.int64))
         self.words = _cell_words(self.data, self.size)
@@ -123,21 +158,22 @@ class _Searched:
     def runs(self) -> list[Run]:
         """The runs of this column, made once."""
         if self.column.runs is not None:
-            return self.column.runs
+            return [*self.column.runs]
         if self._whole is None:  # one object, so that its index is placed once
-            self._whole = Run(self.splits, self.cells, Cells.of_index(self.splits.starts))
+            self._whole = Run(self.splits, self.column, _index(self.splits.starts))
         return [self._whole]
 
     def pays(self, saved: int, indices: int) -> bool:
         """Whether leaving out `saved` cells saves more bytes than the runs and `indices` cost."""
-        cells, taken = self.cells, saved * self.size
-        if cells.narrow and cells.dtype is not None:
-            numbers = self.data.view(f"u{TORCH_ITEMSIZES[cells.dtype]}")
+        dtype, taken = self.column.dtype, saved * self.size
+        if self.column.narrow and dtype is not None:
+            numbers = self.data.view(f"u{TORCH_ITEMSIZES[dtype]}")
             sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_ELEMENTS)]).view(
                 np.uint8
             )
             # All elements together need at least the bits per element that the sample needs.
-            taken = taken * len(cells.like(sample).stored()[1]) // len(sample)
+            found = narrowed(sample, dtype)
+            taken = taken * len(found[1] if found else sample) // len(sample)
         return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
 
     def beginnings_repeat(self, starts: IntArray, ends: IntArray) -> bool:
@@ -168,7 +204,7 @@ class _Searched:
         if not self.occur_at(longest, np.zeros(splits.rows, dtype=np.int64)):
             return None
         pays = self.pays(splits.total - splits.max, indices=0)
-        return [Run(splits, self.cells.like(longest), None)] if pays else None
+        return [Run(splits, self._cells(longest), None)] if pays else None
 
     def as_two_columns(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
         """The runs of two columns whose rows are the heads and the tails of these rows."""
@@ -226,14 +262,19 @@ class _Searched:
         rest = RowSplits.from_lengths(splits.lengths - heads)
         if not self.pays(splits.total - first.total - rest.total, indices=4 if rest.total else 1):
             return None
-        made = self._gathered_rows(splits.starts, first), Cells.of_index(first.starts[like])
+        made = self._gathered_rows(splits.starts, first), _index(first.starts[like])
         if not rest.total:
             return [Run(splits, *made)]
-        rests = self._gathered_rows(splits.starts + heads, rest), Cells.of_index(rest.starts)
+        rests = self._gathered_rows(splits.starts + heads, rest), _index(rest.starts)
         return [Run(RowSplits.from_lengths(heads), *made), Run(rest, *rests)]
 
-    def _gathered_rows(self, starts: IntArray, splits: RowSplits) -> Cells:
-        return self.cells.like(_gathered(self.data, starts, splits.lengths, self.size))
+    def _gathered_rows(self, starts: IntArray, splits: RowSplits) -> Item:
+        return self._cells(_gathered(self.data, starts, splits.lengths, self.size))
+
+    def _cells(self, data: ByteArray) -> Item:
+        """Some cells of the column."""
+        count = len(data) // self.size
+        return Item(data, (count,), None, self.column.dtype, narrow=self.column.narrow)
 
     def _beginnings(self) -> tuple[IntArray, IntArray]:
         """(N,) for each row the row that its first cells are from (or itself), and how many."""

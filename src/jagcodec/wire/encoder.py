@@ -2,12 +2,10 @@
 
 Encoding has four phases, and data is handed from one to the next:
 
-    lower   a value -> a schema, and what needs a place; no cell is read (`lowering`)
-    place   what needs a place -> buffers, numbers; `_walked` fetches device memory before (`place`)
-    write   schema, numbers, values -> the header's bytes (`header`)
+    lower   a value -> a schema, and items: what needs a place (`lowering`, `items`)
+    store   items -> smaller ones, if they are to be narrow or elided (`stored`)
+    place   items -> buffers and numbers, then the header's bytes (`place`, `header`)
     copy    rows -> buffers, one allocation and one kernel call (`frames`)
-
-`message_at_once` does the first three for most batches.
 """
 
 from __future__ import annotations
@@ -28,15 +26,13 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.staging import HostCopies
-from jagcodec.wire.at_once import message_at_once
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
 from jagcodec.wire.header import with_checksums
 from jagcodec.wire.header_reader import is_accepted
 from jagcodec.wire.lowered import Columns, Name, OpenBatch
-from jagcodec.wire.lowered_writer import LoweredWriter
 from jagcodec.wire.lowering import Lowering
+from jagcodec.wire.stored import message_of
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
@@ -198,44 +194,20 @@ def pending(
             named = narrow if isinstance(narrow, frozenset) else frozenset()
             narrow = named.union(obj.narrow_names()) or False
         meta = {**obj.meta, **(meta or {})} or None
+        elide = elide or obj.is_elided()
         obj = obj.to_encode()
-    values = values_of_meta(meta, allow_pickle, default)
-    message = None if narrow or elide else message_at_once(obj, values)
-    if message is None:
-        message = _walked(obj, values, narrow, elide, allow_pickle, default)
+    values = _values_of_meta(meta, allow_pickle, default)
+    lowering = Lowering(allow_pickle, default, narrow)
+    tree = lowering.lower(obj)
+    if isinstance(narrow, frozenset) and lowering.columns:
+        check_known(_plain_names(narrow), _plain_names(lowering.columns), "narrow")
+    message = message_of(lowering.finished(tree, values), narrows=bool(narrow), elides=elide)
     if level is not None:
         message = compressed(message, level, is_accepted)
     if checksum:
         frames = written(message)
         header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])
         message = PendingMessage(header, [*frames], message.sources())
-    return message
-
-
-def _walked(
-    obj: Any,
-    values: list[Any],
-    narrow: bool | frozenset[Name],
-    elide: bool,
-    allow_pickle: bool,
-    default: Callable[[Any], Any] | None,
-) -> PendingMessage:
-    """The message of any value; `values` are the documents after its own."""
-    lowering = Lowering(allow_pickle, default, narrow)
-    tree = lowering.lower(obj)
-    if isinstance(narrow, frozenset) and lowering.columns:
-        check_known(_plain_names(narrow), _plain_names(lowering.columns), "narrow")
-    if type(tree) is not tuple:
-        lowering.values.append(tree)
-        tree = None
-    lowering.values += values
-    lowered = lowering.finished(tree)
-    copies = HostCopies()
-    copies.fetch(lowering.on_devices)
-    writer = LoweredWriter(copies, narrows=bool(narrow), elides=elide)
-    message = writer.message_of(lowered)
-    if writer.elided and not is_accepted(message.header, message.indirect_bytes):
-        message = LoweredWriter(copies, narrows=bool(narrow)).message_of(lowered)
     return message
 
 
@@ -262,7 +234,7 @@ def _plain_names(names: Iterable[Name]) -> list[Any]:
     return [name[0] if len(name) == 1 else name for name in names]
 
 
-def values_of_meta(
+def _values_of_meta(
     meta: Any, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None
 ) -> list[Any]:
     """The document of values that belong to the whole message, if there are any."""
@@ -277,10 +249,6 @@ def values_of_meta(
         )
         raise UnsupportedTypeError("unsupported_type", "meta", detail)
     return [document]
-
-
-OF_META = {"meta"}
-"""The option that leaves the columns of a message as they are."""
 
 
 class MsgpackEncoder:

@@ -1,10 +1,11 @@
-"""`Lowering`: a value to a schema and items; reads no cell."""
+"""`Lowering`: a value to a schema and items, by one table of types."""
 
 from __future__ import annotations
 
 import functools
+import math
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tensordict import (
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
 from jagcodec.errors import (
+    ArgumentError,
     JagcodecError,
     Reason,
     UnsupportedTypeError,
@@ -27,39 +29,41 @@ from jagcodec.errors import (
     brief,
     child_path,
 )
-from jagcodec.memory import extent_of
+from jagcodec.memory import ALIGNMENT, extent_of
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
+from jagcodec.memory.staging import HostCopies
+from jagcodec.memory.tensor_bytes import (
+    IntArray,
+    array_bytes,
+    as_bytes,
+    has_memory,
+    plain_array,
+)
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
-from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, is_jagged, parts_of
+from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, parts_of, view_of_checked_parts
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.sizes import sizes_of
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.ragged.views import NestedParts, RaggedView
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES, bytes_in_order, numpy_name
+from jagcodec.wire.frames import NO_BYTES, blob_pieces, frames_of
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.lowered import (
-    ColumnDict,
-    Columns,
-    Documents,
-    Lowered,
-    Name,
-    OpenBatch,
-    Tree,
-    UnreadCells,
-)
+from jagcodec.wire.items import Item, item_of_documents, node_of
+from jagcodec.wire.lowered import ColumnDict, Columns, Lowered, Name, OpenBatch, Tree
 from jagcodec.wire.native import NATIVE, first_same, packed_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
+from jagcodec.wire.stored import message_of
 from jagcodec.wire.tensor_views import views_of_one_storage
 
 _STRING_TYPE = frozenset((str,))
 
 
 class Lowering:
-    """The state of one walk over a value. No cell of a tensor is read."""
+    """The state of one walk over a value. Cells on devices are read when it is finished."""
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Lowering:
         # The column that is being lowered.
         self._column_name: Name = ()
         self._column_is_narrow: bool = narrow is True
+        self._narrows = bool(narrow)
         self._default = default
         self._defaults = 0
         self._path: list[Any] = []
@@ -81,13 +86,32 @@ class Lowering:
         self.items: list[Any] = []
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
-        self.on_devices: list[torch.Tensor] = []  # whose cells are fetched
+        self._on_devices: list[torch.Tensor] = []  # whose cells are fetched
         self._indices: CellIndices = {}  # of rows on devices
+        # What gives items their data once the devices were waited for, in this order.
+        self._unread: list[Callable[[HostCopies], None]] = []
 
-    def finished(self, tree: Tree) -> Lowered:
-        """All that was lowered, ready to be placed; a value that is one document has no `tree`."""
-        values = self._pack_document(self.values) if self.values else NO_VALUES
-        return Lowered(tree, self.items, values, self.unbacked)
+    @functools.cached_property
+    def _pool(self) -> RowSplitsPool:
+        return RowSplitsPool()
+
+    def finished(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
+        """All that was lowered, ready to be placed; `values` are documents after its own."""
+        lowered = self._lowered(tree, values)
+        if self._unread:
+            copies = HostCopies()
+            copies.fetch(self._on_devices)
+            for read in self._unread:
+                read(copies)
+        return lowered
+
+    def _lowered(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
+        if type(tree) is not tuple:  # a value that is one document
+            self.values.append(tree)
+            tree = None
+        self.values += values
+        packed = self._pack_document(self.values) if self.values else NO_VALUES
+        return Lowered(tree, self.items, packed, self.unbacked)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -108,8 +132,7 @@ class Lowering:
             return value
         self._path.append(key)
         if len(self._path) > spec.MAX_DEPTH:
-            detail = f"expected at most {spec.MAX_DEPTH} nested containers, found more (a cycle?)"
-            raise self._error("too_deep", detail)
+            raise self._too_deep()
         lowered = self.lower(value)
         self._path.pop()
         return lowered
@@ -157,6 +180,10 @@ class Lowering:
 
     def _error(self, reason: Reason, detail: str) -> UnsupportedTypeError:
         return UnsupportedTypeError(reason, self._where(), detail)
+
+    def _too_deep(self) -> UnsupportedTypeError:
+        detail = f"expected at most {spec.MAX_DEPTH} nested containers, found more (a cycle?)"
+        return self._error("too_deep", detail)
 
     def _unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
         cls = type(value)
@@ -220,7 +247,7 @@ class Lowering:
         """A dict; the keys of a `ColumnDict` are names of columns."""
         if not _STRING_TYPE.issuperset(map(type, value)):
             return self._lower_dict_of_any_keys(value)
-        names = iter(value)
+        names: Iterable[str] = value
         if type(value) is ColumnDict:
             self._note_unbacked_rows(value.rows)
             names = self._each_column(value)
@@ -271,7 +298,7 @@ class Lowering:
     def _lower_bytes(self, value: bytes) -> Tree:
         if len(value) < spec.INLINE_BYTES:
             return value
-        self.items.append((memoryview(value), None, None, (len(value),)))
+        self.items.append(Item(memoryview(value), (len(value),), stored=None))
         return (Code.BYTES,)
 
     # Rows of objects
@@ -279,30 +306,48 @@ class Lowering:
     def _lower_payloads(self, payloads: Iterable[Any]) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own."""
         rows = list(payloads)  # keeps every row alive, so that no two have one id
-        same = first_same(rows)
         packed = packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
-            self.items.append(Documents(packed, same))
-            return (Code.NON_TENSOR_ROWS,)
-        outer = self.items, self.values, self.unbacked
+            documents, same = packed
+            self.items.append(item_of_documents(documents, same))
+            return _OF_DOCUMENTS
+        same = first_same(rows)
         places = same or range(len(rows))
-        lowered: dict[int, Any] = {}  # rows that are one object are lowered once
-        for i in dict.fromkeys(places):
-            if type(rows[i]) in NATIVE:
-                lowered[i] = self._pack_document(rows[i])
-                continue
-            # A row that needs buffers is a message of its own, with its own items and values.
-            self.items, self.values, self.unbacked = [], [], []
-            tree = self._lower_at(i, rows[i])
-            is_node = type(tree) is tuple
-            lowered[i] = self.finished(tree) if is_node else self._pack_document(tree)
+        # Rows that are one object are lowered once.
+        lowered: dict[int, Any] = {i: self._lower_row(i, rows[i]) for i in dict.fromkeys(places)}
+        if Lowered not in map(type, lowered.values()):
+            self.items.append(item_of_documents([lowered[i] for i in places], same))
+            return _OF_DOCUMENTS
+        item = item_of_documents([b""] * len(rows), same)
+        item.stored = PLAIN + spec.BLOBS
+        self.items.append(item)
+        messages = lambda copies: self._set_messages(item, lowered, places)  # noqa: E731
+        self._unread.append(messages)
+        return _OF_DOCUMENTS
+
+    def _lower_row(self, i: int, row: Any) -> bytes | Lowered:
+        """The document of a row; of one that needs buffers a message, with items and values."""
+        if type(row) in NATIVE:
+            return self._pack_document(row)
+        outer = self.items, self.values, self.unbacked
+        self.items, self.values, self.unbacked = [], [], []
+        tree = self._lower_at(i, row)
+        is_node = type(tree) is tuple
+        made = self._lowered(tree) if is_node else self._pack_document(tree)
         self.items, self.values, self.unbacked = outer
-        if Lowered in map(type, lowered.values()):
-            for i, document in lowered.items():
-                if type(document) is bytes:
-                    lowered[i] = Lowered(None, [], _LIST_OF_ONE + document)
-        self.items.append(Documents([lowered[i] for i in places], same))
-        return (Code.NON_TENSOR_ROWS,)
+        return made
+
+    def _set_messages(
+        self, item: Item, lowered: Mapping[int, bytes | Lowered], places: Sequence[int]
+    ) -> None:
+        """Give an item its data: a message for each row."""
+        made = {}
+        for i, row in lowered.items():
+            one = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
+            pieces = blob_pieces(frames_of(message_of(one, narrows=self._narrows)))
+            made[i] = b"".join([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
+        found = item_of_documents([made[i] for i in places])
+        item.data, item.dims, item.splits = found.data, found.dims, found.splits
 
     # numpy
 
@@ -316,7 +361,9 @@ class Lowering:
         name = numpy_name(dtype)
         if name is None:
             return self._lower_unnamed_dtype(array)
-        self.items.append(UnreadCells(array, None, shape))
+        plain = array.flags.c_contiguous and dtype.kind in "biufc"
+        data = array if plain else bytes_in_order(array)
+        self.items.append(Item(data, shape, stored=None))
         return (Code.ARRAY, name, len(shape))
 
     def _lower_scalar(self, value: np.generic) -> Tree:
@@ -333,18 +380,76 @@ class Lowering:
         why = f" with dtype {value.dtype}; {remedy}, or pass allow_pickle=True on both sides"
         return self._lower_foreign(value, why)
 
+    # Cells
+
+    def _add(self, item: Item) -> Tree:
+        """Add a column of cells, or of documents; its node."""
+        if item.dtype is not None:
+            item.narrow = self._column_is_narrow and item.dtype in spec.INTEGER_DTYPES
+            if 0 in item.dims:
+                self._check_dims(item.dims, spec.TORCH_ITEMSIZES[item.dtype])
+        self.items.append(item)
+        return node_of(item)
+
+    def _check_dims(self, dims: Sequence[int], itemsize: int) -> None:
+        """Refuse dims next to one of 0 that no reader accepts."""
+        if is_oversized_empty(dims, itemsize):
+            detail = (
+                f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, "
+                f"found {brief(list(dims))} of {itemsize} each"
+            )
+            raise self._error("too_large", detail)
+
+    def _lower_cells(self, array: np.ndarray[Any, Any], dtype: str) -> Tree:
+        """An array, of a dtype that torch has, as the tensor over its memory."""
+        shape = array.shape
+        if len(shape) > spec.MAX_NDIM:
+            rank = len(shape)
+            raise self._unsupported(array, f" with {rank} dims: the limit is {spec.MAX_NDIM}")
+        data = array if array.flags.c_contiguous else bytes_in_order(array)
+        return self._add(Item(data, shape, None, dtype))
+
+    def _lower_view(self, view: RaggedView) -> Tree:
+        """The rows of a view: in place where they are scattered in memory on the host."""
+        memory: Any = view.memory
+        dims, starts = view.values_shape, view.starts
+        dtype = TORCH_NAMES.get(view.dtype)
+        array = plain_array(memory) if isinstance(memory, torch.Tensor) else memory
+        if dtype is None or array is None:
+            dtype = self._readable_dtype(memory)
+            if not memory.is_cpu:
+                return self._add_rows_on_device(view, dtype)
+            array = memory if starts is not None else as_bytes(memory)
+        data: Any = view
+        if starts is None:
+            data = array if _is_in_order(array) else bytes_in_order(array)
+        elif view.row_splits.rows == 1 and type(starts) is int and _is_in_order(array):
+            # The only row of a rectangle is its first cells.
+            data = array_bytes(array)[: math.prod(dims) * view.dtype.itemsize]
+        return self._add(Item(data, dims, view.row_splits, dtype, ragged_dim=view.ragged_dim))
+
+    def _add_rows_on_device(self, view: RaggedView, dtype: str) -> Tree:
+        values = values_of(view, self._indices)  # only rows leave the device
+        item = Item(None, view.values_shape, view.row_splits, dtype, ragged_dim=view.ragged_dim)
+        self._read_later(item, values)
+        return self._add(item)
+
+    def _read_later(self, item: Item, *tensors: torch.Tensor) -> None:
+        """Give an item the cells of tensors, end to end, once their devices were waited for."""
+        self._on_devices += tensors
+
+        def read(copies: HostCopies) -> None:
+            parts = [as_bytes(copies.of(tensor)) for tensor in tensors]
+            item.data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
+
+        self._unread.append(read)
+
     # torch
 
     def _lower_tensor(self, tensor: torch.Tensor) -> Tree:
-        if is_jagged(tensor):
-            parts = parts_of(tensor)
-            name = self._readable_dtype(parts.values)
-            if not parts.values.is_cpu:
-                # Tensors with holes are compacted on their device: only rows leave it.
-                holes = parts.lengths
-                self.on_devices += (parts.offsets, parts.values if holes is None else holes)
-            self._append_cells(parts, name)
-            return (Code.JAGGED, name, parts.values.dim(), parts.ragged_dim)
+        array = plain_array(tensor)
+        if array is not None and _is_in_storage(array, tensor):  # most tensors
+            return self._lower_cells(array, TORCH_NAME_OF_NUMPY[array.dtype])
         if type(tensor) not in TENSOR_TYPES:
             return self._lower_foreign(tensor)
         if tensor.layout is torch.strided:
@@ -357,8 +462,8 @@ class Lowering:
         if tensor.layout is torch.sparse_coo:
             shape = tuple(tensor.shape)
             self.items += shape
-            indices = self._lower_dense(tensor._indices(), stored=PLAIN)
-            values = self._lower_dense(tensor._values())
+            indices = self._lower_dense(tensor._indices(), unchanged=True)
+            values = self._lower_tensor(tensor._values())
             return (Code.SPARSE_COO, len(shape), int(tensor.is_coalesced()), indices, values)
         remedy = ".to_sparse_coo()" if "sparse" in str(tensor.layout) else ".to_dense()"
         raise self._unsupported(tensor, f" with layout {tensor.layout}; call {remedy} first")
@@ -379,51 +484,72 @@ class Lowering:
             self._check_dims(tensor.shape, tensor.itemsize)
         return name
 
-    def _check_dims(self, dims: Sequence[int], itemsize: int) -> None:
-        """Refuse dims next to one of 0 that no reader accepts."""
-        if is_oversized_empty(dims, itemsize):
-            detail = (
-                f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, "
-                f"found {brief(list(dims))} of {itemsize} each"
-            )
-            raise self._error("too_large", detail)
-
-    def _append_cells(self, source: Any, dtype: str, dims: tuple[int, ...] = ()) -> None:
-        narrow = self._column_is_narrow and dtype in spec.INTEGER_DTYPES
-        self.items.append(UnreadCells(source, dtype, dims, narrow))
-
-    def _lower_dense(self, tensor: torch.Tensor, stored: int | None = None) -> Tree:
-        """A TENSOR; with `stored`, one that is not stored in another way."""
-        name, shape = self._readable_dtype(tensor), tuple(tensor.shape)
-        rank = len(shape)
+    def _lower_dense(self, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
+        """A TENSOR; an `unchanged` one is not stored in another way."""
+        dtype, dims = self._readable_dtype(tensor), tuple(tensor.shape)
+        rank = len(dims)
         if rank > spec.MAX_NDIM:
             raise self._unsupported(tensor, f" with {rank} dims: the limit is {spec.MAX_NDIM}")
-        if not tensor.is_cpu:
-            self.on_devices.append(tensor)
-        if stored is None:
-            self._append_cells(tensor, name, shape)
+        item = Item(None, dims, None, None if unchanged else dtype)
+        if tensor.is_cpu:
+            item.data = as_bytes(tensor)
         else:
-            self.items.append(UnreadCells(tensor, None, (stored, *shape)))
-        return (Code.TENSOR, name, rank)
+            self._read_later(item, tensor)
+        self._add(item)
+        return (Code.TENSOR, dtype, rank)
+
+    def _lower_jagged(self, jagged: torch.Tensor) -> Tree:
+        """A jagged tensor; of one with holes on a device only rows leave it."""
+        parts = parts_of(jagged)
+        dtype = TORCH_NAMES.get(parts.values.dtype)
+        array = plain_array(parts.values)
+        if array is None or not _is_in_storage(array, parts.values):
+            dtype = self._readable_dtype(parts.values)
+        if parts.offsets.is_cpu and parts.values.is_cpu:
+            return self._lower_view(self._view_of(parts, self._where()))
+        where = self._where()
+        item = Item(None, tuple(parts.values.shape), None, dtype, ragged_dim=parts.ragged_dim)
+        holes = parts.lengths
+        self._on_devices += (parts.offsets, parts.values if holes is None else holes)
+
+        def read(copies: HostCopies) -> None:
+            view = self._view_of(parts, where, copies)
+            values = values_of(view)
+            copies.fetch([values])  # of a tensor with holes only now
+            item.data, item.dims, item.splits = (
+                as_bytes(copies.of(values)),
+                view.values_shape,
+                view.row_splits,
+            )
+
+        self._unread.append(read)
+        self._add(item)
+        return (Code.JAGGED, dtype, len(item.dims), item.ragged_dim)
+
+    def _view_of(
+        self, parts: NestedParts, where: str, copies: HostCopies | None = None
+    ) -> RaggedView:
+        try:
+            return view_of_checked_parts(parts, where, self._pool, copies)
+        except ArgumentError as error:
+            raise UnsupportedTypeError(error.reason, error.path, error.detail) from error
 
     def _lower_tensor_views(self, view: RaggedView, bounds: IntArray) -> Tree:
         memory: Any = view.memory
         data = as_bytes(memory) if view.starts is None else view
-        self.items.append((data, PLAIN, None, view.values_shape))
+        self.items.append(Item(data, view.values_shape))
         base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
         return (Code.TENSOR_VIEWS, base, self._lower_int64s(bounds))
 
     def _lower_int64s(self, rows: IntArray) -> Tree:
         """A TENSOR of rows of int64s, which is never stored narrow."""
-        self.items.append((rows, PLAIN, None, rows.shape))
+        self.items.append(Item(rows, rows.shape))
         return (Code.TENSOR, "int64", 2)
 
     def _lower_strided_nested(self, tensor: torch.Tensor) -> Tree:
         name = self._readable_dtype(tensor)
         with torch.no_grad():  # a `detach` of the whole would warn that it is a prototype
             components = tensor.unbind() if tensor.size(0) else ()
-        if components and not components[0].is_cpu:
-            self.on_devices += components
         rank = components[0].dim() if components else 0
         shapes = [component.shape for component in components]
         for shape in shapes:
@@ -431,47 +557,78 @@ class Lowering:
         # Without dims a component has a 1 for its one element: every component has bytes.
         sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
         elements = sum(component.numel() for component in components)
-        self.items.append(UnreadCells(components, None, (PLAIN, elements)))
+        item = Item(NO_BYTES, (elements,))
+        self._read_later(item, *components)
+        self.items.append(item)
         rows = self._lower_int64s(sizes.reshape(len(shapes), rank or 1))
         return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
     # Columns
 
-    def _each_column(self, names: Iterable[str]) -> Iterator[str]:
-        """Yields each name after it has become that of the current column.
+    def _each_column(self, names: Iterable[str]) -> Iterable[str]:
+        """The names; with names in `narrow`, each after it has become the current column.
 
-        The current column decides what `_append_cells` stores narrow. At the end, the column
-        around the batch is the current one again.
+        The current column decides what is stored narrow.
         """
+        return names if self._narrow is None else self._each_current(names, self._narrow)
+
+    def _each_current(self, names: Iterable[str], narrow: frozenset[Name]) -> Iterator[str]:
         outer, outer_is_narrow = self._column_name, self._column_is_narrow
         for name in names:
-            if self._narrow is not None:
-                path = self._column_name = (*outer, name)
-                self.columns[path] = None
-                self._column_is_narrow = outer_is_narrow or path in self._narrow
+            path = self._column_name = (*outer, name)
+            self.columns[path] = None
+            self._column_is_narrow = outer_is_narrow or path in narrow
             yield name
+        # At the end, the column around the batch is the current one again.
         self._column_name, self._column_is_narrow = outer, outer_is_narrow
 
     def _lower_columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
         self._note_unbacked_rows(value.rows)
         self.items.append(value.rows)
-        nodes: list[Tree] = []
-        for name in self._each_column(value.columns):
-            column = value.columns[name]
-            self._check_batch_size(column, [value.rows], name)
-            self._path.append(name)
-            nodes.append(_COLUMN_HANDLERS.get(type(column), Lowering.lower)(self, column))
-            self._path.pop()
+        nodes = self._lower_each_column(value.columns, [value.rows], _COLUMN_HANDLERS)
         return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
+
+    def _lower_each_column(
+        self, columns: Mapping[str, Any], sizes: list[int], handlers: Mapping[type, _Handler]
+    ) -> list[Tree]:
+        """The node of each column of a batch of these sizes."""
+        if len(self._path) >= spec.MAX_DEPTH and columns:
+            raise self._too_deep()
+        nodes: list[Tree] = []
+        rows, items, path = sizes[0] if len(sizes) == 1 else None, self.items, self._path
+        for name in self._each_column(columns):
+            column = columns[name]
+            if type(column) is Item:  # whoever made it knows the rows
+                nodes.append(self._add(column))
+                continue
+            lower = handlers.get(type(column))
+            first = len(items)
+            path.append(name)
+            node = self._lower_leaf(column, sizes, name) if lower is None else lower(self, column)
+            path.pop()
+            if lower and (len(items) == first or _rows_of(items[first]) != rows):
+                self._check_batch_size(column, sizes, name)
+            nodes.append(node)
+        return nodes
+
+    def _lower_leaf(self, leaf: Any, sizes: list[int], name: str) -> Tree:
+        """A column of another type than most."""
+        if self._default is not None and not (type(leaf) in _HANDLERS or _handler_of(type(leaf))):
+            # Here, so that its rows are checked.
+            leaf = result_of(self._default, (leaf,), "default")
+        self._check_batch_size(leaf, sizes, name)
+        node = self.lower(leaf)
+        if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
+            remedy = "make it a NonTensorData of the batch's size"
+            raise self._unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
+        return node
 
     def _check_batch_size(self, column: Any, sizes: list[int], name: str) -> None:
         """Refuse a column with other rows than its batch: the caller may have changed it."""
         nested = False
         if type(column) is RaggedView:
             found = [column.row_splits.rows]
-        elif type(column) is Documents:
-            found = [len(column.rows)]
         else:
             if type(column) not in _COLUMN_TYPES:
                 nested = isinstance(column, TensorDictBase) or is_tensorclass(column)
@@ -479,22 +636,11 @@ class Lowering:
                     return
             found = sizes_of(column, sizes)
         if found != sizes:
+            if self._path[-1:] == [name]:
+                self._path.pop()  # the fault is that of its batch
             where = f"nested {name!r}" if nested else repr(name)
             detail = f"expected batch size {sizes} in {where} too, found {found}"
             raise self._error("row_mismatch", detail)
-
-    def _lower_view(self, view: RaggedView) -> Tree:
-        memory, name = view.memory, TORCH_NAMES.get(view.dtype)
-        if name is None or isinstance(memory, torch.Tensor):
-            rows: Any = memory
-            name = self._readable_dtype(rows)
-            if not rows.is_cpu:
-                values = values_of(view, self._indices)  # only rows leave the device
-                view = end_to_end(values, view.row_splits, view.ragged_dim)
-                self.on_devices.append(values)
-        self._check_dims(view.values_shape, view.dtype.itemsize)
-        self._append_cells(view, name)
-        return (Code.JAGGED, name, len(view.shape), view.ragged_dim)
 
     def _lower_rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
         """An array as the tensor over its memory, or as TensorDicts hold it."""
@@ -503,13 +649,7 @@ class Lowering:
             if non_tensor.is_numeric(array) and numpy_name(array.dtype) is None:
                 return self._lower_unnamed_dtype(array)
             return self.lower(non_tensor.leaf_of_array(array))
-        self._check_dims(array.shape, array.itemsize)
-        self._append_cells(array, name, array.shape)
-        return (Code.TENSOR, name, array.ndim)
-
-    def _lower_documents(self, rows: Documents) -> Tree:
-        self.items.append(rows)
-        return (Code.NON_TENSOR_ROWS,)
+        return self._lower_cells(array, name)
 
     def _lower_object_rows(self, rows: list[Any]) -> Tree:
         return self._lower_payloads(rows) if rows else self.lower(non_tensor.leaf_of_rows(rows))
@@ -521,22 +661,8 @@ class Lowering:
 
     def _lower_tensordict(self, td: TensorDictBase) -> Tree:
         self._append_batch_size(td)
-        nodes: list[Tree] = []
         leaves: dict[str, Any] = dict(td.items())
-        for key in self._each_column(leaves):
-            leaf = leaves[key]
-            if self._default is not None and not (
-                type(leaf) in _HANDLERS or _handler_of(type(leaf))
-            ):
-                # Here, so that its rows are checked.
-                leaf = result_of(self._default, (leaf,), "default")
-            self._check_batch_size(leaf, [*td.batch_size], key)
-            node = self._lower_at(key, leaf)
-            if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
-                self._path.append(key)
-                remedy = "make it a NonTensorData of the batch's size"
-                raise self._unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
-            nodes.append(node)
+        nodes = self._lower_each_column(leaves, [*td.batch_size], _LEAF_HANDLERS)
         return (Code.TENSORDICT, len(td.batch_size), tuple(leaves), *nodes)
 
     def _lower_lazy_view(self, view: Any) -> Tree:
@@ -598,7 +724,7 @@ class Lowering:
             detail = f"expected a batch size from 0 on, found {list(batch_size)}"
             raise self._error("bad_shape", detail)
         self._note_unbacked_rows(extent_of(batch_size))
-        self.items += batch_size
+        self.items += map(int, batch_size)  # a symbolic dim becomes a number
 
     def _note_unbacked_rows(self, rows: int) -> None:
         """Note rows above `MAX_UNBACKED_ROWS`.
@@ -633,7 +759,8 @@ _HANDLERS: dict[type, _Handler] = {
     np.memmap: Lowering._lower_array,
     Columns: Lowering._lower_columns,
     **dict.fromkeys(non_tensor.LIST_TYPES, Lowering._lower_list),
-    **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._lower_tensor),
+    **dict.fromkeys(TENSOR_TYPES, Lowering._lower_tensor),
+    NESTED_TENSOR: Lowering._lower_jagged,
     **dict.fromkeys(non_tensor.TENSORDICT_TYPES, Lowering._lower_tensordict),
     LazyStackedTensorDict: Lowering._lower_lazy_stack,
     NonTensorData: Lowering._lower_non_tensor_data,
@@ -647,13 +774,39 @@ _HANDLERS_OF_BASES: tuple[tuple[type, _Handler], ...] = (
     (OpenBatch, Lowering._lower_open_batch),
 )
 
-# Types that mean something else in `Columns`: there a list of objects is rows of documents.
+# Most leaves of a TensorDict: one item, whose rows are those of the batch.
+_LEAF_HANDLERS: dict[type, _Handler] = {
+    NESTED_TENSOR: Lowering._lower_jagged,
+    **dict.fromkeys(TENSOR_TYPES, Lowering._lower_tensor),
+    NonTensorStack: Lowering._lower_non_tensor_stack,
+}
+
+# Columns of `Columns`, in which a list of objects is rows, and an array the tensor over it.
 _COLUMN_HANDLERS: dict[type, _Handler] = {
+    **_LEAF_HANDLERS,
     RaggedView: Lowering._lower_view,
     np.ndarray: Lowering._lower_rectangle,
-    Documents: Lowering._lower_documents,
     list: Lowering._lower_object_rows,
 }
+
+
+def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
+    """Whether the storage of a tensor holds all of its array; False is not certain."""
+    end = array.nbytes + tensor.storage_offset() * array.itemsize
+    return array.flags.c_contiguous and end <= tensor.untyped_storage().nbytes()
+
+
+def _is_in_order(memory: Any) -> bool:
+    return isinstance(memory, np.ndarray) and memory.flags.c_contiguous
+
+
+def _rows_of(item: Any) -> int | None:
+    """The rows of a column, by the first of its items; None if it has none there."""
+    if type(item) is not Item:
+        return None
+    if item.splits is not None:
+        return item.splits.rows
+    return item.dims[0] if item.dims and item.dtype is not None else None
 
 
 def _handler_of(kind: type) -> _Handler | None:
@@ -662,4 +815,5 @@ def _handler_of(kind: type) -> _Handler | None:
     return next((handler for base, handler in _HANDLERS_OF_BASES if issubclass(kind, base)), None)
 
 
+_OF_DOCUMENTS = (Code.NON_TENSOR_ROWS,)
 _LIST_OF_ONE = b"\x91"  # msgpack writes it before the only item

@@ -10,80 +10,101 @@ import numpy as np
 
 from jagcodec import rowcopy
 from jagcodec.errors import UnsupportedTypeError
-from jagcodec.memory import ALIGNMENT, aligned
+from jagcodec.memory import ALIGNMENT
 from jagcodec.memory.tensor_bytes import ByteArray
-from jagcodec.ragged.copy_rows import copy_task
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import spec
 from jagcodec.wire.frames import BYTE, PendingMessage
 from jagcodec.wire.header import write_header
-from jagcodec.wire.lowered import Rows
+from jagcodec.wire.items import item_of_message
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))  # `_GAPS[n]` is n zero bytes
+_CONTIGUOUS = (np.ndarray, memoryview)
 
 
 class MessageWriter(PendingMessage):
     """A message while its items are placed: small buffers end to end in frame 1, then the large."""
 
-    __slots__ = ("_group_of", "_groups", "_size", "_small")
+    __slots__ = ("_group_of", "_groups", "_places", "_size", "_small")
 
     def __init__(self) -> None:
         super().__init__(b"", [0])  # a header when it is finished
         self._size = 0  # of frame 1
         self._small: list[Any] = []  # the contents of frame 1, zeros for rows to be copied
         self._groups: list[tuple[int, ...]] = []
-        self._group_of: dict[Rows, int] = {}
+        # The ragged group of rows by identity, and by value: how many, and their offsets.
+        self._group_of: dict[Any, int] = {}
+        # The place of shared cells, and how they are stored.
+        self._places: dict[Any, tuple[int, ...]] = {}
 
     def place(self, items: Iterable[Any]) -> list[int]:
-        """The numbers of items; those with bytes get a place."""
+        """The numbers of items, each a number or an `Item`; those with bytes get a place."""
         numbers: list[int] = []
         buffers, small, group_of = self.buffers, self._small, self._group_of
         for item in items:
             if type(item) is int:
                 numbers.append(item)
                 continue
-            data, stored, rows, dims = item
-            scattered = type(data) is RaggedView
-            size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
-            buffer = offset = 0  # an item without bytes has no place
-            if size >= spec.SMALL_BUFFER:
-                buffer = len(buffers)
-                buffers.append(size if scattered else np.frombuffer(data, np.uint8))
-            elif size:
-                end = self._size
-                offset = aligned(end)
-                small.append(_GAPS[offset - end])
-                small.append(bytes(size) if scattered else data)
-                self._size = offset + size
-            if scattered and size:
-                self.rows.append((buffer, offset, size, data))
-            if rows is None:
-                numbers += (buffer, offset) if stored is None else (buffer, offset, stored)
+            data, stored, splits, dims = item.data, item.stored, item.splits, item.dims
+            if item.runs is not None:
+                numbers += self._put_table(item)
+            elif item.shared:
+                numbers += self._put_once(item)[:2]
             else:
-                group = group_of.get(rows)
-                numbers += (buffer, offset, stored, self._group(rows) if group is None else group)
+                scattered = not isinstance(data, _CONTIGUOUS)
+                size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
+                buffer = offset = 0  # an item without bytes has no place
+                if size >= spec.SMALL_BUFFER:
+                    buffer = len(buffers)
+                    buffers.append(size if scattered else np.frombuffer(data, np.uint8))
+                elif size:
+                    end = self._size
+                    offset = -end % ALIGNMENT + end
+                    small += (_GAPS[offset - end], bytes(size) if scattered else data)
+                    self._size = offset + size
+                if scattered and size:
+                    self.rows.append((buffer, offset, size, data))
+                numbers += (buffer, offset)
+            if stored is not None:
+                numbers.append(stored)
+            if splits is not None:
+                group = group_of.get(splits)
+                numbers.append(self._group(splits) if group is None else group)
             numbers += dims
         return numbers
 
     def _put(self, data: Any) -> list[int]:
         """The place of contiguous memory: a buffer, and the offset in it."""
-        return self.place([(data, None, None, ())])
+        return self.place([item_of_message(data, (), None)])[:2]
 
-    def _group(self, rows: Rows) -> int:
+    def _put_once(self, item: Any) -> tuple[int, ...]:
+        """The place of cells that runs name, and how they are stored."""
+        found = self._places.get(item)
+        if found is None:
+            found = self._places[item] = (*self._put(item.data), item.stored)
+        return found
+
+    def _put_table(self, item: Any) -> list[int]:
+        """The place of the table of runs of an item, after the places of what it names."""
+        table: list[int] = []
+        for splits, cells, index in item.runs:
+            at = self._put_once(cells)
+            starts = (spec.NO_INDEX, 0, spec.PLAIN) if index is None else self._put_once(index)
+            group = 0 if item.splits is None else self._group(splits)
+            table += (group, *at, cells.dims[0], *starts)
+        return self._put(np.array(table, dtype=np.int64).view(np.uint8))
+
+    def _group(self, splits: RowSplits) -> int:
         """The ragged group of these rows, made or found."""
-        key: Any = rows
-        if isinstance(rows, RowSplits):
-            # Fewer than two rows need no offsets: min and max describe them.
-            offsets = rows.offsets_array.tobytes() if rows.rows > 1 else b""
-            key = rows.rows, rows.min, rows.max, offsets
+        # Fewer than two rows need no offsets: min and max describe them.
+        offsets = splits.offsets_array.tobytes() if splits.rows > 1 else b""
+        key = splits.rows, splits.min, splits.max, offsets
         group = self._group_of.get(key)
         if group is None:
             group = self._group_of[key] = len(self._groups)
-            count, low, high, offsets = key
             place = self._put(memoryview(offsets)) if offsets else (0, 0)
-            self._groups.append((*place, count, low, high))
-        self._group_of[rows] = group
+            self._groups.append((*place, *key[:3]))
+        self._group_of[splits] = group
         return group
 
     def first_unbacked(self, unbacked: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
@@ -117,12 +138,13 @@ class MessageWriter(PendingMessage):
             buffers[:1] = [] if len(buffers) == 1 else [np.empty(0, np.uint8)]
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         self.header: bytes = write_header(start, numbers, values, self._groups, sizes)
+        self._places.clear()  # so that memory of cells goes back before rows are copied
         return self
 
     def write(self, targets: list[ByteArray]) -> None:
         copies = []
         for buffer, start, size, view in self.rows:
-            copies.append(copy_task(view, targets[buffer][start : start + size]))
+            copies.append(view.copy_task(targets[buffer][start : start + size]))
         rowcopy.copy_all(copies)
 
     def sources(self) -> list[Any]:

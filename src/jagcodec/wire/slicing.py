@@ -7,17 +7,17 @@ the same rows. `WireBatch.to_frames` calls `encode` for parts that cannot be cut
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jagcodec.wire.at_once import frames_of_items
-from jagcodec.wire.frames import Frame
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import start_of
+from jagcodec.wire.items import item_of_message
 from jagcodec.wire.leaf import leaf_of
-from jagcodec.wire.lowered import Item
 from jagcodec.wire.message import Message
+from jagcodec.wire.place import MessageWriter
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
@@ -42,30 +42,19 @@ class Slicer(NamedTuple):
     def cut(self, start: int, stop: int) -> list[Frame]:
         """The frames of rows `start` to `stop`, of which there are some."""
         rows = stop - start
-        items: list[int | Item] = [rows]
-        bounds = [
-            (offsets[start], offsets[stop], _rows_between(offsets[start : stop + 1]))
+        items: list[Any] = [rows]
+        bounds = [(offsets[start], offsets[stop]) for offsets in self.offsets]
+        splits = [
+            RowSplits.from_counts(tuple(b - a for a, b in pairwise(offsets[start : stop + 1])))
             for offsets in self.offsets
         ]
         for data, cell, which, dims in self.columns:
-            if which is None:
-                items.append((data[start * cell : stop * cell], PLAIN, None, (rows, *dims)))
-            else:
-                first, last, group = bounds[which]
-                cut = data[first * cell : last * cell]
-                items.append((cut, PLAIN, group, (last - first, *dims)))
-        return frames_of_items(self.start, items, self.values)
-
-
-def _rows_between(offsets: list[int]) -> tuple[int, int, int, bytes]:
-    """The rows between offsets, as an `Item` has them."""
-    if len(offsets) == 2:
-        length = offsets[1] - offsets[0]
-        return 1, length, length, b""
-    lengths = [b - a for a, b in pairwise(offsets)]
-    first = offsets[0]
-    packed = struct.pack(f"<{len(offsets)}q", *[offset - first for offset in offsets])
-    return len(lengths), min(lengths), max(lengths), packed
+            first, last = (start, stop) if which is None else bounds[which]
+            group = None if which is None else splits[which]
+            cut = data[first * cell : last * cell]
+            items.append(item_of_message(cut, (last - first, *dims), group))
+        writer = MessageWriter()
+        return frames_of(writer.finish(self.start, writer.place(items), self.values))
 
 
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:

@@ -55,6 +55,7 @@ from jagcodec.wire.leaf import (
     FieldSchema,
     columns_of_dict,
     field_of,
+    leaf_of,
     offsets_of_packed,
     rows_of_node,
 )
@@ -312,6 +313,10 @@ class WireBatch(OpenBatch):
             path for name, (source, handle) in columns for path in source.narrow_names(name, handle)
         ]
 
+    def is_elided(self) -> bool:
+        """Whether a column shares cells in its message, which are shared again where it pays."""
+        return any(source.is_elided(handle) for source, handle in self.columns_by_name.values())
+
     def row_lengths(self, name: str) -> IntArray | None:
         """(N,) lengths of the chosen rows of a jagged column; None for any other column.
 
@@ -476,6 +481,15 @@ class MessageColumns(ColumnSource):
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
         has_cells = handle.kind is _TENSOR or handle.kind is _JAGGED
         return [(name,)] if has_cells and self.message.is_narrow(handle) else []
+
+    def is_elided(self, handle: Node) -> bool:
+        batch = self._inner_batch(handle)
+        if batch is not None:
+            return any(map(self.is_elided, batch.children))
+        if handle.kind not in ROW_KINDS:
+            return False
+        leaf = leaf_of(handle, self.message.numbers)
+        return leaf is not None and leaf.runs > 0
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
         frames, chosen = self.message.frames, batch.chosen
@@ -659,6 +673,9 @@ class MemoryColumns(ColumnSource):
 
     def narrow_names(self, name: str, handle: Any) -> list[Name]:
         return []
+
+    def is_elided(self, handle: Any) -> bool:
+        return False
 
     def read(
         self, handles: Mapping[str, Any], chosen: ChosenRows | None, form: As

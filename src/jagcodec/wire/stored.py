@@ -1,0 +1,116 @@
+"""Items to a message, in which some are stored narrow or elided."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jagcodec.memory.tensor_bytes import array_bytes, as_bytes
+from jagcodec.ragged.copy_rows import gathered
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.wire.elide import elide_cells, elide_documents
+from jagcodec.wire.frames import NO_BYTES, PendingMessage
+from jagcodec.wire.header import start_of
+from jagcodec.wire.header_reader import is_accepted
+from jagcodec.wire.lowered import Lowered
+from jagcodec.wire.narrow import narrowed
+from jagcodec.wire.place import MessageWriter
+
+
+def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False) -> PendingMessage:
+    """The message of a lowered value.
+
+    Its columns are narrow and elided only if there is still a byte for each row that needs one,
+    and elided only if readers accept it.
+    """
+    tree, items, values, unbacked = lowered
+    if narrows or elides:
+        small = _smaller(items, elides=elides)
+        writer = MessageWriter()
+        numbers = writer.place(small.items)
+        if not writer.first_unbacked(unbacked):
+            writer.read_from, writer.indirect_bytes = small.sources, small.indirect_bytes
+            message = writer.finish(start_of(tree), numbers, values)
+            if not small.elided or is_accepted(message.header, message.indirect_bytes):
+                return message
+            return message_of(lowered, narrows=narrows)
+    writer = MessageWriter()
+    return writer.finish(start_of(tree), writer.place(items), values, unbacked)
+
+
+class _Smaller(NamedTuple):
+    """The items of a message, stored in fewer bytes."""
+
+    items: Sequence[Any]
+    sources: Sequence[Any]  # memory whose cells were copied
+    elided: bool  # whether something is sent once that occurs several times
+    indirect_bytes: int  # of documents that become objects
+
+
+def _smaller(items: Sequence[Any], *, elides: bool) -> _Smaller:
+    """The items with narrow integers and, if asked for, repeats sent once; the old ones stay."""
+    made = list(items)
+    cells: list[Any] = []  # of columns that are stored in another way
+    documents: list[Any] = []
+    for i, item in enumerate(items):
+        if type(item) is int:
+            continue
+        if item.narrow or (elides and item.dtype is not None):
+            made[i] = copy.copy(item)
+            cells.append(made[i])
+        elif elides and item.splits is not None:
+            made[i] = copy.copy(item)
+            documents.append(made[i])
+    sources = _put_end_to_end([*cells, *documents])
+    indirect_bytes = sum(map(elide_documents, documents))
+    if elides:
+        elide_cells([column for column in cells if column.ragged_dim == 1])
+    _narrow([*cells, *documents])
+    elided = any(column.runs is not None for column in (*cells, *documents))
+    return _Smaller(made, sources, elided, indirect_bytes)
+
+
+def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
+    """Make the data of columns flat bytes, and their equal rows one object; what was copied."""
+    pool = RowSplitsPool()
+    sources: list[Any] = []
+    scattered = []
+    for column in columns:
+        data = column.data
+        if column.splits is not None:
+            column.splits = pool.unique(column.splits)
+        if isinstance(data, (np.ndarray, memoryview)):
+            array: Any = np.asarray(data)
+            column.data = array_bytes(array)
+            sources.append(array)
+        else:
+            sources += data.memories
+            scattered.append(column)
+    for column, values in zip(scattered, gathered(c.data for c in scattered), strict=True):
+        column.data = as_bytes(values)
+    return sources
+
+
+def _narrow(columns: Iterable[Any]) -> None:
+    """Store integers in as few bytes as hold them: of columns, of runs, and of their indices."""
+    for column in columns:
+        if column.runs is not None and not column.shared:
+            column.data = NO_BYTES  # nobody needs its cells
+        else:
+            _narrow_one(column)
+        for _, cells, index in column.runs or ():
+            _narrow_one(cells)
+            if index is not None:
+                _narrow_one(index)
+
+
+def _narrow_one(item: Any) -> None:
+    if not item.narrow:
+        return
+    item.narrow = False  # several runs may name it
+    found = narrowed(item.data, item.dtype)
+    if found is not None:
+        item.stored, item.data = found
