@@ -232,10 +232,13 @@ def _walked(
     lowered = lowering.finished(tree)
     copies = HostCopies()
     copies.fetch(lowering.on_devices)
-    writer = LoweredWriter(copies, narrows=bool(narrow), elides=elide)
-    message = writer.message_of(lowered)
-    if writer.elided and not is_accepted(message.header, message.indirect_bytes):
-        message = LoweredWriter(copies, narrows=bool(narrow)).message_of(lowered)
+    ways = (bool(narrow), elide), (bool(narrow), False), (False, False)
+    for narrows, elides in dict.fromkeys(ways):
+        writer = LoweredWriter(copies, narrows=narrows, elides=elides)
+        message = writer.message_of(lowered)
+        asks_for_more = writer.elided or (narrows and lowering.has_array_rows)
+        if not asks_for_more or is_accepted(message.header, message.indirect_bytes):
+            break
     return message
 
 

@@ -98,6 +98,7 @@ class UnreadCells(NamedTuple):
     dtype: str | None  # torch's name; None if the cells are stored unchanged
     dims: tuple[int, ...] = ()  # of a rectangle
     narrow: bool = False  # whether they are integers that are stored narrow
+    row_splits: RowSplits | None = None  # of rows that are the tensors or arrays of `source`
 
     @property
     def is_ragged(self) -> bool:

@@ -20,9 +20,9 @@ from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_by
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import view_of_checked_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.ragged.views import RaggedView, end_to_end, in_buffers
 from jagcodec.wire import spec
-from jagcodec.wire.dtypes import bytes_in_order
+from jagcodec.wire.dtypes import bytes_in_order, torch_dtype
 from jagcodec.wire.elide import elide, equal_documents
 from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import start_of
@@ -76,12 +76,27 @@ class LoweredWriter(MessageWriter):
                 yield int(item)  # a symbolic or numpy dim
 
     def _item_of_column(self, column: UnreadCells) -> Item:
+        if column.row_splits is not None:
+            return self._item_of_array_rows(column.source, column.dtype, column.row_splits)
         if not column.is_ragged:
             stored = None if column.dtype is None else PLAIN
             return self._host_bytes(column.source), stored, None, column.dims
         view = self._host_view(column)
         data = _memory_in_order(view) if view.starts is None else view
         return data, PLAIN, view.row_splits, view.values_shape
+
+    def _item_of_array_rows(self, parts: Sequence[Any], name: Any, splits: RowSplits) -> Item:
+        """The cells of rows that are arrays or tensors each, flat and end to end."""
+        dtype = torch_dtype(name)
+        cells = [data for data in map(self._host_cells, parts) if len(data)]
+        view = in_buffers(cells, dtype, (), splits.starts * dtype.itemsize, splits)
+        return view, PLAIN, splits, (splits.total,)
+
+    def _host_cells(self, source: Any) -> ByteArray:
+        """The cells of an array or a tensor, as flat bytes."""
+        if isinstance(source, np.ndarray):
+            return bytes_in_order(source)
+        return as_bytes(self._copies.of(source))
 
     def _host_view(self, column: UnreadCells) -> Any:
         """The `RaggedView` of a jagged column, on the host."""

@@ -29,13 +29,15 @@ from jagcodec.errors import (
 )
 from jagcodec.memory import extent_of
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes, has_memory
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
 from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, is_jagged, parts_of
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, spec
+from jagcodec.wire.array_rows import array_rows, can_be_read
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES, bytes_in_order, numpy_name
@@ -82,6 +84,7 @@ class Lowering:
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
         self.on_devices: list[torch.Tensor] = []  # whose cells are fetched
+        self.has_array_rows: bool = False
         self._indices: CellIndices = {}  # of rows on devices
 
     def finished(self, tree: Tree) -> Lowered:
@@ -212,6 +215,15 @@ class Lowering:
         trees, has_nodes = self._lower_items(values)
         return (Code.LIST, *trees) if has_nodes else trees
 
+    def _lower_list_column(self, column: _ListColumn) -> Tree:
+        """A list that is a column of a dict."""
+        (rows,) = column
+        if not rows or views_of_one_storage(rows) is None:
+            tree = self._lower_array_rows(list(rows), spec.IN_LIST)
+            if tree is not None:
+                return tree
+        return self._lower_list(rows)
+
     def _lower_tuple(self, value: tuple[Any, ...]) -> Tree:
         trees, has_nodes = self._lower_items(value)
         return (Code.TUPLE, *trees) if has_nodes else [TAGS[Kind.TUPLE], *trees]
@@ -220,13 +232,16 @@ class Lowering:
         """A dict; the keys of a `ColumnDict` are names of columns."""
         if not _STRING_TYPE.issuperset(map(type, value)):
             return self._lower_dict_of_any_keys(value)
-        names = iter(value)
+        names: Iterable[str] = value
+        columns: Iterable[Any] = value.values()
         if type(value) is ColumnDict:
             self._note_unbacked_rows(value.rows)
             names = self._each_column(value)
+            lists = non_tensor.LIST_TYPES
+            columns = [_ListColumn((x,)) if type(x) in lists else x for x in columns]
         elif NATIVE.issuperset(map(type, value.values())):
             return value
-        trees, has_nodes = self._lower_each(names, value.values())
+        trees, has_nodes = self._lower_each(names, columns)
         return (
             (Code.MAP, tuple(value), *trees) if has_nodes else dict(zip(value, trees, strict=True))
         )
@@ -276,14 +291,35 @@ class Lowering:
 
     # Rows of objects
 
-    def _lower_payloads(self, payloads: Iterable[Any]) -> Tree:
-        """A document per row; if one needs buffers, each row is a message of its own."""
+    def _lower_array_rows(self, rows: Sequence[Any], holder: int) -> Tree | None:
+        """Rows that are arrays or tensors of one dtype, or None; else None."""
+        found = array_rows(rows)
+        if found is None:
+            return None
+        self.has_array_rows = True
+        parts, lengths, dims, name, tensors = found
+        self.on_devices += parts if tensors else ()  # only those on a device are fetched
+        narrow = self._column_is_narrow and name in spec.INTEGER_DTYPES
+        splits = RowSplits.from_lengths(lengths)
+        self.items.append(UnreadCells(parts, name, (), narrow, splits))
+        self._append_cells(dims, "int64", dims.shape)
+        children = (Code.JAGGED, name, 1, 1), (Code.TENSOR, "int64", 2)
+        return (Code.ARRAY_ROWS, holder, int(tensors), *children)
+
+    def _lower_payloads(self, payloads: Iterable[Any], holder: int | None) -> Tree:
+        """A document per row; if one needs buffers, each row is a message of its own.
+
+        With a `holder`, rows that are arrays or None are written end to end.
+        """
         rows = list(payloads)  # keeps every row alive, so that no two have one id
         same = first_same(rows)
         packed = packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
             self.items.append(Documents(packed, same))
             return (Code.NON_TENSOR_ROWS,)
+        arrays = None if holder is None else self._lower_array_rows(rows, holder)
+        if arrays is not None:
+            return arrays
         outer = self.items, self.values, self.unbacked
         places = same or range(len(rows))
         lowered: dict[int, Any] = {}  # rows that are one object are lowered once
@@ -310,7 +346,9 @@ class Lowering:
         dtype, shape = array.dtype, array.shape
         self._check_dims(shape, dtype.itemsize)
         if dtype.kind == "O":
-            self._lower_payloads(array.flat)
+            tree = self._lower_payloads(array.flat, spec.IN_ARRAY if len(shape) == 1 else None)
+            if tree[0] == Code.ARRAY_ROWS:
+                return tree
             self.items += shape
             return (Code.OBJECT_ARRAY, len(shape))
         name = numpy_name(dtype)
@@ -369,11 +407,7 @@ class Lowering:
         if name is None:
             remedy = "dequantise it first" if tensor.is_quantized else "convert it with .to()"
             raise self._unsupported(tensor, f" with dtype {tensor.dtype}; {remedy}")
-        try:
-            readable = type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
-        except (RuntimeError, NotImplementedError):  # of a storage that is not there
-            readable = False
-        if not readable:
+        if not can_be_read(tensor):
             raise self._unsupported(tensor, f": {remedy_for(tensor)}")
         if not tensor.is_nested:
             self._check_dims(tensor.shape, tensor.itemsize)
@@ -512,7 +546,9 @@ class Lowering:
         return (Code.NON_TENSOR_ROWS,)
 
     def _lower_object_rows(self, rows: list[Any]) -> Tree:
-        return self._lower_payloads(rows) if rows else self.lower(non_tensor.leaf_of_rows(rows))
+        if not rows:
+            return self.lower(non_tensor.leaf_of_rows(rows))
+        return self._lower_payloads(rows, spec.IN_STACK)
 
     # tensordict
 
@@ -532,7 +568,7 @@ class Lowering:
                 leaf = result_of(self._default, (leaf,), "default")
             self._check_batch_size(leaf, [*td.batch_size], key)
             node = self._lower_at(key, leaf)
-            if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
+            if not _is_column(node):
                 self._path.append(key)
                 remedy = "make it a NonTensorData of the batch's size"
                 raise self._unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
@@ -558,7 +594,7 @@ class Lowering:
         payloads = non_tensor.payloads_of_stack(stack)
         if payloads is not None:
             self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
-            return self._lower_payloads(payloads)
+            return self._lower_payloads(payloads, spec.IN_STACK)
         if not stack.tensordicts:
             remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
             raise self._unsupported(stack, f" of several dims without members; {remedy}")
@@ -609,6 +645,19 @@ class Lowering:
             self.unbacked.append((self._where(), rows))
 
 
+class _ListColumn(tuple[list[Any]]):
+    """A list that is a column of a dict, and not a value in one."""
+
+    __slots__ = ()
+
+
+def _is_column(node: Tree) -> bool:
+    """Whether a TensorDict may have such a node as a leaf."""
+    if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
+        return False
+    return bool(node[0] != Code.ARRAY_ROWS or node[1] == spec.IN_STACK)
+
+
 _REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
     "type with register_type (datetime, enums and others of the standard library: "
@@ -625,6 +674,7 @@ _Handler = Callable[[Lowering, Any], Tree]
 _HANDLERS: dict[type, _Handler] = {
     dict: Lowering._lower_dict,
     ColumnDict: Lowering._lower_dict,
+    _ListColumn: Lowering._lower_list_column,
     tuple: Lowering._lower_tuple,
     bytes: Lowering._lower_bytes,
     set: Lowering._lower_set,
