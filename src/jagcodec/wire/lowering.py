@@ -218,7 +218,7 @@ class Lowering:
     def _lower_list_column(self, column: _ListColumn) -> Tree:
         """A list that is a column of a dict."""
         (rows,) = column
-        if not rows or views_of_one_storage(rows) is None:
+        if len(rows) < 2 or views_of_one_storage(rows) is None:
             tree = self._lower_array_rows(list(rows), spec.IN_LIST)
             if tree is not None:
                 return tree
