@@ -115,7 +115,8 @@ def array_rows(draw: Draw, rows: int | None = None) -> list[Any]:
     rows = draw(st.integers(1, 5)) if rows is None else rows
     of_arrays, rank = draw(st.booleans()), draw(st.integers(0, 3))
     dtypes = st.sampled_from([*NUMPY_DTYPES]) if of_arrays else torch_dtypes()
-    dtype, shape = draw(dtypes), st.lists(st.integers(0, 3), min_size=rank, max_size=rank)
+    dtype = draw(dtypes)
+    shape = st.lists(st.integers(0, 3), min_size=rank, max_size=rank).map(tuple)
     made = [None if draw(st.booleans()) else cells(draw, draw(shape), dtype) for _ in range(rows)]
     made[draw(st.integers(0, rows - 1))] = cells(draw, draw(shape), dtype)
     made = [row.mT if row is not None and rank > 1 and draw(st.booleans()) else row for row in made]
