@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from torch.nn.utils.rnn import pad_sequence
 
 import jagcodec
@@ -180,6 +180,45 @@ def make_real_samples(rows: int) -> list[dict[str, Any]]:
     return samples
 
 
+AS_LONG_AS_RESPONSES = ("response_ids", "logprobs", "top_ids", "top_logprobs", "loss_mask")
+TRAJECTORY_OPTIONS: dict[str, Any] = {
+    "same_length": AS_LONG_AS_RESPONSES,
+    "dtypes": {"image": object},
+    "ragged_dims": {"experts": 2},
+}
+
+
+def make_trajectories(rows: int) -> list[dict[str, Any]]:
+    """Rows as a user of an agent loop writes them.
+
+    Lists of tokens, log-probabilities and a mask, top-5 ids and log-probabilities, a reward, a uid,
+    messages, a tool call or None, an image in every third row, and the experts of 4 layers.
+    """
+    numbers = np.random.default_rng(0)
+    samples = []
+    for i in range(rows):
+        tokens = int(numbers.integers(3, 120))
+        both, top = tokens + int(numbers.integers(5, 40)), (tokens, 5)
+        image = numbers.integers(0, 255, (3, int(numbers.integers(8, 20)), 16), dtype=np.uint8)
+        says = {"role": "assistant", "content": "a" * int(numbers.integers(1, 50))}
+        sample = {
+            "input_ids": numbers.integers(0, VOCABULARY, both).tolist(),
+            "response_ids": numbers.integers(0, VOCABULARY, tokens).tolist(),
+            "logprobs": (-numbers.random(tokens)).tolist(),
+            "top_ids": numbers.integers(0, VOCABULARY, top).astype(np.int32),
+            "top_logprobs": -numbers.random(top, dtype=np.float32),
+            "loss_mask": (numbers.random(tokens) < 0.8).tolist(),
+            "reward": float(numbers.random()),
+            "uid": f"u{i // 4}",
+            "messages": [{"role": "user", "content": f"q{i}"}, says],
+            "tool_call": {"name": "calc", "arguments": {"x": i}} if i % 2 else None,
+            "image": None if i % 3 else image,
+            "experts": numbers.integers(0, 8, (4, both, 2), dtype=np.uint8),
+        }
+        samples.append(sample)
+    return samples
+
+
 def padded(samples: Iterable[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """What a trainer makes of rows without this library."""
     rows = list(samples)
@@ -241,6 +280,108 @@ def real_rows(rows: int) -> Part:
         ratios.append(names)
         for part, frames in zip(parts, calls[names[0]](), strict=True):
             same_rows(jagcodec.to_rows(jagcodec.open_wire(frames)), part, names[0])
+    return Part(calls, ratios)
+
+
+def trajectories(rows: int) -> Part:
+    """One, 8 and 64 rows of a user, with options; and one of them without what needs options."""
+    samples = make_trajectories(rows)
+    calls: dict[str, Callable[[], Any]] = {}
+    ratios = []
+    encode = functools.partial(jagcodec.encode_rows, **TRAJECTORY_OPTIONS)
+    for size in (1, 8, 64):
+        parts = [samples[i : i + size] for i in range(0, rows, size)]
+        ratios.append(_encoded_and_pickled(f"of {size}", encode, parts, calls))
+    simple = [{k: x for k, x in row.items() if k not in ("image", "experts")} for row in samples]
+    parts = [[row] for row in simple]
+    ratios.append(_encoded_and_pickled("of 1, no options", jagcodec.encode_rows, parts, calls))
+    return Part(calls, ratios)
+
+
+def _encoded_and_pickled(
+    name: str, encode: Callable[..., Any], parts: Sequence[Any], calls: dict[str, Any]
+) -> Ratio:
+    """Add both sides to the `calls`, after the values have been compared."""
+    ours, theirs = f"encode_rows {name}", f"pickle {name}"
+    calls[ours] = functools.partial(each_of, encode, parts)
+    calls[theirs] = functools.partial(each_of, functools.partial(pickle.dumps, protocol=5), parts)
+    for part, frames in zip(parts, calls[ours](), strict=True):
+        found = jagcodec.to_rows(jagcodec.open_wire(frames))
+        for row, sample in zip(found, part, strict=True):
+            check(list(row) == list(sample), ours)
+            for key, value in sample.items():
+                check(_same_value(row[key], value), f"{ours}: {key}")
+    return ours, theirs
+
+
+def _same_value(found: Any, sent: Any) -> bool:
+    """Whether a value arrived; Python's floats arrive as float32."""
+    if isinstance(sent, float):
+        return bool(np.float32(sent) == np.float32(found))
+    is_number = isinstance(sent, np.ndarray) or (isinstance(sent, list) and torch.is_tensor(found))
+    if not is_number:
+        return bool(found == sent)
+    sent = np.asarray(sent)
+    sent = sent.astype(np.float32) if sent.dtype == np.float64 else sent
+    return bool(np.array_equal(np.asarray(found), sent))
+
+
+def rows_of_arrays(rows: int) -> Part:
+    """A column of objects that has an image in every third row, written and read."""
+    images = [sample["image"] for sample in make_trajectories(rows)]
+    frames = copied(jagcodec.encode_rows({"image": images}, dtypes={"image": object}))
+    pickled = pickle.dumps(images, protocol=5)
+    calls: Calls = {
+        "encode_rows": lambda: jagcodec.encode_rows({"image": images}, dtypes={"image": object}),
+        "dumps": lambda: pickle.dumps(images, protocol=5),
+        "materialize": lambda: jagcodec.materialize(frames),
+        "loads": lambda: pickle.loads(pickled),
+    }
+    for found, sent in zip(calls["materialize"]()["image"], images, strict=True):
+        check(found is sent or np.array_equal(found, sent), "rows that are arrays")
+    return Part(calls, [("encode_rows", "dumps"), ("materialize", "loads")])
+
+
+def options(rows: int) -> Part:
+    """Eight real rows with and without an option that changes nothing."""
+    samples = make_real_samples(rows)
+    parts = [samples[i : i + 8] for i in range(0, rows, 8)]
+    named = {"dtypes": {"logprobs": torch.float32}}
+    sides: dict[str, Any] = {"without": {}, "with dtypes": named}
+    calls: dict[str, Callable[[], Any]] = {
+        name: functools.partial(each_of, functools.partial(jagcodec.encode_rows, **chosen), parts)
+        for name, chosen in sides.items()
+    }
+    check(
+        [*map(_bytes_of, calls["without"]())] == [*map(_bytes_of, calls["with dtypes"]())], "bytes"
+    )
+    return Part(calls, [("with dtypes", "without")])
+
+
+def _bytes_of(frames: Iterable[Any]) -> list[bytes]:
+    return list(map(bytes, frames))
+
+
+def odd_columns(rows: int) -> Part:
+    """Seven plain columns and an odd one: in one message, and the odd one in another."""
+    batch = jagcodec.pack_rows(make_samples(64))
+    odd: dict[str, Any] = {
+        "sets": NonTensorStack(*({i} for i in range(64))),
+        "sparse": torch.eye(64).to_sparse_coo(),
+        "nested batch": TensorDict({"x": torch.ones(64), "y": torch.ones(64, 3)}, [64]),
+        "dicts": NonTensorStack(*({"i": i} for i in range(64))),
+    }
+    calls: dict[str, Callable[[], Any]] = {}
+    ratios = []
+    for name, column in odd.items():
+        both = batch.copy()
+        both[name] = column
+        alone = TensorDict({name: column}, [64])
+        names = f"7 and {name}", f"7, then {name}"
+        calls[names[0]] = functools.partial(each_of, jagcodec.encode, [both] * 8)
+        calls[names[1]] = functools.partial(each_of, jagcodec.encode, [batch, alone] * 8)
+        ratios.append(names)
+        check(list(jagcodec.decode(jagcodec.encode(both)).keys()) == [*batch.keys(), name], name)
     return Part(calls, ratios)
 
 
@@ -412,7 +553,10 @@ def budget(rows: int) -> Part:
     )
 
 
-_ALL = (lists, one_row, real_rows, tensor_rows, tensors, join, join_real_rows, split, budget)
+_ALL = (
+    *(trajectories, rows_of_arrays, options, odd_columns),
+    *(lists, one_row, real_rows, tensor_rows, tensors, join, join_real_rows, split, budget),
+)
 PARTS: dict[str, Callable[[int], Part]] = {part.__name__: part for part in _ALL}
 
 

@@ -7,6 +7,8 @@ import torch
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
+from jagcodec.ragged.non_tensor import object_array, stack_of_payloads
 from jagcodec.testing import cells, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import nested
@@ -108,6 +110,20 @@ def arrays(draw: Draw) -> Any:
 
 
 @st.composite
+def array_rows(draw: Draw, rows: int | None = None) -> list[Any]:
+    """Rows that are arrays, or tensors, of one dtype and number of dims, or None; one is not."""
+    rows = draw(st.integers(1, 5)) if rows is None else rows
+    of_arrays, rank = draw(st.booleans()), draw(st.integers(0, 3))
+    dtypes = st.sampled_from([*NUMPY_DTYPES]) if of_arrays else torch_dtypes()
+    dtype = draw(dtypes)
+    shape = st.lists(st.integers(0, 3), min_size=rank, max_size=rank).map(tuple)
+    made = [None if draw(st.booleans()) else cells(draw, draw(shape), dtype) for _ in range(rows)]
+    made[draw(st.integers(0, rows - 1))] = cells(draw, draw(shape), dtype)
+    made = [row.mT if row is not None and rank > 1 and draw(st.booleans()) else row for row in made]
+    return [None if row is None else row.numpy() if of_arrays else row for row in made]
+
+
+@st.composite
 def numpy_scalars(draw: Draw) -> Any:
     """A numpy scalar of any type."""
     if draw(st.booleans()):
@@ -193,6 +209,7 @@ def tensordicts(
     if rows:
         items = st.lists(payloads.map(NonTensorData), min_size=rows, max_size=rows)
         leaves.append(items.map(lambda items: NonTensorStack(*items)))
+        leaves.append(array_rows(rows).map(lambda items: stack_of_payloads(items)))
     if rows and lazy:
 
         def member(x: torch.Tensor) -> TensorDict:
@@ -214,6 +231,7 @@ def trees(max_leaves: int = 8) -> Strategy[Any]:
         | _ranges
         | _torch_values
         | arrays()
+        | array_rows().map(object_array)
         | numpy_scalars()
         | tensors()
         | jagged_tensors()

@@ -104,6 +104,28 @@ def sparse_coo(indices, values, coalesced=0, shape=(1,)):
     return node("SPARSE_COO", len(shape), coalesced, numbers=shape, children=[indices, values])
 
 
+def array_rows(cells, dims, holder=0, tensors=0):
+    return node("ARRAY_ROWS", holder, tensors, children=[cells, dims])
+
+
+def arrays_in_rows(f, dims, dtype="uint8", holder=0, tensors=0, lengths=None, stored=0, data=None):
+    """A node of rows that are arrays, of these rows of integers; the cells are 0, 1, 2 ..."""
+    counts = [row[0] * math.prod(row[1:]) for row in dims] if lengths is None else lengths
+    size = sum(counts) * SIZES[dtype]
+    data = bytes(i % 256 for i in range(size)) if data is None else data
+    cells = jagged(f.shared_group(counts), 1, [sum(counts)], dtype, *f.put(data))
+    table = numbers_of([number for row in dims for number in row], stored)
+    shape = len(dims), len(dims[0]) if dims else 1
+    return array_rows(cells, tensor("int64", shape, *f.put(table), stored=stored), holder, tensors)
+
+
+def message_of_arrays(*dims, holder=1, **changes):
+    """A message of such a node, in a TensorDict if it can only be there."""
+    f = Draft()
+    made = arrays_in_rows(f, dims, holder=holder, **changes)
+    return f.message(made)
+
+
 def tensordict(size, leaves):
     return node("TENSORDICT", len(size), list(leaves), numbers=size, children=leaves.values())
 

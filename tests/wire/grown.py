@@ -55,6 +55,16 @@ def messages_in_rows(f: Draft, i, rows):
     return forge.rows_node(len(image) * rows, *f.put(image * rows), group=group, stored=256)
 
 
+def arrays(shape, **changes):
+    """Rows that are arrays of this shape or nil in turn, in a group of their own."""
+
+    def make(f: Draft, i, rows):
+        dims = [[1, *shape] if (i + row) % 2 else [0] * (1 + len(shape)) for row in range(rows)]
+        return forge.arrays_in_rows(f, dims, **changes)
+
+    return make
+
+
 def indirect_runs(f: Draft, i, rows):
     """A prefix, other cells, and none."""
     prefix = run_of(b"\0", [0] * rows, rows=[1] * rows, narrow=1)
@@ -96,6 +106,10 @@ COLUMNS: dict[str, Column] = {
     "rows of records": documents(lambda row: record("TUPLE", row % 100)),
     "rows with marks": documents(lambda row: -57),  # d0 c7: like an extension
     "rows of messages": messages_in_rows,
+    "rows of arrays": arrays([2, 1]),
+    "rows of tensors": arrays([3], dtype="int16", tensors=1),
+    "rows of narrow dims": arrays([1], stored=1),
+    "rows of empty arrays": arrays([0, 2]),
     # Rows in a group and cells of their own, of which there are few.
     "indirect": lambda f, i, n: forge.column(
         f, "JAGGED", [run_of(bytes(min(2, i + n)), [0] * n, narrow=1)], lengths_of(i, n)
@@ -125,6 +139,7 @@ NODES: dict[str, Callable[[Draft], Part]] = {
 NODES |= {
     "BYTES": lambda f: node("BYTES", numbers=[*f.put(b"x"), 1]),
     "ARRAY": lambda f: forge.array("<U2", (1,), *f.put(bytes(8))),
+    "ARRAY_ROWS": lambda f: forge.arrays_in_rows(f, [[1, 2], [0, 0]], holder=1),
     "OBJECT_ARRAY": lambda f: forge.object_array([1], 1, *f.put(b"\7"), group=f.group([1])),
     "TENSOR_VIEWS": lambda f: forge.tensor_views(1, [1], f.put(b"x"), f.put(int64s(0, 1))),
     "SPARSE_COO": lambda f: forge.sparse_coo(

@@ -25,6 +25,8 @@ SIZES |= {f"{sign}{bits}": 1 for sign in ("int", "uint") for bits in range(1, 8)
 SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "float8_e8m0fnu": 1}
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
+ARRAYS = {"bool": "|b1", "int8": "|i1", "uint8": "|u1", "int16": "<i2", "int32": "<i4"}
+ARRAYS |= {"int64": "<i8", "float16": "<f2", "float32": "<f4", "float64": "<f8"}
 QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
 
 # code: kind, fields, numbers, children (None: any number of them; "keys": one per key).
@@ -46,6 +48,7 @@ NODES = {
     66: ("NON_TENSOR_DATA", "rank", "dims", 1),
     67: ("NON_TENSOR_ROWS", "", "buffer offset stored group size", 0),
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
+    69: ("ARRAY_ROWS", "holder tensors", "", 2),
     80: ("USER", "name", "", 1),
 }
 RECORDS = {17: "BIG_INT", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
@@ -214,6 +217,8 @@ class Header:
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
         count(fields.get("coalesced", 0), 2)
+        count(fields.get("holder", 0), 3)
+        count(fields.get("tensors", 0), 2)
         if kind in ("TENSOR", "JAGGED"):
             need(type(fields["dtype"]) is str and fields["dtype"] in SIZES, "dtype")
         need(rank or kind != "JAGGED", "rank")
@@ -309,7 +314,7 @@ class Reader:
         children = (self.node(child) for child in children)
         result = getattr(self, kind.lower())(*children, **fields, **numbers)
         self.depth, self.stacks = around
-        return result if kind in ("LIST", "MAP", "BYTES") else (kind, *result)
+        return result if kind in ("LIST", "MAP", "BYTES", "ARRAY_ROWS") else (kind, *result)
 
     # One method per kind of node: its children, then its fields and numbers by name.
 
@@ -453,6 +458,29 @@ class Reader:
         need(dims and all(0 <= start <= end <= dims[0] for start, end in bounds), "views")
         size = SIZES[dtype] * math.prod(dims[1:])
         return dtype, [((b - a, *dims[1:]), data[a * size : b * size]) for a, b in bounds]
+
+    def array_rows(self, values, table, holder, tensors):
+        """The value that has these rows: objects, an array of objects or a list."""
+        need(type(values) is tuple and values[0] == "JAGGED" and len(values[2]) == 1, "rows")
+        need(type(table) is tuple and table[:2] == ("TENSOR", "int64"), "dims of rows")
+        dtype, rows, dims = values[1], values[4], table[2]
+        need(tensors or dtype in ARRAYS, "dtype of arrays")
+        need(len(dims) == 2 and dims[0] == len(rows) and 1 <= dims[1] <= 65, "dims of rows")
+        self.counted(512 * len(rows))
+        made = []
+        table = np.frombuffer(table[3], "<i8").reshape(dims).tolist()
+        for (exists, *shape), ((cells,), data) in zip(table, rows, strict=True):
+            need(exists in (0, 1), "whether a row exists")
+            need(exists or not (cells or any(shape)), "dims of nothing")
+            shape = shape_of(shape, SIZES[dtype])
+            need(not exists or math.prod(shape) == cells, "elements of a row")
+            row = (
+                ("TENSOR", dtype, shape, data) if tensors else ("ARRAY", ARRAYS[dtype], shape, data)
+            )
+            made.append(row if exists else None)
+        if holder == 2:
+            return made
+        return ("OBJECT_ARRAY", (len(made),), made) if holder else ("NON_TENSOR_ROWS", made)
 
     def sparse_coo(self, indices, values, coalesced, dims):
         need(tensors(indices, values) and not any(self.stored[-2:-1]), "sparse")

@@ -119,6 +119,9 @@ KNOWN = forge.tensordict(
         "rectangle": forge.tensor("int16", (2, 3)),
         "jagged": forge.jagged(shape=(5, 2)),
         "objects": forge.rows_node(2),
+        "arrays": forge.array_rows(
+            forge.jagged(shape=(5,)), forge.tensor("int64", (2, 3)), tensors=1
+        ),
         "array": forge.array("|S0", (2, 2)),
         "more": forge.object_array([2, 1], 2),
         "cell": forge.tensor("int64", ()),
@@ -189,9 +192,12 @@ def test_the_rule_is_not_asked_about_what_writers_write(monkeypatch):
     messages = [encode(rollout()), encode({"a": np.arange(3), "b": [np.ones((2, 2)), "text"]})]
     rows = [
         {"ids": np.arange(n), "none": np.zeros((0, 3)), "uid": str(n), "says": [{"n": n}]}
+        | {"image": np.ones((n, 2))}
         for n in (0, 5)
     ]
-    messages += [encode_rows(rows[:1]), encode_rows(rows), encode(nested([[2], [3, 4]]))]
+    dtypes = {"image": object}
+    messages += [encode_rows(some, dtypes=dtypes) for some in (rows[:1], rows)]
+    messages += [encode(nested([[2], [3, 4]]))]
     monkeypatch.setattr(claims, "_check_one_by_one", None)
     for frames in messages:
         read_header(bytes(frames[0]))

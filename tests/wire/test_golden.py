@@ -230,6 +230,15 @@ VALUES: dict[str, Callable[[], Any]] = {
     ),
     "non_tensor_data": lambda: NonTensorData({"a": (1,)}, batch_size=[2]),
     "non_tensor_rows": lambda: [NonTensorStack("a", {"b": (1,)}, None), NonTensorStack("alone")],
+    "array_rows": lambda: [
+        NonTensorStack(np.array([[1, -2]], "<i2"), None, np.zeros((0, 3), "<i2")),
+        objects(None, torch.tensor(1.5, dtype=torch.bfloat16)),
+        BatchedDataDict({"image": [np.array([0.5, -0.0], "<f4"), None], "uid": ["a", "b"]}),
+    ],
+    "array_rows_narrow": lambda: objects(np.array([300, 2]), None, np.array([7])),
+    "array_rows_elided": lambda: TensorDict(
+        {"image": NonTensorStack(*[np.full((40, 50), 7, "u1")] * 4, None)}, [5]
+    ),
     "messages_in_rows": lambda: objects(
         "a", i64(1), {"b": objects(i64(2), 3)}, (np.ones(2, "<i2"), "c"), 0, 106
     ),

@@ -241,6 +241,16 @@ def indirect_documents(stored, columns, f: Draft, asked):
     return rows, *[made] * columns
 
 
+def arrays_in_rows(tensors, columns, f: Draft, asked):
+    """Rows of no element, with dims of two bits, in columns that share them."""
+    rows = (asked - 4096) // (520 + 530 * columns)
+    group = f.shared_group([0] * rows)
+    table, cells = f.put(bytes((rows + 3) // 4)), forge.jagged(group, 1, [0])
+    dims = tensor("int64", (rows, 2), *table, stored=1)
+    f.put(bytes((columns - 1) * (rows // 4 + 1)))  # each column claims its own bytes
+    return rows, *[forge.array_rows(cells, dims, 0, tensors)] * columns
+
+
 # How many rows, and columns of them.
 WORST: dict[str, Any] = {
     **{"one row of bits": one_row_of_bits, "one row of documents": one_row_of_documents},
@@ -252,6 +262,8 @@ WORST: dict[str, Any] = {
     **{f"indirect tensor, {wide=}": partial(indirect_tensor, wide) for wide in (False, True)},
     **{f"indirect rows, {runs=}": partial(indirect_rows, runs, 1) for runs in (1, 4)},
     "columns of indirect rows": partial(indirect_rows, 1, 3),
+    "arrays in rows": partial(arrays_in_rows, 0, 6),
+    "tensors in rows": partial(arrays_in_rows, 1, 6),
 }
 
 

@@ -266,6 +266,8 @@ def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
     rows = rows_of_node(node, message.numbers, message.header.groups)
     if kind is Kind.NON_TENSOR_ROWS:
         return (rows,)
+    if kind is Kind.ARRAY_ROWS:
+        return (rows, *[None] * (message.shape(node.children[1])[1] - 1))
     if kind is Kind.TENSOR_VIEWS:
         return (rows, None, *message.shape(node.children[0])[1:])
     if form is None or form.numbers[-1:] != ("*",):

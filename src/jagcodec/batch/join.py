@@ -30,6 +30,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import join_leaves, join_views, require_same_names
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
+from jagcodec.wire.array_rows import rows_of_arrays
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.dtypes import torch_dtype
@@ -42,7 +43,15 @@ from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.native import are_values
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
-from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, TORCH_ITEMSIZES, Kind
+from jagcodec.wire.spec import (
+    BITS,
+    IN_STACK,
+    INDIRECT,
+    PLAIN,
+    STORED_WIDTHS,
+    TORCH_ITEMSIZES,
+    Kind,
+)
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
 from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole, value_of
 
@@ -56,6 +65,8 @@ class ColumnInPlace(NamedTuple):
     narrow: bool  # whether at least one message stores narrow cells
     view: RaggedView
     levels: int  # of containers in each other that documents of every message may have
+    dims: RaggedView | None = None  # of rows that are arrays, whose cells are in `view`
+    tensors: bool = False  # whether these are tensors
 
 
 class _Cells(NamedTuple):
@@ -104,7 +115,7 @@ class MessageTable:
         if len(stacks) > 1:
             self._order = np.argsort(np.concatenate([stack.members for stack in stacks]))
         self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
-        self._first_buffers = _starts_of(buffers)[:-1]
+        self._first_buffers = _starts_of(buffers)
         self._starts = _starts_of(self._buffers)
         # The columns of each stack by name: searching a list of many names is slow.
         self._nodes = [_nodes_by_name(stack.node) for stack in stacks]
@@ -122,23 +133,62 @@ class MessageTable:
                 self._columns[name] = self._column_in_place(name)
         return self._columns[name]
 
+    def by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
+        """A table of the messages in which a column of objects has one form, for each form.
+
+        With each are its messages, and their rows, by number. Empty if there is only one form, or
+        the column is of another kind.
+        """
+        by_form: dict[Any, list[Stack]] = {}
+        for stack, nodes in zip(self.stacks, self._nodes, strict=True):
+            by_form.setdefault(_form_of_objects(nodes[name]), []).append(stack)
+        if None in by_form or len(by_form) < 2:
+            return []
+        tables = []
+        for stacks in by_form.values():
+            members = np.sort(np.concatenate([stack.members for stack in stacks]))
+            stacks = [s._replace(members=np.searchsorted(members, s.members)) for s in stacks]
+            bounds = zip(
+                self._first_buffers[members], self._first_buffers[members + 1], strict=True
+            )
+            buffers = [self._buffers[start:end] for start, end in bounds]
+            counts = self._counts[members]
+            rows = RowSplits.from_lengths(counts).starts
+            rows = np.arange(counts.sum()) + (self._first_rows[members] - rows).repeat(counts)
+            tables.append((members, rows, MessageTable(counts, stacks, buffers)))
+        return tables
+
     def _column_in_place(self, name: str) -> ColumnInPlace | None:
-        cells = self._cells_of(name)
+        nodes = [known[name] for known in self._nodes]
+        if nodes[0].kind is not Kind.ARRAY_ROWS:
+            return self._rows_in_place(nodes)
+        if any(
+            node.kind is not Kind.ARRAY_ROWS or node.fields != nodes[0].fields for node in nodes
+        ):
+            return None
+        holder, tensors = nodes[0].fields
+        values, dims = (self._rows_in_place([node.children[i] for node in nodes]) for i in (0, 1))
+        if values is None or dims is None or holder != IN_STACK:
+            return None
+        narrow, view = values.narrow or dims.narrow, dims.view
+        return values._replace(
+            kind=Kind.ARRAY_ROWS, narrow=narrow, dims=view, tensors=bool(tensors)
+        )
+
+    def _rows_in_place(self, nodes: Sequence[Node]) -> ColumnInPlace | None:
+        """The rows of a column, or of a part of one, with its node in each stack."""
+        cells = self._cells_of(nodes)
         if cells is None or not self._are_bounded(cells):
             return None
         rows = self._group_rows(cells.group)
         if rows is None or (rows.cells != cells.counts).any():
             return None
         narrow = bool(cells.stored.any())
-        levels = min(
-            stack.levels - nodes[name].depth
-            for stack, nodes in zip(self.stacks, self._nodes, strict=True)
-        )
+        levels = min(s.levels - node.depth for s, node in zip(self.stacks, nodes, strict=True))
         return ColumnInPlace(cells.kind, narrow, self._view_of_all(cells, rows, narrow), levels)
 
-    def _cells_of(self, name: str) -> _Cells | None:
+    def _cells_of(self, nodes: Sequence[Node]) -> _Cells | None:
         """Where the cells of a column are; None if its messages have it in different forms."""
-        nodes = [known[name] for known in self._nodes]
         form, *others = {_in_place_form(node) for node in nodes}
         if form is None or others:
             return None
@@ -156,7 +206,7 @@ class MessageTable:
         filled = (counts > 0) & (math.prod(inner) > 0)
         if not filled.all():  # an empty column may be anywhere
             buffer, offset, stored = buffer * filled, offset * filled, stored * filled
-        start = self._starts[self._first_buffers + buffer] + offset
+        start = self._starts[self._first_buffers[:-1] + buffer] + offset
         return _Cells(kind, dtype, inner, start, stored, counts, group)
 
     def _are_bounded(self, cells: _Cells) -> bool:
@@ -291,6 +341,15 @@ def _in_place_form(node: Node) -> tuple[Kind, str, int] | None:
     return kind, dtype, node.end - node.number
 
 
+def _form_of_objects(node: Node) -> tuple[Any, ...] | None:
+    """What columns of objects must have in common to be read together; None for other columns."""
+    if node.kind is Kind.NON_TENSOR_ROWS:
+        return (node.kind,)
+    if node.kind is Kind.ARRAY_ROWS and node.fields[0] == IN_STACK:
+        return (node.kind, node.fields[1], node.children[0].fields[0])
+    return None
+
+
 # --- rows one after the other ------------------------------------------------------------------
 
 
@@ -317,6 +376,28 @@ class JoinedRows(ColumnSource):
         self._parts = parts
         self._messages = messages
         self._pool = RowSplitsPool()  # for all rows; `ChosenRows` have another
+        self._forms: dict[str, list[tuple[IntArray, JoinedRows]]] = {}
+
+    def _by_form(self, name: str) -> list[tuple[IntArray, JoinedRows]]:
+        """For each form of a column of objects, the rows that have it, and a source of them.
+
+        Empty if there is only one form, or the column is of another kind.
+        """
+        if name not in self._forms:
+            found = self._messages.by_form(name) if self._messages else []
+            self._forms[name] = [
+                (
+                    rows,
+                    JoinedRows(
+                        self.names,
+                        [self._counts[i] for i in members.tolist()],
+                        [self._parts[i] for i in members.tolist()],
+                        table,
+                    ),
+                )
+                for members, rows, table in found
+            ]
+        return self._forms[name]
 
     def parts(self) -> Iterator[WireBatch]:
         return map(self._opened_part, range(len(self._parts)))
@@ -378,12 +459,19 @@ class JoinedRows(ColumnSource):
         found = self._messages and self._messages.column(handle)
         if found:
             return [(name,)] if found.narrow else []
-        each = self._of_each(lambda part: part.select([handle]).narrow_names())
+        forms = self._by_form(name)
+        if forms:
+            each = [part.narrow_names(name, handle) for _, part in forms]
+        else:
+            each = self._of_each(lambda part: part.select([handle]).narrow_names())
         return list(dict.fromkeys(chain.from_iterable(each)))
 
     def is_elided(self, handle: str) -> bool:
         if self._messages and self._messages.column(handle):
             return False  # the table reads no elided columns
+        forms = self._by_form(handle)
+        if forms:
+            return any(part.is_elided(handle) for _, part in forms)
         return any(self._of_each(lambda part: part.select([handle]).is_elided()))
 
     def read(
@@ -395,6 +483,10 @@ class JoinedRows(ColumnSource):
         for name in handles:
             found = self._messages and self._messages.column(name)
             if not found:
+                continue
+            if found.dims is not None:
+                dims = self._select_rows(found.dims, chosen)
+                columns[name] = _joined_arrays(self._select_rows(found.view, chosen), dims, found)
                 continue
             columns[name] = view = self._select_rows(found.view, chosen)
             splits = view.row_splits
@@ -409,9 +501,9 @@ class JoinedRows(ColumnSource):
                 columns[name] = nested_tensor(data, splits)
             elif found.kind is Kind.NON_TENSOR_ROWS:
                 columns[name] = _joined_objects(data, splits, found.levels)
-        missing = [name for name, column in columns.items() if column is None]
-        if missing:
-            columns |= self._batch_by_batch(missing, chosen)
+        columns |= self._read_missing(
+            [name for name, column in columns.items() if column is None], chosen
+        )
         if form is As.VALUE:
             return {name: value_of(column, self, _path(name)) for name, column in columns.items()}
         if form is As.LEAVES:
@@ -422,6 +514,36 @@ class JoinedRows(ColumnSource):
                 objects = isinstance(column, np.ndarray) and column.dtype == object
                 columns[name] = list(column) if objects and column.ndim == 1 else column
         return columns
+
+    def _read_missing(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
+        """Read columns that the table of messages cannot read."""
+        columns = {name: self._read_by_form(name, chosen) for name in names}
+        missing = [name for name, column in columns.items() if column is None]
+        return columns | self._batch_by_batch(missing, chosen) if missing else columns
+
+    def _read_by_form(self, name: str, chosen: ChosenRows | None) -> Any:
+        """A column of objects whose form is not the same in all messages, form by form.
+
+        None for any other column, and if a message must be read to name its fault.
+        """
+        forms = self._by_form(name)
+        if not forms:
+            return None
+        index = np.arange(self.sizes[0])[slice(None) if chosen is None else chosen.at]
+        made = np.empty(len(index), dtype=object)
+        place = np.empty(self.sizes[0], dtype=np.int64)
+        for rows, part in forms:
+            place.fill(-1)
+            place[rows] = np.arange(len(rows))
+            wanted = place[index]
+            at = np.flatnonzero(wanted >= 0)
+            everything = np.array_equal(wanted[at], np.arange(len(rows)))
+            some = None if everything else ChosenRows(wanted[at])
+            try:
+                made[at] = part.read({name: name}, some, As.VIEW)[name]
+            except WireFormatError:
+                return None
+        return made
 
     def _select_rows(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
         if chosen is None:
@@ -484,6 +606,16 @@ def _joined_objects(data: torch.Tensor, row_splits: RowSplits, levels: int) -> A
         items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
         if are_values(items, levels):
             return object_array(items)
+    return None
+
+
+def _joined_arrays(view: RaggedView, dims: RaggedView, column: ColumnInPlace) -> Any:
+    """Rows that are arrays as (N,) objects; None if each message must be read."""
+    values, table = gathered([view, dims])
+    lengths = view.row_splits.lengths
+    with suppress(WireFormatError):  # reading each message finds it again
+        rows = rows_of_arrays(values, lengths, table.numpy(), column.tensors, range(len(lengths)))
+        return object_array(rows)
     return None
 
 

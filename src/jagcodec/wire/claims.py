@@ -34,7 +34,15 @@ from jagcodec.wire.schema import (
     runs_of,
     stored_size,
 )
-from jagcodec.wire.spec import EXPANSION, MAX_BYTES, MAX_UNBACKED_ROWS, PLAIN, Kind
+from jagcodec.wire.spec import (
+    ARRAY_COST,
+    EXPANSION,
+    MAX_BYTES,
+    MAX_NDIM,
+    MAX_UNBACKED_ROWS,
+    PLAIN,
+    Kind,
+)
 
 
 def check_claims(
@@ -71,6 +79,7 @@ class Plan:
     """The indices, among all numbers of a schema, of those that the quick check knows."""
 
     __slots__ = (
+        "arrays",
         "batches",
         "documents",
         "groups",
@@ -87,6 +96,7 @@ class Plan:
         self.scalars: list[tuple[int, int, int]] = []  # the same, without dims
         self.shapes: list[tuple[Sequence[int], int]] = []  # several dims, bytes of an element
         self.documents: list[tuple[int, int]] = []  # the group, and how many bytes
+        self.arrays: list[tuple[int, int]] = []  # the group, and how many rows of dims
         self.batches: list[int] = []  # how many rows a batch has
         self.others: list[Node] = []  # nodes that only the rule knows
         stored: list[int] = []  # how elements are stored
@@ -99,6 +109,9 @@ class Plan:
                 self._add_place(node, dims)
                 stored += [number + STORED] if kind in ROW_KINDS else []
                 groups += [number + GROUP] if kind in ROW_KINDS and kind is not Kind.TENSOR else []
+            elif kind is Kind.ARRAY_ROWS:
+                cells, table = node.children
+                self.arrays.append((cells.number + GROUP, table.dims))
             else:
                 self.others.append(node)
         self.stored: _Picks | None = _picks(stored)
@@ -183,11 +196,12 @@ def sound_at_sight(
             sound &= numbers[offset] + size <= room[numbers[buffer]]
             claimed += size
         objects = schema.size + len(groups) + len(sizes)
-        if plan.documents:
+        if plan.documents or plan.arrays:
             rows_of = table([*[rows for _, _, rows, _, _ in groups], 0 * payload])
-            for group, size in plan.documents:
-                objects += rows_of[numbers[group]]
-                expanded += numbers[size]
+            fit, rows, size = _count_rows(plan, numbers, rows_of)
+            sound &= fit
+            objects += rows
+            expanded += size
     except IndexError:  # no such buffer, or no such group
         return _UNSOUND
     if plan.groups is not None:
@@ -198,6 +212,20 @@ def sound_at_sight(
         sound &= _fit_memory(plan.shapes, numbers)
     sound &= (claimed <= payload) & (objects <= limits.objects) & (schema.depth <= limits.depth)
     return sound, claimed, EXPANSION * expanded, objects
+
+
+def _count_rows(plan: Plan, numbers: Sequence[Any], rows_of: Any) -> tuple[Any, Any, Any]:
+    """Whether the dims of arrays in rows fit, how many rows are objects, and their bytes."""
+    fit, objects, size = True, 0, 0
+    for group, number in plan.documents:
+        objects += rows_of[numbers[group]]
+        size += numbers[number]
+    for group, dim in plan.arrays:
+        rows, width = rows_of[numbers[group]], numbers[dim + 1]
+        objects += rows
+        size += ARRAY_COST * rows
+        fit &= (rows == numbers[dim]) & (width >= 1) & (width <= 1 + MAX_NDIM)
+    return fit, objects, size
 
 
 _UNSOUND = False, 0, 0, 0
@@ -285,8 +313,9 @@ def _check_rectangles(
     """Refuse compressed rows that ask for larger rectangles than plain rows could."""
     # The cells of plain rows are in the message: rectangles are less than the square of its bytes.
     padded = 0
+    arrays = {id(node.children[0]) for node in schema.nodes if node.kind is Kind.ARRAY_ROWS}
     for node in schema.nodes:
-        if node.kind is Kind.JAGGED:
+        if node.kind is Kind.JAGGED and id(node) not in arrays:  # arrays are never padded
             inner = list(numbers[node.dims : node.end])
             del inner[node.fields[2] - 1]
             group = groups[numbers[node.number + GROUP]]
@@ -409,7 +438,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
         expect(known, "bad_record", "documents or messages as they are", node_numbers[STORED])
         claims.claim_rows(node_numbers[BUFFER], node_numbers[OFFSET], node_numbers[SIZE])
     elif kind in INTEGER_ROWS:
-        _count_integer_rows(node, numbers, claims)
+        _count_integer_rows(node, numbers, groups, claims)
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
         bounded = extent_of(shape) <= max(MAX_UNBACKED_ROWS, claims.payload)
         expected = f"at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes"
@@ -420,12 +449,22 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], clai
         raise fail("unknown_kind", f"expected a kind whose numbers have a rule, found {kind.name}")
 
 
-def _count_integer_rows(node: Node, numbers: Sequence[int], claims: Claims) -> None:
-    """Count the memory of views and components; a tensor's node claimed their bytes."""
-    child = node.children[1]
+def _count_integer_rows(
+    node: Node, numbers: Sequence[int], groups: Sequence[Group], claims: Claims
+) -> None:
+    """Count the memory of views, components and arrays; the children claimed their bytes."""
+    cells, child = node.children
+    rows, width = numbers[child.dims : child.end]
+    if node.kind is Kind.ARRAY_ROWS:
+        wanted = groups[numbers[cells.number + GROUP]].rows
+        expect(rows == wanted, "bad_rows", f"dims of {wanted} rows", rows)
+        fits = 1 <= width <= 1 + MAX_NDIM
+        expect(fits, "bad_record", f"rows of 1 to {1 + MAX_NDIM} integers", width)
+        claims.objects += rows
+        claims.expanded += EXPANSION * ARRAY_COST * rows
+        return
     stored = numbers[child.number + STORED]
     expect(stored == PLAIN, "bad_record", "integers as wide as their dtype", stored)
-    rows, width = numbers[child.dims : child.end]
     wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
     expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
     claims.objects += rows

@@ -26,6 +26,7 @@ from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_o
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
+from jagcodec.wire.array_rows import rows_of_arrays
 from jagcodec.wire.checks import bad, check_distinct, elements_of, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
@@ -37,7 +38,7 @@ from jagcodec.wire.opening import open_message, open_row, usable_reading
 from jagcodec.wire.outside import pass_on
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
-from jagcodec.wire.spec import MAX_BYTES, ONE_OBJECT, PLAIN, Kind
+from jagcodec.wire.spec import IN_ARRAY, IN_LIST, MAX_BYTES, ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -372,6 +373,27 @@ def objects(
     return items if index is None else [items[k] for k in index.tolist()]
 
 
+def arrays(message: Message, node: Node, chosen: ChosenRows | None = None) -> list[Any]:
+    """The rows of ARRAY_ROWS, or the chosen ones."""
+    cells, table = node.children
+    tensors = bool(node.fields[1])
+    splits = message.splits(message.numbers[cells.number + GROUP], message.numbers[cells.dims])
+    rows: Any = range(splits.rows)
+    if chosen is not None:
+        rows, splits = chosen.index, chosen.among(splits)[0]
+    dims = message.integers(table, chosen)
+    values = message.tensor(cells, chosen) if tensors else message.on_host(cells, chosen)
+    return rows_of_arrays(values, splits.lengths, dims, tensors, rows)
+
+
+def _build_array_rows(message: Message, node: Node, budget: Budget) -> Any:
+    budget.check_depth(message, node.depth + 1)
+    items, holder = arrays(message, node), node.fields[0]
+    if holder == IN_LIST:
+        return items
+    return non_tensor.object_array(items) if holder == IN_ARRAY else stack_of_payloads(items)
+
+
 def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
     """The distinct rows by start, the index of each row among them, and their first occurrences."""
     lengths = view.row_splits.lengths
@@ -474,6 +496,7 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
         objects(message, node, budget)
     ),
     Kind.NON_TENSOR_STACK: _build_stack,
+    Kind.ARRAY_ROWS: _build_array_rows,
     Kind.USER: _build_user,
 }
 

@@ -108,7 +108,7 @@ def encode(
             begin the longest one, as masks and positions do; columns whose rows are those of two
             others, joined. Everything is compared cell by cell. What would not make the message
             smaller is sent as it is. Objects of rows that are one object are one again; equal ones
-            are found from 1 KiB on.
+            are found from 1 KiB on. Arrays and tensors in rows arrive as one for each row.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames that get smaller, for links slower than memory: ``"zstd"``,
             or ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.

@@ -9,7 +9,16 @@ from typing import NamedTuple
 import torch
 
 from jagcodec.wire.dtypes import torch_dtype
-from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, INTEGER_ROWS, SIZE, Group, Node, runs_of
+from jagcodec.wire.schema import (
+    DOCUMENT_ROWS,
+    GROUP,
+    INTEGER_ROWS,
+    ROW_KINDS,
+    SIZE,
+    Group,
+    Node,
+    runs_of,
+)
 from jagcodec.wire.spec import BATCHED_DATA_DICT, BLOBS, PACKED_COLUMN, PLAIN, TORCH_ITEMSIZES, Kind
 
 
@@ -35,7 +44,10 @@ def sizes_fit(wanted: Sequence[int | None], found: Sequence[int | None]) -> bool
     return len(wanted) == len(found) and all(same)
 
 
-_OBJECTS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
+_OBJECTS = (
+    *(Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK),
+    Kind.ARRAY_ROWS,
+)
 
 
 def kind_of(node: Node) -> str:
@@ -82,6 +94,13 @@ def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) ->
     if offsets is not None:
         return numbers[offsets.dims] - 1 if numbers[offsets.dims] else None
     return numbers[node.dims] if node.end > node.dims else None
+
+
+def cells_of(node: Node) -> Sequence[Node]:
+    """The nodes of `ROW_KINDS` that hold the rows of a column; none of a column of another kind."""
+    if node.kind is Kind.ARRAY_ROWS:
+        return node.children
+    return [node] if node.kind in ROW_KINDS else []
 
 
 def columns_of_dict(node: Node) -> Node | None:

@@ -23,8 +23,9 @@ class Limits:
             strided nested tensors, and those of messages in its rows.
         expanded: Bytes of memory that a message asks for, after 64 for each byte of its own. They
             are counted for frames before they were compressed, narrow cells as wide as their dtype,
-            what columns repeat (`elide`), and as 64 for each byte of documents and offsets. Without
-            `compress` and `elide` no message asks for more than its 64. Of compressed rows also the
+            what columns repeat (`elide`), as 64 for each byte of documents and offsets, and as 512
+            for each row of arrays or None. Without `compress`, `elide` and narrow columns of such
+            rows, no message asks for more than its 64. Of compressed rows also the
             bytes that they take padded, if these are more than the square of the message's.
         depth: Nodes, lists, dicts and records inside each other, counted through messages in rows;
             104 at most, which is the format's own bound.

@@ -33,22 +33,29 @@ from jagcodec.memory import ALIGNMENT, extent_of
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import (
+    ByteArray,
     IntArray,
     array_bytes,
     as_bytes,
-    has_memory,
     plain_array,
 )
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
 from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, parts_of, view_of_checked_parts
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.sizes import sizes_of
-from jagcodec.ragged.views import NestedParts, RaggedView
+from jagcodec.ragged.views import NestedParts, RaggedView, in_buffers
 from jagcodec.wire import documents, spec
+from jagcodec.wire.array_rows import array_rows, can_be_read
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
-from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES, bytes_in_order, numpy_name
+from jagcodec.wire.dtypes import (
+    TORCH_NAME_OF_NUMPY,
+    TORCH_NAMES,
+    bytes_in_order,
+    numpy_name,
+    torch_dtype,
+)
 from jagcodec.wire.frames import NO_BYTES, blob_pieces, frames_of
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import Item, item_of_documents, node_of
@@ -86,6 +93,7 @@ class Lowering:
         self.items: list[Any] = []
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
+        self._has_array_rows = False
         self._on_devices: list[torch.Tensor] = []  # whose cells are fetched
         self._indices: CellIndices = {}  # of rows on devices
         # What gives items their data once the devices were waited for, in this order.
@@ -111,7 +119,7 @@ class Lowering:
             tree = None
         self.values += values
         packed = self._pack_document(self.values) if self.values else NO_VALUES
-        return Lowered(tree, self.items, packed, self.unbacked)
+        return Lowered(tree, self.items, packed, self.unbacked, self._has_array_rows)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -239,6 +247,15 @@ class Lowering:
         trees, has_nodes = self._lower_items(values)
         return (Code.LIST, *trees) if has_nodes else trees
 
+    def _lower_list_column(self, column: _ListColumn) -> Tree:
+        """A list that is a column of a dict."""
+        (rows,) = column
+        if len(rows) < 2 or views_of_one_storage(rows) is None:
+            tree = self._lower_array_rows(list(rows), spec.IN_LIST)
+            if tree is not None:
+                return tree
+        return self._lower_list(rows)
+
     def _lower_tuple(self, value: tuple[Any, ...]) -> Tree:
         trees, has_nodes = self._lower_items(value)
         return (Code.TUPLE, *trees) if has_nodes else [TAGS[Kind.TUPLE], *trees]
@@ -248,12 +265,15 @@ class Lowering:
         if not _STRING_TYPE.issuperset(map(type, value)):
             return self._lower_dict_of_any_keys(value)
         names: Iterable[str] = value
+        columns: Iterable[Any] = value.values()
         if type(value) is ColumnDict:
             self._note_unbacked_rows(value.rows)
             names = self._each_column(value)
+            lists = non_tensor.LIST_TYPES
+            columns = [_ListColumn((x,)) if type(x) in lists else x for x in columns]
         elif NATIVE.issuperset(map(type, value.values())):
             return value
-        trees, has_nodes = self._lower_each(names, value.values())
+        trees, has_nodes = self._lower_each(names, columns)
         return (
             (Code.MAP, tuple(value), *trees) if has_nodes else dict(zip(value, trees, strict=True))
         )
@@ -303,14 +323,37 @@ class Lowering:
 
     # Rows of objects
 
-    def _lower_payloads(self, payloads: Iterable[Any]) -> Tree:
-        """A document per row; if one needs buffers, each row is a message of its own."""
+    def _lower_array_rows(self, rows: Sequence[Any], holder: int) -> Tree | None:
+        """Rows that are arrays or tensors of one dtype, or None; else None."""
+        found = array_rows(rows)
+        if found is None:
+            return None
+        self._has_array_rows = True
+        parts, lengths, dims, dtype, tensors = found
+        splits = RowSplits.from_lengths(lengths)
+        item = Item(None, (splits.total,), splits, dtype)
+        if tensors and not all(part.is_cpu for part in parts):
+            self._read_later(item, *parts)
+        else:
+            cells = [as_bytes(part) if tensors else bytes_in_order(part) for part in parts]
+            item.data = _rows_in_place([data for data in cells if len(data)], dtype, splits)
+        children = self._add(item), self._add(Item(dims, dims.shape, None, "int64"))
+        return (Code.ARRAY_ROWS, holder, int(tensors), *children)
+
+    def _lower_payloads(self, payloads: Iterable[Any], holder: int | None) -> Tree:
+        """A document per row; if one needs buffers, each row is a message of its own.
+
+        With a `holder`, rows that are arrays or None are written end to end.
+        """
         rows = list(payloads)  # keeps every row alive, so that no two have one id
         packed = packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
             documents, same = packed
             self.items.append(item_of_documents(documents, same))
             return _OF_DOCUMENTS
+        arrays = None if holder is None else self._lower_array_rows(rows, holder)
+        if arrays is not None:
+            return arrays
         same = first_same(rows)
         places = same or range(len(rows))
         # Rows that are one object are lowered once.
@@ -355,7 +398,9 @@ class Lowering:
         dtype, shape = array.dtype, array.shape
         self._check_dims(shape, dtype.itemsize)
         if dtype.kind == "O":
-            self._lower_payloads(array.flat)
+            tree = self._lower_payloads(array.flat, spec.IN_ARRAY if len(shape) == 1 else None)
+            if tree[0] == Code.ARRAY_ROWS:
+                return tree
             self.items += shape
             return (Code.OBJECT_ARRAY, len(shape))
         name = numpy_name(dtype)
@@ -474,11 +519,7 @@ class Lowering:
         if name is None:
             remedy = "dequantise it first" if tensor.is_quantized else "convert it with .to()"
             raise self._unsupported(tensor, f" with dtype {tensor.dtype}; {remedy}")
-        try:
-            readable = type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
-        except (RuntimeError, NotImplementedError):  # of a storage that is not there
-            readable = False
-        if not readable:
+        if not can_be_read(tensor):
             raise self._unsupported(tensor, f": {remedy_for(tensor)}")
         if not tensor.is_nested:
             self._check_dims(tensor.shape, tensor.itemsize)
@@ -619,7 +660,7 @@ class Lowering:
             leaf = result_of(self._default, (leaf,), "default")
         self._check_batch_size(leaf, sizes, name)
         node = self.lower(leaf)
-        if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
+        if not _is_column(node):
             remedy = "make it a NonTensorData of the batch's size"
             raise self._unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
         return node
@@ -652,7 +693,9 @@ class Lowering:
         return self._lower_cells(array, name)
 
     def _lower_object_rows(self, rows: list[Any]) -> Tree:
-        return self._lower_payloads(rows) if rows else self.lower(non_tensor.leaf_of_rows(rows))
+        if not rows:
+            return self.lower(non_tensor.leaf_of_rows(rows))
+        return self._lower_payloads(rows, spec.IN_STACK)
 
     # tensordict
 
@@ -684,7 +727,7 @@ class Lowering:
         payloads = non_tensor.payloads_of_stack(stack)
         if payloads is not None:
             self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
-            return self._lower_payloads(payloads)
+            return self._lower_payloads(payloads, spec.IN_STACK)
         if not stack.tensordicts:
             remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
             raise self._unsupported(stack, f" of several dims without members; {remedy}")
@@ -735,6 +778,19 @@ class Lowering:
             self.unbacked.append((self._where(), rows))
 
 
+class _ListColumn(tuple[list[Any]]):
+    """A list that is a column of a dict, and not a value in one."""
+
+    __slots__ = ()
+
+
+def _is_column(node: Tree) -> bool:
+    """Whether a TensorDict may have such a node as a leaf."""
+    if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
+        return False
+    return bool(node[0] != Code.ARRAY_ROWS or node[1] == spec.IN_STACK)
+
+
 _REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
     "type with register_type (datetime, enums and others of the standard library: "
@@ -751,6 +807,7 @@ _Handler = Callable[[Lowering, Any], Tree]
 _HANDLERS: dict[type, _Handler] = {
     dict: Lowering._lower_dict,
     ColumnDict: Lowering._lower_dict,
+    _ListColumn: Lowering._lower_list_column,
     tuple: Lowering._lower_tuple,
     bytes: Lowering._lower_bytes,
     set: Lowering._lower_set,
@@ -788,6 +845,14 @@ _COLUMN_HANDLERS: dict[type, _Handler] = {
     np.ndarray: Lowering._lower_rectangle,
     list: Lowering._lower_object_rows,
 }
+
+
+def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
+    """Rows that are the bytes of arrays, one each, but for rows without bytes."""
+    if len(cells) < 2:
+        return cells[0] if cells else NO_BYTES
+    starts = splits.starts * spec.TORCH_ITEMSIZES[dtype]
+    return in_buffers(cells, torch_dtype(dtype), (), starts, splits)
 
 
 def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:

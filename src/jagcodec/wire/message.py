@@ -15,7 +15,14 @@ from jagcodec.memory import INT64_MAX
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address, for_torch, from_bytes
+from jagcodec.memory.tensor_bytes import (
+    ByteArray,
+    IntArray,
+    address,
+    as_bytes,
+    for_torch,
+    from_bytes,
+)
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen, joined_ranges, joined_rows
@@ -377,12 +384,31 @@ class Message:
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
-        numbers, device = self.numbers, self.device
-        if chosen is None and numbers[node.number + STORED] <= INDIRECT:
-            values = self._whole_tensor(node, tuple(numbers[node.dims : node.end]))
-        else:
-            values = self._chosen_tensor(node, chosen)
+        device = self.device
+        values = self.on_host(node, chosen, leaves=self.away is not None)
         return values if device is None else to_device(values, device)
+
+    def on_host(
+        self, node: Node, chosen: ChosenRows | None = None, *, leaves: bool = False
+    ) -> torch.Tensor:
+        """As `tensor`, on the host; if it `leaves` for a device, in memory that is only read."""
+        numbers = self.numbers
+        if chosen is None and numbers[node.number + STORED] <= INDIRECT:
+            return self._whole_tensor(node, tuple(numbers[node.dims : node.end]), leaves)
+        return self._chosen_tensor(node, chosen, leaves)
+
+    def integers(self, node: Node, chosen: ChosenRows | None = None) -> IntArray:
+        """The cells of a TENSOR of int64s, or of its chosen rows, in a copy.
+
+        What is checked must not change with the message's memory.
+        """
+        leaf = self.leaf(node)
+        if leaf.runs:
+            view = self.rows(node, chosen)
+            data, shape = as_bytes(values_of(view)), view.values_shape
+        else:
+            data, shape = self.rectangle(leaf, chosen)
+        return np.ndarray(shape, np.int64, data.tobytes())
 
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A JAGGED column, or its chosen rows, as a nested tensor."""
@@ -393,7 +419,7 @@ class Message:
             row_splits = chosen.among(row_splits)[0]
         return nested_tensor(values, row_splits, dim)
 
-    def _whole_tensor(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
+    def _whole_tensor(self, node: Node, shape: tuple[int, ...], leaves: bool) -> torch.Tensor:
         numbers, name = self.numbers, node.fields[0]
         dtype = torch_dtype(name)
         buffer, offset, stored = numbers[node.number : node.number + GROUP]
@@ -406,7 +432,7 @@ class Message:
         # Numpy's flag `aligned`, which is read below, is ten times as fast as `address`.
         alignment = node.itemsize if known is None else 1
         size = elements * node.itemsize
-        if self.away is not None:
+        if leaves:
             data = writable(self.read(buffer, offset, size), False, alignment)
         else:
             data = self.bytes_at(buffer, offset, size, alignment)
@@ -415,7 +441,7 @@ class Message:
         array: Any = np.ndarray(shape, known, data)
         return torch.from_numpy(array if array.flags.aligned else array.copy())
 
-    def _chosen_tensor(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
+    def _chosen_tensor(self, node: Node, chosen: ChosenRows | None, leaves: bool) -> torch.Tensor:
         """The chosen rows of a column, or all rows of an indirect one."""
         data: Any
         leaf = self.leaf(node) if node.kind is _TENSOR else None
@@ -429,7 +455,7 @@ class Message:
             data, dtype, shape = view.memory, view.dtype, view.shape
         if not len(data):  # rows without bytes may be many, and be chosen again
             check_extent(shape, dtype.itemsize, "WireBatch.rows(index)")
-        copy = self.reading.copy if self.away is None else False
+        copy = False if leaves else self.reading.copy
         return from_bytes(writable(data, copy, dtype.itemsize), dtype, shape)
 
 

@@ -116,6 +116,7 @@ FORMS: dict[Kind, Form] = {
     Kind.NON_TENSOR_DATA: Form(_RANK, ("*",), 1),
     Kind.NON_TENSOR_ROWS: Form({}, _DOCUMENTS),
     Kind.NON_TENSOR_STACK: Form(_STACK, children=ANY),
+    Kind.ARRAY_ROWS: Form({"holder": _int_between(0, 2), "tensors": _int_between(0, 1)}, (), 2),
     Kind.USER: Form({"name": _is_name}, children=1),
 }
 
@@ -221,16 +222,20 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
         expect(dim <= rank, "bad_record", f"a ragged dim of 1 to {rank}", dim)
 
 
-INTEGER_ROWS = (Kind.STRIDED_NESTED, Kind.TENSOR_VIEWS)
-"""Kinds with two children: a tensor, and a row of int64s for each tensor made from it."""
+INTEGER_ROWS = (Kind.STRIDED_NESTED, Kind.TENSOR_VIEWS, Kind.ARRAY_ROWS)
+"""Kinds with two children: cells, and a row of int64s for each tensor or array made from them."""
 
 
 def _check_integer_rows(node: Node) -> None:
-    for child in node.children:
-        expect(child.kind is Kind.TENSOR, "bad_record", "a TENSOR", child.kind.name)
     values, rows = node.children
+    wanted = Kind.JAGGED if node.kind is Kind.ARRAY_ROWS else Kind.TENSOR
+    expect(values.kind is wanted, "bad_record", f"a {wanted.name}", values.kind.name)
+    expect(rows.kind is Kind.TENSOR, "bad_record", "a TENSOR", rows.kind.name)
     expect(rows.fields == ["int64", 2], "bad_record", "rows of int64", rows.fields)
     rank = values.fields[1]
+    if node.kind is Kind.ARRAY_ROWS and not node.fields[1]:
+        known = values.fields[0] in spec.ARRAY_DTYPES
+        expect(known, "unknown_dtype", "a dtype of numpy and torch", values.fields[0])
     if node.kind is Kind.TENSOR_VIEWS:
         expect(rank > 0, "bad_record", "views of rows", rank)
     else:

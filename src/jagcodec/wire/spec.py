@@ -79,6 +79,7 @@ class Kind(IntEnum):
     NON_TENSOR_DATA = 66
     NON_TENSOR_ROWS = 67
     NON_TENSOR_STACK = 68
+    ARRAY_ROWS = 69
     # the user's
     USER = 80
     PICKLE = 81
@@ -92,7 +93,7 @@ COLUMN_KINDS = frozenset(
     (
         *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO),
         *(Code.TENSORDICT, Code.LAZY_STACK, Code.USER),
-        *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK),
+        *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK, Code.ARRAY_ROWS),
     )
 )
 """The kinds that a column of a TensorDict may have."""
@@ -135,6 +136,17 @@ INTEGER_DTYPES = frozenset(
 )
 """Dtypes whose elements may be stored narrower than they are."""
 
+ARRAY_DTYPES = frozenset(
+    (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
+)
+"""Dtypes that arrays in rows may have: those of numpy's and torch's that are the same."""
+
+# What an ARRAY_ROWS stands for: a column of a TensorDict, an object array (N,), or a list.
+IN_STACK, IN_ARRAY, IN_LIST = range(3)
+
 # How elements are stored: as wide as their dtype; one bit each, the lowest first; or `narrow_code`.
 PLAIN, BITS = 0, 1
 
@@ -162,6 +174,7 @@ BLOBS = 256  # added to how rows of documents are stored if each of them is a me
 # bytes each row counts as in each run of an indirect column.
 EXPANSION = 64
 ROW_COST = 32
+ARRAY_COST = 8  # bytes of documents that an array in a row counts as
 
 
 def narrow_code(width: int, signed: bool) -> int:

@@ -24,9 +24,9 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
     """The message of a lowered value.
 
     Its columns are narrow and elided only if there is still a byte for each row that needs one,
-    and elided only if readers accept it.
+    and if readers accept it: repeats, and rows that are arrays, ask for more than their bytes.
     """
-    tree, items, values, unbacked = lowered
+    tree, items, values, unbacked, has_array_rows = lowered
     if narrows or elides:
         small = _smaller(items, elides=elides)
         writer = MessageWriter()
@@ -34,9 +34,11 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
         if not writer.first_unbacked(unbacked):
             writer.read_from, writer.indirect_bytes = small.sources, small.indirect_bytes
             message = writer.finish(start_of(tree), numbers, values)
-            if not small.elided or is_accepted(message.header, message.indirect_bytes):
+            asks_for_more = small.elided or has_array_rows
+            if not asks_for_more or is_accepted(message.header, message.indirect_bytes):
                 return message
-            return message_of(lowered, narrows=narrows)
+            if elides:
+                return message_of(lowered, narrows=narrows)
     writer = MessageWriter()
     return writer.finish(start_of(tree), writer.place(items), values, unbacked)
 

@@ -47,15 +47,23 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.compress import prepare
-from jagcodec.wire.decoder import build, message_meta, objects, raw_documents, revived, rows_differ
+from jagcodec.wire.decoder import (
+    arrays,
+    build,
+    message_meta,
+    objects,
+    raw_documents,
+    revived,
+    rows_differ,
+)
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, note_file, noted_file, read_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import (
     FieldSchema,
+    cells_of,
     columns_of_dict,
     field_of,
-    leaf_of,
     offsets_of_packed,
     rows_of_node,
 )
@@ -70,9 +78,9 @@ from jagcodec.wire.memory_fields import (
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, usable_reading
 from jagcodec.wire.outside import pass_on
-from jagcodec.wire.schema import GROUP, ROW_KINDS, Node
+from jagcodec.wire.schema import GROUP, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
-from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
+from jagcodec.wire.spec import BATCHED_DATA_DICT, IN_STACK, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
 from jagcodec.wire.stacked import MessageInMemory
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
@@ -445,7 +453,7 @@ class MessageColumns(ColumnSource):
     ) -> dict[str, Any]:
         message = self.message
         if form is As.VIEW and message.header.compressed:
-            with_rows = [node for node in handles.values() if node.kind in ROW_KINDS]
+            with_rows = [node for each in handles.values() for node in cells_of(each)]
             wanted = {message.numbers[node.number] for node in with_rows}
             existing = range(len(message.buffers))  # an empty column needs no buffer
             prepare(message.buffers[i] for i in wanted if i in existing)
@@ -479,17 +487,14 @@ class MessageColumns(ColumnSource):
         if batch is not None:
             inner = zip(batch.fields[-1], batch.children, strict=True)
             return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
-        has_cells = handle.kind is _TENSOR or handle.kind is _JAGGED
-        return [(name,)] if has_cells and self.message.is_narrow(handle) else []
+        cells = [node for node in cells_of(handle) if node.kind in (_TENSOR, _JAGGED)]
+        return [(name,)] if any(map(self.message.is_narrow, cells)) else []
 
     def is_elided(self, handle: Node) -> bool:
         batch = self._inner_batch(handle)
         if batch is not None:
             return any(map(self.is_elided, batch.children))
-        if handle.kind not in ROW_KINDS:
-            return False
-        leaf = leaf_of(handle, self.message.numbers)
-        return leaf is not None and leaf.runs > 0
+        return any(self.message.leaf(node).runs for node in cells_of(handle))
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
         frames, chosen = self.message.frames, batch.chosen
@@ -529,9 +534,11 @@ class MessageColumns(ColumnSource):
         return (splits if chosen is None else chosen.among(splits)[0]).lengths
 
     def _check_row_count(self, node: Node) -> None:
-        """Check that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
+        """Check that a column with rows of cells has the rows of the batch."""
         numbers, groups = self.message.numbers, self.message.header.groups
-        if node.kind is _TENSOR:
+        if node.kind is Kind.ARRAY_ROWS:
+            sizes = [numbers[node.children[1].dims]]
+        elif node.kind is _TENSOR:
             sizes = numbers[node.dims : node.end]
         else:
             # Batches of several dims have columns that are ragged in a later one.
@@ -579,6 +586,14 @@ class MessageColumns(ColumnSource):
             return object_array(items)
         return stack_of_payloads(items) if chosen is None else leaf_of_rows(items)
 
+    def _read_arrays(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+        if node.fields[0] != IN_STACK and self.node.kind is not Kind.MAP:
+            raise bad("a leaf of a TensorDict", "rows of another column")
+        rows = arrays(self.message, node, chosen)
+        if form is As.LEAVES:
+            return stack_of_payloads(rows) if rows else leaf_of_rows(rows)
+        return rows if form is As.ITEM else object_array(rows)
+
     def _read_batch(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
         """The batch whose columns are the children of a node."""
         inner = MessageColumns(self.message, node, _sizes_of(self.message, node, self.sizes))
@@ -619,6 +634,7 @@ _READERS: dict[Kind, Callable[..., Any]] = {
     Kind.JAGGED: MessageColumns._read_jagged,
     Kind.TENSOR: MessageColumns._read_tensor,
     Kind.NON_TENSOR_ROWS: MessageColumns._read_objects,
+    Kind.ARRAY_ROWS: MessageColumns._read_arrays,
 }
 """The readers of columns that have rows of cells; `MessageColumns._read_other` reads all others."""
 

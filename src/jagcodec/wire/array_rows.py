@@ -1,0 +1,147 @@
+"""Rows that are arrays or tensors: to cells end to end and their dims, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from jagcodec.errors import WireFormatError, brief
+from jagcodec.memory.plain_types import TENSOR_TYPES
+from jagcodec.memory.tensor_bytes import (
+    IntArray,
+    as_bytes,
+    as_words,
+    from_bytes,
+    from_words,
+    has_memory,
+)
+from jagcodec.wire.checks import bad, elements_of, inside, is_oversized_empty
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES
+from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, TORCH_ITEMSIZES
+
+
+class ArrayRows(NamedTuple):
+    """N rows that are arrays, or tensors, of one dtype and number of dims; or None."""
+
+    parts: Sequence[Any]  # the arrays or tensors, in order, without the rows that are None
+    lengths: IntArray  # (N,) elements of each row
+    dims: IntArray  # (N, 1 + rank): 1 and the dims of an array; zeros for None
+    dtype: str  # the wire's name
+    tensors: bool
+
+
+# --- written -----------------------------------------------------------------------------------
+
+
+def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
+    """The parts of rows that are all arrays, or all tensors, or None; else None.
+
+    At least one row is an array. The parts are views, whose dims nobody else can change.
+    """
+    kinds = set(map(type, rows)) - {type(None)}
+    if kinds == {np.ndarray}:
+        parts: list[Any] = [row[...] for row in rows if row is not None]
+        dtype = _common(part.dtype for part in parts)
+        name = None if dtype is None else TORCH_NAME_OF_NUMPY.get(dtype)
+    elif kinds == {torch.Tensor}:
+        tensors = [row for row in rows if row is not None]
+        if not all(map(_has_dense_cells, tensors)):
+            return None
+        parts = [tensor.detach() for tensor in tensors]
+        dtype = _common(part.dtype for part in parts)
+        name = None if dtype is None else TORCH_NAMES.get(dtype)
+    else:
+        return None
+    rank = _common(part.ndim for part in parts)
+    if name is None or rank is None or rank > MAX_NDIM:
+        return None
+    shapes = [tuple(part.shape) for part in parts]
+    itemsize = TORCH_ITEMSIZES[name]
+    # The walk, row by row, explains what no reader accepts.
+    if sum(map(math.prod, shapes)) * itemsize >= MAX_BYTES or any(
+        0 in shape and is_oversized_empty(shape, itemsize) for shape in shapes
+    ):
+        return None
+    exists = np.array([row is not None for row in rows])
+    dims = np.zeros((len(rows), 1 + rank), dtype=np.int64)
+    dims[exists] = [(1, *shape) for shape in shapes]
+    return ArrayRows(parts, dims.prod(axis=1), dims, name, kinds == {torch.Tensor})
+
+
+def _common(values: Any) -> Any:
+    """The value that all are equal to; None if they differ."""
+    first, *others = {*values}
+    return None if others else first
+
+
+def _has_dense_cells(tensor: torch.Tensor) -> bool:
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return strided and tensor.dtype in TORCH_NAMES and can_be_read(tensor)
+
+
+def can_be_read(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a plain one, with memory that holds its cells."""
+    try:
+        return type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
+    except (RuntimeError, NotImplementedError):  # of a storage that is not there
+        return False
+
+
+# --- read --------------------------------------------------------------------------------------
+
+
+def rows_of_arrays(
+    values: torch.Tensor, lengths: IntArray, dims: IntArray, tensors: bool, rows: Sequence[int]
+) -> list[Any]:
+    """The rows, which have these numbers in their column; dims from a message are checked.
+
+    Arrays are views of `values`, which are then on the host. Each tensor has a storage of its own
+    bytes: on the host over the same memory, on a device in a copy.
+    """
+    itemsize = values.itemsize
+    _check_dims(dims, lengths, itemsize, rows)
+    items: list[Any] = [None] * len(dims)
+    ends = lengths.cumsum()
+    exists = np.flatnonzero(dims[:, 0])
+    shapes = dims[exists, 1:].tolist()
+    places = zip(
+        *(exists.tolist(), (ends - lengths)[exists].tolist(), ends[exists].tolist(), shapes),
+        strict=True,
+    )
+    if not tensors:
+        flat = values.numpy()
+        for i, start, end, shape in places:
+            items[i] = flat[start:end].reshape(shape)
+    elif values.is_cpu:
+        data, dtype = as_bytes(values), values.dtype
+        for i, start, end, shape in places:
+            items[i] = from_bytes(data[start * itemsize : end * itemsize], dtype, tuple(shape))
+    else:
+        words = as_words(values)
+        for i, start, end, shape in places:
+            items[i] = from_words(words[start:end].clone(), values.dtype).view(shape)
+    return items
+
+
+def _check_dims(dims: IntArray, lengths: IntArray, itemsize: int, rows: Sequence[int]) -> None:
+    """Refuse dims that are not those of rows with so many elements."""
+    exists, shapes = dims[:, 0], dims[:, 1:]
+    # A float does not wrap around, but may be a little less than the product.
+    extents = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * itemsize
+    for i in np.flatnonzero((extents >= MAX_BYTES / 2) | (dims < 0).any(axis=1)).tolist():
+        try:
+            elements_of(dims[i].tolist(), itemsize)
+        except WireFormatError as error:
+            raise inside(error, int(rows[i])) from error
+    # The products are exact: those of large dims were computed above.
+    wanted = shapes.prod(axis=1) * exists
+    none = (exists == 0) & ~shapes.any(axis=1)
+    good = (wanted == lengths) & ((exists == 1) | none)
+    if not good.all():
+        i = int(np.argmin(good))
+        expected = f"a 1 and the dims of {lengths[i]} elements, or zeros and no element"
+        raise inside(bad(expected, brief(dims[i].tolist())), int(rows[i]))
