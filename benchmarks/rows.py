@@ -367,7 +367,7 @@ def odd_columns(rows: int) -> Part:
     batch = jagcodec.pack_rows(make_samples(64))
     odd: dict[str, Any] = {
         "sets": NonTensorStack(*({i} for i in range(64))),
-        "sparse": torch.eye(64).to_sparse_coo(),
+        "sparse": torch.sparse_coo_tensor(torch.arange(64).repeat(2, 1), torch.ones(64)),
         "nested batch": TensorDict({"x": torch.ones(64), "y": torch.ones(64, 3)}, [64]),
         "dicts": NonTensorStack(*({"i": i} for i in range(64))),
     }

@@ -100,25 +100,21 @@ NUMPY_DTYPES = {
 }
 
 
-def plain_array(tensor: object) -> npt.NDArray[Any] | None:
+def plain_array(tensor: Any) -> npt.NDArray[Any] | None:
     """A strided CPU tensor as an array over its memory; None if a view is not enough."""
-    return plain_arrays((tensor,))[0]
+    if type(tensor) is not torch.Tensor or tensor.dtype not in NUMPY_DTYPES:
+        return None
+    try:
+        array: npt.NDArray[Any] = tensor.numpy()
+    except (RuntimeError, TypeError, ValueError):  # on a device; dims 0 and 2**62
+        return None
+    # If the tensor's memory was freed, numpy allocates new memory with arbitrary contents.
+    return None if array.flags.owndata and array.size else array
 
 
 def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
     """`plain_array` of each."""
-    arrays: list[npt.NDArray[Any] | None] = []
-    for tensor in tensors:
-        plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES
-        try:
-            array = tensor.numpy() if plain else None
-        except (RuntimeError, TypeError, ValueError):  # on a device; dims 0 and 2**62
-            array = None
-        # If the tensor's memory was freed, numpy allocates new memory with arbitrary contents.
-        if array is not None and array.flags.owndata and array.size:
-            array = None
-        arrays.append(array)
-    return arrays
+    return list(map(plain_array, tensors))
 
 
 def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -58,7 +58,10 @@ class RowSplits:
     def from_lengths(cls, lengths: IntArray) -> RowSplits:
         """Row splits of (N,) lengths, which are not negative; the lengths are aliased."""
         splits = cls(len(lengths))
+        splits._counts = None
         splits.lengths = lengths
+        if len(lengths) == 1:
+            splits.total = splits.min = splits.max = lengths.item()
         return splits
 
     @classmethod
@@ -81,6 +84,7 @@ class RowSplits:
         if not len(offsets) or offsets.item(0) or offsets.argmin():
             return None
         splits = cls(len(offsets) - 1)
+        splits._counts = None
         splits.offsets_array = offsets
         splits.lengths = offsets[1:] - offsets[:-1]
         return None if splits.min < 0 else splits
@@ -114,7 +118,6 @@ class RowSplits:
 
 
 _MAKERS: dict[str, Callable[[RowSplits], Any]] = {
-    "_counts": lambda splits: None,
     "lengths": RowSplits._make_lengths,
     "offsets_array": RowSplits._make_offsets,
     "starts": lambda splits: splits.offsets_array[:-1],

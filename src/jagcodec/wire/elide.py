@@ -19,7 +19,7 @@ from jagcodec import rowcopy
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.rowcopy import Copy
-from jagcodec.wire.items import Item, Run
+from jagcodec.wire.items import Item, Run, item_of_index
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
 
@@ -51,7 +51,7 @@ def elide_documents(column: Item) -> int:
     sent = np.where(kept, splits.lengths, 0)
     starts = (np.cumsum(sent) - sent)[first]
     distinct = _gathered(data, splits.starts[kept], splits.lengths[kept], 1)
-    _set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), _index(starts))])
+    _set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), item_of_index(starts))])
     column.stored = (ONE_OBJECT if one_object else INDIRECT + 1) + (column.stored or 0)
     return len(distinct) if one_object else int(splits.total)
 
@@ -118,12 +118,6 @@ def _set_runs(column: Item, runs: Sequence[Run]) -> None:
             starts.shared = True
 
 
-def _index(starts: IntArray) -> Item:
-    """An index: the cells where rows begin."""
-    data = np.ascontiguousarray(starts).view(np.uint8)
-    return Item(data, (len(starts),), None, "int64", narrow=True)
-
-
 def _may_gain(column: Item) -> bool:
     """Whether runs may save bytes: the index of a rectangle needs 8 bytes per row."""
     size, shape = len(column.data), column.dims
@@ -160,7 +154,7 @@ class _Searched:
         if self.column.runs is not None:
             return [*self.column.runs]
         if self._whole is None:  # one object, so that its index is placed once
-            self._whole = Run(self.splits, self.column, _index(self.splits.starts))
+            self._whole = Run(self.splits, self.column, item_of_index(self.splits.starts))
         return [self._whole]
 
     def pays(self, saved: int, indices: int) -> bool:
@@ -262,10 +256,10 @@ class _Searched:
         rest = RowSplits.from_lengths(splits.lengths - heads)
         if not self.pays(splits.total - first.total - rest.total, indices=4 if rest.total else 1):
             return None
-        made = self._gathered_rows(splits.starts, first), _index(first.starts[like])
+        made = self._gathered_rows(splits.starts, first), item_of_index(first.starts[like])
         if not rest.total:
             return [Run(splits, *made)]
-        rests = self._gathered_rows(splits.starts + heads, rest), _index(rest.starts)
+        rests = self._gathered_rows(splits.starts + heads, rest), item_of_index(rest.starts)
         return [Run(RowSplits.from_lengths(heads), *made), Run(rest, *rests)]
 
     def _gathered_rows(self, starts: IntArray, splits: RowSplits) -> Item:
@@ -274,7 +268,9 @@ class _Searched:
     def _cells(self, data: ByteArray) -> Item:
         """Some cells of the column."""
         count = len(data) // self.size
-        return Item(data, (count,), None, self.column.dtype, narrow=self.column.narrow)
+        cells = Item(data, (count,), None, self.column.dtype)
+        cells.narrow = self.column.narrow
+        return cells
 
     def _beginnings(self) -> tuple[IntArray, IntArray]:
         """(N,) for each row the row that its first cells are from (or itself), and how many."""

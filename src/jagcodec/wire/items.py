@@ -7,31 +7,47 @@ the wire, so that rows of Python's numbers become a message without torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.wire.spec import PLAIN, Code
+from jagcodec.wire.spec import PLAIN
 
 
-@dataclass(slots=True, eq=False)
 class Item:
     """Data that needs a place, equal only to itself.
 
-    A column of cells has a `dtype`; of documents, and of other bytes, it is None.
+    A column of cells has a `dtype`; of documents, and of other bytes, it is None. What few items
+    need has a default of the class, because an item is made for each column of each message.
     """
 
     data: Any  # contiguous memory, or rows that are scattered: a `RaggedView`
     dims: tuple[int, ...]  # as they are sent: of values (A..., total, B...), or of a rectangle
-    splits: RowSplits | None = None  # the rows of the ragged group, if the node has one
-    dtype: str | None = None  # whose elements may be stored narrow, and rows elided
+    splits: RowSplits | None  # the rows of the ragged group, if the node has one
+    dtype: str | None  # whose elements may be stored narrow, and rows elided
+    ragged_dim: int
     stored: int | None = PLAIN  # the storage code; None if the node has none
-    ragged_dim: int = 1
     # Of documents: the first row that is one object with each; None if no two are.
     same: Sequence[int] | None = None
     narrow: bool = False  # whether elements are stored in as few bytes as hold them
     runs: Sequence[Run] | None = None  # are sent instead of the data
     shared: bool = False  # whether runs name the data, which is placed once
+
+    def __init__(
+        self,
+        data: Any,
+        dims: tuple[int, ...],
+        splits: RowSplits | None = None,
+        dtype: str | None = None,
+        ragged_dim: int = 1,
+    ) -> None:
+        self.data = data
+        self.dims = dims
+        self.splits = splits
+        self.dtype = dtype
+        self.ragged_dim = ragged_dim
 
 
 class Run(NamedTuple):
@@ -42,21 +58,21 @@ class Run(NamedTuple):
     starts: Item | None  # the cell where each begins; None if all begin at the first cell
 
 
-def node_of(item: Item) -> tuple[Any, ...]:
-    """The node of a column in a schema."""
-    if item.dtype is None:
-        return (Code.NON_TENSOR_ROWS,)
-    if item.splits is None:
-        return (Code.TENSOR, item.dtype, len(item.dims))
-    return (Code.JAGGED, item.dtype, len(item.dims), item.ragged_dim)
-
-
 def item_of_documents(documents: Sequence[bytes], same: Sequence[int] | None = None) -> Item:
     """The item of a column of objects, one document in each row."""
     one = len(documents) == 1  # most messages
     data = memoryview(documents[0] if one else bytearray().join(documents))
-    splits = RowSplits.from_counts(tuple(map(len, documents)))
-    return Item(data, (len(data),), splits, same=same)
+    item = Item(data, (len(data),), RowSplits.from_counts(tuple(map(len, documents))))
+    if same is not None:
+        item.same = same
+    return item
+
+
+def item_of_bytes(data: Any, dims: tuple[int, ...] = ()) -> Item:
+    """The item of bytes that are stored in one way only."""
+    item = Item(data, dims)
+    item.stored = None
+    return item
 
 
 def item_of_message(data: Any, dims: tuple[int, ...], splits: RowSplits | None) -> Item:
@@ -66,4 +82,11 @@ def item_of_message(data: Any, dims: tuple[int, ...], splits: RowSplits | None) 
 
 def item_of_cells(values: Any, splits: RowSplits | None, dtype: str, ragged_dim: int = 1) -> Item:
     """The item of cells end to end; without `splits`, each row is one index of dim 0."""
-    return Item(values, values.shape, splits, dtype, ragged_dim=ragged_dim)
+    return Item(values, values.shape, splits, dtype, ragged_dim)
+
+
+def item_of_index(starts: IntArray) -> Item:
+    """The item of an index of runs: the cells where rows begin."""
+    item = Item(np.ascontiguousarray(starts).view(np.uint8), (len(starts),), None, "int64")
+    item.narrow = True
+    return item

@@ -79,4 +79,4 @@ class Lowered(NamedTuple):
     items: list[Any]  # in the order of the tree's walk: numbers, and an `Item` for what has bytes
     values: bytes  # the documents, in the same order, packed
     unbacked: Sequence[tuple[str, int]] = ()  # paths and numbers of rows without data so far
-    has_array_rows: bool = False
+    asks_for_more: bool = False  # than readers allow, if its rows had few bytes

@@ -35,7 +35,6 @@ from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
     IntArray,
-    array_bytes,
     as_bytes,
     plain_array,
 )
@@ -58,7 +57,8 @@ from jagcodec.wire.dtypes import (
 )
 from jagcodec.wire.frames import NO_BYTES, blob_pieces, frames_of
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.items import Item, item_of_documents, node_of
+from jagcodec.wire.items import Item, item_of_bytes, item_of_documents
+from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import ColumnDict, Columns, Lowered, Name, OpenBatch, Tree
 from jagcodec.wire.native import NATIVE, first_same, packed_at_once
 from jagcodec.wire.registry import registered_name, state_of
@@ -93,7 +93,7 @@ class Lowering:
         self.items: list[Any] = []
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
-        self._has_array_rows = False
+        self._array_rows = 0  # rows that are arrays or None
         self._on_devices: list[torch.Tensor] = []  # whose cells are fetched
         self._indices: CellIndices = {}  # of rows on devices
         # What gives items their data once the devices were waited for, in this order.
@@ -119,7 +119,9 @@ class Lowering:
             tree = None
         self.values += values
         packed = self._pack_document(self.values) if self.values else NO_VALUES
-        return Lowered(tree, self.items, packed, self.unbacked, self._has_array_rows)
+        arrays = spec.EXPANSION * spec.ARRAY_COST * self._array_rows
+        asks_for_more = arrays > DEFAULT_LIMITS.expanded
+        return Lowered(tree, self.items, packed, self.unbacked, asks_for_more)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -318,7 +320,7 @@ class Lowering:
     def _lower_bytes(self, value: bytes) -> Tree:
         if len(value) < spec.INLINE_BYTES:
             return value
-        self.items.append(Item(memoryview(value), (len(value),), stored=None))
+        self.items.append(item_of_bytes(memoryview(value), (len(value),)))
         return (Code.BYTES,)
 
     # Rows of objects
@@ -328,7 +330,7 @@ class Lowering:
         found = array_rows(rows)
         if found is None:
             return None
-        self._has_array_rows = True
+        self._array_rows += len(rows)
         parts, lengths, dims, dtype, tensors = found
         splits = RowSplits.from_lengths(lengths)
         item = Item(None, (splits.total,), splits, dtype)
@@ -408,7 +410,7 @@ class Lowering:
             return self._lower_unnamed_dtype(array)
         plain = array.flags.c_contiguous and dtype.kind in "biufc"
         data = array if plain else bytes_in_order(array)
-        self.items.append(Item(data, shape, stored=None))
+        self.items.append(item_of_bytes(data, shape))
         return (Code.ARRAY, name, len(shape))
 
     def _lower_scalar(self, value: np.generic) -> Tree:
@@ -429,12 +431,17 @@ class Lowering:
 
     def _add(self, item: Item) -> Tree:
         """Add a column of cells, or of documents; its node."""
-        if item.dtype is not None:
-            item.narrow = self._column_is_narrow and item.dtype in spec.INTEGER_DTYPES
-            if 0 in item.dims:
-                self._check_dims(item.dims, spec.TORCH_ITEMSIZES[item.dtype])
         self.items.append(item)
-        return node_of(item)
+        dtype, dims = item.dtype, item.dims
+        if dtype is None:
+            return _OF_DOCUMENTS
+        if self._column_is_narrow:
+            item.narrow = dtype in spec.INTEGER_DTYPES
+        if 0 in dims:
+            self._check_dims(dims, spec.TORCH_ITEMSIZES[dtype])
+        if item.splits is None:
+            return (Code.TENSOR, dtype, len(dims))
+        return (Code.JAGGED, dtype, len(dims), item.ragged_dim)
 
     def _check_dims(self, dims: Sequence[int], itemsize: int) -> None:
         """Refuse dims next to one of 0 that no reader accepts."""
@@ -457,9 +464,11 @@ class Lowering:
     def _lower_view(self, view: RaggedView) -> Tree:
         """The rows of a view: in place where they are scattered in memory on the host."""
         memory: Any = view.memory
-        dims, starts = view.values_shape, view.starts
+        starts, splits, dims = view.starts, view.row_splits, view.values_shape
         dtype = TORCH_NAMES.get(view.dtype)
-        array = plain_array(memory) if isinstance(memory, torch.Tensor) else memory
+        array = memory
+        if type(memory) is not np.ndarray and isinstance(memory, torch.Tensor):
+            array = plain_array(memory)
         if dtype is None or array is None:
             dtype = self._readable_dtype(memory)
             if not memory.is_cpu:
@@ -468,14 +477,15 @@ class Lowering:
         data: Any = view
         if starts is None:
             data = array if _is_in_order(array) else bytes_in_order(array)
-        elif view.row_splits.rows == 1 and type(starts) is int and _is_in_order(array):
+        elif splits.rows == 1 and type(starts) is int and _is_in_order(array):
             # The only row of a rectangle is its first cells.
-            data = array_bytes(array)[: math.prod(dims) * view.dtype.itemsize]
-        return self._add(Item(data, dims, view.row_splits, dtype, ragged_dim=view.ragged_dim))
+            size = math.prod(dims)
+            data = array if array.size == size else array.reshape(-1)[:size]
+        return self._add(Item(data, dims, splits, dtype, view.ragged_dim))
 
     def _add_rows_on_device(self, view: RaggedView, dtype: str) -> Tree:
         values = values_of(view, self._indices)  # only rows leave the device
-        item = Item(None, view.values_shape, view.row_splits, dtype, ragged_dim=view.ragged_dim)
+        item = Item(None, view.values_shape, view.row_splits, dtype, view.ragged_dim)
         self._read_later(item, values)
         return self._add(item)
 
@@ -545,35 +555,41 @@ class Lowering:
         dtype = TORCH_NAMES.get(parts.values.dtype)
         array = plain_array(parts.values)
         if array is None or not _is_in_storage(array, parts.values):
-            dtype = self._readable_dtype(parts.values)
-        if parts.offsets.is_cpu and parts.values.is_cpu:
-            return self._lower_view(self._view_of(parts, self._where()))
-        where = self._where()
-        item = Item(None, tuple(parts.values.shape), None, dtype, ragged_dim=parts.ragged_dim)
-        holes = parts.lengths
+            dtype, array = self._readable_dtype(parts.values), None
+        if not (parts.offsets.is_cpu and parts.values.is_cpu):
+            return self._add_jagged_on_device(parts, dtype)
+        view = self._view_of(parts)
+        if array is None or view.starts is not None:
+            return self._lower_view(view)
+        splits, dim = view.row_splits, parts.ragged_dim
+        return self._add(Item(array, array.shape, splits, dtype, dim))
+
+    def _add_jagged_on_device(self, parts: NestedParts, dtype: str | None) -> Tree:
+        """A jagged tensor that is read later; of one with holes only rows leave the device."""
+        where, holes = self._where(), parts.lengths
+        item = Item(None, tuple(parts.values.shape), None, dtype, parts.ragged_dim)
         self._on_devices += (parts.offsets, parts.values if holes is None else holes)
 
         def read(copies: HostCopies) -> None:
             view = self._view_of(parts, where, copies)
             values = values_of(view)
             copies.fetch([values])  # of a tensor with holes only now
-            item.data, item.dims, item.splits = (
-                as_bytes(copies.of(values)),
-                view.values_shape,
-                view.row_splits,
-            )
+            item.data, item.dims = as_bytes(copies.of(values)), view.values_shape
+            item.splits = view.row_splits
 
         self._unread.append(read)
         self._add(item)
         return (Code.JAGGED, dtype, len(item.dims), item.ragged_dim)
 
     def _view_of(
-        self, parts: NestedParts, where: str, copies: HostCopies | None = None
+        self, parts: NestedParts, where: str | None = None, copies: HostCopies | None = None
     ) -> RaggedView:
+        """The rows of a jagged tensor; an error names `where` it is, or where the walk is."""
         try:
-            return view_of_checked_parts(parts, where, self._pool, copies)
+            return view_of_checked_parts(parts, "", self._pool, copies)
         except ArgumentError as error:
-            raise UnsupportedTypeError(error.reason, error.path, error.detail) from error
+            path = (where or self._where()) + error.path
+            raise UnsupportedTypeError(error.reason, path, error.detail) from error
 
     def _lower_tensor_views(self, view: RaggedView, bounds: IntArray) -> Tree:
         memory: Any = view.memory

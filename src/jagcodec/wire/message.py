@@ -340,9 +340,15 @@ class Message:
 
     def is_narrow(self, node: Node) -> bool:
         """Whether elements of a TENSOR or JAGGED are stored in fewer bytes than their dtype has."""
+        if self.numbers[node.number + STORED] == PLAIN:  # most columns
+            return False
         leaf = self.leaf(node)
         places = runs_at(self, leaf) if leaf.runs else [leaf.place]
         return leaf.place.elements > 0 and any(place.stored != PLAIN for place in places)
+
+    def is_elided(self, node: Node) -> bool:
+        """Whether rows of a TENSOR, a JAGGED or documents share cells."""
+        return self.numbers[node.number + STORED] != PLAIN and self.leaf(node).runs > 0
 
     def _cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows

@@ -16,7 +16,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire import spec
 from jagcodec.wire.frames import BYTE, PendingMessage
 from jagcodec.wire.header import write_header
-from jagcodec.wire.items import item_of_message
+from jagcodec.wire.items import item_of_bytes
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))  # `_GAPS[n]` is n zero bytes
 _CONTIGUOUS = (np.ndarray, memoryview)
@@ -75,7 +75,7 @@ class MessageWriter(PendingMessage):
 
     def _put(self, data: Any) -> list[int]:
         """The place of contiguous memory: a buffer, and the offset in it."""
-        return self.place([item_of_message(data, (), None)])[:2]
+        return self.place([item_of_bytes(data)])
 
     def _put_once(self, item: Any) -> tuple[int, ...]:
         """The place of cells that runs name, and how they are stored."""

@@ -8,7 +8,7 @@ the same rows. `WireBatch.to_frames` calls `encode` for parts that cannot be cut
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from operator import sub
 from typing import Any, NamedTuple
 
 from jagcodec.ragged.row_splits import RowSplits
@@ -45,7 +45,7 @@ class Slicer(NamedTuple):
         items: list[Any] = [rows]
         bounds = [(offsets[start], offsets[stop]) for offsets in self.offsets]
         splits = [
-            RowSplits.from_counts(tuple(b - a for a, b in pairwise(offsets[start : stop + 1])))
+            RowSplits.from_counts(tuple(map(sub, offsets[start + 1 : stop + 1], offsets[start:])))
             for offsets in self.offsets
         ]
         for data, cell, which, dims in self.columns:

@@ -26,7 +26,7 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
     Its columns are narrow and elided only if there is still a byte for each row that needs one,
     and if readers accept it: repeats, and rows that are arrays, ask for more than their bytes.
     """
-    tree, items, values, unbacked, has_array_rows = lowered
+    tree, items, values, unbacked, asks_for_more = lowered
     if narrows or elides:
         small = _smaller(items, elides=elides)
         writer = MessageWriter()
@@ -34,8 +34,8 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
         if not writer.first_unbacked(unbacked):
             writer.read_from, writer.indirect_bytes = small.sources, small.indirect_bytes
             message = writer.finish(start_of(tree), numbers, values)
-            asks_for_more = small.elided or has_array_rows
-            if not asks_for_more or is_accepted(message.header, message.indirect_bytes):
+            is_asking = small.elided or asks_for_more
+            if not is_asking or is_accepted(message.header, message.indirect_bytes):
                 return message
             if elides:
                 return message_of(lowered, narrows=narrows)

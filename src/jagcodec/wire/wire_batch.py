@@ -494,7 +494,7 @@ class MessageColumns(ColumnSource):
         batch = self._inner_batch(handle)
         if batch is not None:
             return any(map(self.is_elided, batch.children))
-        return any(self.message.leaf(node).runs for node in cells_of(handle))
+        return any(map(self.message.is_elided, cells_of(handle)))
 
     def cut(self, batch: WireBatch) -> list[Frame] | None:
         frames, chosen = self.message.frames, batch.chosen
