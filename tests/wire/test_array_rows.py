@@ -369,6 +369,21 @@ def test_one_large_array_among_many_nones_is_compressed():
     assert_same(listed(decode(frames)["x"]), rows)
 
 
+@pytest.mark.parametrize("holder", [spec.IN_STACK, spec.IN_ARRAY, spec.IN_LIST])
+def test_no_rows_are_read_as_no_objects(holder):
+    f = forge.Draft()
+    column = forge.arrays_in_rows(f, [], holder=holder)
+    if holder == spec.IN_STACK:
+        frames = f.message(forge.tensordict([0], {"x": column}))
+        assert is_same(open_wire(frames).to_tensordict(), decode(frames))
+    else:
+        columns, meta = forge.map_of({"x": column}), forge.part_of({})
+        state = forge.list_of(columns, meta)
+        frames = f.message(forge.node("USER", "jagcodec.BatchedDataDict", children=[state]))
+    assert listed(decode(frames)["x"]) == listed(open_wire(frames)["x"]) == []
+    assert listed(concat_rows([frames] * 2)["x"]) == listed(materialize(frames)["x"]) == []
+
+
 # --- joins -------------------------------------------------------------------------------------
 
 

@@ -591,7 +591,8 @@ class MessageColumns(ColumnSource):
             raise bad("a leaf of a TensorDict", "rows of another column")
         rows = arrays(self.message, node, chosen)
         if form is As.LEAVES:
-            return stack_of_payloads(rows) if rows else leaf_of_rows(rows)
+            whole = chosen is None and node.fields[0] == IN_STACK
+            return stack_of_payloads(rows) if whole else leaf_of_rows(rows)
         return rows if form is As.ITEM else object_array(rows)
 
     def _read_batch(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
