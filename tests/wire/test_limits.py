@@ -202,6 +202,7 @@ NODES = {
     "SPARSE_COO": lambda part: forge.sparse_coo(part, 0),
     "STRIDED_NESTED": lambda part: node("STRIDED_NESTED", 1, children=[part, 0]),
     "TENSOR_VIEWS": lambda part: node("TENSOR_VIEWS", children=[part, 0]),
+    "ARRAY_ROWS": lambda part: forge.array_rows(part, 0),
 }
 RECORDS = {
     **{"list": lambda value: [value], "map": lambda value: {"a": value}},
