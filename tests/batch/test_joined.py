@@ -32,7 +32,7 @@ from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged import forms
 from jagcodec.testing import tensors
 from jagcodec.wire import spec
-from jagcodec.wire.dtypes import TORCH_BY_NAME
+from jagcodec.wire.torch_dtypes import TORCH_BY_NAME
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jagcodec import RowBuilder, cells, decode, encode_rows, pack_rows, stack_or_nest
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
-from jagcodec.wire.dtypes import TORCH_NAMES
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 from tests.oracle import assert_same, bits, cell_of
 from tests.strategies import whole_numbers
 

@@ -17,8 +17,8 @@ from jagcodec import decode, encode, encode_fields, materialize, open_wire, sele
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
-from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.spec import TORCH_ITEMSIZES
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 from tests import strategies
 from tests.helpers import Store, at_odd_address, message, nested, receive, size
 from tests.oracle import assert_same

@@ -20,8 +20,8 @@ from jagcodec.errors import (
     column_name,
     describe,
 )
+from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import check_column, is_jagged, view_of
 from jagcodec.ragged.non_tensor import (

@@ -20,8 +20,9 @@ import torch
 from jagcodec.batch.compare import agreed, same_values, uncontradicted
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.extents import check_extent
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
+from jagcodec.memory.tensor_bytes import as_bytes
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
@@ -33,7 +34,6 @@ from jagcodec.wire import documents
 from jagcodec.wire.array_rows import rows_of_arrays
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.column_source import As, Column, ColumnSource
-from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import item_of_message
 from jagcodec.wire.leaf import FieldSchema
@@ -53,6 +53,7 @@ from jagcodec.wire.spec import (
     Kind,
 )
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
+from jagcodec.wire.torch_dtypes import torch_dtype
 from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole, value_of
 
 # --- several messages as one table -------------------------------------------------------------

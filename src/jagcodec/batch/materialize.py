@@ -52,10 +52,10 @@ from jagcodec.batch.rectangles import (
     rectangle_shape,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import usable_device
-from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.pack.warnings import warn_of_swapped_dims
 from jagcodec.packing.lengths import check_row_ends
 from jagcodec.ragged.copy_rows import owned_values

@@ -13,20 +13,22 @@ import torch
 from jagcodec._arguments import named_item
 from jagcodec.errors import ArgumentError, WireFormatError, column_name
 from jagcodec.memory import aligned
-from jagcodec.memory.blocks import Wanted, allocate, new_block
+from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray, are_disjoint
+from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
-from jagcodec.memory.tensor_bytes import IntArray, are_disjoint, as_bytes, lacks_kernel
+from jagcodec.memory.tensor_blocks import Wanted, allocate
+from jagcodec.memory.tensor_bytes import as_bytes, lacks_kernel
 from jagcodec.ragged.copy_rows import CellIndices, pad_into, pad_tasks, uses_row_kernel
 from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
-from jagcodec.wire.dtypes import NUMPY_BY_NAME, torch_dtype
 from jagcodec.wire.frames import writable_bytes
 from jagcodec.wire.lowered import Key
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
+from jagcodec.wire.torch_dtypes import torch_dtype
 from jagcodec.wire.wire_batch import MessageColumns
 
 Layout = Literal["padded", "jagged", "packed"]

@@ -28,9 +28,9 @@ from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import common_sizes, join_rows, sharing, side_by_side
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory import INT64_MAX
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import host_array
-from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.forms import as_leaf, like
 from jagcodec.ragged.lengths import Lengths, read_rows

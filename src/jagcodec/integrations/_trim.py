@@ -18,16 +18,10 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec import rowcopy
-from jagcodec.memory.blocks import Wanted, allocate
+from jagcodec.memory.arrays import IntArray, array_bytes
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import (
-    IntArray,
-    array_bytes,
-    as_bytes,
-    as_words,
-    contiguous_bits,
-    from_words,
-)
+from jagcodec.memory.tensor_blocks import Wanted, allocate
+from jagcodec.memory.tensor_bytes import as_bytes, as_words, contiguous_bits, from_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, rows_in_place
@@ -106,7 +100,8 @@ def trim(column: torch.Tensor) -> Trimmed:
         words = contiguous_bits(words).flatten(0, dim - 1)
     cells, stride = rows_in_place(words)
     grid = words.flatten(2).numpy()
-    starts, lengths = rowcopy.ends(cells, stride, width, len(grid))
+    cell_bytes = cells.shape[1:].numel() * cells.itemsize
+    starts, lengths = rowcopy.ends(as_bytes(cells), stride, width, cell_bytes, len(grid))
     firsts = np.arange(len(grid)) * stride
     kept = _one_each(cells, firsts + starts, lengths)
     constant = kept is not None

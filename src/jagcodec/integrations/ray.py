@@ -12,8 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import BatchedDataDict, encode_rows
 from jagcodec.integrations import Reducer, carry, needed, restore_reducers
+from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.memory.blocks import allocate_together
-from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.ragged.nested import NESTED_TENSOR
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode

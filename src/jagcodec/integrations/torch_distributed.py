@@ -32,10 +32,10 @@ from jagcodec.errors import (
     WireFormatError,
     brief,
 )
+from jagcodec.memory.arrays import ByteArray
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.staging import HostCopies, to_device
-from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to

@@ -12,23 +12,15 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory import ALIGNMENT, aligned
-from jagcodec.memory.tensor_bytes import (
-    ByteArray,
-    address,
-    as_bytes,
-    from_bytes,
-    same_width_dtype,
-)
+from jagcodec.memory import aligned
+from jagcodec.memory.arrays import ByteArray
 
 # The C library keeps smaller memory well enough. It may take larger memory anew, page by page.
 _SMALLEST_KEPT = (128 << 10) + 1
@@ -175,10 +167,6 @@ _keeps = hasattr(mmap, "MADV_FREE") and _flag_of_environment(
     os.environ.get("JAGCODEC_KEEP_BLOCKS", "")
 )
 
-# --- several tensors in one block --------------------------------------------------------------
-
-_CPU = torch.device("cpu")
-
 
 def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
     """New memory of each of these sizes, in one block that is freed with the last of them."""
@@ -188,70 +176,3 @@ def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
         parts.append(block[start : start + size])
         start += aligned(size)
     return parts
-
-
-@dataclass(slots=True)
-class Wanted:
-    """A tensor that needs memory, and the memory that `allocate` gives it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    tensor: torch.Tensor = field(init=False)
-    data: ByteArray | None = field(init=False)  # the same memory, if it is on the CPU
-    zeroed: bool = field(init=False)  # whether every byte is; otherwise it may hold anything
-
-
-def allocate(
-    wanted: Iterable[Wanted],
-    out: ByteArray | None = None,
-    pin_memory: bool = False,
-    path: str = "out",
-) -> None:
-    """Give tensors memory.
-
-    Those on the CPU share one block, of `out` or new, which is freed with the last of them.
-    Page-locked tensors share no block, see `_page_locked`. Errors call `out` `path`.
-    """
-    # Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
-    # a tenth of many smaller ones.
-    on_host: list[tuple[Wanted, int, int]] = []
-    end = 0
-    for one in wanted:
-        # `device.type` makes a new object, which takes as long as the rest of this loop.
-        if one.device == _CPU or one.device.type == "cpu":
-            if pin_memory and out is None:
-                _page_locked(one)
-                continue
-            size = one.dtype.itemsize
-            for extent in one.shape:
-                size *= extent
-            on_host.append((one, end, end + size))
-            end += aligned(size)
-        else:
-            words = torch.empty(one.shape, dtype=same_width_dtype(one.dtype), device=one.device)
-            one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False
-    block, zeroed = new_block(end) if out is None else _block_of(out, end, path)
-    for one, start, stop in on_host:
-        one.data = data = block[start:stop]
-        one.tensor = from_bytes(data, one.dtype, one.shape)
-        one.zeroed = zeroed
-
-
-def _page_locked(one: Wanted) -> None:
-    """Give a tensor its own page-locked memory, which torch allocates.
-
-    Torch reuses such memory when the copies from it are done. It only knows of copies from tensors
-    that it made, so it may overwrite a tensor over a part of a block while a device reads it.
-    """
-    words = torch.empty(one.shape, dtype=same_width_dtype(one.dtype), pin_memory=True)
-    one.tensor, one.data, one.zeroed = words.view(one.dtype), as_bytes(words), False
-
-
-def _block_of(out: ByteArray, size: int, path: str) -> Block:
-    """`size` bytes of `out`, at a multiple of 64."""
-    start = -address(out) % ALIGNMENT
-    if len(out) < start + size:
-        detail = f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}"
-        raise ArgumentError("too_large", path, detail)
-    return Block(out[start : start + size], False)

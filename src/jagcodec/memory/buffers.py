@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SupportsBuffer(Protocol):
@@ -29,10 +31,10 @@ class HoldsBuffer(Protocol):
     def buffer(self) -> memoryview: ...
 
 
-Buffer: TypeAlias = SupportsBuffer | HoldsBuffer | npt.NDArray[Any] | torch.Tensor
+Buffer: TypeAlias = Union[SupportsBuffer, HoldsBuffer, npt.NDArray[Any], "torch.Tensor"]
 """Contiguous memory: an object with the buffer protocol, or a CPU tensor."""
 
-WritableBuffer: TypeAlias = SupportsWritableBuffer | npt.NDArray[Any] | torch.Tensor
+WritableBuffer: TypeAlias = Union[SupportsWritableBuffer, npt.NDArray[Any], "torch.Tensor"]
 """Contiguous memory that may be written to."""
 
 Target: TypeAlias = WritableBuffer | Callable[[int], WritableBuffer]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
-from jagcodec.wire.dtypes import TORCH_NAMES
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 # How `cells.fill` writes numbers of a dtype: code, stored dtype, and bits of precision. It writes
 # float16 and bfloat16 as float32, because torch rounds Python's floats that way.

@@ -20,15 +20,11 @@ from jagcodec._arguments import (
     unknown_name,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import (
-    IntArray,
-    as_words,
-    contiguous_bits,
-    plain_arrays,
-)
+from jagcodec.memory.tensor_bytes import as_words, contiguous_bits, plain_arrays
 from jagcodec.pack.row_kinds import are_objects, described
 from jagcodec.pack.warnings import (
     FEW_CELLS,

@@ -15,8 +15,8 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for, with_remedy
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES, TORCH_ARRAY_DTYPES
 from jagcodec.ragged.nested import is_jagged
-from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.spec import MAX_NDIM
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 # A blank row is empty or holds only None. It fits any other kind.
 NUMBER_ROW, SEQUENCE_ROW, ARRAY_ROW, OBJECT_ROW = "number", "sequence", "array", "object"

@@ -39,7 +39,6 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.select import row_count
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.items import item_of_cells
@@ -47,6 +46,7 @@ from jagcodec.wire.leaf import FieldSchema, sizes_fit
 from jagcodec.wire.lowered import OpenBatch
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 _NO_NAMES: tuple[str, ...] = ()
 """The default of options that are names, known by identity: a caller's iterable is read once."""

@@ -15,20 +15,11 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.arrays import ByteArray, IntArray, are_disjoint, array_bytes
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.plain_types import check_not_followed, check_out
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import (
-    ByteArray,
-    IntArray,
-    are_disjoint,
-    array_bytes,
-    as_bytes,
-    as_words,
-    from_bytes,
-    from_words,
-    lacks_kernel,
-)
+from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words, lacks_kernel
 from jagcodec.packing.layout import Pieces, remembered
 from jagcodec.ragged.copy_rows import cell_index, uses_row_kernel, values_of
 from jagcodec.ragged.views import RaggedView, end_to_end

@@ -10,17 +10,14 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
+from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes, for_torch
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
-    ByteArray,
-    IntArray,
-    array_bytes,
     as_bytes,
     as_words,
     contiguous_bits,
-    for_torch,
     from_bytes,
     from_words,
     refill,

@@ -18,11 +18,11 @@ from tensordict import UnbatchedTensor
 from jagcodec._arguments import ARRAY_TYPES
 from jagcodec._dependencies import check_attributes, private_names
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_bytes import (
-    IntArray,
     as_words,
     cat_bits,
     from_words,

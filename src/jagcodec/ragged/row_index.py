@@ -8,8 +8,8 @@ import numpy as np
 
 from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import host_array
-from jagcodec.memory.tensor_bytes import IntArray
 
 Chosen: TypeAlias = "range | IntArray"
 """Rows that were chosen. A range is contiguous: its step is 1."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.memory.arrays import IntArray
 
 
 class RowSplits:

@@ -13,15 +13,8 @@ import torch
 
 from jagcodec.errors import ArgumentError
 from jagcodec.memory import INT64_MAX
-from jagcodec.memory.tensor_bytes import (
-    ByteArray,
-    IntArray,
-    array_bytes,
-    as_bytes,
-    contiguous_bits,
-    plain_array,
-    resolved,
-)
+from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes
+from jagcodec.memory.tensor_bytes import as_bytes, contiguous_bits, plain_array, resolved
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.rowcopy import Copy, Starts
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes
+from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.rowcopy import numpy_kernel
 from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
 
@@ -62,25 +62,35 @@ def _backend_named(name: str) -> tuple[Any, Backend]:
     return kernel, Backend("compiled", None)
 
 
+def _threads() -> int:
+    """How many threads torch has; if it is not imported, how many the environment allows."""
+    of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    if of_torch is not None:
+        return int(of_torch())
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1
+
+
 _active, _backend = _backend_named(os.environ.get("JAGCODEC_ROWCOPY", ""))
 
 
 def copy_all(tasks: Sequence[Copy]) -> None:
     """Copy the rows of all tasks, in CPU memory. The columns of a batch share threads."""
     if tasks:
-        _active.copy(tasks, torch.get_num_threads())
+        _active.copy(tasks, _threads())
 
 
 def pad_all(tasks: Sequence[Pad]) -> None:
     """Write the rectangles of all tasks, in CPU memory, as `copy_all` does."""
     if tasks:
-        _active.pad(tasks, torch.get_num_threads())
+        _active.pad(tasks, _threads())
 
 
-def ends(cells: torch.Tensor, stride: int, width: int, rows: int) -> tuple[IntArray, IntArray]:
-    """The starts and lengths that `Ends` measures, for (M, ...) contiguous cells on the CPU."""
+def ends(
+    src: ByteArray, stride: int, width: int, cell_bytes: int, rows: int
+) -> tuple[IntArray, IntArray]:
+    """The starts and lengths that `Ends` measures, in CPU memory."""
     starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
-    cell_bytes = cells.shape[1:].numel() * cells.itemsize
-    task = Ends(as_bytes(cells), stride, width, cell_bytes, starts, lengths)
-    _active.ends([task], torch.get_num_threads())
+    task = Ends(src, stride, width, cell_bytes, starts, lengths)
+    _active.ends([task], _threads())
     return starts, lengths

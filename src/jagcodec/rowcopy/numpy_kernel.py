@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jagcodec.memory.tensor_bytes import IntArray, array_bytes
+from jagcodec.memory.arrays import IntArray, array_bytes
 from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
 
 

@@ -10,18 +10,13 @@ import numpy as np
 import torch
 
 from jagcodec.errors import WireFormatError, brief
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import TENSOR_TYPES
-from jagcodec.memory.tensor_bytes import (
-    IntArray,
-    as_bytes,
-    as_words,
-    from_bytes,
-    from_words,
-    has_memory,
-)
+from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words, has_memory
 from jagcodec.wire.checks import bad, elements_of, inside, is_oversized_empty
-from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, TORCH_NAMES
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, TORCH_ITEMSIZES
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 
 class ArrayRows(NamedTuple):

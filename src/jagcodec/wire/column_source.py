@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.memory.arrays import IntArray
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Name

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, WireFormatError, brief
-from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
+from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import PendingMessage, blob_size, written
 from jagcodec.wire.header import Header, with_stored_sizes

@@ -17,8 +17,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from jagcodec import cells
 from jagcodec._arguments import check_options
 from jagcodec.errors import JagcodecError, WireFormatError, brief
+from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
+from jagcodec.memory.tensor_bytes import as_bytes
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import strided_nested

@@ -1,44 +1,16 @@
-"""Names of torch's and numpy's dtypes on the wire."""
+"""Names of numpy's dtypes on the wire, and bytes of its arrays."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import torch
 
-from jagcodec.errors import brief
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, array_bytes
+from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, array_bytes
 from jagcodec.wire.checks import fail
-from jagcodec.wire.spec import TORCH_ITEMSIZES
 
-TORCH_BY_NAME: dict[str, torch.dtype | None] = {
-    name: getattr(torch, name, None) for name in TORCH_ITEMSIZES
-}
-"""The dtypes by name; None if this torch does not have it."""
-
-TORCH_NAMES = {dtype: name for name, dtype in TORCH_BY_NAME.items() if dtype is not None}
-"""The wire's names of the dtypes that this torch has."""
-
-TORCH_NAME_OF_NUMPY = {
-    dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()
-}
+TORCH_NAME_OF_NUMPY = {dtype: name for name, dtype in NUMPY_BY_NAME.items()}
 """The wire's names of numpy's dtypes, where torch has the same ones."""
-
-NUMPY_BY_NAME = {name: dtype for dtype, name in TORCH_NAME_OF_NUMPY.items()}
-"""The dtypes of numpy by their names on the wire."""
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a checked name."""
-    dtype = TORCH_BY_NAME[name]
-    if dtype is None:
-        detail = f"expected a dtype of torch {torch.__version__}, found {brief(name)}"
-        raise fail("unknown_dtype", detail)
-    return dtype
-
-
-# --- numpy -------------------------------------------------------------------------------------
 
 _KINDS = "biufcmMSUV"  # bool, int, uint, float, complex, timedelta, datetime, bytes, str, void
 _LONG_DOUBLES = "gG"  # real and complex; their bytes differ from machine to machine

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec import rowcopy
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, address
+from jagcodec.memory.arrays import ByteArray, IntArray, address
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.rowcopy import Copy
 from jagcodec.wire.items import Item, Run, item_of_index

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 from jagcodec._arguments import result_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
 from jagcodec.memory import aligned
+from jagcodec.memory.arrays import ByteArray, are_disjoint, tensor_type
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.tensor_bytes import ByteArray, are_disjoint
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC, VERSION
 
@@ -36,7 +35,7 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
     """Any contiguous buffer, or a CPU tensor, as flat bytes that alias it."""
     try:
         if type(buffer) is not bytearray and type(buffer) is not bytes:
-            if isinstance(buffer, torch.Tensor):
+            if isinstance(buffer, tensor_type()):
                 buffer = buffer.detach().numpy()
             try:
                 view = memoryview(buffer)

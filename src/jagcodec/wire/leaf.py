@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.schema import (
     DOCUMENT_ROWS,
     GROUP,
@@ -20,6 +19,7 @@ from jagcodec.wire.schema import (
     runs_of,
 )
 from jagcodec.wire.spec import BATCHED_DATA_DICT, BLOBS, PACKED_COLUMN, PLAIN, TORCH_ITEMSIZES, Kind
+from jagcodec.wire.torch_dtypes import torch_dtype
 
 
 class FieldSchema(NamedTuple):

@@ -30,14 +30,10 @@ from jagcodec.errors import (
     child_path,
 )
 from jagcodec.memory import ALIGNMENT, extent_of
+from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import (
-    ByteArray,
-    IntArray,
-    as_bytes,
-    plain_array,
-)
+from jagcodec.memory.tensor_bytes import as_bytes, plain_array
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
 from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, parts_of, view_of_checked_parts
@@ -48,13 +44,7 @@ from jagcodec.wire import documents, spec
 from jagcodec.wire.array_rows import array_rows, can_be_read
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
-from jagcodec.wire.dtypes import (
-    TORCH_NAME_OF_NUMPY,
-    TORCH_NAMES,
-    bytes_in_order,
-    numpy_name,
-    torch_dtype,
-)
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, bytes_in_order, numpy_name
 from jagcodec.wire.frames import NO_BYTES, blob_pieces, frames_of
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import Item, item_of_bytes, item_of_documents
@@ -65,6 +55,7 @@ from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
 from jagcodec.wire.stored import message_of
 from jagcodec.wire.tensor_views import views_of_one_storage
+from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
 _STRING_TYPE = frozenset((str,))
 

@@ -12,17 +12,11 @@ import torch
 
 from jagcodec.errors import brief
 from jagcodec.memory import INT64_MAX
+from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, IntArray, address, for_torch
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import (
-    ByteArray,
-    IntArray,
-    address,
-    as_bytes,
-    for_torch,
-    from_bytes,
-)
+from jagcodec.memory.tensor_bytes import as_bytes, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen, joined_ranges, joined_rows
@@ -30,7 +24,6 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import bad, expect, fail
-from jagcodec.wire.dtypes import NUMPY_BY_NAME, torch_dtype
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
@@ -38,6 +31,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import GROUP, OFFSET, STORED, Node, stored_size
 from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_ITEMSIZES
+from jagcodec.wire.torch_dtypes import torch_dtype
 
 
 class Reading(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec.memory.tensor_bytes import ByteArray
+from jagcodec.memory.arrays import ByteArray
 from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 
 _FEW_ELEMENTS = 256  # if there are more elements, a sample is checked first

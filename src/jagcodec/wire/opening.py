@@ -8,8 +8,8 @@ from typing import Any
 
 from jagcodec._arguments import flag_of, result_of
 from jagcodec.memory import aligned
+from jagcodec.memory.arrays import ByteArray
 from jagcodec.memory.plain_types import usable_device
-from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.checks import bad, expect
 from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.frames import (

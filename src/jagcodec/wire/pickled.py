@@ -20,9 +20,9 @@ from jagcodec.memory.staging import to_device
 from jagcodec.ragged.nested import NESTED_TENSOR
 from jagcodec.ragged.non_tensor import object_array
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import NO_LIMITS
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 
 class _Place(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from jagcodec import rowcopy
 from jagcodec.errors import UnsupportedTypeError
 from jagcodec.memory import ALIGNMENT
-from jagcodec.memory.tensor_bytes import ByteArray
+from jagcodec.memory.arrays import ByteArray
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire import spec
 from jagcodec.wire.frames import BYTE, PendingMessage

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec.errors import WireFormatError
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.wire import documents
 from jagcodec.wire.claims import sound_at_sight
 from jagcodec.wire.frames import frame_arrays, frames_of_blob, header_of_blob, is_blob

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jagcodec.memory.tensor_bytes import array_bytes, as_bytes
+from jagcodec.memory.arrays import array_bytes
+from jagcodec.memory.tensor_bytes import as_bytes
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.wire.elide import elide_cells, elide_documents

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.memory.arrays import IntArray
 from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import spec
-from jagcodec.wire.dtypes import TORCH_NAMES
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 
 def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:

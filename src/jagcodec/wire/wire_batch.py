@@ -22,9 +22,10 @@ from jagcodec.errors import (
     WireFormatError,
     describe,
 )
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.non_tensor import (

@@ -1,0 +1,93 @@
+"""Memory as numpy arrays, without an import of torch: bytes, addresses, and overlaps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+NUMPY_BY_NAME = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
+}
+"""The dtypes that numpy has under every supported torch, by name; most columns have one of them."""
+
+
+class _NoTensor:
+    """Stands for the type of tensors before torch is imported: nothing has this type."""
+
+
+def tensor_type() -> Any:
+    """The type of tensors, without an import of torch, which whoever has a tensor has imported."""
+    return getattr(sys.modules.get("torch"), "Tensor", _NoTensor)
+
+
+def array_bytes(array: npt.NDArray[Any]) -> ByteArray:
+    """A C-contiguous array of numbers as flat bytes that alias it."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def address(data: npt.NDArray[Any]) -> int:
+    """The address of the first cell."""
+    place: int = data.__array_interface__["data"][0]  # `data.ctypes` takes twice as long
+    return place
+
+
+class _Borrowed:
+    """Memory at an address, and the object that keeps it alive."""
+
+    def __init__(self, start: int, size: int, owner: object, writable: bool) -> None:
+        self._owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (start, not writable),
+        }
+
+
+def borrowed(start: int, size: int, owner: object, writable: bool = True) -> ByteArray:
+    """`size` bytes at an address, as an array that keeps `owner` alive."""
+    return np.asarray(_Borrowed(start, size, owner, writable), dtype=np.uint8)
+
+
+def for_torch(data: ByteArray) -> ByteArray:
+    """`data` as an array of which torch makes a tensor without a warning; it is only to be read."""
+    return data if data.flags.writeable else borrowed(address(data), len(data), data)
+
+
+def are_disjoint(targets: Iterable[Any], sources: Iterable[Any]) -> bool:
+    """Whether no target overlaps a source, or another target.
+
+    They are contiguous arrays, or strided tensors on any device.
+    """
+    spans = [(*_span(data), True) for data in targets]
+    spans += [(*_span(data), False) for data in sources]
+    written = read = 0  # where the target, or the source, that reaches furthest ends
+    for start, size, is_target in sorted(span for span in spans if span[1]):
+        if start < written or (is_target and start < read):
+            return False
+        if is_target:
+            written = max(written, start + size)
+        else:
+            read = max(read, start + size)
+    return True
+
+
+def _span(data: Any) -> tuple[int, int]:
+    """Where memory begins, and how many bytes it has."""
+    if isinstance(data, np.ndarray):
+        return address(data), data.nbytes
+    if not data.numel():
+        return 0, 0
+    last = sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True))
+    return data.data_ptr(), (last + 1) * data.itemsize
