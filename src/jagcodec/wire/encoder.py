@@ -90,8 +90,8 @@ def encode(
             NonTensorStack, MetaData and UnbatchedTensor, and of types registered with
             `register_type` (dataclasses, tensorclasses, ...) or `register_stdlib_types`
             (`datetime`, `deque`, ...). Or a `WireBatch`, whose chosen columns and rows are sent on
-            as a TensorDict with its `meta`. Its narrow columns stay narrow, whatever `narrow` is;
-            repeats are found with `elide`.
+            as a TensorDict with its `meta`. Its narrow columns stay narrow, whatever `narrow` is.
+            If one of them is elided, repeats are looked for, whatever `elide` is.
         out: Write the message as one blob to the start of this memory: a bytearray, numpy array,
             shared memory or CPU tensor (pinned or not), writable and contiguous. What comes after
             the blob is kept. Or a function that is called once with the size of the blob, and

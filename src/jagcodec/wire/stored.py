@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jagcodec import rowcopy
 from jagcodec.memory.arrays import array_bytes
-from jagcodec.memory.tensor_bytes import as_bytes
-from jagcodec.ragged.copy_rows import gathered
+from jagcodec.memory.blocks import allocate_together
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.wire.elide import elide_cells, elide_documents
 from jagcodec.wire.frames import NO_BYTES, PendingMessage
@@ -92,8 +93,13 @@ def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
         else:
             sources += data.memories
             scattered.append(column)
-    for column, values in zip(scattered, gathered(c.data for c in scattered), strict=True):
-        column.data = as_bytes(values)
+    sizes = [math.prod(column.dims) * column.data.dtype.itemsize for column in scattered]
+    blocks = allocate_together(sizes)
+    rowcopy.copy_all(
+        [c.data.copy_task(block) for c, block in zip(scattered, blocks, strict=True) if len(block)]
+    )
+    for column, block in zip(scattered, blocks, strict=True):
+        column.data = block
     return sources
 
 

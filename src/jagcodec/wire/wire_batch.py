@@ -299,9 +299,9 @@ class WireBatch(OpenBatch):
 
         Returns:
             If the batch is a whole message in memory, its frames. Otherwise new frames, as `encode`
-            makes them of this batch; columns that are stored narrow stay narrow. A range of rows
-            of plain columns is cut out, which is faster. Only read the frames: they may alias the
-            messages.
+            makes them of this batch; columns that are stored narrow stay narrow, and elided ones
+            elided where that pays. A range of rows of plain columns is cut out, which is faster.
+            Only read the frames: they may alias the messages.
         """
         frames = self.source.cut(self)
         return encode(self, allow_pickle=self.source.allow_pickle) if frames is None else frames
