@@ -27,7 +27,7 @@ class _NoTensor:
 
 
 def tensor_type() -> Any:
-    """The type of tensors, without an import of torch, which whoever has a tensor has imported."""
+    """The type of tensors, without an import of torch: if there is a tensor, torch is imported."""
     return getattr(sys.modules.get("torch"), "Tensor", _NoTensor)
 
 

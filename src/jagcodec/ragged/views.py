@@ -16,7 +16,7 @@ from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes
 from jagcodec.memory.tensor_bytes import as_bytes, contiguous_bits, plain_array, resolved
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.rowcopy import Copy, Starts
+from jagcodec.rowcopy.tasks import Copy, Starts
 
 _CPU = torch.device("cpu")
 

@@ -79,4 +79,13 @@ class Lowered(NamedTuple):
     items: list[Any]  # in the order of the tree's walk: numbers, and an `Item` for what has bytes
     values: bytes  # the documents, in the same order, packed
     unbacked: Sequence[tuple[str, int]] = ()  # paths and numbers of rows without data so far
+    messages: Sequence[RowMessages] = ()  # that are items of it; those in others come first
     asks_for_more: bool = False  # than readers allow, if its rows had few bytes
+
+
+class RowMessages(NamedTuple):
+    """Rows of objects of which some need buffers: each becomes a message of its own."""
+
+    item: Any  # gets their bytes
+    rows: Mapping[int, bytes | Lowered]  # documents, and what was lowered
+    places: Sequence[int]  # the key of each row: rows may be one object

@@ -29,7 +29,7 @@ from jagcodec.errors import (
     brief,
     child_path,
 )
-from jagcodec.memory import ALIGNMENT, extent_of
+from jagcodec.memory import extent_of
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.staging import HostCopies
@@ -45,15 +45,22 @@ from jagcodec.wire.array_rows import array_rows, can_be_read
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, bytes_in_order, numpy_name
-from jagcodec.wire.frames import NO_BYTES, blob_pieces, frames_of
+from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import Item, item_of_bytes, item_of_documents
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.lowered import ColumnDict, Columns, Lowered, Name, OpenBatch, Tree
+from jagcodec.wire.lowered import (
+    ColumnDict,
+    Columns,
+    Lowered,
+    Name,
+    OpenBatch,
+    RowMessages,
+    Tree,
+)
 from jagcodec.wire.native import NATIVE, first_same, packed_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
-from jagcodec.wire.stored import message_of
 from jagcodec.wire.tensor_views import views_of_one_storage
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
@@ -89,6 +96,7 @@ class Lowering:
         self._indices: CellIndices = {}  # of rows on devices
         # What gives items their data once the devices were waited for, in this order.
         self._unread: list[Callable[[HostCopies], None]] = []
+        self._messages: list[RowMessages] = []
 
     @functools.cached_property
     def _pool(self) -> RowSplitsPool:
@@ -96,23 +104,23 @@ class Lowering:
 
     def finished(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
         """All that was lowered, ready to be placed; `values` are documents after its own."""
-        lowered = self._lowered(tree, values)
+        if type(tree) is not tuple:  # a value that is one document
+            self.values.append(tree)
+            tree = None
+        self.values += values
+        lowered = self._lowered(tree)
         if self._unread:
             copies = HostCopies()
             copies.fetch(self._on_devices)
             for read in self._unread:
                 read(copies)
-        return lowered
-
-    def _lowered(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
-        if type(tree) is not tuple:  # a value that is one document
-            self.values.append(tree)
-            tree = None
-        self.values += values
-        packed = self._pack_document(self.values) if self.values else NO_VALUES
         arrays = spec.EXPANSION * spec.ARRAY_COST * self._array_rows
         asks_for_more = arrays > DEFAULT_LIMITS.expanded
-        return Lowered(tree, self.items, packed, self.unbacked, asks_for_more)
+        return lowered._replace(messages=self._messages, asks_for_more=asks_for_more)
+
+    def _lowered(self, tree: Tree) -> Lowered:
+        packed = self._pack_document(self.values) if self.values else NO_VALUES
+        return Lowered(tree, self.items, packed, self.unbacked)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -357,8 +365,7 @@ class Lowering:
         item = item_of_documents([b""] * len(rows), same)
         item.stored = PLAIN + spec.BLOBS
         self.items.append(item)
-        messages = lambda copies: self._set_messages(item, lowered, places)  # noqa: E731
-        self._unread.append(messages)
+        self._messages.append(RowMessages(item, lowered, places))
         return _OF_DOCUMENTS
 
     def _lower_row(self, i: int, row: Any) -> bytes | Lowered:
@@ -372,18 +379,6 @@ class Lowering:
         made = self._lowered(tree) if is_node else self._pack_document(tree)
         self.items, self.values, self.unbacked = outer
         return made
-
-    def _set_messages(
-        self, item: Item, lowered: Mapping[int, bytes | Lowered], places: Sequence[int]
-    ) -> None:
-        """Give an item its data: a message for each row."""
-        made = {}
-        for i, row in lowered.items():
-            one = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
-            pieces = blob_pieces(frames_of(message_of(one, narrows=self._narrows)))
-            made[i] = b"".join([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
-        found = item_of_documents([made[i] for i in places])
-        item.data, item.dims, item.splits = found.data, found.dims, found.splits
 
     # numpy
 
@@ -647,7 +642,7 @@ class Lowering:
         rows, items, path = sizes[0] if len(sizes) == 1 else None, self.items, self._path
         for name in self._each_column(columns):
             column = columns[name]
-            if type(column) is Item:  # whoever made it knows the rows
+            if type(column) is Item:  # its maker knows the rows
                 nodes.append(self._add(column))
                 continue
             lower = handlers.get(type(column))
@@ -888,4 +883,3 @@ def _handler_of(kind: type) -> _Handler | None:
 
 
 _OF_DOCUMENTS = (Code.NON_TENSOR_ROWS,)
-_LIST_OF_ONE = b"\x91"  # msgpack writes it before the only item

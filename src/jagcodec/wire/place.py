@@ -85,7 +85,7 @@ class MessageWriter(PendingMessage):
         return found
 
     def _put_table(self, item: Any) -> list[int]:
-        """The place of the table of runs of an item, after the places of what it names."""
+        """The place of the table of runs of an item; what it names is placed before it."""
         table: list[int] = []
         for splits, cells, index in item.runs:
             at = self._put_once(cells)

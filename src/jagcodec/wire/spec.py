@@ -10,8 +10,6 @@ from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
-from jagcodec.memory.arrays import NUMPY_BY_NAME
-
 MAGIC = "jagcodec"  # the first key of the header map; its value is the version
 VERSION = 1
 BLOB_MAGIC = b"jagcodec"  # begins a message in one buffer; a header frame begins with another byte
@@ -138,7 +136,12 @@ INTEGER_DTYPES = frozenset(
 )
 """Dtypes whose elements may be stored narrower than they are."""
 
-ARRAY_DTYPES = frozenset(NUMPY_BY_NAME)
+ARRAY_DTYPES = frozenset(
+    (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
+)
 """Dtypes that arrays in rows may have: those of numpy's and torch's that are the same."""
 
 # What an ARRAY_ROWS stands for: a column of a TensorDict, an object array (N,), or a list.

@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jagcodec import rowcopy
+from jagcodec.memory import ALIGNMENT
 from jagcodec.memory.arrays import array_bytes
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.wire.elide import elide_cells, elide_documents
-from jagcodec.wire.frames import NO_BYTES, PendingMessage
+from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import start_of
 from jagcodec.wire.header_reader import is_accepted
-from jagcodec.wire.lowered import Lowered
+from jagcodec.wire.items import item_of_documents
+from jagcodec.wire.lowered import Lowered, RowMessages
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.place import MessageWriter
 
@@ -28,7 +30,9 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
     Its columns are narrow and elided only if there is still a byte for each row that needs one,
     and if readers accept it: repeats, and rows that are arrays, ask for more than their bytes.
     """
-    tree, items, values, unbacked, asks_for_more = lowered
+    tree, items, values, unbacked, messages, asks_for_more = lowered
+    for rows in messages:
+        _write_rows(rows, narrows=narrows)
     if narrows or elides:
         small = _smaller(items, elides=elides)
         writer = MessageWriter()
@@ -40,9 +44,23 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
             if not is_asking or is_accepted(message.header, message.indirect_bytes):
                 return message
             if elides:
-                return message_of(lowered, narrows=narrows)
+                return message_of(lowered._replace(messages=()), narrows=narrows)
     writer = MessageWriter()
     return writer.finish(start_of(tree), writer.place(items), values, unbacked)
+
+
+def _write_rows(messages: RowMessages, *, narrows: bool) -> None:
+    """Give an item of rows its data: a message for each row."""
+    made = {}
+    for i, row in messages.rows.items():
+        one = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
+        pieces = blob_pieces(frames_of(message_of(one, narrows=narrows)))
+        made[i] = b"".join([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
+    item, found = messages.item, item_of_documents([made[i] for i in messages.places])
+    item.data, item.dims, item.splits = found.data, found.dims, found.splits
+
+
+_LIST_OF_ONE = b"\x91"  # msgpack writes it before the only item
 
 
 class _Smaller(NamedTuple):
