@@ -350,6 +350,47 @@ def test_what_is_not_needed_is_not_imported(code, names):
     assert said_by(f"{code}\nprint(json.dumps([n for n in {names} if n in sys.modules]))") == []
 
 
+# Writers of rows that are not tensors start without torch, which takes a second to import.
+WITHOUT_TORCH = (
+    *("errors", "_arguments", "memory.arrays", "memory.blocks", "memory.buffers"),
+    *("rowcopy", "rowcopy.numpy_kernel", "rowcopy.tasks", "cells", "cells.python_cells"),
+    *("wire.spec", "wire.checks", "wire.documents", "wire.native", "wire.header", "wire.schema"),
+    *("wire.limits", "wire.frames", "wire.dtypes"),
+    *("pack.cell_dtypes", "pack.half_floats", "pack.row_kinds", "pack.number_types"),
+    *("pack.numbers", "pack.cells"),
+)
+
+
+def test_makers_of_rows_import_neither_torch_nor_tensordict():
+    """Nor do rows of numbers, lists, arrays and objects, when they become cells."""
+    code = f"""
+import importlib
+found = []
+def look(at):
+    found.extend(at for name in ("torch", "tensordict") if name in sys.modules)
+for name in {WITHOUT_TORCH}:
+    importlib.import_module(f"jagcodec.{{name}}")
+    look(name)
+import numpy as np
+from jagcodec.errors import JagcodecError
+from jagcodec.pack.cells import cells_of_rows
+for dtype in (None, "float64", "bfloat16"):
+    for rows in ([1, 2], [[1, 2.5], (3,)], [[[1], [2]]], [[np.int8(1)]], [np.arange(3)]):
+        cells_of_rows(rows, dtype)
+for rows in (["a"], [None, {{}}], [[{{}}]], [object()], [[np.arange(3)]]):
+    cells_of_rows(rows)
+for rows in ([[1, "a"]], [[1], [None]], [True, 1], [[1], {{}}]):
+    try:
+        cells_of_rows(rows)
+    except JagcodecError:
+        continue
+    found.append(str(rows))
+look("cells_of_rows")
+print(json.dumps(found))
+"""
+    assert said_by(code) == []
+
+
 def test_a_star_and_dir_have_every_name_and_nothing_else_is_an_attribute():
     code = """
 import jagcodec

@@ -25,7 +25,7 @@ if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
     except ImportError as _error:
         _missing = str(_error)
 
-fill: Callable[..., tuple[int, int] | None] = _active.fill
+fill: Callable[..., Any] = _active.fill
 is_native: Callable[[Sequence[Any], int, int, int, int], bool] = _active.is_native
 pack: Callable[[list[Any]], tuple[str, bytes] | None] = _active.pack
 

@@ -4,7 +4,7 @@
  * an item that a cell cannot hold ends the pass, and its place is returned. Items are anyone's
  * objects, and `convert` runs anyone's code, so a list may change while it is read: every item is
  * asked for by its index, which Python checks, every reference is owned while it is used, and no
- * more cells are written than the buffer had when the call began. There is no global state.
+ * more cells are written than there were items when the call began. There is no global state.
  *
  * Only the limited API of Python 3.11 is used, as in jagcodec.rowcopy.
  */
@@ -192,55 +192,135 @@ put_row(const Cells *cells, PyObject *row, Py_ssize_t count, unsigned char *at, 
     return 1;
 }
 
+/* The length of a list or a tuple; -1 for anything else. */
+static Py_ssize_t
+length_of(PyObject *row)
+{
+    return PyList_Check(row) ? PyList_Size(row) : PyTuple_Check(row) ? PyTuple_Size(row) : -1;
+}
+
+/* The lengths of rows as a new tuple, and their sum; NULL with an exception. */
+static PyObject *
+lengths_of(PyObject *rows, Py_ssize_t *total)
+{
+    Py_ssize_t count = PyTuple_Size(rows);
+    PyObject *lengths = PyTuple_New(count);
+    *total = 0;
+    for (Py_ssize_t row = 0; lengths && row < count; row++) {
+        Py_ssize_t length = length_of(PyTuple_GetItem(rows, row));
+        PyObject *number = length < 0 ? NULL : PyLong_FromSsize_t(length);
+        if (length < 0) {
+            PyErr_Format(PyExc_TypeError, "row %zd: expected a list or a tuple", row);
+        } else if (length > PY_SSIZE_T_MAX / 8 - *total) {
+            PyErr_NoMemory(); /* one list may be many rows */
+        } else if (number && !PyTuple_SetItem(lengths, row, Py_NewRef(number))) {
+            Py_DECREF(number);
+            *total += length;
+            continue;
+        }
+        Py_XDECREF(number);
+        Py_CLEAR(lengths);
+    }
+    return lengths;
+}
+
+/* The code of the first number's type, of those of bools, ints and floats; 0 if it has another. */
+static char
+code_of_first(PyObject *rows, const char *codes)
+{
+    char code = 0;
+    for (Py_ssize_t row = 0, count = PyTuple_Size(rows); row < count; row++) {
+        PyObject *items = PyTuple_GetItem(rows, row);
+        PyObject *first = length_of(items) > 0 ? item_of(items, PyList_Check(items), 0) : NULL;
+        if (first) {
+            PyTypeObject *type = Py_TYPE(first);
+            code = type == &PyBool_Type ? codes[0] : type == &PyLong_Type ? codes[1] : 0;
+            code = type == &PyFloat_Type ? codes[2] : code;
+            Py_DECREF(first);
+            break;
+        }
+        PyErr_Clear(); /* the list is shorter by now */
+    }
+    return code;
+}
+
+/* Whether an item, which a cell of an int cannot hold, is a float. */
+static bool
+is_float_at(PyObject *rows, Py_ssize_t row, Py_ssize_t index)
+{
+    PyObject *items = PyTuple_GetItem(rows, row);
+    PyObject *item = item_of(items, PyList_Check(items), index);
+    bool is_float = item && Py_TYPE(item) == &PyFloat_Type;
+    Py_XDECREF(item);
+    PyErr_Clear(); /* the list may be shorter by now */
+    return is_float;
+}
+
+/* The cells of rows of these lengths; where `done` is 0, `row` and `index` are those of the item. */
+static PyObject *
+put_rows(const Cells *cells, PyObject *rows, PyObject *lengths, Py_ssize_t total, int *done,
+         Py_ssize_t *row, Py_ssize_t *index)
+{
+    Py_ssize_t count = PyTuple_Size(rows);
+    PyObject *made = PyByteArray_FromStringAndSize(NULL, total * cells->width);
+    unsigned char *at = made ? (unsigned char *)PyByteArray_AsString(made) : NULL;
+    *done = made ? 1 : -1;
+    for (*row = 0; *done == 1 && *row < count; ++*row) {
+        PyObject *items = PyTuple_GetItem(rows, *row);
+        Py_ssize_t length = PyLong_AsSsize_t(PyTuple_GetItem(lengths, *row));
+        if (length_of(items) != length) {
+            PyErr_Format(PyExc_ValueError, "row %zd: its length changed", *row);
+            *done = -1;
+            break;
+        }
+        *done = put_row(cells, items, length, at, index);
+        if (*done != 1) {
+            break;
+        }
+        at += length * cells->width;
+    }
+    if (*done < 0) {
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
 static PyObject *
 cells_fill(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *given, *target, *result = NULL;
-    Py_buffer out, lengths;
-    const char *code;
+    PyObject *given, *made, *result = NULL;
+    const char *codes;
     Cells cells = {0};
-    if (!PyArg_ParseTuple(args, "Oy*OsiO:fill", &given, &lengths, &target, &code, &cells.precision,
-                          &cells.convert)) {
-        return NULL;
-    }
-    /* Not by `w*`, which replaces any error of the object, such as a MemoryError, by a TypeError. */
-    if (PyObject_GetBuffer(target, &out, PyBUF_WRITABLE) < 0) {
-        PyBuffer_Release(&lengths);
+    if (!PyArg_ParseTuple(args, "OsiO:fill", &given, &codes, &cells.precision, &cells.convert)) {
         return NULL;
     }
     PyObject *rows = PySequence_Tuple(given); /* a copy, which no other thread can change */
-    Py_ssize_t count = rows ? PyTuple_Size(rows) : 0, left = out.len, index = 0;
-    unsigned char *at = out.buf;
-    int done = rows ? 1 : -1;
-    if (rows && (!cells_of_code(code, &cells) || lengths.len / 8 != count)) {
-        PyErr_SetString(PyExc_ValueError, "expected a code of cells and one length for each row");
-        done = -1;
-    }
-    for (Py_ssize_t row = 0; done == 1 && row < count; row++) {
-        PyObject *items = PyTuple_GetItem(rows, row);
-        int64_t length;
-        memcpy(&length, (char *)lengths.buf + 8 * row, sizeof length);
-        Py_ssize_t found = PyList_Check(items)    ? PyList_Size(items)
-                           : PyTuple_Check(items) ? PyTuple_Size(items)
-                                                  : -1;
-        if (found < 0 || found != length || found > left / cells.width) {
-            PyErr_Format(found < 0 ? PyExc_TypeError : PyExc_ValueError,
-                         found < 0 ? "row %zd: expected a list or a tuple"
-                                   : "row %zd: its length changed", row);
-            done = -1;
-            break;
+    Py_ssize_t total, row, index;
+    PyObject *lengths = rows ? lengths_of(rows, &total) : NULL;
+    bool any = strlen(codes) == 3;
+    char code[2] = {lengths && any ? code_of_first(rows, codes) : codes[0], 0};
+    int done = -1;
+    if (lengths && any && !code[0]) {
+        result = Py_NewRef(Py_None);
+    } else if (lengths && ((!any && codes[0] && codes[1]) || !cells_of_code(code, &cells))) {
+        PyErr_SetString(PyExc_ValueError, "expected a code of cells, or three");
+    } else if (lengths) {
+        made = put_rows(&cells, rows, lengths, total, &done, &row, &index);
+        if (!done && any && code[0] == codes[1] && is_float_at(rows, row, index)) {
+            Py_DECREF(made);
+            code[0] = codes[2];
+            made = cells_of_code(code, &cells)
+                       ? put_rows(&cells, rows, lengths, total, &done, &row, &index)
+                       : NULL;
         }
-        done = put_row(&cells, items, found, at, &index);
-        at += found * cells.width;
-        left -= found * cells.width;
-        if (!done) {
-            result = Py_BuildValue("nn", row, index);
-        }
+        PyObject *bad = done ? Py_NewRef(Py_None) : Py_BuildValue("nn", row, index);
+        result = made ? Py_BuildValue("sOOO", code, made, lengths, bad) : NULL;
+        Py_XDECREF(made);
+        Py_XDECREF(bad);
     }
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&lengths);
+    Py_XDECREF(lengths);
     Py_XDECREF(rows);
-    return done == 1 ? Py_NewRef(Py_None) : result;
+    return result;
 }
 
 /* The items of a list, all of which are of the type `type`; false if they are not, or do not fit. */
@@ -396,7 +476,7 @@ cells_is_native(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyMethodDef methods[] = {
     {"fill", cells_fill, METH_VARARGS,
-     "fill(rows, lengths, out, code, precision, convert, /)\n--\n\nSee jagcodec.cells."},
+     "fill(rows, codes, precision, convert, /)\n--\n\nSee jagcodec.cells."},
     {"pack", cells_pack, METH_O, "pack(numbers, /)\n--\n\nSee jagcodec.cells."},
     {"is_native", cells_is_native, METH_VARARGS,
      "is_native(rows, levels, short_bytes, short_list, most_items, /)\n--\n\nSee jagcodec.cells."},

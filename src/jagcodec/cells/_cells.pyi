@@ -3,13 +3,11 @@ from typing import Any
 
 def fill(
     rows: Sequence[Sequence[Any]],
-    lengths: Any,
-    out: Any,
-    code: str,
+    codes: str,
     precision: int,
     convert: Callable[[Any], Any] | None,
     /,
-) -> tuple[int, int] | None: ...
+) -> tuple[str, bytearray, tuple[int, ...], tuple[int, int] | None] | None: ...
 def pack(numbers: list[Any], /) -> tuple[str, bytes] | None: ...
 def is_native(
     rows: Sequence[Any], levels: int, short_bytes: int, short_list: int, most_items: int, /

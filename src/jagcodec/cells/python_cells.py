@@ -10,41 +10,67 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec.memory.arrays import IntArray
-
 
 def fill(
     rows: Sequence[Sequence[Any]],
-    lengths: IntArray,
-    out: Any,
-    code: str,
+    codes: str,
     precision: int,
     convert: Callable[[Any], Any] | None,
-) -> tuple[int, int] | None:
-    """Write the numbers of all rows end to end to `out`, as cells of a code of `array`, or ``?``.
+) -> tuple[str, bytearray, tuple[int, ...], tuple[int, int] | None] | None:
+    """The numbers of rows, lists or tuples, end to end as cells of a code of `array`, or ``?``.
 
-    Returns None, or the row and the index of the first item that is not a number or does not fit;
-    the numbers before it are written.
+    `codes` is one code; or it is those of bools, ints and floats, of which the type of the first
+    number chooses, and a float among ints chooses again. Then None is returned if there is no
+    number, or if the first item is not exactly one of Python's own.
+
+    Returns the code, the cells, the lengths of the rows, and None, or the row and the index of the
+    first item that is not a number or does not fit; the numbers before it are written.
     Only bools go to cells of bools, and ints must be exact (in a float with `precision` bits).
     Floats are rounded to the nearest; a finite one must stay finite. `convert` makes a number of
     an item of another type, or None; without `convert`, only Python's own int, float and bool are
-    numbers, and a subclass is not. ValueError: a row does not have its length.
+    numbers, and a subclass is not. ValueError: a row changes its length while it is read.
     """
-    target = memoryview(out).cast("B")
-    at = 0
-    for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-        items = tuple(row)
-        if len(items) != length:
-            raise ValueError(f"row {i}: its length changed")
+    kept = tuple(rows)
+    for i, row in enumerate(kept):
+        if not isinstance(row, (list, tuple)):
+            raise TypeError(f"row {i}: expected a list or a tuple")
+    items = [tuple(row) for row in kept]
+    lengths = tuple(map(len, items))
+    code = codes
+    if len(codes) == len(_OWN):
+        first = next(chain.from_iterable(items), None)
+        if type(first) not in _OWN:
+            return None
+        code = codes[_OWN.index(type(first))]
+    if len(code) != 1 or code not in "bhiqBHIQfd?":
+        raise ValueError("expected a code of cells, or three")
+    cells, bad = _cells_of_rows(items, code, precision, convert)
+    if bad is not None and code == codes[1:2] and type(items[bad[0]][bad[1]]) is float:
+        code = codes[2]
+        cells, bad = _cells_of_rows(items, code, precision, convert)
+    return code, cells, lengths, bad
+
+
+_OWN = (bool, int, float)
+
+
+def _cells_of_rows(
+    rows: Sequence[tuple[Any, ...]],
+    code: str,
+    precision: int,
+    convert: Callable[[Any], Any] | None,
+) -> tuple[bytearray, tuple[int, int] | None]:
+    """The cells of all rows, and the place of the first item that cannot be one."""
+    made = bytearray()
+    for i, items in enumerate(rows):
         cells = _at_once(items, code)
         if cells is None:
             cells = _one_by_one(items, code, precision, convert)
-        data = memoryview(cells).cast("B")
-        target[at : at + len(data)] = data
-        at += len(data)
+        made += memoryview(cells).cast("B")
         if len(cells) < len(items):
-            return i, len(cells)
-    return None
+            room = sum(map(len, rows)) * cells.itemsize
+            return made + bytes(room - len(made)), (i, len(cells))
+    return made, None
 
 
 _TYPES = {"f": float, "d": float, "?": bool}

@@ -14,7 +14,7 @@ import torch
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
-from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits
+from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits, number_array
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
 from jagcodec.pack.number_types import (
@@ -34,6 +34,7 @@ from jagcodec.pack.rows import (
     read_dtypes,
     shape_without_cells,
 )
+from jagcodec.pack.tensor_rows import tensor_of
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
@@ -41,6 +42,7 @@ from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.pickled import pickled_parts
+from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 
@@ -51,10 +53,10 @@ class _GrowingColumn:
     dim: int = 0  # the dim of a chunk along which its tokens are
     shape: tuple[int, ...] | None = None  # without tokens; None if no chunk or schema has shown it
     schema: FieldSchema | None = None  # says the shape of its chunks
-    dtype: torch.dtype | None = None  # None until a number decides it
+    dtype: str | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
     types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
-    stored: torch.dtype | None = None  # of the chunks: floats stay float64, as such may follow
+    stored: str | None = None  # of the chunks: floats stay float64, as such may follow
     tokens: int = 0
     chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
 
@@ -62,7 +64,7 @@ class _GrowingColumn:
         """All cells as they are stored; joins the chunks into one."""
         if not self.chunks:
             # Without numbers the dtype is float32, as that of torch.tensor([]).
-            return torch.empty(self.shape or (0,), dtype=self.stored or torch.float32)
+            return torch.empty(self.shape or (0,), dtype=torch_dtype(self.stored or "float32"))
         if len(self.chunks) > 1:
             self.chunks = [cat_bits(self.chunks, self.dim)]
         return self.chunks[0]
@@ -70,7 +72,7 @@ class _GrowingColumn:
     def whole(self) -> torch.Tensor:
         """A copy of all cells."""
         joined = self.joined()
-        dtype = self.dtype or joined.dtype
+        dtype = joined.dtype if self.dtype is None else torch_dtype(self.dtype)
         return cat_bits([joined], 0) if joined.dtype == dtype else joined.to(dtype)
 
     def with_types(self, types: Set[Any], chunk: Any) -> _GrowingColumn:
@@ -80,15 +82,16 @@ class _GrowingColumn:
         found = self.types | types
         before = [("", kind, 0.0) for kind in self.types]
         dtype = dtype_of_types(found, lambda: [*before, *located_numbers([chunk])])
-        stored = torch.float64 if float in found and found <= PYTHON_TYPES else dtype
+        stored = "float64" if float in found and found <= PYTHON_TYPES else dtype
         column = replace(self, types=found, dtype=dtype, stored=stored)
         if not self.chunks or dtype == self.dtype:
             return column
         joined = self.joined()
         made: Any = cells_of_rows([joined], dtype, dim=self.dim)
         if float in self.types and dtype in NARROW:
-            check_floats(joined.flatten(), dtype, lambda _: "")
-        cells = torch.as_tensor(made.values) if stored == dtype else joined.to(stored)
+            check_floats(number_array(joined).reshape(-1), dtype, lambda _: "")
+        same = stored == dtype
+        cells = tensor_of(made.values, dtype) if same else joined.to(torch_dtype(stored))
         return replace(column, chunks=[cells])
 
     def first_tokens(self, tokens: int) -> _GrowingColumn:
@@ -123,7 +126,7 @@ class _GrowingColumn:
                 detail = f"expected tokens of shape {expected} like those before, found {found}"
                 raise ArgumentError("bad_shape", "", detail)
         if shape is not None:
-            chunk = made if made.lengths else RowCells(self.filled(cells, 1), (1,))
+            chunk = made if made.lengths else RowCells(self.filled(cells, 1), (1,), made.dtype)
             check_row_shape(chunk, shape, self.dim + 1)
 
 
@@ -182,7 +185,9 @@ class RowBuilder:
                 self._dtypes[name] = schema
                 continue
             grown = _GrowingColumn(
-                schema=schema, dtype=schema.dtype, dtype_is_fixed=schema.dtype is not None
+                schema=schema,
+                dtype=None if schema.dtype is None else TORCH_NAMES[schema.dtype],
+                dtype_is_fixed=schema.dtype is not None,
             )
             self._columns[name] = grown
             sizes = schema.shape[1:] if schema.shape else ()
@@ -366,8 +371,9 @@ class RowBuilder:
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
+                dtype = TORCH_NAMES[leaf.dtype]
                 grown = _GrowingColumn(
-                    dim, None, schema[name], leaf.dtype, dtype_is_fixed=True, chunks=[cells]
+                    dim, None, schema[name], dtype, dtype_is_fixed=True, chunks=[cells]
                 )
                 row._columns[name] = grown.first_tokens(leaf.row_splits.total)
                 continue
@@ -439,7 +445,7 @@ def _read_chunk(
             f"found {described(chunk)}"
         )
         raise ArgumentTypeError("bad_type", path, detail)
-    cells = torch.as_tensor(made.values)
+    cells = tensor_of(made.values, made.dtype)
     try:
         column.check_chunk(made, cells)
     except JagcodecError as error:
@@ -468,9 +474,9 @@ def _cells_of_python(chunk: Any) -> RowCells | None:
     """The cells of a list of Python's own numbers, found without a look at their types."""
     if type(chunk) is not list and type(chunk) is not tuple:
         return None
-    values = cells_of_python([chunk], (len(chunk),), chunk[0])
-    return None if values is None else RowCells(values, (len(chunk),))
+    found = cells_of_python([chunk])
+    return None if found is None else RowCells(*found)
 
 
-_TYPES: dict[torch.dtype, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}
+_TYPES: dict[str, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}
 """The type that decides the dtype of Python's numbers."""

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
-from collections.abc import Callable, Sequence, Set
+import sys
+from collections.abc import Sequence, Set
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
-from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import (
-    NUMPY_DTYPES,
-    cat_bits,
-    contiguous_bits,
-    number_array,
-    plain_array,
-    plain_arrays,
-)
-from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, NUMBER_DTYPES, PLAIN_DTYPES
+from jagcodec.memory.arrays import tensor_type
+from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, NUMBER_DTYPES, STORED_DTYPES
 from jagcodec.pack.number_types import (
+    PYTHON_TYPES,
     dtype_of_rows,
     dtype_of_types,
     two_dtypes,
     type_of_item,
     types_of_items,
 )
-from jagcodec.pack.numbers import cast_array, cells_of_python, fill_cells, place_of
+from jagcodec.pack.numbers import cast_array, cells_of_python, fill_cells, numbers_of, place_of
 from jagcodec.pack.row_kinds import (
     ARRAY_ROW,
     BLANK_ROW,
@@ -41,27 +32,24 @@ from jagcodec.pack.row_kinds import (
     OBJECT_ROW,
     OR_OBJECTS,
     SEQUENCE_ROW,
+    dtype_name,
     first_item,
+    has_dtype,
     is_array,
     items_of_list,
     kind_of_row,
     mixed_kinds,
     wrong_kind,
 )
-from jagcodec.ragged.non_tensor import payloads_of_rows
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 
 
 class RowCells(NamedTuple):
     """The cells of N rows: end to end along the dim of their tokens, or one number per row."""
 
-    values: Any  # an array of `PLAIN_DTYPES`, or a tensor of another dtype; contiguous
+    values: Any  # an array of `STORED_DTYPES`, or a tensor if it is on a device; contiguous
     lengths: tuple[int, ...] | None  # tokens per row; None if each row is one number
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Torch's dtype of the cells."""
-        dtype: torch.dtype = PLAIN_DTYPES.get(self.values.dtype, self.values.dtype)
-        return dtype
+    dtype: str  # the name of the cells' dtype
 
 
 def error_at_column(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
@@ -73,7 +61,7 @@ def error_at_column(error: JagcodecError, path: str, *, of_rows: bool = True) ->
 
 
 _ITEMS_OF_OBJECTS: list[set[Any]] = [{dict}, {str}]  # lists of dicts, or of strings, are objects
-_ARRAY_ONLY, _TENSOR_ONLY, _LIST_OR_TUPLE = {np.ndarray}, {torch.Tensor}, {list, tuple}
+_ARRAY_ONLY, _LIST_OR_TUPLE = {np.ndarray}, {list, tuple}
 
 
 def cells_of_rows(
@@ -94,30 +82,28 @@ def _cells_or_objects(
 ) -> RowCells | list[Any]:
     """`cells_of_rows`, where a list of arrays is an object."""
     if dtype is object:
-        return payloads_of_rows(rows, "")
+        return _objects(rows)
     types: set[Any] = set(map(type, rows))
-    if dtype is None and not dim and len(rows) > 1 and len(types) == 1:
-        joined = joined_quickly(rows, types)
-        if joined is not None:
-            return joined
-    if types == _TENSOR_ONLY:
+    if dtype is None and not dim:
+        made = _made_quickly(rows, types)
+        if made is not None:
+            return made
+    if types == {tensor_type()}:
+        from jagcodec.pack.tensor_rows import arrays_of_tensors
+
         # Read arrays: each attribute of a tensor costs more than making an array of it.
-        arrays = plain_arrays(rows)
-        if not any(plain is None for plain in arrays):
-            rows, types = arrays, _ARRAY_ONLY
-    if types == _ARRAY_ONLY and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
-        if dtype is None:
-            return _joined_cells(rows, copied, dim)
-        return _cells_of_arrays(rows, dtype, copied, dim)
+        arrays = arrays_of_tensors(rows)
+        rows, types = (rows, types) if arrays is None else (arrays, _ARRAY_ONLY)
     kinds = _kinds_of(rows, types)
     if kinds == {NUMBER_ROW}:
-        return RowCells(_cells_of_numbers([rows], (len(rows),), dtype, rows[0], None), None)
+        values, found = _cells_of_numbers([rows], (len(rows),), dtype, None)
+        return RowCells(values, None, found)
     if OBJECT_ROW in kinds:
         if dtype is not None or kinds - {OBJECT_ROW, BLANK_ROW}:
             raise mixed_kinds(rows, dtype)
-        return payloads_of_rows(rows, "")
+        return _objects(rows)
     if kinds == {ARRAY_ROW}:
-        return _cells_of_arrays(list(map(_readable_array, rows)), dtype, copied, dim)
+        return _cells_of_arrays(rows, dtype, copied, dim)
     kinds.discard(BLANK_ROW)
     if not kinds and dtype is None and any(map(len, rows)) and first_item(chain(*rows)) is None:
         return list(rows)  # all items are None
@@ -126,6 +112,26 @@ def _cells_or_objects(
         rows = rows if types <= _LIST_OR_TUPLE else [list(iter(row)) for row in rows]
         return _cells_of_lists(rows, dtype) if not dim else _cells_of_deep_lists(rows, dtype, dim)
     return _cells_of_mixed_rows(rows, dtype, dim)
+
+
+def _objects(rows: Sequence[Any]) -> list[Any]:
+    """The objects of rows; whoever has a `NonTensorData` has imported tensordict."""
+    if "tensordict" not in sys.modules or KIND_OF_TYPE.keys() >= set(map(type, rows)):
+        return list(rows)
+    from jagcodec.ragged.non_tensor import payloads_of_rows
+
+    return payloads_of_rows(rows, "")
+
+
+def _made_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
+    """The cells of rows of one of the types that most columns have; None if they need a look."""
+    if types <= _LIST_OR_TUPLE:
+        found = cells_of_python(rows)
+        return None if found is None else RowCells(*found)
+    if types <= PYTHON_TYPES:
+        found = cells_of_python((rows,))
+        return None if found is None else RowCells(found[0], None, found[2])
+    return joined_quickly(rows, types) if len(types) == 1 and len(rows) > 1 else None
 
 
 def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
@@ -137,49 +143,35 @@ def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
             return {OBJECT_ROW}
     if types <= KIND_OF_TYPE.keys():
         return {KIND_OF_TYPE[kind] for kind in types}
+    if types == _ARRAY_ONLY and TORCH_NAME_OF_NUMPY.keys() >= {row.dtype for row in rows}:
+        return {ARRAY_ROW}
     return set(map(kind_of_row, rows))
 
 
 def joined_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
     """Arrays, or tensors, of one dtype and cell shape, end to end; None if the rows differ."""
-    if types == _ARRAY_ONLY:
-        dtypes, known = {row.dtype for row in rows}, PLAIN_DTYPES.keys()
-        join: Callable[..., Any] = np.concatenate
-    elif types == _TENSOR_ONLY:
-        dtypes, known = {row.dtype for row in rows}, NUMPY_DTYPES.keys()
-        join = _concatenated_tensors
-    else:
+    if types == {tensor_type()}:
+        from jagcodec.pack.tensor_rows import joined_at_once
+
+        joined = joined_at_once(rows)
+        return None if joined is None else RowCells(*joined, TORCH_NAME_OF_NUMPY[joined[0].dtype])
+    if types != _ARRAY_ONLY:
         return None
-    if len(dtypes) > 1 or not dtypes <= known:
+    dtypes = {row.dtype for row in rows}
+    dtype = TORCH_NAME_OF_NUMPY.get(rows[0].dtype)
+    if len(dtypes) > 1 or dtype is None:
         return None
     try:
-        values = join(rows)
-    except (ValueError, RuntimeError):
+        values = np.concatenate(rows)
+    except ValueError:
         return None
-    if values is None or not values.flags.c_contiguous:
-        return None
-    length_of = len if types == _ARRAY_ONLY or values.ndim > 1 else _LENGTH_OF_1D
-    return RowCells(values, tuple(map(length_of, rows)))
-
-
-_LENGTH_OF_1D = torch.Tensor.numel  # the length of a 1-dim tensor, eight times as fast as `len`
-
-
-def _concatenated_tensors(rows: Sequence[Any]) -> npt.NDArray[Any] | None:
-    """CPU tensors as one array; None if cells may be missing."""
-    # Torch would read memory that was freed, and leave out tensors of shape (0,): both are at 0.
-    if not (all(map(_IS_ON_CPU, rows)) and all(map(torch.Tensor.data_ptr, rows))):
-        return None
-    return plain_array(torch.cat(rows))  # type: ignore[arg-type]
-
-
-_IS_ON_CPU = operator.attrgetter("is_cpu")
+    return RowCells(values, tuple(map(len, rows)), dtype) if values.flags.c_contiguous else None
 
 
 # --- lists of numbers --------------------------------------------------------------------------
 
 
-def _cells_of_lists(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
+def _cells_of_lists(rows: Sequence[Any], dtype: str | None) -> RowCells:
     """Lists and tuples of numbers, or of lists of equal lengths of numbers."""
     lengths = tuple(map(len, rows))
     first = first_item(chain.from_iterable(rows))
@@ -187,7 +179,7 @@ def _cells_of_lists(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
         if dtype is None:
             detail = "expected a number in some row, found none; pass dtypes={...: their dtype}"
             raise ArgumentError("bad_dtype", "", detail)
-        return RowCells(torch.empty(0, dtype=dtype), lengths)
+        return RowCells(np.empty(0, dtype=STORED_DTYPES[dtype]), lengths, dtype)
     shape: tuple[int, ...] = ()
     flat = rows
     while isinstance(first, (list, tuple)):
@@ -198,22 +190,18 @@ def _cells_of_lists(rows: Sequence[Any], dtype: torch.dtype | None) -> RowCells:
         flat, first = [list(chain.from_iterable(row)) for row in flat], first_item(first)
     cell = math.prod(shape)
     sizes = tuple(length * cell for length in lengths) if shape else lengths
-    values = _cells_of_numbers(flat, sizes, dtype, first, cell)
-    return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths)
+    values, found = _cells_of_numbers(flat, sizes, dtype, cell)
+    return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths, found)
 
 
 def _cells_of_numbers(
-    rows: Sequence[Sequence[Any]],
-    sizes: tuple[int, ...],
-    dtype: torch.dtype | None,
-    first: Any,  # the first number, whose type is tried first if `dtype` is None
-    cell: int | None,
-) -> Any:
-    """`fill_cells`, with the dtype of the numbers if none is given."""
+    rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], dtype: str | None, cell: int | None
+) -> tuple[Any, str]:
+    """`fill_cells`, and the dtype: that of the numbers if none is given."""
     if dtype is None:
-        values = cells_of_python(rows, sizes, first)
-        if values is not None:
-            return values
+        found = cells_of_python(rows)
+        if found is not None and found[1] == sizes:
+            return found[0], found[2]
         located = (
             (place_of(i, at, cell), type_of_item(item), item)
             for i, row in enumerate(rows)
@@ -224,9 +212,9 @@ def _cells_of_numbers(
     if dtype not in FILL_CODES:
         items = list(chain.from_iterable(rows))
         if set(map(type_of_item, items)) == {dtype}:  # as of float8
-            parts = [torch.as_tensor(item).detach().cpu().reshape(1) for item in items]
-            return cat_bits(parts, 0)
-    return fill_cells(rows, sizes, dtype, cell)
+            on_host = [x.cpu() if isinstance(x, tensor_type()) else x for x in items]
+            return np.stack([_readable_array(item) for item in on_host]), dtype
+    return fill_cells(rows, sizes, dtype, cell), dtype
 
 
 def _first_unequal_item(rows: Sequence[Any], size: int) -> tuple[int, int] | None:
@@ -244,7 +232,7 @@ def _unequal_lists(
     shape: tuple[int, ...],
     row: int,
     index: int,
-    dtype: torch.dtype | None,
+    dtype: str | None,
 ) -> JagcodecError:
     """The error for an item that is not a list like the others."""
     item, cell = flat[row][index], index // math.prod(shape[:-1])
@@ -269,7 +257,7 @@ def _length_of_items(row: Sequence[Any]) -> int | None:
 # --- lists of numbers, with tokens along a later dim -------------------------------------------
 
 
-def _cells_of_deep_lists(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
+def _cells_of_deep_lists(rows: Sequence[Any], dtype: str | None, dim: int) -> RowCells:
     """The cells of lists whose tokens are along their dim `dim`, which is not 0."""
     transposed = [_transposed(row, dim, i) for i, row in enumerate(rows)]
     outer: tuple[int, ...] = ()
@@ -281,15 +269,12 @@ def _cells_of_deep_lists(rows: Sequence[Any], dtype: torch.dtype | None, dim: in
             )
             raise ArgumentError("bad_shape", f", row {i}", detail)
         outer = found or outer
-    values: Any
-    values, lengths = _cells_of_lists(transposed, dtype)
+    values, lengths, found_dtype = _cells_of_lists(transposed, dtype)
     if not len(values):
         values = values.reshape(*outer, 0)
-    elif isinstance(values, torch.Tensor):
-        values = contiguous_bits(values.movedim(0, dim))
     else:
         values = np.ascontiguousarray(np.moveaxis(values, 0, dim))
-    return RowCells(values, lengths)
+    return RowCells(values, lengths, found_dtype)
 
 
 def _transposed(row: Any, dim: int, i: int) -> Sequence[Any]:
@@ -316,36 +301,38 @@ def _lengths_before_dim(row: Any, dim: int) -> tuple[int, ...]:
 # --- arrays and tensors ------------------------------------------------------------------------
 
 
-def _cells_of_arrays(
-    parts: Sequence[Any], dtype: torch.dtype | None, copied: bool, dim: int
-) -> RowCells:
-    """The cells of `_readable_array` rows, which are joined and then cast together."""
-    if len(set(map(type, parts))) > 1:
-        parts = [p if isinstance(p, torch.Tensor) else torch.from_numpy(np.array(p)) for p in parts]
-    if dtype is not None and any(part.dtype != parts[0].dtype for part in parts):
-        return _cells_of_mixed_rows(parts, dtype, dim)
-    joined = _joined_cells(parts, copied, dim)
+def _cells_of_arrays(rows: Sequence[Any], dtype: str | None, copied: bool, dim: int) -> RowCells:
+    """The cells of arrays and tensors, which are joined and then cast together."""
+    dtypes = [TORCH_NAME_OF_NUMPY.get(row.dtype) or dtype_name(row) for row in rows]
+    if dtype is not None and len(set(dtypes)) > 1:
+        return _cells_of_mixed_rows(rows, dtype, dim)
+    joined = _joined_cells(list(map(_readable_array, rows)), dtypes, copied, dim)
     return joined if dtype in (None, joined.dtype) else _cast_cells(joined, dtype, dim)
 
 
 def _readable_array(row: Any) -> Any:
-    """An array of `PLAIN_DTYPES`, or a tensor of another dtype or device, with the same cells."""
-    if isinstance(row, torch.Tensor):
-        part = contiguous_bits(row.as_subclass(torch.Tensor))
-        array = plain_array(part)
-        return part if array is None else array
+    """An array of `STORED_DTYPES`, or a tensor that is on a device, with the same cells."""
+    if isinstance(row, tensor_type()):
+        from jagcodec.pack.tensor_rows import array_of_tensor
+
+        return array_of_tensor(row)
+    if type(row) is np.ndarray and row.dtype in TORCH_NAME_OF_NUMPY:
+        return row
     array = np.asarray(row, dtype=row.dtype.newbyteorder("="))
-    return array if array.dtype in PLAIN_DTYPES else torch.from_numpy(np.array(array))
+    return array if array.dtype in TORCH_NAME_OF_NUMPY else np.array(array)
 
 
-def _joined_cells(parts: Sequence[Any], copied: bool, dim: int) -> RowCells:
+def _joined_cells(parts: Sequence[Any], dtypes: Sequence[str], copied: bool, dim: int) -> RowCells:
     """Arrays, or tensors, of one dtype and cell shape, end to end along `dim`."""
+    if len(set(map(type, parts))) > 1:
+        from jagcodec.pack.tensor_rows import tensor_of
+
+        parts = list(map(tensor_of, parts, dtypes))
     first = parts[0]
     is_array = type(first) is np.ndarray
     if not first.ndim:
-        _check_same_cells(parts, dim)
-        ones = None if is_array else [part.unsqueeze(0) for part in parts]
-        return RowCells(np.array(parts) if ones is None else cat_bits(ones, 0), None)
+        _check_same_cells(parts, dtypes, dim)
+        return RowCells(np.array(parts) if is_array else _joined(parts, 0), None, dtypes[0])
     if first.ndim <= dim:
         detail = (
             f"expected {dim + 1} dims or more, of which dim {dim} is the tokens, "
@@ -354,33 +341,41 @@ def _joined_cells(parts: Sequence[Any], copied: bool, dim: int) -> RowCells:
         raise ArgumentError("bad_shape", ", row 0", detail)
     values: Any = first
     if len(parts) > 1:
-        values = _concatenated(parts, dim)
+        values = _concatenated(parts, dtypes, dim)
     elif copied:
-        values = first.copy() if is_array else cat_bits([first], 0)
+        values = first.copy() if is_array else _joined(parts, 0)
     if is_array and not values.flags.c_contiguous:
         values = np.ascontiguousarray(values)
-    return RowCells(values, tuple([part.shape[dim] for part in parts]))
+    return RowCells(values, tuple([part.shape[dim] for part in parts]), dtypes[0])
 
 
-def _concatenated(parts: Sequence[Any], dim: int) -> Any:
-    is_array = type(parts[0]) is np.ndarray
-    if is_array and len({part.dtype for part in parts}) == 1:
+def _concatenated(parts: Sequence[Any], dtypes: Sequence[str], dim: int) -> Any:
+    if type(parts[0]) is np.ndarray and len(set(dtypes)) == 1:
         # Numpy compares the shapes faster than the loop below.
         with contextlib.suppress(ValueError):
             return np.concatenate(parts, dim)
-    _check_same_cells(parts, dim)
-    return np.concatenate(parts, dim) if is_array else cat_bits(parts, dim)
+    _check_same_cells(parts, dtypes, dim)
+    return _joined(parts, dim)
 
 
-def _cast_cells(found: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
+def _joined(parts: Sequence[Any], dim: int) -> Any:
+    """Arrays, or tensors, end to end along a dim."""
+    if type(parts[0]) is np.ndarray:
+        return np.concatenate(parts, dim)
+    from jagcodec.pack.tensor_rows import joined_tensors
+
+    return joined_tensors(parts, dim)
+
+
+def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
     """The numbers as cells of another dtype, floats rounded; an error if one does not fit."""
-    values, lengths = found
-    are_numbers = dtype in FILL_CODES and found.dtype in NUMBER_DTYPES
-    if not are_numbers or torch.bool in (dtype, found.dtype):
-        detail = f"expected {dtype}, found {found.dtype}; convert the rows{OR_OBJECTS}"
+    values, lengths, before = found
+    are_numbers = dtype in FILL_CODES and before in NUMBER_DTYPES
+    if not are_numbers or "bool" in (dtype, before):
+        detail = f"expected torch.{dtype}, found torch.{before}; convert the rows{OR_OBJECTS}"
         raise ArgumentTypeError("bad_dtype", ", row 0", detail)
-    numbers = values if isinstance(values, np.ndarray) else number_array(values)
-    cells = cast_array(numbers, dtype)
+    numbers = numbers_of(values, before)
+    cells: Any = cast_array(numbers, dtype)
     if cells is None:  # let the rule for lists name the first misfit
         if lengths is not None:
             numbers = np.moveaxis(numbers, dim, 0)
@@ -389,16 +384,18 @@ def _cast_cells(found: RowCells, dtype: torch.dtype, dim: int) -> RowCells:
         ends = np.cumsum(sizes).tolist()
         rows = [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         cells = fill_cells(rows, sizes, dtype, None if lengths is None else cell)
-    if isinstance(values, torch.Tensor) and not values.is_cpu:
-        cells = to_device(torch.as_tensor(cells), values.device)
-    return RowCells(cells.reshape(values.shape), lengths)
+    if not isinstance(values, np.ndarray):
+        from jagcodec.pack.tensor_rows import on_device_of
+
+        cells = on_device_of(cells, dtype, values)
+    return RowCells(cells.reshape(values.shape), lengths, dtype)
 
 
 # --- lists of arrays ---------------------------------------------------------------------------
 
 
 def _cells_with_arrays(
-    rows: Sequence[Any], dtype: torch.dtype, copied: bool, dim: int, levels: int
+    rows: Sequence[Any], dtype: str, copied: bool, dim: int, levels: int
 ) -> RowCells:
     """The cells of rows of which some may be lists of arrays, or lists of such lists."""
     made: Any
@@ -427,7 +424,7 @@ def _is_list_of_arrays(row: Any) -> bool:
     return False
 
 
-def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
+def _stacked(row: Any, i: int, dtype: str, levels: int) -> Any:
     """Row `i`, a list of arrays of one shape, as one array or tensor with these cells."""
     items: Any = items_of_list(row)
     joined = joined_quickly(items, set(map(type, items)))
@@ -435,7 +432,7 @@ def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
         return _split_in_tokens(joined, f", row {i}")
     if not any(is_array(item) or items_of_list(item) is not None for item in items):
         return items  # an array of objects that are numbers
-    shapes = [tuple(x.shape) if isinstance(x, _TYPED) else None for x in items]
+    shapes = [tuple(x.shape) if has_dtype(x) else None for x in items]
     for j, shape in enumerate(shapes):
         if None not in (shape, shapes[0]) and shape != shapes[0]:
             detail = f"expected shape {shapes[0]} like cell 0, found {shape}{OR_OBJECTS}"
@@ -451,7 +448,11 @@ def _stacked(row: Any, i: int, dtype: torch.dtype, levels: int) -> Any:
 
 def _split_in_tokens(made: RowCells, place: str) -> Any:
     """The cells of the tokens of a row, which have one length, with a dim of tokens in front."""
-    values, lengths = made
+    values, lengths, dtype = made
+    if STORED_DTYPES[dtype].name != dtype:  # or its words would be read as numbers
+        from jagcodec.pack.tensor_rows import tensor_of
+
+        values = tensor_of(values, dtype)
     if lengths is None:
         return values
     for j, length in enumerate(lengths):
@@ -466,13 +467,10 @@ def _split_in_tokens(made: RowCells, place: str) -> Any:
         raise ArgumentError("bad_shape", place, detail) from error
 
 
-_TYPED = (np.ndarray, np.generic, torch.Tensor)
-
-
 # --- rows of several kinds or dtypes -----------------------------------------------------------
 
 
-def _cells_of_mixed_rows(rows: Sequence[Any], dtype: torch.dtype | None, dim: int) -> RowCells:
+def _cells_of_mixed_rows(rows: Sequence[Any], dtype: str | None, dim: int) -> RowCells:
     """Rows of several kinds or dtypes, cast one by one."""
     kinds = list(map(kind_of_row, rows))
     if dtype is None:
@@ -490,10 +488,10 @@ def _cells_of_mixed_rows(rows: Sequence[Any], dtype: torch.dtype | None, dim: in
         # Lists without numbers do not show the dims after their tokens.
         is_blank = kind is BLANK_ROW and values.shape == blank.shape[: dim + 1]
         parts.append(blank if is_blank else values)
-    return _cells_of_arrays(parts, None, False, dim)
+    return _joined_cells(parts, [model.dtype] * len(parts), False, dim)
 
 
-def _cells_of_row(row: Any, i: int, dtype: torch.dtype | None, dim: int) -> RowCells:
+def _cells_of_row(row: Any, i: int, dtype: str | None, dim: int) -> RowCells:
     try:
         made: Any = _cells_or_objects([row], dtype, True, dim)
     except JagcodecError as error:
@@ -505,15 +503,14 @@ def _cells_of_row(row: Any, i: int, dtype: torch.dtype | None, dim: int) -> RowC
 # --- errors ------------------------------------------------------------------------------------
 
 
-def _check_same_cells(parts: Sequence[Any], dim: int) -> None:
+def _check_same_cells(parts: Sequence[Any], dtypes: Sequence[str], dim: int) -> None:
     """Refuse rows that differ in dtype, in device, or in the shape of their cells."""
     first = parts[0]
-    dtype, ndim, shape, outer = first.dtype, first.ndim, first.shape[dim + 1 :], first.shape[:dim]
+    ndim, shape, outer = first.ndim, first.shape[dim + 1 :], first.shape[:dim]
     is_array = isinstance(first, np.ndarray)
-    for i, part in enumerate(parts):  # before shapes: a column has one dtype in any order of rows
-        if part.dtype != dtype:
-            both = [PLAIN_DTYPES.get(x.dtype, x.dtype) for x in (first, part)]
-            raise two_dtypes(both[0], both[1], ", row 0", f", row {i}")
+    for i, dtype in enumerate(dtypes):  # before shapes: a column has one dtype in any order of rows
+        if dtype != dtypes[0]:
+            raise two_dtypes(dtypes[0], dtype, ", row 0", f", row {i}")
     for i, part in enumerate(parts):
         found = part.shape
         if part.ndim != ndim or found[dim + 1 :] != shape or (dim and found[:dim] != outer):

@@ -25,15 +25,19 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
+from jagcodec.memory.arrays import tensor_type
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES
+from jagcodec.pack.half_floats import LEAST_INFINITE, as_float32, rounded
 from jagcodec.pack.row_kinds import (
     OBJECT_ROW,
     OR_OBJECTS,
     described,
+    dtype_name,
     dtypes_remedy,
+    has_dtype,
     kind_of_row,
     list_among_numbers,
     plain_number,
@@ -41,11 +45,11 @@ from jagcodec.pack.row_kinds import (
 )
 from jagcodec.wire.spec import MAX_NDIM
 
-# The type of a number is Python's bool, int or float, or a `torch.dtype`. `list` stands for a list
-# among numbers, and `object` for anything else.
-_BOOLS = {bool, torch.bool}
+# The type of a number is Python's bool, int or float, or the name of a dtype. `list` stands for a
+# list among numbers, and `object` for anything else.
+_BOOLS = {bool, "bool"}
 PYTHON_TYPES: Set[Any] = frozenset(DEFAULT_DTYPES)
-NARROW = {torch.float16, torch.bfloat16}  # fewer bits than the float32 of Python's floats
+NARROW = LEAST_INFINITE.keys()  # fewer bits than the float32 of Python's floats
 
 Located = Iterable[tuple[str, Any, Any]]
 """Items of a column, each as its place, its type, and itself."""
@@ -57,10 +61,8 @@ def type_of_number(item: Any) -> Any:
         return type(item)
     if isinstance(item, (list, tuple)):
         return list
-    if isinstance(item, (np.generic, np.ndarray, torch.Tensor)):
-        if kind_of_row(item) == OBJECT_ROW:
-            return object
-        return item.dtype if isinstance(item, torch.Tensor) else getattr(torch, item.dtype.name)
+    if has_dtype(item):
+        return object if kind_of_row(item) == OBJECT_ROW else dtype_name(item)
     number = plain_number(item)
     return object if number is None else type(number)
 
@@ -72,7 +74,7 @@ def types_of_items(items: Collection[Any]) -> set[Any]:
         return found
     kinds, found = found, set()
     for kind in kinds:
-        if issubclass(kind, (np.ndarray, torch.Tensor)):
+        if issubclass(kind, (np.ndarray, tensor_type())):
             found |= {type_of_item(item) for item in items if type(item) is kind}
         else:
             found.add(type_of_number(next(item for item in items if type(item) is kind)))
@@ -81,7 +83,7 @@ def types_of_items(items: Collection[Any]) -> set[Any]:
 
 def type_of_item(item: Any) -> Any:
     """`type_of_number` of an item of a list, where an array with dims is not a number."""
-    is_deep = isinstance(item, (np.ndarray, torch.Tensor)) and item.ndim
+    is_deep = isinstance(item, (np.ndarray, tensor_type())) and item.ndim
     return object if is_deep else type_of_number(item)
 
 
@@ -126,19 +128,19 @@ def _leaves(row: Any) -> list[Any]:
     return level
 
 
-def dtype_of_rows(rows: Sequence[Any]) -> torch.dtype | None:
+def dtype_of_rows(rows: Sequence[Any]) -> str | None:
     """The dtype of rows of numbers, or an error; None without numbers."""
     types = types_of_rows(rows)
     return dtype_of_types(types, lambda: located_numbers(rows)) if types else None
 
 
-def dtype_of_types(types: Set[Any], located: Callable[[], Located]) -> torch.dtype:
+def dtype_of_types(types: Set[Any], located: Callable[[], Located]) -> str:
     """The dtype of a column whose numbers have these types, or an error.
 
     `located` says where they are: read only for an error, and to find floats that would be rounded.
     """
     numbers = types - {object, list}
-    dtypes = {kind for kind in numbers if isinstance(kind, torch.dtype)}
+    dtypes = {kind for kind in numbers if isinstance(kind, str)}
     if types != numbers:
         raise _not_a_number(types, located())
     if len(dtypes) > 1:
@@ -148,19 +150,20 @@ def dtype_of_types(types: Set[Any], located: Callable[[], Located]) -> torch.dty
     if not dtypes:
         return DEFAULT_DTYPES[float if float in numbers else next(iter(numbers))]
     (dtype,) = dtypes
-    if float in numbers and not (dtype.is_floating_point or dtype.is_complex):
+    if float in numbers and not ("float" in dtype or "complex" in dtype):
         raise _conflict(dtypes, {float}, located())
     if float in numbers and dtype in NARROW:
         floats = [(place, float(item)) for place, found, item in located() if found is float]
-        values = torch.tensor([number for _, number in floats], dtype=torch.float64)
+        values = np.array([number for _, number in floats], dtype=np.float64)
         check_floats(values, dtype, lambda i: floats[i][0])
     return dtype
 
 
-def check_floats(floats: torch.Tensor, dtype: torch.dtype, place: Callable[[int], str]) -> None:
+def check_floats(floats: npt.NDArray[np.float64], dtype: str, place: Callable[[int], str]) -> None:
     """Refuse (n,) Python floats of which a narrow dtype, which other numbers have, changes one."""
-    cells = floats.to(torch.float32).to(dtype).to(floats.dtype)
-    changed = ((cells != floats) & ~floats.isnan()).nonzero()
+    with np.errstate(all="ignore"):
+        cells = as_float32(rounded(floats.astype(np.float32), dtype), dtype)
+    changed = np.flatnonzero((cells != floats) & ~np.isnan(floats))
     if len(changed):
         raise _inexact_float(floats[changed[0]].item(), dtype, place(int(changed[0])))
 
@@ -168,12 +171,11 @@ def check_floats(floats: torch.Tensor, dtype: torch.dtype, place: Callable[[int]
 # --- errors ------------------------------------------------------------------------------------
 
 
-def _inexact_float(number: float, dtype: torch.dtype, place: str) -> ArgumentError:
+def _inexact_float(number: float, dtype: str, place: str) -> ArgumentError:
     """The error for a Python float among numbers of a narrow dtype."""
-    wanted = str(dtype).removeprefix("torch.")
     detail = (
-        f"expected a float that {wanted} holds exactly, as other numbers are {wanted}, "
-        f"found {brief(number)}; to round it pass dtypes={{...: {dtype}}}{OR_OBJECTS}"
+        f"expected a float that {dtype} holds exactly, as other numbers are {dtype}, "
+        f"found {brief(number)}; to round it pass dtypes={{...: torch.{dtype}}}{OR_OBJECTS}"
     )
     return ArgumentError("bad_dtype", place, detail)
 
@@ -197,32 +199,29 @@ def _conflict(these: Set[Any], those: Set[Any], located: Located) -> JagcodecErr
     first, before, _ = numbers[0]
     others = (those if before in these else these) - {before}
     place, found, item = next(number for number in numbers if number[1] in others)
-    if isinstance(before, torch.dtype) and isinstance(found, torch.dtype):
+    if isinstance(before, str) and isinstance(found, str):
         return two_dtypes(before, found, first, place)
     if before in _BOOLS or found in _BOOLS:
         return wrong_kind("bools" if before in _BOOLS else "numbers", item, place)
-    remedy = dtypes_remedy(torch.float64, "floats")
-    expected = "floats" if before is float else f"integers (others are {_name(before)})"
+    remedy = dtypes_remedy("float64", "floats")
+    expected = "floats" if before is float else f"integers (others are {before})"
     detail = f"expected {expected}, found {described(item)}{remedy}"
     return ArgumentTypeError("bad_type", place, detail)
 
 
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def two_dtypes(first: torch.dtype, second: torch.dtype, before: str, place: str) -> JagcodecError:
+def two_dtypes(first: str, second: str, before: str, place: str) -> JagcodecError:
     """The error for numbers of a second dtype at a place; those of the first are before it."""
     like = before.removeprefix(", ") if before and "cell" not in before else "those before"
-    detail = f"expected {first} like {like}, found {second}{_two_dtypes_remedy(first, second)}"
+    remedy = _two_dtypes_remedy(first, second)
+    detail = f"expected torch.{first} like {like}, found torch.{second}{remedy}"
     return ArgumentTypeError("bad_dtype", place, detail)
 
 
-def _two_dtypes_remedy(*both: torch.dtype) -> str:
+def _two_dtypes_remedy(*both: str) -> str:
     """The remedy for a column with numbers of two dtypes."""
-    if torch.bool in both or not NUMBER_DTYPES.issuperset(both):
+    if "bool" in both or not NUMBER_DTYPES.issuperset(both):
         return f"; convert the rows{OR_OBJECTS}"
-    if any(dtype.is_floating_point for dtype in both):
-        return dtypes_remedy(torch.float64)
-    signed = [dtype for dtype in both if not str(dtype).startswith("torch.uint")]
-    return dtypes_remedy(torch.int64 if signed or torch.uint64 not in both else torch.uint64)
+    if any("float" in dtype for dtype in both):
+        return dtypes_remedy("float64")
+    signed = [dtype for dtype in both if not dtype.startswith("uint")]
+    return dtypes_remedy("int64" if signed or "uint64" not in both else "uint64")

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from jagcodec import cells as cell_kernel
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, number_array
-from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, LEAST_INFINITE
+from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES
+from jagcodec.pack.half_floats import LEAST_INFINITE, as_float32, rounded
 from jagcodec.pack.row_kinds import (
     OR_OBJECTS,
     dtypes_remedy,
@@ -34,14 +33,14 @@ class _BadItem(NamedTuple):
 def fill_cells(
     rows: Sequence[Sequence[Any]],
     sizes: tuple[int, ...],  # the lengths of the rows
-    dtype: torch.dtype,
+    dtype: str,
     cell: int | None,  # numbers per cell; None if `rows` is one list with a number per row
-) -> Any:
+) -> npt.NDArray[Any]:
     """The cells of lists and tuples of numbers, end to end."""
     if dtype not in FILL_CODES:
-        detail = f"expected a dtype that Python's numbers can have, found {dtype}; pass tensors"
-        raise ArgumentTypeError("bad_dtype", "", detail)
-    values, bad = _written_by_kernel(rows, sizes, dtype, plain_number)
+        detail = f"expected a dtype that Python's numbers can have, found torch.{dtype}"
+        raise ArgumentTypeError("bad_dtype", "", f"{detail}; pass tensors")
+    values, bad = _written_by_kernel(rows, sizes, dtype)
     if bad is None:
         return _as_dtype(values, dtype)
     raise _misfit_number(bad.item, dtype, place_of(bad.row, bad.at, cell))
@@ -52,48 +51,69 @@ def place_of(row: int, at: int, cell: int | None) -> str:
     return f", row {at}" if cell is None else f", row {row}, cell {at // (cell or 1)}"
 
 
-def cells_of_python(rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], first: Any) -> Any:
-    """The cells of rows of Python's own numbers; None if there are others, or one does not fit."""
-    dtype = DEFAULT_DTYPES.get(type(first))
-    if dtype is None:
+_DTYPES_OF_CODES = {FILL_CODES[dtype][0]: dtype for dtype in DEFAULT_DTYPES.values()}
+_CODES = "".join(_DTYPES_OF_CODES)
+_STORED = {code: FILL_CODES[dtype][1] for code, dtype in _DTYPES_OF_CODES.items()}
+_PRECISION = FILL_CODES[DEFAULT_DTYPES[float]][2]
+
+
+def cells_of_python(
+    rows: Sequence[Sequence[Any]],
+) -> tuple[npt.NDArray[Any], tuple[int, ...], str] | None:
+    """The cells, lengths and dtype of rows of Python's own numbers.
+
+    None if there is no number, if there are others, or if one does not fit.
+    """
+    found = _filled(rows, _CODES, _PRECISION, None)
+    if found is None or found[3] is not None:
         return None
-    values, bad = _written_by_kernel(rows, sizes, dtype, None)
-    if bad is not None and dtype == torch.int64 and type(bad.item) is float:
-        dtype = torch.float32
-        values, bad = _written_by_kernel(rows, sizes, dtype, None)
-    return _as_dtype(values, dtype) if bad is None else None
+    code, cells, lengths, _ = found
+    return np.frombuffer(cells, _STORED[code]), lengths, _DTYPES_OF_CODES[code]
 
 
 def _written_by_kernel(
-    rows: Sequence[Sequence[Any]],
-    sizes: tuple[int, ...],
-    dtype: torch.dtype,
-    convert: Callable[[Any], Any] | None,
+    rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], dtype: str
 ) -> tuple[npt.NDArray[Any], _BadItem | None]:
     """The cells that C writes for a dtype, and the first item that does not fit, if any."""
     code, stored, precision = FILL_CODES[dtype]
-    lengths = np.array(sizes, dtype=np.int64)
+    _, cells, lengths, bad = _filled(rows, code, precision, plain_number)
+    if lengths != sizes:  # another thread changes the rows, or a length lies
+        raise ArgumentError("row_mismatch", "", "expected rows that keep their lengths")
+    values = np.frombuffer(cells, stored)
+    if dtype in LEAST_INFINITE:
+        # C has written the items before the bad one, but some may become infinite.
+        before = len(values) if bad is None else sum(lengths[: bad[0]]) + bad[1]
+        over = _first_overflow(values[:before], values[:before], dtype)
+        if over is not None:
+            row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
+            bad = row, over - sum(lengths[:row])
+    if bad is None:
+        return values, None
+    row, at = bad
     try:
-        values = np.empty(sum(sizes), dtype=stored)
-        bad = cell_kernel.fill(rows, lengths, values, code, precision, convert)
-        if dtype in LEAST_INFINITE:
-            # C has written the items before the bad one, but some may become infinite.
-            before = len(values) if bad is None else int(lengths[: bad[0]].sum()) + bad[1]
-            over = _first_overflow(values[:before], values[:before], dtype)
-            if over is not None:
-                row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
-                bad = row, over - int(lengths[:row].sum())
-        return values, None if bad is None else _BadItem(*bad, rows[bad[0]][bad[1]])
-    except (ValueError, IndexError) as error:  # another thread changes the rows, or a length lies
+        return values, _BadItem(row, at, rows[row][at])
+    except IndexError as error:  # another thread changes the rows
+        raise ArgumentError("row_mismatch", "", str(error)) from error
+
+
+def _filled(
+    rows: Sequence[Sequence[Any]],
+    codes: str,
+    precision: int,
+    convert: Callable[[Any], Any] | None,
+) -> Any:
+    """`cells.fill`, with the errors of this library."""
+    try:
+        return cell_kernel.fill(rows, codes, precision, convert)
+    except (ValueError, IndexError) as error:  # another thread changes the rows
         raise ArgumentError("row_mismatch", "", str(error)) from error
     except MemoryError as error:
-        detail = f"expected cells that fit into memory, found {sum(sizes)}: {error!s:.200}"
+        found = sum(map(len, rows))
+        detail = f"expected cells that fit into memory, found {found}: {error!s:.200}"
         raise ArgumentError("too_large", "", detail) from error
 
 
-def _first_overflow(
-    numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: torch.dtype
-) -> int | None:
+def _first_overflow(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: str) -> int | None:
     """The index of the first finite number whose cell is infinite; C writes `stored`."""
     fits = np.abs(stored) < LEAST_INFINITE.get(dtype, math.inf)
     if fits.all():
@@ -102,18 +122,24 @@ def _first_overflow(
     return int(over[0]) if len(over) else None
 
 
-def _as_dtype(stored: npt.NDArray[Any], dtype: torch.dtype) -> Any:
+def _as_dtype(stored: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """The cells of a dtype, given what C writes for it."""
-    if dtype in LEAST_INFINITE:
-        cells = torch.from_numpy(stored).to(dtype)
-        return cells.numpy() if dtype in NUMPY_DTYPES else cells
-    return stored if dtype in NUMPY_DTYPES else torch.from_numpy(stored)
+    return rounded(stored, dtype) if dtype in LEAST_INFINITE else stored
+
+
+def numbers_of(cells: Any, dtype: str) -> npt.NDArray[Any]:
+    """The numbers in cells of a dtype, an array of `STORED_DTYPES` or a tensor."""
+    if isinstance(cells, np.ndarray) and dtype in FILL_CODES:
+        return as_float32(cells, dtype) if dtype in LEAST_INFINITE else cells
+    from jagcodec.pack.tensor_rows import numbers_of_tensor
+
+    return numbers_of_tensor(cells, dtype)
 
 
 # --- arrays ------------------------------------------------------------------------------------
 
 
-def cast_array(numbers: npt.NDArray[Any], dtype: torch.dtype) -> Any:
+def cast_array(numbers: npt.NDArray[Any], dtype: str) -> Any:
     """What the rule for lists makes of these numbers; None if one does not fit."""
     _, stored, precision = FILL_CODES[dtype]
     with np.errstate(all="ignore"):
@@ -131,10 +157,10 @@ def cast_array(numbers: npt.NDArray[Any], dtype: torch.dtype) -> Any:
     return _exact_floats(numbers, cells, dtype) if stored.kind == "f" else None
 
 
-def _exact_floats(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: torch.dtype) -> Any:
+def _exact_floats(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: str) -> Any:
     """Ints as cells of a float dtype; None if one is not exact."""
     cells = _as_dtype(stored, dtype)
-    back, whole = number_array(torch.as_tensor(cells)), np.iinfo(numbers.dtype)
+    back, whole = numbers_of(cells, dtype), np.iinfo(numbers.dtype)
     # A float outside the range of the int dtype cannot be cast back, so it is not exact.
     in_range = whole.min <= back.min().item() and back.max().item() <= whole.max
     return cells if in_range and (back.astype(numbers.dtype) == numbers).all() else None
@@ -143,31 +169,31 @@ def _exact_floats(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: to
 # --- errors ------------------------------------------------------------------------------------
 
 
-def _misfit_number(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
+def _misfit_number(item: Any, dtype: str, place: str) -> JagcodecError:
     """The error for a number, or another item, that is not a cell of a dtype."""
     if isinstance(item, (list, tuple)):
         return list_among_numbers(item, place)
-    number, wanted = plain_number(item), str(dtype).removeprefix("torch.")
-    if dtype == torch.bool or isinstance(number, bool) or number is None:
-        expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
+    number = plain_number(item)
+    if dtype == "bool" or isinstance(number, bool) or number is None:
+        expected = "bools" if dtype == "bool" else f"numbers (the column is {dtype})"
         return wrong_kind(expected, item, place)
     remedy = _wider_dtype_remedy(number, dtype)
     found = f"found {brief(number)}{remedy}"
-    if isinstance(number, float) and not dtype.is_floating_point:
-        detail = f"expected integers (the column is {wanted}), {found}"
+    if isinstance(number, float) and "float" not in dtype:
+        detail = f"expected integers (the column is {dtype}), {found}"
         return ArgumentTypeError("bad_type", place, detail)
     exactly = "" if isinstance(number, float) else " exactly"
-    detail = f"expected a number that {wanted} holds{exactly}, {found}"
+    detail = f"expected a number that {dtype} holds{exactly}, {found}"
     return ArgumentError("bad_dtype", place, detail)
 
 
-def _wider_dtype_remedy(number: float, dtype: torch.dtype) -> str:
+def _wider_dtype_remedy(number: float, dtype: str) -> str:
     """The remedy for a number that the dtype of the column does not hold."""
-    floats = dtype.is_floating_point or isinstance(number, float)
-    for wider in (torch.float32, torch.float64) if floats else (torch.int64, torch.uint64):
-        code, stored, precision = FILL_CODES[wider]
-        cell, one = np.empty(1, dtype=stored), np.ones(1, dtype=np.int64)
-        if cell_kernel.fill([[number]], one, cell, code, precision, plain_number) is None:
-            to_floats = isinstance(number, float) and not dtype.is_floating_point
+    floats = "float" in dtype or isinstance(number, float)
+    for wider in ("float32", "float64") if floats else ("int64", "uint64"):
+        code, _, precision = FILL_CODES[wider]
+        _, _, _, bad = cell_kernel.fill([[number]], code, precision, plain_number)
+        if bad is None:
+            to_floats = isinstance(number, float) and "float" not in dtype
             return dtypes_remedy(wider, "floats" if to_floats else "other cells")
     return OR_OBJECTS

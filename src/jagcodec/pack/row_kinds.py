@@ -8,15 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from jagcodec._arguments import ARRAY_TYPES
-from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for, with_remedy
+from jagcodec._arguments import ARRAY_TYPES, array_remedy
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
+from jagcodec.memory.arrays import tensor_type
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES, TORCH_ARRAY_DTYPES
-from jagcodec.ragged.nested import is_jagged
 from jagcodec.wire.spec import MAX_NDIM
-from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 # A blank row is empty or holds only None. It fits any other kind.
 NUMBER_ROW, SEQUENCE_ROW, ARRAY_ROW, OBJECT_ROW = "number", "sequence", "array", "object"
@@ -28,9 +25,9 @@ KIND_OF_TYPE: dict[type, str] = {
 """The kinds of rows that their type alone decides."""
 
 
-def dtypes_remedy(dtype: torch.dtype, what: str = "other cells") -> str:
+def dtypes_remedy(dtype: str, what: str = "other cells") -> str:
     """The remedy that a dtype is."""
-    return f"; for {what} pass dtypes={{...: {dtype}}}{OR_OBJECTS}"
+    return f"; for {what} pass dtypes={{...: torch.{dtype}}}{OR_OBJECTS}"
 
 
 OR_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
@@ -54,9 +51,10 @@ def kind_of_row(row: Any) -> str:
     if isinstance(row, (np.ndarray, np.generic)):
         plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
         plain = plain and row.dtype.newbyteorder("=") in TORCH_ARRAY_DTYPES
-    elif isinstance(row, torch.Tensor):
-        plain = type(row) in TENSOR_TYPES and row.layout is torch.strided and not row.is_nested
-        plain = plain and row.dtype in TORCH_NAMES and not remedy_for(row)
+    elif isinstance(row, tensor_type()):
+        from jagcodec.pack.tensor_rows import is_plain_tensor
+
+        plain = is_plain_tensor(row)
     else:
         return NUMBER_ROW if isinstance(row, (int, float)) else OBJECT_ROW
     return ARRAY_ROW if plain else OBJECT_ROW
@@ -79,21 +77,30 @@ def _kind_of_list(row: Iterable[Any], first: Any) -> str:
 
 
 def _has_number_or_list(items: Sequence[Any]) -> bool:
-    kinds = {kind for kind in set(map(type, items)) if not issubclass(kind, _WITH_DIMS)}
+    with_dims = (np.ndarray, tensor_type())
+    kinds = {kind for kind in set(map(type, items)) if not issubclass(kind, with_dims)}
     samples = [next(item for item in items if type(item) is kind) for kind in kinds]
-    samples += [item for item in items if isinstance(item, _WITH_DIMS) and not item.ndim]
+    samples += [item for item in items if isinstance(item, with_dims) and not item.ndim]
     return any(isinstance(x, (list, tuple)) or plain_number(x) is not None for x in samples)
 
 
-_WITH_DIMS = (np.ndarray, torch.Tensor)
+def has_dtype(item: Any) -> bool:
+    """Whether an item is an array, a tensor, or a numpy scalar."""
+    return isinstance(item, (np.ndarray, np.generic, tensor_type()))
+
+
+def dtype_name(item: Any) -> str:
+    """The name of the dtype that a plain array, a plain tensor, or a numpy scalar has."""
+    if isinstance(item, (np.ndarray, np.generic)):
+        return item.dtype.name
+    return str(item.dtype).removeprefix("torch.")
 
 
 def is_array(item: Any) -> bool:
     """Whether an item of a list holds numbers and is not one: an array, a tensor or a `range`."""
     if isinstance(item, (range, array)):
         return True
-    is_typed = isinstance(item, (np.ndarray, np.generic, torch.Tensor))
-    return is_typed and kind_of_row(item) == ARRAY_ROW and plain_number(item) is None
+    return has_dtype(item) and kind_of_row(item) == ARRAY_ROW and plain_number(item) is None
 
 
 MOST_LEVELS = 3
@@ -150,10 +157,10 @@ def plain_number(item: Any) -> Any:
     if type(item) in DEFAULT_DTYPES:
         return item
     try:
-        if isinstance(item, (np.generic, np.ndarray, torch.Tensor)):
+        if has_dtype(item):
             if item.ndim or kind_of_row(item) is OBJECT_ROW:
                 return None
-            if isinstance(item, torch.Tensor) and item.dtype not in NUMBER_DTYPES:
+            if isinstance(item, tensor_type()) and dtype_name(item) not in NUMBER_DTYPES:
                 return None
             number = item.item()
             return number if type(number) in DEFAULT_DTYPES else None
@@ -198,10 +205,11 @@ def list_among_numbers(item: Any, place: str) -> ArgumentError:
 
 def described(item: Any) -> str:
     """A short description of a row or an item."""
-    if isinstance(item, (np.ndarray, torch.Tensor)) and not is_jagged(item):
-        found = with_remedy(item)
-        if found:
-            return found
     if isinstance(item, np.ndarray):
-        return f"an array of dtype {item.dtype}"
-    return describe(item) if isinstance(item, torch.Tensor) else brief(item)
+        remedy = array_remedy(item)
+        return f"a {type(item).__name__}; {remedy}" if remedy else f"an array of dtype {item.dtype}"
+    if isinstance(item, tensor_type()):
+        from jagcodec.pack.tensor_rows import described_tensor
+
+        return described_tensor(item)
+    return brief(item)

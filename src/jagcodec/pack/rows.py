@@ -32,6 +32,7 @@ from jagcodec.memory.plain_types import check_plain
 from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
 from jagcodec.pack.fields import leaf_of_column, tensordict_of
 from jagcodec.pack.row_kinds import are_equal_arrays
+from jagcodec.pack.tensor_rows import column_of
 from jagcodec.pack.warnings import warn_of_objects
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import is_nested_batch, is_non_tensor, rows_of_leaf
@@ -46,7 +47,7 @@ from jagcodec.wire.leaf import FieldSchema, sizes_fit
 from jagcodec.wire.lowered import OpenBatch
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
-from jagcodec.wire.torch_dtypes import TORCH_NAMES
+from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
 _NO_NAMES: tuple[str, ...] = ()
 """The default of options that are names, known by identity: a caller's iterable is read once."""
@@ -249,7 +250,7 @@ def _made_column(
             raise _within_batch()
         return column  # type: ignore[no-any-return]
     if count:
-        dtype = object if field.kind == "object" else field.dtype
+        dtype = object if field.kind == "object" else field.dtype and TORCH_NAMES[field.dtype]
         made: Any = cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
     else:
         made = _without_rows(field, dim)
@@ -268,14 +269,15 @@ def _item_of_cells(made: RowCells, splits: RowSplits | None, dim: int) -> Any:
     """The cells as `encode` takes them."""
     if type(made.values) is not np.ndarray:
         return _view_of_cells(made, splits, dim)
-    return item_of_cells(made.values, splits, TORCH_NAMES[made.dtype], dim)
+    return item_of_cells(made.values, splits, made.dtype, dim)
 
 
 def _view_of_cells(made: RowCells, splits: RowSplits | None, dim: int) -> Any:
     """The cells as a TensorDict takes them."""
+    values = column_of(made.values, made.dtype)
     if splits is None:
-        return made.values
-    return RaggedView(made.values, made.dtype, tuple(made.values.shape), dim, None, splits)
+        return values
+    return RaggedView(values, torch_dtype(made.dtype), tuple(values.shape), dim, None, splits)
 
 
 def _within_batch() -> ArgumentTypeError:
@@ -313,8 +315,10 @@ def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
         detail = "expected rows, found none; pass dtypes={...: a FieldSchema, or object}"
         raise ArgumentError("bad_shape", "", detail)
     if field.kind == "jagged":
-        return RowCells(torch.empty(shape_without_cells(field, dim), dtype=field.dtype), ())
-    return RowCells(torch.empty(shape_without_cells(field, 0), dtype=field.dtype), None)
+        shape, lengths = shape_without_cells(field, dim), ()
+    else:
+        shape, lengths = shape_without_cells(field, 0), None
+    return RowCells(torch.empty(shape, dtype=field.dtype), lengths, TORCH_NAMES[field.dtype])
 
 
 def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
