@@ -30,6 +30,7 @@ from jagcodec.pack.row_kinds import (
     MOST_LEVELS,
     NUMBER_ROW,
     OBJECT_ROW,
+    OBJECT_TYPES,
     OR_OBJECTS,
     SEQUENCE_ROW,
     dtype_name,
@@ -85,7 +86,7 @@ def _cells_or_objects(
         return _objects(rows)
     types: set[Any] = set(map(type, rows))
     if dtype is None and not dim:
-        made = _made_quickly(rows, types)
+        made = _made_by_type(rows, types, copied)
         if made is not None:
             return made
     if types == {tensor_type()}:
@@ -123,15 +124,29 @@ def _objects(rows: Sequence[Any]) -> list[Any]:
     return payloads_of_rows(rows, "")
 
 
-def _made_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
-    """The cells of rows of one of the types that most columns have; None if they need a look."""
+def _made_by_type(
+    rows: Sequence[Any], types: Set[type], copied: bool
+) -> RowCells | list[Any] | None:
+    """What rows become whose types decide it, as of most columns; None if they need a look."""
+    if types <= OBJECT_TYPES:
+        return list(rows)
     if types <= _LIST_OR_TUPLE:
+        first = rows[0][0] if rows[0] else None
+        if type(first) is dict and {type(row[0]) for row in rows if row} == {dict}:
+            return list(rows)  # such as messages
         found = cells_of_python(rows)
         return None if found is None else RowCells(*found)
     if types <= PYTHON_TYPES:
         found = cells_of_python((rows,))
         return None if found is None else RowCells(found[0], None, found[2])
-    return joined_quickly(rows, types) if len(types) == 1 and len(rows) > 1 else None
+    if len(types) > 1:
+        return None
+    if len(rows) == 1 and types == _ARRAY_ONLY and not copied:
+        (row,) = rows
+        dtype = TORCH_NAME_OF_NUMPY.get(row.dtype)
+        aliased = dtype is not None and row.ndim > 0 and row.flags.c_contiguous
+        return RowCells(row, row.shape[:1], dtype) if aliased else None
+    return joined_quickly(rows, types) if len(rows) > 1 else None
 
 
 def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:

@@ -24,6 +24,9 @@ KIND_OF_TYPE: dict[type, str] = {
 }
 """The kinds of rows that their type alone decides."""
 
+OBJECT_TYPES = frozenset(kind for kind, row in KIND_OF_TYPE.items() if row == OBJECT_ROW)
+"""The types of rows that can only be objects."""
+
 
 def dtypes_remedy(dtype: str, what: str = "other cells") -> str:
     """The remedy that a dtype is."""

@@ -147,7 +147,7 @@ def encode_rows(
     if options:
         check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _checked_columns(
-        rows, dtypes, same_length, rectangular, ragged_dims, where, _item_of_cells, copied=False
+        rows, dtypes, same_length, rectangular, ragged_dims, where, item_of_cells, copied=False
     )
     return frames_of(pending(columns, **options))
 
@@ -191,8 +191,12 @@ def _checked_columns(
     columns: dict[str, Any] = {}
     for name, column in given.items():
         ask = asked.get(name, _NOTHING)
+        made: Any
         try:
-            made = _made_column(column, ask, count, copied)
+            if ask is _NOTHING and count and type(column) in _LISTS:  # most columns
+                made = cells_of_rows(column, copied=copied)
+            else:
+                made = _made_column(column, ask, count, copied)
         except JagcodecError as error:
             raise error_at_column(error, f"{where}({name!r})") from None
         if type(made) is not RowCells:
@@ -206,7 +210,8 @@ def _checked_columns(
         of_rows = None if ask.rectangular else tokens
         if of_rows not in splits:  # columns of equal row lengths share one
             splits[of_rows] = RowSplits.from_counts(tokens or ())
-        columns[name] = make(made, splits[of_rows], ask.dim)
+        on_host = type(made.values) is np.ndarray
+        columns[name] = (make if on_host else _view_of_cells)(made, splits[of_rows], ask.dim)
     if same_length is not _NO_NAMES:
         _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
@@ -263,13 +268,6 @@ def _made_column(
     if named:
         raise _not_ragged(made)
     return made  # type: ignore[no-any-return]
-
-
-def _item_of_cells(made: RowCells, splits: RowSplits | None, dim: int) -> Any:
-    """The cells as `encode` takes them."""
-    if type(made.values) is not np.ndarray:
-        return _view_of_cells(made, splits, dim)
-    return item_of_cells(made.values, splits, made.dtype, dim)
 
 
 def _view_of_cells(made: RowCells, splits: RowSplits | None, dim: int) -> Any:

@@ -181,7 +181,7 @@ def pending(
 ) -> PendingMessage:
     """The message of a value, up to the copying: its rows are still to be written somewhere."""
     level = None if compress is None else usable_level(compress)
-    narrow = _narrow_columns(narrow)
+    narrow = False if narrow is False else _narrow_columns(narrow)
     if not (elide is False and checksum is False and allow_pickle is False and default is None):
         elide, checksum = flag_of(elide, "elide"), flag_of(checksum, "checksum")
         allow_pickle = flag_of(allow_pickle, "allow_pickle")
@@ -196,7 +196,7 @@ def pending(
         meta = {**obj.meta, **(meta or {})} or None
         elide = elide or obj.is_elided()
         obj = obj.to_encode()
-    values = _values_of_meta(meta, allow_pickle, default)
+    values = [] if meta is None else _values_of_meta(meta, allow_pickle, default)
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
     if isinstance(narrow, frozenset) and lowering.columns:
@@ -237,9 +237,7 @@ def _plain_names(names: Iterable[Name]) -> list[Any]:
 def _values_of_meta(
     meta: Any, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None
 ) -> list[Any]:
-    """The document of values that belong to the whole message, if there are any."""
-    if meta is None:
-        return []
+    """The document of values that belong to the whole message."""
     named = mapping_of(meta, "meta", "a mapping of names to values")
     document = Lowering(allow_pickle, default).lower(named)
     if type(document) is tuple:

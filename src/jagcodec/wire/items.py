@@ -80,9 +80,10 @@ def item_of_message(data: Any, dims: tuple[int, ...], splits: RowSplits | None) 
     return Item(data, dims, splits)
 
 
-def item_of_cells(values: Any, splits: RowSplits | None, dtype: str, ragged_dim: int = 1) -> Item:
-    """The item of cells end to end; without `splits`, each row is one index of dim 0."""
-    return Item(values, values.shape, splits, dtype, ragged_dim)
+def item_of_cells(cells: Any, splits: RowSplits | None, ragged_dim: int) -> Item:
+    """The item of `RowCells` on the host; without `splits`, they are a rectangle."""
+    values = cells.values
+    return Item(values, values.shape, splits, cells.dtype, ragged_dim)
 
 
 def item_of_index(starts: IntArray) -> Item:

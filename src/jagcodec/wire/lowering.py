@@ -108,19 +108,15 @@ class Lowering:
             self.values.append(tree)
             tree = None
         self.values += values
-        lowered = self._lowered(tree)
+        packed = self._pack_document(self.values) if self.values else NO_VALUES
         if self._unread:
             copies = HostCopies()
             copies.fetch(self._on_devices)
             for read in self._unread:
                 read(copies)
         arrays = spec.EXPANSION * spec.ARRAY_COST * self._array_rows
-        asks_for_more = arrays > DEFAULT_LIMITS.expanded
-        return lowered._replace(messages=self._messages, asks_for_more=asks_for_more)
-
-    def _lowered(self, tree: Tree) -> Lowered:
-        packed = self._pack_document(self.values) if self.values else NO_VALUES
-        return Lowered(tree, self.items, packed, self.unbacked)
+        asks = arrays > DEFAULT_LIMITS.expanded
+        return Lowered(tree, self.items, packed, self.unbacked, self._messages, asks)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -346,7 +342,8 @@ class Lowering:
 
         With a `holder`, rows that are arrays or None are written end to end.
         """
-        rows = list(payloads)  # keeps every row alive, so that no two have one id
+        # A list keeps every row alive, so that no two have one id.
+        rows = payloads if type(payloads) is list else list(payloads)
         packed = packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if packed is not None:
             documents, same = packed
@@ -376,9 +373,13 @@ class Lowering:
         self.items, self.values, self.unbacked = [], [], []
         tree = self._lower_at(i, row)
         is_node = type(tree) is tuple
-        made = self._lowered(tree) if is_node else self._pack_document(tree)
+        if is_node:
+            packed = self._pack_document(self.values) if self.values else NO_VALUES
+            made: Any = Lowered(tree, self.items, packed, self.unbacked)
+        else:
+            made = self._pack_document(tree)
         self.items, self.values, self.unbacked = outer
-        return made
+        return made  # type: ignore[no-any-return]
 
     # numpy
 
