@@ -107,12 +107,16 @@ static int
 put_int(const Cells *cells, unsigned char *at, PyObject *item)
 {
     int overflow;
-    if (cells->kind != 'i') {
-        return cells->kind == 'f' ? put_exactly(cells, at, item) : 0;
-    }
     long long number = PyLong_AsLongLongAndOverflow(item, &overflow);
     if (number == -1 && !overflow && PyErr_Occurred()) {
         return -1;
+    }
+    if (cells->kind != 'i') {
+        int64_t most = INT64_C(1) << cells->precision; /* no int up to this needs more bits */
+        if (cells->kind == 'f' && !overflow && -most <= number && number <= most) {
+            return put_float(at, cells->width, (double)number);
+        }
+        return cells->kind == 'f' ? put_exactly(cells, at, item) : 0;
     }
     if (overflow > 0 && !cells->low && cells->width == 8) {
         unsigned long long large = PyLong_AsUnsignedLongLong(item);
@@ -162,18 +166,53 @@ item_of(PyObject *sequence, bool is_list, Py_ssize_t index)
 #endif
 }
 
+/* The cells of items of the type that most have; how many items there are before another one. */
+static Py_ssize_t
+put_common(const Cells *cells, PyObject *row, Py_ssize_t count, unsigned char *at)
+{
+    const char kind = cells->kind; /* what is written through `at` might change `cells` */
+    const int width = cells->width;
+    const int64_t low = cells->low, high = cells->high;
+    PyTypeObject *common = kind == 'f' ? &PyFloat_Type : kind == 'i' ? &PyLong_Type : &PyBool_Type;
+    bool is_list = PyList_Check(row), more = true;
+    Py_ssize_t i = 0;
+    for (; more && i < count; i += more, at += width) {
+#ifdef Py_GIL_DISABLED
+        PyObject *item = item_of(row, is_list, i);
+#else /* nothing here runs other code, so the row keeps the item */
+        PyObject *item = is_list ? PyList_GetItem(row, i) : PyTuple_GetItem(row, i);
+#endif
+        more = item && Py_TYPE(item) == common;
+        if (more && kind == 'f') {
+            more = put_float(at, width, PyFloat_AsDouble(item));
+        } else if (more && kind == '?') {
+            *at = item == Py_True;
+        } else if (more) {
+            int overflow;
+            long long number = PyLong_AsLongLongAndOverflow(item, &overflow);
+            more = !overflow && number >= low && number <= high && put_integer(at, width, number);
+        }
+#ifdef Py_GIL_DISABLED
+        Py_XDECREF(item);
+#endif
+    }
+    PyErr_Clear(); /* the list may be shorter by now */
+    return i;
+}
+
 /* The cells of one row; where it is not 1, `index` is that of the item. */
 static int
 put_row(const Cells *cells, PyObject *row, Py_ssize_t count, unsigned char *at, Py_ssize_t *index)
 {
     int done = 1;
     bool is_list = PyList_Check(row);
-    for (*index = 0; *index < count; ++*index) {
+    *index = put_common(cells, row, count, at);
+    at += *index * cells->width;
+    for (; *index < count; ++*index) {
         PyObject *item = item_of(row, is_list, *index);
         if (!item) {
             return -1; /* the list is shorter by now */
         }
-        /* What most items are, first. */
         if (cells->kind == 'f' && Py_TYPE(item) == &PyFloat_Type) {
             done = put_float(at, cells->width, PyFloat_AsDouble(item));
         } else if (cells->kind == 'i' && Py_TYPE(item) == &PyLong_Type) {
@@ -296,11 +335,11 @@ cells_fill(PyObject *Py_UNUSED(module), PyObject *args)
     }
     PyObject *rows = PySequence_Tuple(given); /* a copy, which no other thread can change */
     Py_ssize_t total, row, index;
-    PyObject *lengths = rows ? lengths_of(rows, &total) : NULL;
     bool any = strlen(codes) == 3;
-    char code[2] = {lengths && any ? code_of_first(rows, codes) : codes[0], 0};
+    char code[2] = {rows && any ? code_of_first(rows, codes) : codes[0], 0};
+    PyObject *lengths = rows && !(any && !code[0]) ? lengths_of(rows, &total) : NULL;
     int done = -1;
-    if (lengths && any && !code[0]) {
+    if (rows && any && !code[0]) {
         result = Py_NewRef(Py_None);
     } else if (lengths && ((!any && codes[0] && codes[1]) || !cells_of_code(code, &cells))) {
         PyErr_SetString(PyExc_ValueError, "expected a code of cells, or three");

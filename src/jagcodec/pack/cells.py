@@ -63,6 +63,8 @@ def error_at_column(error: JagcodecError, path: str, *, of_rows: bool = True) ->
 
 _ITEMS_OF_OBJECTS: list[set[Any]] = [{dict}, {str}]  # lists of dicts, or of strings, are objects
 _ARRAY_ONLY, _LIST_OR_TUPLE = {np.ndarray}, {list, tuple}
+_OBJECT_TYPES = {kind for kind, row in KIND_OF_TYPE.items() if row == OBJECT_ROW}
+_PLAIN_TYPES = KIND_OF_TYPE.keys() | _LIST_OR_TUPLE
 
 
 def cells_of_rows(
@@ -82,9 +84,9 @@ def _cells_or_objects(
     rows: Sequence[Any], dtype: Any, copied: bool, dim: int
 ) -> RowCells | list[Any]:
     """`cells_of_rows`, where a list of arrays is an object."""
-    if dtype is object:
-        return _objects(rows)
     types: set[Any] = set(map(type, rows))
+    if dtype is object or (dtype is None and types <= _OBJECT_TYPES):
+        return _objects(rows, types)
     if dtype is None and not dim:
         made = _made_by_type(rows, types, copied)
         if made is not None:
@@ -95,6 +97,10 @@ def _cells_or_objects(
         # Read arrays: each attribute of a tensor costs more than making an array of it.
         arrays = arrays_of_tensors(rows)
         rows, types = (rows, types) if arrays is None else (arrays, _ARRAY_ONLY)
+    if types == _ARRAY_ONLY:
+        dtypes = [TORCH_NAME_OF_NUMPY.get(row.dtype, "") for row in rows]
+        if "" not in dtypes:
+            return _cells_of_arrays(rows, rows, dtypes, dtype, copied, dim)
     kinds = _kinds_of(rows, types)
     if kinds == {NUMBER_ROW}:
         values, found = _cells_of_numbers([rows], (len(rows),), dtype, None)
@@ -102,9 +108,10 @@ def _cells_or_objects(
     if OBJECT_ROW in kinds:
         if dtype is not None or kinds - {OBJECT_ROW, BLANK_ROW}:
             raise mixed_kinds(rows, dtype)
-        return _objects(rows)
+        return _objects(rows, types)
     if kinds == {ARRAY_ROW}:
-        return _cells_of_arrays(rows, dtype, copied, dim)
+        dtypes = list(map(dtype_name, rows))
+        return _cells_of_arrays(rows, list(map(_readable_array, rows)), dtypes, dtype, copied, dim)
     kinds.discard(BLANK_ROW)
     if not kinds and dtype is None and any(map(len, rows)) and first_item(chain(*rows)) is None:
         return list(rows)  # all items are None
@@ -115,9 +122,9 @@ def _cells_or_objects(
     return _cells_of_mixed_rows(rows, dtype, dim)
 
 
-def _objects(rows: Sequence[Any]) -> list[Any]:
+def _objects(rows: Sequence[Any], types: Set[type]) -> list[Any]:
     """The objects of rows; whoever has a `NonTensorData` has imported tensordict."""
-    if "tensordict" not in sys.modules or KIND_OF_TYPE.keys() >= set(map(type, rows)):
+    if types <= _PLAIN_TYPES or "tensordict" not in sys.modules:
         return list(rows)
     from jagcodec.ragged.non_tensor import payloads_of_rows
 
@@ -158,20 +165,18 @@ def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
             return {OBJECT_ROW}
     if types <= KIND_OF_TYPE.keys():
         return {KIND_OF_TYPE[kind] for kind in types}
-    if types == _ARRAY_ONLY and TORCH_NAME_OF_NUMPY.keys() >= {row.dtype for row in rows}:
-        return {ARRAY_ROW}
     return set(map(kind_of_row, rows))
 
 
 def joined_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
     """Arrays, or tensors, of one dtype and cell shape, end to end; None if the rows differ."""
-    if types == {tensor_type()}:
+    if types != _ARRAY_ONLY:
+        if types != {tensor_type()}:
+            return None
         from jagcodec.pack.tensor_rows import joined_at_once
 
         joined = joined_at_once(rows)
         return None if joined is None else RowCells(*joined, TORCH_NAME_OF_NUMPY[joined[0].dtype])
-    if types != _ARRAY_ONLY:
-        return None
     dtypes = {row.dtype for row in rows}
     dtype = TORCH_NAME_OF_NUMPY.get(rows[0].dtype)
     if len(dtypes) > 1 or dtype is None:
@@ -316,12 +321,18 @@ def _lengths_before_dim(row: Any, dim: int) -> tuple[int, ...]:
 # --- arrays and tensors ------------------------------------------------------------------------
 
 
-def _cells_of_arrays(rows: Sequence[Any], dtype: str | None, copied: bool, dim: int) -> RowCells:
+def _cells_of_arrays(
+    rows: Sequence[Any],
+    parts: Sequence[Any],  # a `_readable_array` of each row
+    dtypes: Sequence[str],  # of the rows
+    dtype: str | None,
+    copied: bool,
+    dim: int,
+) -> RowCells:
     """The cells of arrays and tensors, which are joined and then cast together."""
-    dtypes = [TORCH_NAME_OF_NUMPY.get(row.dtype) or dtype_name(row) for row in rows]
     if dtype is not None and len(set(dtypes)) > 1:
         return _cells_of_mixed_rows(rows, dtype, dim)
-    joined = _joined_cells(list(map(_readable_array, rows)), dtypes, copied, dim)
+    joined = _joined_cells(parts, dtypes, copied, dim)
     return joined if dtype in (None, joined.dtype) else _cast_cells(joined, dtype, dim)
 
 
@@ -331,8 +342,6 @@ def _readable_array(row: Any) -> Any:
         from jagcodec.pack.tensor_rows import array_of_tensor
 
         return array_of_tensor(row)
-    if type(row) is np.ndarray and row.dtype in TORCH_NAME_OF_NUMPY:
-        return row
     array = np.asarray(row, dtype=row.dtype.newbyteorder("="))
     return array if array.dtype in TORCH_NAME_OF_NUMPY else np.array(array)
 
