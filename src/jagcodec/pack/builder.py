@@ -16,7 +16,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits, number_array
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES
-from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
+from jagcodec.pack.cells import cells_of_rows, error_at_column
 from jagcodec.pack.number_types import (
     NARROW,
     PYTHON_TYPES,
@@ -40,6 +40,7 @@ from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
+from jagcodec.wire.items import RowCells
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
@@ -91,7 +92,7 @@ class _GrowingColumn:
         if float in self.types and dtype in NARROW:
             check_floats(number_array(joined).reshape(-1), dtype, lambda _: "")
         same = stored == dtype
-        cells = tensor_of(made.values, dtype) if same else joined.to(torch_dtype(stored))
+        cells = tensor_of(made.data, dtype) if same else joined.to(torch_dtype(stored))
         return replace(column, chunks=[cells])
 
     def first_tokens(self, tokens: int) -> _GrowingColumn:
@@ -445,7 +446,7 @@ def _read_chunk(
             f"found {described(chunk)}"
         )
         raise ArgumentTypeError("bad_type", path, detail)
-    cells = tensor_of(made.values, made.dtype)
+    cells = tensor_of(made.data, made.dtype)
     try:
         column.check_chunk(made, cells)
     except JagcodecError as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -43,14 +43,7 @@ from jagcodec.pack.row_kinds import (
     wrong_kind,
 )
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
-
-
-class RowCells(NamedTuple):
-    """The cells of N rows: end to end along the dim of their tokens, or one number per row."""
-
-    values: Any  # an array of `STORED_DTYPES`, or a tensor if it is on a device; contiguous
-    lengths: tuple[int, ...] | None  # tokens per row; None if each row is one number
-    dtype: str  # the name of the cells' dtype
+from jagcodec.wire.items import RowCells
 
 
 def error_at_column(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
@@ -63,8 +56,7 @@ def error_at_column(error: JagcodecError, path: str, *, of_rows: bool = True) ->
 
 _ITEMS_OF_OBJECTS: list[set[Any]] = [{dict}, {str}]  # lists of dicts, or of strings, are objects
 _ARRAY_ONLY, _LIST_OR_TUPLE = {np.ndarray}, {list, tuple}
-_OBJECT_TYPES = {kind for kind, row in KIND_OF_TYPE.items() if row == OBJECT_ROW}
-_PLAIN_TYPES = KIND_OF_TYPE.keys() | _LIST_OR_TUPLE
+_PLAIN_TYPES = KIND_OF_TYPE.keys() | _LIST_OR_TUPLE | _ARRAY_ONLY
 
 
 def cells_of_rows(
@@ -75,8 +67,13 @@ def cells_of_rows(
     With `copied`, the cells do not alias the rows. A row has its tokens along its dim `dim`. With a
     `dtype`, a row may be a list of arrays, one per token.
     """
-    if dtype is None or dtype is object:
-        return _cells_or_objects(rows, dtype, copied, dim)
+    if dtype is None:
+        types = set(map(type, rows))
+        make = _MAKERS.get(types.pop()) if len(types) == 1 else None
+        made = None if make is None else make(rows, copied, dim)
+        return _cells_or_objects(rows, None, copied, dim) if made is None else made
+    if dtype is object:
+        return _objects(rows)
     return _cells_with_arrays(rows, dtype, copied, dim, MOST_LEVELS)
 
 
@@ -85,15 +82,12 @@ def _cells_or_objects(
 ) -> RowCells | list[Any]:
     """`cells_of_rows`, where a list of arrays is an object."""
     types: set[Any] = set(map(type, rows))
-    if dtype is object or (dtype is None and types <= _OBJECT_TYPES):
-        return _objects(rows, types)
-    if dtype is None and not dim:
-        made = _made_by_type(rows, types, copied)
-        if made is not None:
-            return made
     if types == {tensor_type()}:
         from jagcodec.pack.tensor_rows import arrays_of_tensors
 
+        joined = joined_quickly(rows, types, dim) if dtype is None and len(rows) > 1 else None
+        if joined is not None:
+            return joined
         # Read arrays: each attribute of a tensor costs more than making an array of it.
         arrays = arrays_of_tensors(rows)
         rows, types = (rows, types) if arrays is None else (arrays, _ARRAY_ONLY)
@@ -108,7 +102,7 @@ def _cells_or_objects(
     if OBJECT_ROW in kinds:
         if dtype is not None or kinds - {OBJECT_ROW, BLANK_ROW}:
             raise mixed_kinds(rows, dtype)
-        return _objects(rows, types)
+        return _objects(rows)
     if kinds == {ARRAY_ROW}:
         dtypes = list(map(dtype_name, rows))
         return _cells_of_arrays(rows, list(map(_readable_array, rows)), dtypes, dtype, copied, dim)
@@ -122,38 +116,56 @@ def _cells_or_objects(
     return _cells_of_mixed_rows(rows, dtype, dim)
 
 
-def _objects(rows: Sequence[Any], types: Set[type]) -> list[Any]:
-    """The objects of rows; whoever has a `NonTensorData` has imported tensordict."""
-    if types <= _PLAIN_TYPES or "tensordict" not in sys.modules:
+def _objects(rows: Sequence[Any]) -> list[Any]:
+    """The objects of rows; if there is a `NonTensorData`, tensordict is imported."""
+    if "tensordict" not in sys.modules or _PLAIN_TYPES.issuperset(map(type, rows)):
         return list(rows)
     from jagcodec.ragged.non_tensor import payloads_of_rows
 
     return payloads_of_rows(rows, "")
 
 
-def _made_by_type(
-    rows: Sequence[Any], types: Set[type], copied: bool
-) -> RowCells | list[Any] | None:
-    """What rows become whose types decide it, as of most columns; None if they need a look."""
-    if types <= OBJECT_TYPES:
-        return list(rows)
-    if types <= _LIST_OR_TUPLE:
-        first = rows[0][0] if rows[0] else None
-        if type(first) is dict and {type(row[0]) for row in rows if row} == {dict}:
-            return list(rows)  # such as messages
-        found = cells_of_python(rows)
-        return None if found is None else RowCells(*found)
-    if types <= PYTHON_TYPES:
-        found = cells_of_python((rows,))
-        return None if found is None else RowCells(found[0], None, found[2])
-    if len(types) > 1:
+# Rows of one type, as those of most columns are; None if they need a look.
+
+_Made: TypeAlias = RowCells | list[Any] | None
+
+
+def _of_objects(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    return list(rows)
+
+
+def _of_numbers(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    found = cells_of_python((rows,))
+    return None if found is None else RowCells(found[0], None, found[2])
+
+
+def _of_lists(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    if dim:
         return None
-    if len(rows) == 1 and types == _ARRAY_ONLY and not copied:
-        (row,) = rows
-        dtype = TORCH_NAME_OF_NUMPY.get(row.dtype)
-        aliased = dtype is not None and row.ndim > 0 and row.flags.c_contiguous
-        return RowCells(row, row.shape[:1], dtype) if aliased else None
-    return joined_quickly(rows, types) if len(rows) > 1 else None
+    first = rows[0][0] if rows[0] else None
+    if type(first) is dict and {type(row[0]) for row in rows if row} == {dict}:
+        return list(rows)  # such as messages
+    found = cells_of_python(rows)
+    return None if found is None else RowCells(*found)
+
+
+def _of_arrays(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    if len(rows) > 1:
+        return joined_quickly(rows, _ARRAY_ONLY, dim)
+    (row,) = rows
+    dtype = TORCH_NAME_OF_NUMPY.get(row.dtype)
+    if copied or dtype is None or row.ndim <= dim or not row.flags.c_contiguous:
+        return None
+    return RowCells(row, (row.shape[dim],), dtype)
+
+
+_MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
+    **dict.fromkeys(OBJECT_TYPES, _of_objects),
+    **dict.fromkeys(PYTHON_TYPES, _of_numbers),
+    list: _of_lists,
+    tuple: _of_lists,
+    np.ndarray: _of_arrays,
+}
 
 
 def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
@@ -168,10 +180,10 @@ def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
     return set(map(kind_of_row, rows))
 
 
-def joined_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
+def joined_quickly(rows: Sequence[Any], types: Set[type], dim: int = 0) -> RowCells | None:
     """Arrays, or tensors, of one dtype and cell shape, end to end; None if the rows differ."""
     if types != _ARRAY_ONLY:
-        if types != {tensor_type()}:
+        if types != {tensor_type()} or dim:
             return None
         from jagcodec.pack.tensor_rows import joined_at_once
 
@@ -182,10 +194,13 @@ def joined_quickly(rows: Sequence[Any], types: Set[type]) -> RowCells | None:
     if len(dtypes) > 1 or dtype is None:
         return None
     try:
-        values = np.concatenate(rows)
+        values = np.concatenate(rows, dim)
     except ValueError:
         return None
-    return RowCells(values, tuple(map(len, rows)), dtype) if values.flags.c_contiguous else None
+    if not values.flags.c_contiguous:
+        return None
+    lengths = tuple([row.shape[dim] for row in rows] if dim else map(len, rows))
+    return RowCells(values, lengths, dtype)
 
 
 # --- lists of numbers --------------------------------------------------------------------------
@@ -289,12 +304,13 @@ def _cells_of_deep_lists(rows: Sequence[Any], dtype: str | None, dim: int) -> Ro
             )
             raise ArgumentError("bad_shape", f", row {i}", detail)
         outer = found or outer
-    values, lengths, found_dtype = _cells_of_lists(transposed, dtype)
+    made = _cells_of_lists(transposed, dtype)
+    values = made.data
     if not len(values):
         values = values.reshape(*outer, 0)
     else:
         values = np.ascontiguousarray(np.moveaxis(values, 0, dim))
-    return RowCells(values, lengths, found_dtype)
+    return RowCells(values, made.lengths, made.dtype)
 
 
 def _transposed(row: Any, dim: int, i: int) -> Sequence[Any]:
@@ -393,7 +409,7 @@ def _joined(parts: Sequence[Any], dim: int) -> Any:
 
 def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
     """The numbers as cells of another dtype, floats rounded; an error if one does not fit."""
-    values, lengths, before = found
+    values, lengths, before = found.data, found.lengths, found.dtype
     are_numbers = dtype in FILL_CODES and before in NUMBER_DTYPES
     if not are_numbers or "bool" in (dtype, before):
         detail = f"expected torch.{dtype}, found torch.{before}; convert the rows{OR_OBJECTS}"
@@ -472,7 +488,7 @@ def _stacked(row: Any, i: int, dtype: str, levels: int) -> Any:
 
 def _split_in_tokens(made: RowCells, place: str) -> Any:
     """The cells of the tokens of a row, which have one length, with a dim of tokens in front."""
-    values, lengths, dtype = made
+    values, lengths, dtype = made.data, made.lengths, made.dtype
     if STORED_DTYPES[dtype].name != dtype:  # or its words would be read as numbers
         from jagcodec.pack.tensor_rows import tensor_of
 
@@ -502,13 +518,13 @@ def _cells_of_mixed_rows(rows: Sequence[Any], dtype: str | None, dim: int) -> Ro
     first = next(i for i, kind in enumerate(kinds) if kind is not BLANK_ROW)
     model = _cells_of_row(rows[first], first, dtype, dim)
     # A row without tokens, whose other dims fit those of the first row.
-    blank = model.values[(slice(None),) * (dim if model.lengths else 0) + (slice(0),)]
+    blank = model.data[(slice(None),) * (dim if model.lengths else 0) + (slice(0),)]
     parts = []
     for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
         values = blank
         if kind is not BLANK_ROW or len(row):
             cells = _cells_of_row(row, i, model.dtype, dim)
-            values = cells.values.reshape(()) if cells.lengths is None else cells.values
+            values = cells.data.reshape(()) if cells.lengths is None else cells.data
         # Lists without numbers do not show the dims after their tokens.
         is_blank = kind is BLANK_ROW and values.shape == blank.shape[: dim + 1]
         parts.append(blank if is_blank else values)

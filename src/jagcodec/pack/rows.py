@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -29,9 +29,9 @@ from jagcodec.errors import (
     describe,
 )
 from jagcodec.memory.plain_types import check_plain
-from jagcodec.pack.cells import RowCells, cells_of_rows, error_at_column
+from jagcodec.pack.cells import cells_of_rows, error_at_column
 from jagcodec.pack.fields import leaf_of_column, tensordict_of
-from jagcodec.pack.row_kinds import are_equal_arrays
+from jagcodec.pack.row_kinds import OBJECT_TYPES, are_equal_arrays
 from jagcodec.pack.tensor_rows import column_of
 from jagcodec.pack.warnings import warn_of_objects
 from jagcodec.ragged.nested import is_jagged, parts_of
@@ -42,7 +42,7 @@ from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.items import item_of_cells
+from jagcodec.wire.items import RowCells
 from jagcodec.wire.leaf import FieldSchema, sizes_fit
 from jagcodec.wire.lowered import OpenBatch
 from jagcodec.wire.registry import registered_name
@@ -112,9 +112,13 @@ def pack_rows(
     """
     where = "pack_rows"
     columns = _checked_columns(
-        rows, dtypes, same_length, rectangular, ragged_dims, where, _view_of_cells, copied=True
+        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
     )
-    return tensordict_of(columns, where)
+    leaves = {
+        name: _view_of_cells(column) if type(column) is RowCells else column
+        for name, column in columns.columns.items()
+    }
+    return tensordict_of(Columns(columns.rows, leaves), where)
 
 
 def encode_rows(
@@ -147,7 +151,7 @@ def encode_rows(
     if options:
         check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _checked_columns(
-        rows, dtypes, same_length, rectangular, ragged_dims, where, item_of_cells, copied=False
+        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=False
     )
     return frames_of(pending(columns, **options))
 
@@ -174,23 +178,19 @@ def _checked_columns(
     rectangular: Any,
     ragged_dims: Any,
     where: str,
-    make: Callable[[RowCells, RowSplits | None, int], Any],
     *,
     copied: bool,
 ) -> Columns:
-    """Checked columns: what `make` returns of cells, lists of N objects, batches of N rows.
-
-    `make` gets the cells, their rows and the ragged dim; without rows it is a rectangle.
-    """
+    """Checked columns: `RowCells`, views of those on a device, lists of objects, batches."""
     count, given, dims = _collect_columns(rows, dtypes, where)
     asked: dict[str, _Asked] = {}
     if dims or dtypes is not None or ragged_dims is not None or rectangular is not _NO_NAMES:
         asked = _asked_of_columns(given, dims, dtypes, rectangular, ragged_dims, where)
     lengths: dict[str, tuple[int, ...]] = {}
-    splits: dict[tuple[int, ...] | None, RowSplits | None] = {None: None}
+    splits: dict[tuple[int, ...], RowSplits] = {}
     columns: dict[str, Any] = {}
     for name, column in given.items():
-        ask = asked.get(name, _NOTHING)
+        ask = asked.get(name, _NOTHING) if asked else _NOTHING
         made: Any
         try:
             if ask is _NOTHING and count and type(column) in _LISTS:  # most columns
@@ -201,17 +201,20 @@ def _checked_columns(
             raise error_at_column(error, f"{where}({name!r})") from None
         if type(made) is not RowCells:
             columns[name] = made
-            if type(made) is list and ask.field.kind != "object":
+            objects = type(made) is list and made and ask.field.kind != "object"
+            if objects and (copied or type(made[0]) not in OBJECT_TYPES):
                 _check_objects(made, f"{where}({name!r})", copied)
             continue
+        columns[name] = made
         tokens = made.lengths
         if tokens is not None:
             lengths[name] = tokens
-        of_rows = None if ask.rectangular else tokens
-        if of_rows not in splits:  # columns of equal row lengths share one
-            splits[of_rows] = RowSplits.from_counts(tokens or ())
-        on_host = type(made.values) is np.ndarray
-        columns[name] = (make if on_host else _view_of_cells)(made, splits[of_rows], ask.dim)
+            if not ask.rectangular:
+                if tokens not in splits:  # columns of equal row lengths share one
+                    splits[tokens] = RowSplits.from_counts(tokens)
+                made.splits, made.ragged_dim = splits[tokens], ask.dim
+        if type(made.data) is not np.ndarray:
+            columns[name] = _view_of_cells(made)
     if same_length is not _NO_NAMES:
         _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
@@ -270,12 +273,13 @@ def _made_column(
     return made  # type: ignore[no-any-return]
 
 
-def _view_of_cells(made: RowCells, splits: RowSplits | None, dim: int) -> Any:
+def _view_of_cells(made: RowCells) -> Any:
     """The cells as a TensorDict takes them."""
-    values = column_of(made.values, made.dtype)
-    if splits is None:
+    values = column_of(made.data, made.dtype)
+    if made.splits is None:
         return values
-    return RaggedView(values, torch_dtype(made.dtype), tuple(values.shape), dim, None, splits)
+    dtype, shape = torch_dtype(made.dtype), tuple(values.shape)
+    return RaggedView(values, dtype, shape, made.ragged_dim, None, made.splits)
 
 
 def _within_batch() -> ArgumentTypeError:
@@ -344,7 +348,7 @@ def check_row_shape(made: Any, shape: Sequence[int | None], dim: int) -> None:
         if wanted:
             raise ArgumentError("bad_shape", "", f"{expected}, found one number per row")
         return
-    found = [None if d == dim else size for d, size in enumerate(made.values.shape, start=1)]
+    found = [None if d == dim else size for d, size in enumerate(made.dims, start=1)]
     if not sum(made.lengths):  # lists without numbers do not show the shape of their cells
         wanted = wanted[: len(found)]
     if not sizes_fit(wanted, found):
@@ -353,7 +357,7 @@ def check_row_shape(made: Any, shape: Sequence[int | None], dim: int) -> None:
 
 def _shaped(made: RowCells, field: FieldSchema, dim: int, rectangular: bool) -> RowCells:
     """Cells of rows of tokens in the shape that was asked for."""
-    values, lengths = made.values, made.lengths or ()
+    values, lengths = made.data, made.lengths or ()
     if not sum(lengths) and values.ndim < max(dim, len(field.shape or ()) - 1):
         if field.shape is None:
             detail = (
@@ -373,7 +377,7 @@ def _shaped(made: RowCells, field: FieldSchema, dim: int, rectangular: bool) -> 
                 )
                 raise ArgumentError("bad_length", f", row {i}", detail)
         values = values.reshape(len(lengths), width, *values.shape[1:])
-    return made._replace(values=values)
+    return RowCells(values, made.lengths, made.dtype)
 
 
 def _is_fixed_shape(field: FieldSchema) -> bool:

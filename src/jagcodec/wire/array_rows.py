@@ -23,7 +23,7 @@ class ArrayRows(NamedTuple):
     """N rows that are arrays, or tensors, of one dtype and number of dims; or None."""
 
     parts: Sequence[Any]  # the arrays or tensors, in order, without the rows that are None
-    lengths: IntArray  # (N,) elements of each row
+    lengths: tuple[int, ...]  # elements of each row
     dims: IntArray  # (N, 1 + rank): 1 and the dims of an array; zeros for None
     dtype: str  # the wire's name
     tensors: bool
@@ -55,16 +55,19 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
     if name is None or rank is None or rank > MAX_NDIM:
         return None
     shapes = [tuple(part.shape) for part in parts]
+    sizes = list(map(math.prod, shapes))
     itemsize = TORCH_ITEMSIZES[name]
     # The walk, row by row, explains what no reader accepts.
-    if sum(map(math.prod, shapes)) * itemsize >= MAX_BYTES or any(
-        0 in shape and is_oversized_empty(shape, itemsize) for shape in shapes
+    if sum(sizes) * itemsize >= MAX_BYTES or (
+        0 in sizes and any(is_oversized_empty(shape, itemsize) for shape in shapes)
     ):
         return None
-    exists = np.array([row is not None for row in rows])
-    dims = np.zeros((len(rows), 1 + rank), dtype=np.int64)
-    dims[exists] = [(1, *shape) for shape in shapes]
-    return ArrayRows(parts, dims.prod(axis=1), dims, name, kinds == {torch.Tensor})
+    of_parts, none = zip(sizes, shapes, strict=True), (0, (0,) * rank)
+    each = [none if row is None else next(of_parts) for row in rows]
+    dims = [(0 if row is None else 1, *shape) for row, (_, shape) in zip(rows, each, strict=True)]
+    lengths = tuple([size for size, _ in each])
+    is_tensor = kinds == {torch.Tensor}
+    return ArrayRows(parts, lengths, np.array(dims, dtype=np.int64), name, is_tensor)
 
 
 def _common(values: Any) -> Any:

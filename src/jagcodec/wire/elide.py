@@ -111,11 +111,7 @@ def elide_cells(columns: Sequence[Item]) -> None:
 
 
 def _set_runs(column: Item, runs: Sequence[Run]) -> None:
-    column.runs = runs
-    for _, cells, starts in runs:
-        cells.shared = True
-        if starts is not None:
-            starts.shared = True
+    column.runs, column.indirect = runs, True
 
 
 def _may_gain(column: Item) -> bool:
@@ -154,7 +150,9 @@ class _Searched:
         if self.column.runs is not None:
             return [*self.column.runs]
         if self._whole is None:  # one object, so that its index is placed once
-            self._whole = Run(self.splits, self.column, item_of_index(self.splits.starts))
+            self.column.cells, self.column.indirect = self._cells(self.data), True
+            index = item_of_index(self.splits.starts)
+            self._whole = Run(self.splits, self.column.cells, index)
         return [self._whole]
 
     def pays(self, saved: int, indices: int) -> bool:

@@ -33,7 +33,8 @@ class Item:
     same: Sequence[int] | None = None
     narrow: bool = False  # whether elements are stored in as few bytes as hold them
     runs: Sequence[Run] | None = None  # are sent instead of the data
-    shared: bool = False  # whether runs name the data, which is placed once
+    cells: Item | None = None  # its data as the runs of other columns name them, placed once
+    indirect: bool = False  # whether it has one of these
 
     def __init__(
         self,
@@ -48,6 +49,22 @@ class Item:
         self.splits = splits
         self.dtype = dtype
         self.ragged_dim = ragged_dim
+
+
+class RowCells(Item):
+    """The cells of N rows of Python: end to end along their tokens, or one number per row.
+
+    The caller sets `splits`, which columns of equal lengths share, and `ragged_dim`.
+    """
+
+    def __init__(self, data: Any, lengths: tuple[int, ...] | None, dtype: str) -> None:
+        # An array of the bits of the cells, contiguous; or a tensor if it is on a device.
+        self.data = data
+        self.dims = data.shape
+        self.splits = None
+        self.dtype: str = dtype
+        self.ragged_dim = 1
+        self.lengths: tuple[int, ...] | None = lengths  # tokens per row; None without a ragged dim
 
 
 class Run(NamedTuple):
@@ -78,12 +95,6 @@ def item_of_bytes(data: Any, dims: tuple[int, ...] = ()) -> Item:
 def item_of_message(data: Any, dims: tuple[int, ...], splits: RowSplits | None) -> Item:
     """The item of rows that are sent on as a message has them."""
     return Item(data, dims, splits)
-
-
-def item_of_cells(cells: Any, splits: RowSplits | None, ragged_dim: int) -> Item:
-    """The item of `RowCells` on the host; without `splits`, they are a rectangle."""
-    values = cells.values
-    return Item(values, values.shape, splits, cells.dtype, ragged_dim)
 
 
 def item_of_index(starts: IntArray) -> Item:

@@ -265,7 +265,8 @@ class Lowering:
         columns: Iterable[Any] = value.values()
         if type(value) is ColumnDict:
             self._note_unbacked_rows(value.rows)
-            names = self._each_column(value)
+            if self._narrow is not None:
+                names = self._each_named(value, self._narrow)
             lists = non_tensor.LIST_TYPES
             columns = [_ListColumn((x,)) if type(x) in lists else x for x in columns]
         elif NATIVE.issuperset(map(type, value.values())):
@@ -327,7 +328,7 @@ class Lowering:
             return None
         self._array_rows += len(rows)
         parts, lengths, dims, dtype, tensors = found
-        splits = RowSplits.from_lengths(lengths)
+        splits = RowSplits.from_counts(lengths)
         item = Item(None, (splits.total,), splits, dtype)
         if tensors and not all(part.is_cpu for part in parts):
             self._read_later(item, *parts)
@@ -609,14 +610,11 @@ class Lowering:
 
     # Columns
 
-    def _each_column(self, names: Iterable[str]) -> Iterable[str]:
-        """The names; with names in `narrow`, each after it has become the current column.
+    def _each_named(self, names: Iterable[str], narrow: frozenset[Name]) -> Iterator[str]:
+        """The names, each after it has become that of the current column.
 
         The current column decides what is stored narrow.
         """
-        return names if self._narrow is None else self._each_current(names, self._narrow)
-
-    def _each_current(self, names: Iterable[str], narrow: frozenset[Name]) -> Iterator[str]:
         outer, outer_is_narrow = self._column_name, self._column_is_narrow
         for name in names:
             path = self._column_name = (*outer, name)
@@ -628,7 +626,8 @@ class Lowering:
 
     def _lower_columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
-        self._note_unbacked_rows(value.rows)
+        if value.rows > spec.MAX_UNBACKED_ROWS:
+            self._note_unbacked_rows(value.rows)
         self.items.append(value.rows)
         nodes = self._lower_each_column(value.columns, [value.rows], _COLUMN_HANDLERS)
         return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
@@ -641,9 +640,12 @@ class Lowering:
             raise self._too_deep()
         nodes: list[Tree] = []
         rows, items, path = sizes[0] if len(sizes) == 1 else None, self.items, self._path
-        for name in self._each_column(columns):
+        names: Iterable[str] = columns
+        if self._narrow is not None:
+            names = self._each_named(columns, self._narrow)
+        for name in names:
             column = columns[name]
-            if type(column) is Item:  # its maker knows the rows
+            if isinstance(column, Item):  # its maker knows the rows
                 nodes.append(self._add(column))
                 continue
             lower = handlers.get(type(column))
@@ -651,7 +653,7 @@ class Lowering:
             path.append(name)
             node = self._lower_leaf(column, sizes, name) if lower is None else lower(self, column)
             path.pop()
-            if lower and (len(items) == first or _rows_of(items[first]) != rows):
+            if lower and not (len(items) > first and _has_rows(items[first], rows)):
                 self._check_batch_size(column, sizes, name)
             nodes.append(node)
         return nodes
@@ -868,13 +870,13 @@ def _is_in_order(memory: Any) -> bool:
     return isinstance(memory, np.ndarray) and memory.flags.c_contiguous
 
 
-def _rows_of(item: Any) -> int | None:
-    """The rows of a column, by the first of its items; None if it has none there."""
+def _has_rows(item: Any, rows: int | None) -> bool:
+    """Whether the first item of a column shows that it has so many rows."""
     if type(item) is not Item:
-        return None
+        return False
     if item.splits is not None:
-        return item.splits.rows
-    return item.dims[0] if item.dims and item.dtype is not None else None
+        return item.splits.rows == rows
+    return item.dtype is not None and len(item.dims) > 0 and item.dims[0] == rows
 
 
 def _handler_of(kind: type) -> _Handler | None:

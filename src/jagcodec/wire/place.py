@@ -10,13 +10,14 @@ import numpy as np
 
 from jagcodec import rowcopy
 from jagcodec.errors import UnsupportedTypeError
-from jagcodec.memory import ALIGNMENT
+from jagcodec.memory import ALIGNMENT, aligned
 from jagcodec.memory.arrays import ByteArray
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire import spec
 from jagcodec.wire.frames import BYTE, PendingMessage
 from jagcodec.wire.header import write_header
 from jagcodec.wire.items import item_of_bytes
+from jagcodec.wire.spec import SMALL_BUFFER
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))  # `_GAPS[n]` is n zero bytes
 _CONTIGUOUS = (np.ndarray, memoryview)
@@ -40,42 +41,53 @@ class MessageWriter(PendingMessage):
     def place(self, items: Iterable[Any]) -> list[int]:
         """The numbers of items, each a number or an `Item`; those with bytes get a place."""
         numbers: list[int] = []
-        buffers, small, group_of = self.buffers, self._small, self._group_of
+        small, group_of = self._small, self._group_of
         for item in items:
             if type(item) is int:
                 numbers.append(item)
                 continue
-            data, stored, splits, dims = item.data, item.stored, item.splits, item.dims
-            if item.runs is not None:
-                numbers += self._put_table(item)
-            elif item.shared:
-                numbers += self._put_once(item)[:2]
+            data, splits, stored = item.data, item.splits, item.stored
+            if item.indirect:
+                numbers += self._put_indirect(item)
+            elif isinstance(data, _CONTIGUOUS) and 0 < data.nbytes < SMALL_BUFFER:
+                end = self._size
+                offset = -end % ALIGNMENT + end
+                small += (_GAPS[offset - end], data)
+                self._size = offset + data.nbytes
+                numbers += (0, offset)
             else:
-                scattered = not isinstance(data, _CONTIGUOUS)
-                size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
-                buffer = offset = 0  # an item without bytes has no place
-                if size >= spec.SMALL_BUFFER:
-                    buffer = len(buffers)
-                    buffers.append(size if scattered else np.frombuffer(data, np.uint8))
-                elif size:
-                    end = self._size
-                    offset = -end % ALIGNMENT + end
-                    small += (_GAPS[offset - end], bytes(size) if scattered else data)
-                    self._size = offset + size
-                if scattered and size:
-                    self.rows.append((buffer, offset, size, data))
-                numbers += (buffer, offset)
-            if stored is not None:
-                numbers.append(stored)
+                numbers += self._put_other(data, item.dims)
             if splits is not None:
                 group = group_of.get(splits)
-                numbers.append(self._group(splits) if group is None else group)
-            numbers += dims
+                numbers += (stored, self._group(splits) if group is None else group)
+            elif stored is not None:
+                numbers.append(stored)
+            numbers += item.dims
         return numbers
+
+    def _put_other(self, data: Any, dims: tuple[int, ...]) -> tuple[int, int]:
+        """The place of data that is large, empty, or scattered."""
+        scattered = not isinstance(data, _CONTIGUOUS)
+        size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
+        buffer = offset = 0  # an item without bytes has no place
+        if size >= SMALL_BUFFER:
+            buffer = len(self.buffers)
+            self.buffers.append(size if scattered else np.frombuffer(data, np.uint8))
+        elif size:
+            offset = aligned(self._size)
+            self._small += (_GAPS[offset - self._size], bytes(size))
+            self._size = offset + size
+        if scattered and size:
+            self.rows.append((buffer, offset, size, data))
+        return buffer, offset
 
     def _put(self, data: Any) -> list[int]:
         """The place of contiguous memory: a buffer, and the offset in it."""
         return self.place([item_of_bytes(data)])
+
+    def _put_indirect(self, item: Any) -> Sequence[int]:
+        """The place of an item that has runs, or whose cells runs name."""
+        return self._put_once(item.cells)[:2] if item.runs is None else self._put_table(item)
 
     def _put_once(self, item: Any) -> tuple[int, ...]:
         """The place of cells that runs name, and how they are stored."""

@@ -124,14 +124,17 @@ def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
 def _narrow(columns: Iterable[Any]) -> None:
     """Store integers in as few bytes as hold them: of columns, of runs, and of their indices."""
     for column in columns:
-        if column.runs is not None and not column.shared:
-            column.data = NO_BYTES  # nobody needs its cells
-        else:
+        if column.runs is None and column.cells is None:
             _narrow_one(column)
+            continue
+        column.data = NO_BYTES
         for _, cells, index in column.runs or ():
             _narrow_one(cells)
             if index is not None:
                 _narrow_one(index)
+        if column.runs is None:
+            _narrow_one(column.cells)
+            column.stored = column.cells.stored
 
 
 def _narrow_one(item: Any) -> None:
