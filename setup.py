@@ -36,6 +36,8 @@ HARDENED_COMPILE = [
 # The loop over equal cells takes a third longer where it straddles lines of the cache, and the
 # stack protector's code in front would shift it there.
 ALIGNED = [["-falign-functions=64"]]
+# Each item of a list is a call or two into Python, which take a sixth less time without a jump.
+WITHOUT_JUMPS = [["-fno-plt"]]
 HARDENED_LINK = [["-Wl,-z,relro,-z,now"], ["-Wl,-z,noexecstack"]]
 
 
@@ -44,7 +46,7 @@ class HardenedBuild(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Try the flags, then build."""
-        for flags in HARDENED_COMPILE + ALIGNED:
+        for flags in HARDENED_COMPILE + ALIGNED + WITHOUT_JUMPS:
             if self._builds(flags, []):
                 ext.extra_compile_args += flags
         for flags in HARDENED_LINK:

@@ -40,6 +40,7 @@ from jagcodec.pack.row_kinds import (
     items_of_list,
     kind_of_row,
     mixed_kinds,
+    tensor_rows,
     wrong_kind,
 )
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
@@ -83,13 +84,11 @@ def _cells_or_objects(
     """`cells_of_rows`, where a list of arrays is an object."""
     types: set[Any] = set(map(type, rows))
     if types == {tensor_type()}:
-        from jagcodec.pack.tensor_rows import arrays_of_tensors
-
         joined = joined_quickly(rows, types, dim) if dtype is None and len(rows) > 1 else None
         if joined is not None:
             return joined
         # Read arrays: each attribute of a tensor costs more than making an array of it.
-        arrays = arrays_of_tensors(rows)
+        arrays = tensor_rows().arrays_of_tensors(rows)
         rows, types = (rows, types) if arrays is None else (arrays, _ARRAY_ONLY)
     if types == _ARRAY_ONLY:
         dtypes = [TORCH_NAME_OF_NUMPY.get(row.dtype, "") for row in rows]
@@ -171,7 +170,8 @@ _MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
 def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
     """The kinds of rows of these types; those of most columns are found without a read of each."""
     if types <= _LIST_OR_TUPLE:
-        if type(next((row[0] for row in rows if row), None)) in DEFAULT_DTYPES:
+        first = rows[0] or next((row for row in rows if row), (None,))
+        if type(first[0]) in DEFAULT_DTYPES:
             return {SEQUENCE_ROW}
         if {type(row[0]) for row in rows if row} in _ITEMS_OF_OBJECTS:
             return {OBJECT_ROW}
@@ -185,10 +185,11 @@ def joined_quickly(rows: Sequence[Any], types: Set[type], dim: int = 0) -> RowCe
     if types != _ARRAY_ONLY:
         if types != {tensor_type()} or dim:
             return None
-        from jagcodec.pack.tensor_rows import joined_at_once
-
-        joined = joined_at_once(rows)
-        return None if joined is None else RowCells(*joined, TORCH_NAME_OF_NUMPY[joined[0].dtype])
+        joined = tensor_rows().joined_at_once(rows)
+        if joined is None:
+            return None
+        values, lengths = joined
+        return RowCells(values, lengths, TORCH_NAME_OF_NUMPY[values.dtype])
     dtypes = {row.dtype for row in rows}
     dtype = TORCH_NAME_OF_NUMPY.get(rows[0].dtype)
     if len(dtypes) > 1 or dtype is None:
@@ -355,19 +356,15 @@ def _cells_of_arrays(
 def _readable_array(row: Any) -> Any:
     """An array of `STORED_DTYPES`, or a tensor that is on a device, with the same cells."""
     if isinstance(row, tensor_type()):
-        from jagcodec.pack.tensor_rows import array_of_tensor
-
-        return array_of_tensor(row)
+        return tensor_rows().array_of_tensor(row)
     array = np.asarray(row, dtype=row.dtype.newbyteorder("="))
     return array if array.dtype in TORCH_NAME_OF_NUMPY else np.array(array)
 
 
 def _joined_cells(parts: Sequence[Any], dtypes: Sequence[str], copied: bool, dim: int) -> RowCells:
     """Arrays, or tensors, of one dtype and cell shape, end to end along `dim`."""
-    if len(set(map(type, parts))) > 1:
-        from jagcodec.pack.tensor_rows import tensor_of
-
-        parts = list(map(tensor_of, parts, dtypes))
+    if len(parts) > 1 and len(set(map(type, parts))) > 1:
+        parts = list(map(tensor_rows().tensor_of, parts, dtypes))
     first = parts[0]
     is_array = type(first) is np.ndarray
     if not first.ndim:
@@ -402,9 +399,7 @@ def _joined(parts: Sequence[Any], dim: int) -> Any:
     """Arrays, or tensors, end to end along a dim."""
     if type(parts[0]) is np.ndarray:
         return np.concatenate(parts, dim)
-    from jagcodec.pack.tensor_rows import joined_tensors
-
-    return joined_tensors(parts, dim)
+    return tensor_rows().joined_tensors(parts, dim)
 
 
 def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
@@ -425,9 +420,7 @@ def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
         rows = [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         cells = fill_cells(rows, sizes, dtype, None if lengths is None else cell)
     if not isinstance(values, np.ndarray):
-        from jagcodec.pack.tensor_rows import on_device_of
-
-        cells = on_device_of(cells, dtype, values)
+        cells = tensor_rows().on_device_of(cells, dtype, values)
     return RowCells(cells.reshape(values.shape), lengths, dtype)
 
 
@@ -490,9 +483,7 @@ def _split_in_tokens(made: RowCells, place: str) -> Any:
     """The cells of the tokens of a row, which have one length, with a dim of tokens in front."""
     values, lengths, dtype = made.data, made.lengths, made.dtype
     if STORED_DTYPES[dtype].name != dtype:  # or its words would be read as numbers
-        from jagcodec.pack.tensor_rows import tensor_of
-
-        values = tensor_of(values, dtype)
+        values = tensor_rows().tensor_of(values, dtype)
     if lengths is None:
         return values
     for j, length in enumerate(lengths):

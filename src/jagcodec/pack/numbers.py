@@ -18,6 +18,7 @@ from jagcodec.pack.row_kinds import (
     dtypes_remedy,
     list_among_numbers,
     plain_number,
+    tensor_rows,
     wrong_kind,
 )
 
@@ -131,9 +132,8 @@ def numbers_of(cells: Any, dtype: str) -> npt.NDArray[Any]:
     """The numbers in cells of a dtype, an array of `STORED_DTYPES` or a tensor."""
     if isinstance(cells, np.ndarray) and dtype in FILL_CODES:
         return as_float32(cells, dtype) if dtype in LEAST_INFINITE else cells
-    from jagcodec.pack.tensor_rows import numbers_of_tensor
-
-    return numbers_of_tensor(cells, dtype)
+    numbers: npt.NDArray[Any] = tensor_rows().numbers_of_tensor(cells, dtype)
+    return numbers
 
 
 # --- arrays ------------------------------------------------------------------------------------

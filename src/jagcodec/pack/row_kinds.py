@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,7 @@ def kind_of_row(row: Any) -> str:
         plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
         plain = plain and row.dtype.newbyteorder("=") in TORCH_ARRAY_DTYPES
     elif isinstance(row, tensor_type()):
-        from jagcodec.pack.tensor_rows import is_plain_tensor
-
-        plain = is_plain_tensor(row)
+        plain = tensor_rows().is_plain_tensor(row)
     else:
         return NUMBER_ROW if isinstance(row, (int, float)) else OBJECT_ROW
     return ARRAY_ROW if plain else OBJECT_ROW
@@ -85,6 +84,14 @@ def _has_number_or_list(items: Sequence[Any]) -> bool:
     samples = [next(item for item in items if type(item) is kind) for kind in kinds]
     samples += [item for item in items if isinstance(item, with_dims) and not item.ndim]
     return any(isinstance(x, (list, tuple)) or plain_number(x) is not None for x in samples)
+
+
+@cache
+def tensor_rows() -> Any:
+    """The module that reads tensors: imported when there is one, because it imports torch."""
+    from jagcodec.pack import tensor_rows as module
+
+    return module
 
 
 def has_dtype(item: Any) -> bool:
@@ -212,7 +219,5 @@ def described(item: Any) -> str:
         remedy = array_remedy(item)
         return f"a {type(item).__name__}; {remedy}" if remedy else f"an array of dtype {item.dtype}"
     if isinstance(item, tensor_type()):
-        from jagcodec.pack.tensor_rows import described_tensor
-
-        return described_tensor(item)
+        return str(tensor_rows().described_tensor(item))
     return brief(item)

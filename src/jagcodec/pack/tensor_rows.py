@@ -59,7 +59,7 @@ def array_of_tensor(tensor: torch.Tensor) -> Any:
 def arrays_of_tensors(tensors: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
     """Tensors as arrays over their memory; None if a view of one is not enough."""
     arrays = plain_arrays(tensors)
-    return None if any(array is None for array in arrays) else arrays  # type: ignore[return-value]
+    return None if type(None) in set(map(type, arrays)) else arrays  # type: ignore[return-value]
 
 
 def joined_at_once(tensors: Sequence[Any]) -> tuple[npt.NDArray[Any], tuple[int, ...]] | None:
