@@ -27,7 +27,7 @@ class _NoTensor:
 
 
 def tensor_type() -> Any:
-    """The type of tensors, without an import of torch: if there is a tensor, torch is imported."""
+    """The type of tensors, without an import of torch: before one, there are no tensors."""
     return getattr(sys.modules.get("torch"), "Tensor", _NoTensor)
 
 

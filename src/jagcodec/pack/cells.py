@@ -116,7 +116,7 @@ def _cells_or_objects(
 
 
 def _objects(rows: Sequence[Any]) -> list[Any]:
-    """The objects of rows; if there is a `NonTensorData`, tensordict is imported."""
+    """The objects of rows. A `NonTensorData` is among them only if tensordict was imported."""
     if "tensordict" not in sys.modules or _PLAIN_TYPES.issuperset(map(type, rows)):
         return list(rows)
     from jagcodec.ragged.non_tensor import payloads_of_rows
