@@ -199,13 +199,11 @@ def _checked_columns(
                 made = _made_column(column, ask, count, copied)
         except JagcodecError as error:
             raise error_at_column(error, f"{where}({name!r})") from None
+        columns[name] = made
         if type(made) is not RowCells:
-            columns[name] = made
-            objects = type(made) is list and made and ask.field.kind != "object"
-            if objects and (copied or type(made[0]) not in OBJECT_TYPES):
+            if type(made) is list and ask.field.kind != "object":
                 _check_objects(made, f"{where}({name!r})", copied)
             continue
-        columns[name] = made
         tokens = made.lengths
         if tokens is not None:
             lengths[name] = tokens
@@ -299,7 +297,7 @@ def _check_objects(rows: Sequence[Any], path: str, to_tensors: bool) -> None:
 
     A message, which is not `to_tensors`, refuses such tensors itself.
     """
-    if are_equal_arrays(rows):
+    if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
         warn_of_objects(path)
     if not to_tensors:
         return
