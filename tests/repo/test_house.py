@@ -355,7 +355,8 @@ WITHOUT_TORCH = (
     *("errors", "_arguments", "memory.arrays", "memory.blocks", "memory.buffers"),
     *("rowcopy", "rowcopy.numpy_kernel", "rowcopy.tasks", "cells", "cells.python_cells"),
     *("wire.spec", "wire.checks", "wire.documents", "wire.native", "wire.header", "wire.schema"),
-    *("wire.limits", "wire.frames", "wire.dtypes"),
+    *("wire.limits", "wire.frames", "wire.dtypes", "wire.items", "wire.place", "wire.narrow"),
+    *("wire.elide", "wire.stored", "ragged.row_splits"),
     *("pack.cell_dtypes", "pack.half_floats", "pack.row_kinds", "pack.number_types"),
     *("pack.numbers", "pack.cells"),
 )

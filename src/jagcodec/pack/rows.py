@@ -191,31 +191,34 @@ def _checked_columns(
     columns: dict[str, Any] = {}
     for name, column in given.items():
         ask = asked.get(name, _NOTHING) if asked else _NOTHING
-        made: Any
         try:
             if ask is _NOTHING and count and type(column) in _LISTS:  # most columns
-                made = cells_of_rows(column, copied=copied)
+                made: Any = cells_of_rows(column, copied=copied)
             else:
                 made = _made_column(column, ask, count, copied)
         except JagcodecError as error:
             raise error_at_column(error, f"{where}({name!r})") from None
         columns[name] = made
-        if type(made) is not RowCells:
-            if type(made) is list and ask.field.kind != "object":
-                _check_objects(made, f"{where}({name!r})", copied)
-            continue
-        tokens = made.lengths
-        if tokens is not None:
-            lengths[name] = tokens
-            if not ask.rectangular:
-                if tokens not in splits:  # columns of equal row lengths share one
-                    splits[tokens] = RowSplits.from_counts(tokens)
-                made.splits, made.ragged_dim = splits[tokens], ask.dim
-        if type(made.data) is not np.ndarray:
-            columns[name] = _view_of_cells(made)
+        if type(made) is RowCells:
+            if made.lengths is not None:
+                lengths[name] = made.lengths
+                if not ask.rectangular:
+                    made.splits, made.ragged_dim = _splits_of(made.lengths, splits), ask.dim
+            if type(made.data) is not np.ndarray:
+                columns[name] = _view_of_cells(made)
+        elif type(made) is list and ask.field.kind != "object":
+            _check_objects(made, f"{where}({name!r})", copied)
     if same_length is not _NO_NAMES:
         _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
+
+
+def _splits_of(lengths: tuple[int, ...], known: dict[tuple[int, ...], RowSplits]) -> RowSplits:
+    """The rows of these lengths, which columns share."""
+    found = known.get(lengths)
+    if found is None:
+        found = known[lengths] = RowSplits.from_counts(lengths)
+    return found
 
 
 def _asked_of_columns(
