@@ -200,6 +200,7 @@ CALLS: dict[str, Options] = {
     "WireBatch.items": {"self": opened},
     "WireBatch.keys": {"self": opened},
     "WireBatch.narrow_names": {"self": opened},
+    "WireBatch.is_elided": {"self": opened},
     "WireBatch.row_lengths": {"self": opened, "name": "ids"},
     "WireBatch.rows": {"self": opened, "index": [0]},
     "WireBatch.select": {"self": opened, "names": ["ids"]},

@@ -68,14 +68,21 @@ def cells_of_rows(
     With `copied`, the cells do not alias the rows. A row has its tokens along its dim `dim`. With a
     `dtype`, a row may be a list of arrays, one per token.
     """
-    if dtype is None:
-        types = set(map(type, rows))
-        make = _MAKERS.get(types.pop()) if len(types) == 1 else None
-        made = None if make is None else make(rows, copied, dim)
-        return _cells_or_objects(rows, None, copied, dim) if made is None else made
     if dtype is object:
         return _objects(rows)
+    make = _MAKERS.get(type(rows[0]))
+    if make is not None and (len(rows) == 1 or len(set(map(type, rows))) == 1):
+        made = make(rows, copied, dim)
+        if made is not None and (dtype is None or _is_of(made, dtype)):
+            return made
+    if dtype is None:
+        return _cells_or_objects(rows, None, copied, dim)
     return _cells_with_arrays(rows, dtype, copied, dim, MOST_LEVELS)
+
+
+def _is_of(made: RowCells | list[Any], dtype: str) -> bool:
+    """Whether cells have the dtype that was asked for anyway."""
+    return isinstance(made, RowCells) and made.dtype == dtype
 
 
 def _cells_or_objects(

@@ -189,10 +189,13 @@ def _checked_columns(
     lengths: dict[str, tuple[int, ...]] = {}
     splits: dict[tuple[int, ...], RowSplits] = {}
     columns: dict[str, Any] = {}
+    are_lists = count > 0 and _LISTS.issuperset(map(type, given.values()))
+    ask = _NOTHING
     for name, column in given.items():
-        ask = asked.get(name, _NOTHING) if asked else _NOTHING
+        if asked:
+            ask = asked.get(name, _NOTHING)
         try:
-            if ask is _NOTHING and count and type(column) in _LISTS:  # most columns
+            if are_lists and ask is _NOTHING:  # most columns
                 made: Any = cells_of_rows(column, copied=copied)
             else:
                 made = _made_column(column, ask, count, copied)
@@ -202,8 +205,7 @@ def _checked_columns(
         if type(made) is RowCells:
             if made.lengths is not None:
                 lengths[name] = made.lengths
-                if not ask.rectangular:
-                    made.splits, made.ragged_dim = _splits_of(made.lengths, splits), ask.dim
+                _set_rows(made, made.lengths, ask, splits)
             if type(made.data) is not np.ndarray:
                 columns[name] = _view_of_cells(made)
         elif type(made) is list and ask.field.kind != "object":
@@ -213,12 +215,19 @@ def _checked_columns(
     return Columns(count, columns)
 
 
-def _splits_of(lengths: tuple[int, ...], known: dict[tuple[int, ...], RowSplits]) -> RowSplits:
-    """The rows of these lengths, which columns share."""
-    found = known.get(lengths)
-    if found is None:
-        found = known[lengths] = RowSplits.from_counts(lengths)
-    return found
+def _set_rows(
+    made: RowCells,
+    lengths: tuple[int, ...],
+    ask: _Asked,
+    known: dict[tuple[int, ...], RowSplits],
+) -> None:
+    """Give cells their rows, which columns of equal lengths share; a rectangle has none."""
+    if ask.rectangular:
+        return
+    splits = known.get(lengths)
+    if splits is None:
+        splits = known[lengths] = RowSplits.from_counts(lengths)
+    made.splits, made.ragged_dim = splits, ask.dim
 
 
 def _asked_of_columns(

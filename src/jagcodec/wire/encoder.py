@@ -113,7 +113,7 @@ def encode(
         compress: Compress large frames that get smaller, for links slower than memory: ``"zstd"``,
             or ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
             Both sides need ``pip install 'zstandard>=0.22'``; readers need no option. `narrow` and
-            `elide` are decided before: where zstd finds the same, a message may be larger with them.
+            `elide` are decided before: where zstd finds the same, they may make a message larger.
         allow_pickle: Pickle objects of other types instead of rejecting them; other tensors are
             rejected even so. `decode` must be given the same option; only for peers that you trust
             with your process.

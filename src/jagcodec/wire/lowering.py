@@ -65,6 +65,8 @@ from jagcodec.wire.tensor_views import views_of_one_storage
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
 _STRING_TYPE = frozenset((str,))
+_MOST_ARRAY_ROWS = DEFAULT_LIMITS.expanded // (spec.EXPANSION * spec.ARRAY_COST)
+"""With more rows that are arrays, a message asks for more memory than readers allow by default."""
 
 
 class Lowering:
@@ -114,8 +116,7 @@ class Lowering:
             copies.fetch(self._on_devices)
             for read in self._unread:
                 read(copies)
-        arrays = spec.EXPANSION * spec.ARRAY_COST * self._array_rows
-        asks = arrays > DEFAULT_LIMITS.expanded
+        asks = self._array_rows > _MOST_ARRAY_ROWS
         return Lowered(tree, self.items, packed, self.unbacked, self._messages, asks)
 
     def lower(self, value: Any) -> Tree:
