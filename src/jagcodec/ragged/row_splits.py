@@ -23,20 +23,6 @@ class RowSplits:
     first: the writer of one row needs no array.
     """
 
-    __slots__ = (
-        "_counts",
-        "jagged_parts",
-        "lengths",
-        "max",
-        "min",
-        "offsets_array",
-        "offsets_tensors",
-        "rows",
-        "starts",
-        "total",
-        "varlen_parts",
-    )
-
     rows: int
     _counts: tuple[int, ...] | None  # the lengths, or None if they came as an array
     lengths: IntArray  # (N,)
@@ -46,13 +32,14 @@ class RowSplits:
     min: int  # the length of the shortest row, 0 without rows
     max: int  # the length of the longest row
 
+    # What columns of these rows share, made when the first column needs it:
+    offsets_tensors: dict[Any, Any]  # by device, of `ragged.nested`
+    jagged_parts: dict[Any, Any]  # by `ragged.nested`: all but offsets and values
+    varlen_parts: dict[Any, Any]  # by device, of `ragged.varlen`
+
     def __init__(self, rows: int) -> None:
         """Use `from_lengths`, `from_counts` or `from_offsets`."""
         self.rows = rows
-        # What columns of these rows share, made when the first column needs it:
-        self.offsets_tensors: dict[Any, Any] = {}  # by device, of `ragged.nested`
-        self.jagged_parts: dict[Any, Any] = {}  # by `ragged.nested`: all but offsets and values
-        self.varlen_parts: dict[Any, Any] = {}  # by device, of `ragged.varlen`
 
     @classmethod
     def from_lengths(cls, lengths: IntArray) -> RowSplits:
@@ -90,13 +77,12 @@ class RowSplits:
         return None if splits.min < 0 else splits
 
     def __getattr__(self, name: str) -> Any:
-        """What is asked for first; a slot that is filled is read without this call."""
+        """What is asked for first; an attribute that is there is read without this call."""
         make = _MAKERS.get(name)
         if make is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = make(self)
-        setattr(self, name, value)
-        return value
+        # Whichever of several threads is first makes it for all of them.
+        return self.__dict__.setdefault(name, make(self))
 
     def _make_lengths(self) -> IntArray:
         return np.array(self._counts, dtype=np.int64)
@@ -124,6 +110,9 @@ _MAKERS: dict[str, Callable[[RowSplits], Any]] = {
     "total": lambda splits: splits.offsets_array.item(-1),
     "min": RowSplits._make_min,
     "max": RowSplits._make_max,
+    "offsets_tensors": lambda _: {},
+    "jagged_parts": lambda _: {},
+    "varlen_parts": lambda _: {},
 }
 
 

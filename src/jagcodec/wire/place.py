@@ -46,23 +46,25 @@ class MessageWriter(PendingMessage):
             if type(item) is int:
                 numbers.append(item)
                 continue
-            data, splits, stored = item.data, item.splits, item.stored
+            data, splits = item.data, item.splits
             if item.indirect:
                 numbers += self._put_indirect(item)
-            elif isinstance(data, _CONTIGUOUS) and 0 < data.nbytes < SMALL_BUFFER:
+            elif isinstance(data, _CONTIGUOUS) and 0 < (size := data.nbytes) < SMALL_BUFFER:
                 end = self._size
                 offset = -end % ALIGNMENT + end
                 small += (_GAPS[offset - end], data)
-                self._size = offset + data.nbytes
+                self._size = offset + size
                 numbers += (0, offset)
             else:
                 numbers += self._put_other(data, item.dims)
             if splits is not None:
                 group = group_of.get(splits)
-                numbers += (stored, self._group(splits) if group is None else group)
-            elif stored is not None:
-                numbers.append(stored)
-            numbers += item.dims
+                group = self._group(splits) if group is None else group
+                numbers += (item.stored, group, *item.dims)
+            elif item.stored is None:
+                numbers += item.dims
+            else:
+                numbers += (item.stored, *item.dims)
         return numbers
 
     def _put_other(self, data: Any, dims: tuple[int, ...]) -> tuple[int, int]:
@@ -110,12 +112,13 @@ class MessageWriter(PendingMessage):
         """The ragged group of these rows, made or found."""
         # Fewer than two rows need no offsets: min and max describe them.
         offsets = splits.offsets_array.tobytes() if splits.rows > 1 else b""
-        key = splits.rows, splits.min, splits.max, offsets
+        numbers = splits.rows, splits.min, splits.max
+        key = (*numbers, offsets)
         group = self._group_of.get(key)
         if group is None:
             group = self._group_of[key] = len(self._groups)
             place = self._put(memoryview(offsets)) if offsets else (0, 0)
-            self._groups.append((*place, *key[:3]))
+            self._groups.append((*place, *numbers))
         self._group_of[splits] = group
         return group
 
