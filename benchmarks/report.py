@@ -113,6 +113,7 @@ def bench_tables(report: Report) -> dict[str, str]:
         "steps": _steps([trip for trip in trips if trip["shape"] == DESIGN]),
         "small": _parts({f"rows: {rows}": part for rows, part in small.get("rows", {}).items()}),
         "functions": _functions(small.get("functions", {})),
+        "trajectories": _trajectories(report.get("rows", {})),
         "rows": _parts(report.get("rows", {})),
     }
 
@@ -246,6 +247,19 @@ def _steps(trips: Sequence[Report]) -> str:
         for kind, found in ((kind, side[kind]) for kind in KINDS)
     ]
     return table(("side", "median ms", "quartiles", "steps, medians in ms"), rows)
+
+
+def _trajectories(parts: Mapping[str, Any]) -> str:
+    """Messages of rows as an agent loop writes them, next to pickle."""
+    if "trajectories" not in parts:
+        return NOT_MEASURED
+    ratios = parts["trajectories"]["ratios"]
+    rows = []
+    for size in (1, 8, 64):
+        found = ratios[f"encode_rows of {size} / pickle of {size}"]
+        around = f"{found['lowest']:.2f} to {found['highest']:.2f}"
+        rows.append([str(size), f"{found['median']:.2f}", around])
+    return table(("rows in a message", "`encode_rows` / `pickle.dumps`", "rounds"), rows)
 
 
 def _parts(parts: Mapping[str, Report]) -> str:

@@ -502,7 +502,8 @@ def join(rows: int) -> Part:
 def split(rows: int) -> Part:
     """An open message in parts of one row, as messages and as values.
 
-    `slices` cuts the padded columns row by row.
+    `to_frames` cuts a part out of its message, which `encode` reads and writes again. `slices` cuts
+    the padded columns row by row.
     """
     samples = make_samples(rows)
     batch = jagcodec.open_wire(copied(jagcodec.encode_rows(samples)))
@@ -518,17 +519,23 @@ def split(rows: int) -> Part:
             for i, tokens in enumerate(lengths)
         ]
 
-    for frames, sample in zip(messages(), samples, strict=True):
+    def encoded() -> list[list[Any]]:
+        return [jagcodec.encode(part) for part in jagcodec.split_rows(batch, rows)]
+
+    for frames, again, sample in zip(messages(), encoded(), samples, strict=True):
         same_row(jagcodec.decode(frames), sample, "to_frames of a part")
+        check(_bytes_of(frames) == _bytes_of(again), "encode of a part")
     for found, expected in zip(jagcodec.to_rows(batch), sliced(), strict=True):
         same_columns(found, expected, "to_rows")
     calls: Calls = {
         "to_frames": messages,
+        "encode": encoded,
         "pickle": lambda: [pickle.dumps(sample, protocol=5) for sample in samples],
         "to_rows": lambda: jagcodec.to_rows(batch),
         "slices": sliced,
     }
-    return Part(calls, [("to_frames", "pickle"), ("to_rows", "slices")])
+    ratios = [("to_frames", "pickle"), ("to_frames", "encode"), ("to_rows", "slices")]
+    return Part(calls, ratios)
 
 
 def budget(rows: int) -> Part:
