@@ -69,6 +69,10 @@ DOORS: dict[str, Any] = {
     "encode_fields, an array": lambda rows, **o: encode_fields(
         {"x": object_array(rows), "n": torch.arange(len(rows))}, token_aligned_fields=[], **o
     ),
+    # Without None, a list of arrays may be cells.
+    "encode_fields, a list": lambda rows, **o: encode_fields(
+        {"x": [*rows] if any(row is None for row in rows) else object_array(rows)}, **o
+    ),
     "stack": lambda rows, **o: encode(in_tensordict(stack_of_payloads(rows), rows), **o),
     "array in a TensorDict": lambda rows, **o: encode(
         in_tensordict(NonTensorData(object_array(rows), batch_size=[len(rows)]), rows), **o

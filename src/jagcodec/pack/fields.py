@@ -75,9 +75,9 @@ def pack_jagged_fields(
 
     Args:
         fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, arrays, lists
-            of objects that cannot be cells (strings, dicts, None), and whatever else a TensorDict
-            or a `BatchedDataDict` holds. Lists of numbers are refused, because they may be padded
-            or not: pass a tensor, or rows to `pack_rows`.
+            of objects that cannot be cells (strings, dicts, None, arrays next to None), and whatever
+            else a TensorDict or a `BatchedDataDict` holds. Lists of numbers are refused, because
+            they may be padded or not: pass a tensor, or rows to `pack_rows`.
         lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple. Or a jagged
             tensor: its row lengths count, and the packed columns share its offsets object. Without
             `lengths` and `mask`, nothing is packed.
@@ -331,6 +331,8 @@ def leaf_of_column(column: Any, path: str) -> Any:
 
 def _are_objects(rows: list[Any]) -> bool:
     """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
+    if any(row is None for row in rows):  # arrays next to None are no cells
+        rows = [row for row in rows if not isinstance(row, (np.ndarray, torch.Tensor))]
     tensors = any(issubclass(kind, torch.Tensor) for kind in set(map(type, rows)))
     return not tensors and are_objects(rows)
 
