@@ -75,7 +75,7 @@ def pack_jagged_fields(
 
     Args:
         fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, arrays, lists
-            of objects that cannot be cells (strings, dicts, None, arrays next to None), and whatever
+            of objects that cannot be cells (strings, dicts, None, arrays next to None), or whatever
             else a TensorDict or a `BatchedDataDict` holds. Lists of numbers are refused, because
             they may be padded or not: pass a tensor, or rows to `pack_rows`.
         lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple. Or a jagged

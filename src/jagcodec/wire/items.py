@@ -60,8 +60,8 @@ class RowCells(Item):
     def __init__(self, data: Any, lengths: tuple[int, ...] | None, dtype: str) -> None:
         # An array of the bits of the cells, contiguous; or a tensor if it is on a device.
         self.data = data
-        self.dims = data.shape
-        self.splits = None
+        self.dims: tuple[int, ...] = data.shape
+        self.splits: RowSplits | None = None
         self.dtype: str = dtype
         self.ragged_dim = 1
         self.lengths: tuple[int, ...] | None = lengths  # tokens per row; None without a ragged dim
