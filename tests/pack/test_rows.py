@@ -657,3 +657,25 @@ def test_a_list_that_contains_itself_is_an_object_too_deep_for_a_message():
     for rows in several:
         with pytest.raises(JagcodecError, match="x"):
             encode_rows(rows)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("as_nested", ["sparse", "csr", "nested", "jagged"])
+def test_tensors_without_dense_storage_are_objects_or_refused(as_nested, count):
+    """However many rows there are, and next to dense ones too."""
+    parts = [torch.ones(2), torch.ones(3)]
+    made: dict[str, Any] = {
+        "sparse": lambda: torch.sparse_coo_tensor(torch.arange(3).repeat(2, 1), torch.ones(3)),
+        "csr": lambda: torch.sparse_csr_tensor([0, 1, 2], [0, 1], torch.ones(2)),
+        "nested": lambda: torch.nested.nested_tensor(parts),
+        "jagged": lambda: torch.nested.nested_tensor(parts, layout=torch.jagged),
+    }
+    rows = [made[as_nested]() for _ in range(count)]
+    alone: Any = outcome(lambda: encode_rows({"x": rows[:1]}))
+    both: Any = outcome(lambda: encode_rows({"x": rows}))
+    if isinstance(alone, tuple):
+        assert both[0] is alone[0]
+    else:
+        assert len(decode(encode_rows({"x": rows}))["x"]) == count
+    mixed: Any = outcome(lambda: encode_rows({"x": [*rows, torch.ones(3)]}))
+    assert issubclass(mixed[0], JagcodecError)

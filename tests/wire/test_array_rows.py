@@ -469,3 +469,45 @@ def test_a_column_of_other_rows_than_its_batch_is_refused():
     ):
         with pytest.raises(WireFormatError), warnings.catch_warnings():
             read(frames)
+
+
+# --- what depends on no row --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [[None], [None, np.zeros(0, np.uint8)], [np.ones(3, np.uint8)]])
+def test_a_message_of_several_rows_does_not_follow_their_memory(others):
+    image = np.zeros(30_000, np.uint8)
+    for door, encoded in DOORS.items():
+        frames = encoded([image, *others])
+        before = list(map(bytes, frames))
+        image[:] += 1
+        assert list(map(bytes, frames)) == before, door
+
+
+def test_narrow_rows_in_messages_of_their_own_are_accepted():
+    rows = object_array([np.zeros(0), *[None] * 150_000])
+    batch = TensorDict({"x": NonTensorStack({"x": rows}, {"x": 1})}, [2])
+    chosen: list[dict[str, Any]] = [{}, {"narrow": True}, {"narrow": True, "elide": True}]
+    for options in chosen:
+        found = listed(decode(encode(batch, **options))["x"])
+        assert len(found[0]["x"]) == len(rows), options
+
+
+def test_arrays_in_rows_count_as_a_container():
+    def inside(value, levels):
+        for _ in range(levels):
+            value = [value]
+        return value
+
+    for levels in (97, 98, 99, 100, 101):
+        arrays, strings = (
+            object_array(rows) for rows in ([np.ones(2), None], [np.ones(2), "x", None])
+        )
+        outcomes = []
+        for rows in (arrays, strings):
+            try:
+                encode(inside(rows, levels))
+                outcomes.append("encoded")
+            except UnsupportedTypeError as error:
+                outcomes.append(error.reason)
+        assert outcomes[0] == outcomes[1], levels

@@ -331,7 +331,7 @@ def leaf_of_column(column: Any, path: str) -> Any:
 
 def _are_objects(rows: list[Any]) -> bool:
     """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
-    if any(row is None for row in rows):  # arrays next to None are no cells
+    if any(row is None for row in rows):  # arrays next to None cannot be cells
         rows = [row for row in rows if not isinstance(row, (np.ndarray, torch.Tensor))]
     tensors = any(issubclass(kind, torch.Tensor) for kind in set(map(type, rows)))
     return not tensors and are_objects(rows)

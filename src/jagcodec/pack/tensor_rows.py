@@ -68,13 +68,11 @@ def joined_at_once(tensors: Sequence[Any]) -> tuple[npt.NDArray[Any], tuple[int,
     None if they differ, or if cells may be missing.
     """
     dtypes = {tensor.dtype for tensor in tensors}
+    strided = {tensor.layout for tensor in tensors} == {torch.strided}
+    if len(dtypes) > 1 or not dtypes <= NUMPY_DTYPES.keys() or not strided:
+        return None
     # Torch would read memory that was freed, and leave out tensors of shape (0,): both are at 0.
-    if (
-        len(dtypes) > 1
-        or not dtypes <= NUMPY_DTYPES.keys()
-        or not all(map(_IS_ON_CPU, tensors))
-        or not all(map(torch.Tensor.data_ptr, tensors))
-    ):
+    if not (all(map(_IS_ON_CPU, tensors)) and all(map(torch.Tensor.data_ptr, tensors))):
         return None
     try:
         array = plain_array(torch.cat(tensors))  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
 _STRING_TYPE = frozenset((str,))
 _MOST_ARRAY_ROWS = DEFAULT_LIMITS.expanded // (spec.EXPANSION * spec.ARRAY_COST)
-"""With more rows that are arrays, a message asks for more memory than readers allow by default."""
+"""With more rows that are arrays, a narrow message may ask for more memory than readers allow."""
 
 
 class Lowering:
@@ -110,14 +110,18 @@ class Lowering:
             self.values.append(tree)
             tree = None
         self.values += values
-        packed = self._pack_document(self.values) if self.values else NO_VALUES
+        lowered = self._lowered(tree, self._messages)
         if self._unread:
             copies = HostCopies()
             copies.fetch(self._on_devices)
             for read in self._unread:
                 read(copies)
+        return lowered
+
+    def _lowered(self, tree: Tree, messages: Sequence[RowMessages] = ()) -> Lowered:
+        packed = self._pack_document(self.values) if self.values else NO_VALUES
         asks = self._array_rows > _MOST_ARRAY_ROWS
-        return Lowered(tree, self.items, packed, self.unbacked, self._messages, asks)
+        return Lowered(tree, self.items, packed, self.unbacked, messages, asks)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -325,7 +329,7 @@ class Lowering:
     def _lower_array_rows(self, rows: Sequence[Any], holder: int) -> Tree | None:
         """Rows that are arrays or tensors of one dtype, or None; else None."""
         found = array_rows(rows)
-        if found is None:
+        if found is None or len(self._path) >= spec.MAX_DEPTH:  # which the walk explains
             return None
         self._array_rows += len(rows)
         parts, lengths, dims, dtype, tensors = found
@@ -371,17 +375,12 @@ class Lowering:
         """The document of a row; of one that needs buffers a message, with items and values."""
         if type(row) in NATIVE:
             return self._pack_document(row)
-        outer = self.items, self.values, self.unbacked
-        self.items, self.values, self.unbacked = [], [], []
+        outer = self.items, self.values, self.unbacked, self._array_rows
+        self.items, self.values, self.unbacked, self._array_rows = [], [], [], 0
         tree = self._lower_at(i, row)
-        is_node = type(tree) is tuple
-        if is_node:
-            packed = self._pack_document(self.values) if self.values else NO_VALUES
-            made: Any = Lowered(tree, self.items, packed, self.unbacked)
-        else:
-            made = self._pack_document(tree)
-        self.items, self.values, self.unbacked = outer
-        return made  # type: ignore[no-any-return]
+        made = self._lowered(tree) if type(tree) is tuple else self._pack_document(tree)
+        self.items, self.values, self.unbacked, self._array_rows = outer
+        return made
 
     # numpy
 
@@ -855,8 +854,10 @@ _COLUMN_HANDLERS: dict[type, _Handler] = {
 
 def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
     """Rows that are the bytes of arrays, one each, but for rows without bytes."""
-    if len(cells) < 2:
-        return cells[0] if cells else NO_BYTES
+    if not cells:
+        return NO_BYTES
+    if splits.rows == 1:
+        return cells[0]
     starts = splits.starts * spec.TORCH_ITEMSIZES[dtype]
     return in_buffers(cells, torch_dtype(dtype), (), starts, splits)
 

@@ -163,6 +163,6 @@ class MessageWriter(PendingMessage):
         rowcopy.copy_all(copies)
 
     def sources(self) -> list[Any]:
-        copied = [part for part in self._small if type(part) is np.ndarray]
+        copied = [part for part in self._small if isinstance(part, np.ndarray)]
         rows = [part for *_, view in self.rows for part in view.memories]
         return [*self.read_from, *copied, *rows]
