@@ -15,11 +15,13 @@ from tensordict import NonTensorData, TensorDict
 
 from jagcodec import BatchedDataDict, WireFormatError, concat_rows, decode, encode, materialize
 from jagcodec import open_wire as opened
-from jagcodec.ragged.nested import nested_tensor
+from jagcodec.ragged.nested import nested_tensor, parts_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.outside import pass_on
 from tests.helpers import nested
 from tests.oracle import assert_same
+
+ENABLED: list[Any] = []  # guards, each of which is kept: when it is freed, dispatch is off again
 
 
 class HandlerError(Exception):
@@ -50,6 +52,10 @@ def interrupted(call, at, error):
         return found, events
     finally:
         sys.settrace(before)
+        if (
+            not torch._C._is_torch_function_enabled()
+        ):  # torch was interrupted at the end of a `with`
+            ENABLED.append(torch._C._EnableTorchFunction())
     return None, events
 
 
@@ -172,3 +178,14 @@ def test_what_is_raised_while_a_nested_tensor_is_made_is_not_lost(monkeypatch, d
             made = nested_tensor(values, RowSplits.from_lengths(np.array([1, 2])), dim)
     monkeypatch.undo()
     assert [row.shape[dim - 1] for row in made.unbind()] == [1, 2]
+
+
+def test_reading_a_nested_tensor_never_leaves_the_dispatch_of_torch_off():
+    jagged, at = nested([[1], [2, 3]]), 0
+    found: Any = HandlerError()
+    known = len(ENABLED)
+    while found is not None:
+        at += 1
+        found, _ = interrupted(lambda: parts_of(jagged, detach=False), at, HandlerError())
+        assert len(ENABLED) == known
+    assert at > 3

@@ -42,7 +42,7 @@ with private_names("torch", tested="2.15.0"):
 
     _make_subclass: Any = torch.Tensor._make_wrapper_subclass
     _strided_view: Callable[..., torch.Tensor] = torch._nested_view_from_buffer
-    _without_torch_function: Any = torch._C.DisableTorchFunctionSubclass
+    _without_torch_function: Any = torch._C._disabled_torch_function_impl
     _DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
         torch._C.DispatchKey.AutogradNestedTensor
     )
@@ -113,8 +113,12 @@ def _is_followed(jagged: torch.Tensor) -> bool:
     inner: Any = jagged
     if inner._values.requires_grad or not torch.is_grad_enabled():
         return False
-    with _without_torch_function():  # its dispatch takes ten times as long
-        return jagged.requires_grad
+    # Its dispatch takes ten times as long. This is one call of C: an error that a signal handler
+    # raises at the end of a `with` would leave the dispatch of the thread off.
+    return bool(_without_torch_function(_requires_grad, (), (jagged,), {}))
+
+
+_requires_grad: Any = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 def offsets_of(jagged: torch.Tensor) -> torch.Tensor | None:
