@@ -272,14 +272,7 @@ def real_rows(rows: int) -> Part:
     ratios = []
     for size in (1, 8, 32):
         parts = [samples[i : i + size] for i in range(0, rows, size)]
-        names = f"encode_rows of {size}", f"pickle of {size}"
-        calls[names[0]] = functools.partial(each_of, jagcodec.encode_rows, parts)
-        calls[names[1]] = functools.partial(
-            each_of, functools.partial(pickle.dumps, protocol=5), parts
-        )
-        ratios.append(names)
-        for part, frames in zip(parts, calls[names[0]](), strict=True):
-            same_rows(jagcodec.to_rows(jagcodec.open_wire(frames)), part, names[0])
+        ratios.append(_encoded_and_pickled(f"of {size}", jagcodec.encode_rows, parts, calls))
     return Part(calls, ratios)
 
 
@@ -306,24 +299,17 @@ def _encoded_and_pickled(
     calls[ours] = functools.partial(each_of, encode, parts)
     calls[theirs] = functools.partial(each_of, functools.partial(pickle.dumps, protocol=5), parts)
     for part, frames in zip(parts, calls[ours](), strict=True):
-        found = jagcodec.to_rows(jagcodec.open_wire(frames))
-        for row, sample in zip(found, part, strict=True):
-            check(list(row) == list(sample), ours)
-            for key, value in sample.items():
-                check(_same_value(row[key], value), f"{ours}: {key}")
+        same_rows(jagcodec.to_rows(jagcodec.open_wire(frames)), part, ours)
     return ours, theirs
 
 
 def _same_value(found: Any, sent: Any) -> bool:
     """Whether a value arrived; Python's floats arrive as float32."""
-    if isinstance(sent, float):
-        return bool(np.float32(sent) == np.float32(found))
-    is_number = isinstance(sent, np.ndarray) or (isinstance(sent, list) and torch.is_tensor(found))
-    if not is_number:
+    if not (torch.is_tensor(found) or isinstance(found, (float, np.ndarray))):
         return bool(found == sent)
-    sent = np.asarray(sent)
-    sent = sent.astype(np.float32) if sent.dtype == np.float64 else sent
-    return bool(np.array_equal(np.asarray(found), sent))
+    wanted = np.asarray(sent)
+    wanted = wanted.astype(np.float32) if wanted.dtype == np.float64 else wanted
+    return bool(np.array_equal(np.asarray(found), wanted))
 
 
 def rows_of_arrays(rows: int) -> Part:
@@ -396,8 +382,7 @@ def same_rows(found: Sequence[Mapping[str, Any]], samples: Sequence[Any], what: 
     for row, sample in zip(found, samples, strict=True):
         check(list(row) == list(sample), what)
         for name, value in sample.items():
-            same = row[name] == value
-            check(bool(np.all(same.numpy() if torch.is_tensor(same) else same)), f"{what}: {name}")
+            check(_same_value(row[name], value), f"{what}: {name}")
 
 
 def tensor_rows(rows: int) -> Part:

@@ -56,7 +56,7 @@ def kind_of_row(row: Any) -> str:
         plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
         plain = plain and row.dtype.newbyteorder("=") in TORCH_ARRAY_DTYPES
     elif isinstance(row, tensor_type()):
-        plain = tensor_rows().is_plain_tensor(row)
+        plain = tensor_rows().has_dense_cells(row)
     else:
         return NUMBER_ROW if isinstance(row, (int, float)) else OBJECT_ROW
     return ARRAY_ROW if plain else OBJECT_ROW

@@ -12,7 +12,7 @@ import torch
 
 from jagcodec.errors import describe
 from jagcodec.memory.arrays import NUMPY_BY_NAME, array_bytes, for_torch
-from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for, with_remedy
+from jagcodec.memory.plain_types import with_remedy
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
@@ -25,13 +25,8 @@ from jagcodec.memory.tensor_bytes import (
     plain_arrays,
 )
 from jagcodec.pack.cell_dtypes import STORED_DTYPES
+from jagcodec.wire.array_rows import has_dense_cells as has_dense_cells
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
-
-
-def is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """Whether the cells of a tensor can be read, and be sent."""
-    plain = type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_nested
-    return plain and tensor.dtype in TORCH_NAMES and not remedy_for(tensor)
 
 
 def described_tensor(tensor: torch.Tensor) -> str:

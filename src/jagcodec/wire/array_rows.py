@@ -11,8 +11,8 @@ import torch
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.arrays import IntArray
-from jagcodec.memory.plain_types import TENSOR_TYPES
-from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words, has_memory
+from jagcodec.memory.plain_types import remedy_for
+from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words
 from jagcodec.wire.checks import bad, elements_of, inside, is_oversized_empty
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, TORCH_ITEMSIZES
@@ -44,7 +44,7 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
         name = None if dtype is None else TORCH_NAME_OF_NUMPY.get(dtype)
     elif kinds == {torch.Tensor}:
         tensors = [row for row in rows if row is not None]
-        if not all(map(_has_dense_cells, tensors)):
+        if not all(map(has_dense_cells, tensors)):
             return None
         parts = [tensor.detach() for tensor in tensors]
         dtype = _common(part.dtype for part in parts)
@@ -76,17 +76,10 @@ def _common(values: Any) -> Any:
     return None if others else first
 
 
-def _has_dense_cells(tensor: torch.Tensor) -> bool:
+def has_dense_cells(tensor: torch.Tensor) -> bool:
+    """Whether the cells of a tensor can be read, and be sent."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
-    return strided and tensor.dtype in TORCH_NAMES and can_be_read(tensor)
-
-
-def can_be_read(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a plain one, with memory that holds its cells."""
-    try:
-        return type(tensor) in TENSOR_TYPES and not tensor.is_meta and has_memory(tensor)
-    except (RuntimeError, NotImplementedError):  # of a storage that is not there
-        return False
+    return strided and tensor.dtype in TORCH_NAMES and not remedy_for(tensor)
 
 
 # --- read --------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.views import NestedParts, RaggedView, in_buffers
 from jagcodec.wire import documents, spec
-from jagcodec.wire.array_rows import array_rows, can_be_read
+from jagcodec.wire.array_rows import array_rows
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, bytes_in_order, numpy_name
@@ -517,8 +517,9 @@ class Lowering:
         if name is None:
             remedy = "dequantise it first" if tensor.is_quantized else "convert it with .to()"
             raise self._unsupported(tensor, f" with dtype {tensor.dtype}; {remedy}")
-        if not can_be_read(tensor):
-            raise self._unsupported(tensor, f": {remedy_for(tensor)}")
+        remedy = remedy_for(tensor)
+        if remedy:
+            raise self._unsupported(tensor, f": {remedy}")
         if not tensor.is_nested:
             self._check_dims(tensor.shape, tensor.itemsize)
         return name
