@@ -12,7 +12,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, open_wire, pack_jagged_fields, stack_or_nest, to_blob
-from jagcodec.wire.wire_batch import MessageColumns
+from jagcodec.wire.node_columns import MessageSource
+from jagcodec.wire.open_columns import source_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,8 +30,8 @@ def message(frames):
 
 def message_in(batch):
     """The open message that a batch reads its columns from."""
-    source = batch.source
-    assert isinstance(source, MessageColumns)
+    source = source_of(batch)
+    assert isinstance(source, MessageSource)
     return source.message
 
 

@@ -25,6 +25,7 @@ from jagcodec import (
     split_rows,
     to_rows,
 )
+from jagcodec.wire.open_columns import views_of
 from tests.helpers import nested
 from tests.oracle import assert_same
 
@@ -125,19 +126,19 @@ def lengths_of(batch: WireBatch) -> Any:
 
 READERS: dict[str, Callable[[WireBatch], Any]] = {
     "one column": lambda batch: batch["changed"],
-    "columns": lambda batch: batch.columns(),
+    "columns": views_of,
     "to_tensordict": lambda batch: batch.to_tensordict(),
     "chosen rows": lambda batch: batch.rows([0, 1])["changed"],
-    "a range": lambda batch: batch.rows(slice(0, 1)).columns(),
+    "a range": lambda batch: views_of(batch.rows(slice(0, 1))),
     "materialize": materialize,
     "packed": lambda batch: materialize(batch, layout="packed"),
     "to_frames": lambda batch: batch.to_frames(),
     "narrow": lambda batch: encode(batch, narrow=True),
     "elide": lambda batch: encode(batch, elide=True),
-    "a join": lambda batch: concat_rows([batch, batch]).columns(),
+    "a join": lambda batch: views_of(concat_rows([batch, batch])),
     "to_rows": to_rows,
-    "select_rows": lambda batch: select_rows(batch, [0]).columns(),
-    "split_rows": lambda batch: [part.columns() for part in split_rows(batch, 2)],
+    "select_rows": lambda batch: views_of(select_rows(batch, [0])),
+    "split_rows": lambda batch: [views_of(part) for part in split_rows(batch, 2)],
     "plan.pack": lambda batch: plan_packing(lengths_of(batch)).pack(batch),
 }
 
@@ -146,6 +147,8 @@ def read_all(value):
     """Read a nested batch, which is otherwise not read yet."""
     if isinstance(value, WireBatch):
         value.to_tensordict()
+    if type(value) is dict:
+        value = [*value.values()]
     for item in value if isinstance(value, (list, tuple)) else ():
         read_all(item)
 
@@ -243,11 +246,11 @@ BATCHES: dict[str, Any] = {
 
 READ_OBJECTS: dict[str, Callable[[Any], Any]] = {
     "one column": lambda batch: batch["o"].tolist(),
-    "columns": lambda batch: list(dict(batch.columns())["o"]),
+    "columns": lambda batch: list(views_of(batch)["o"]),
     "chosen": lambda batch: batch.rows([0, 1])["o"].tolist(),
     "to_tensordict": lambda batch: batch.to_tensordict()["o"],
     "materialize": lambda batch: list(materialize(batch)["o"]),
-    "a join": lambda batch: list(dict(concat_rows([batch, batch]).columns())["o"])[:2],
+    "a join": lambda batch: list(views_of(concat_rows([batch, batch]))["o"])[:2],
     "to_rows": lambda batch: [row["o"] for row in to_rows(batch)],
     "sent on": lambda batch: list(materialize(batch.to_frames())["o"]),
 }

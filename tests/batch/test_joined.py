@@ -32,6 +32,7 @@ from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged import forms
 from jagcodec.testing import tensors
 from jagcodec.wire import spec
+from jagcodec.wire.open_columns import stored, views_of
 from jagcodec.wire.torch_dtypes import TORCH_BY_NAME
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of
@@ -343,10 +344,10 @@ def test_rows_of_a_narrow_message_are_sent_narrow(kind):
         batch = concat_rows([batch.rows(slice(0, 3)), batch.rows(slice(3, 8))])
     part, rows = batch.rows([6, 1, 1]), select_rows(td, [6, 1, 1])
     sent = open_wire(part.to_frames())
-    assert sent.narrow_names() == [("ids",), ("inner", "ids")]
+    assert stored(sent).narrow == [("ids",), ("inner", "ids")]
     assert_same(sent.to_tensordict(), rows)
     assert encode(part, narrow=["ids"]) == part.to_frames()
-    every = open_wire(encode(part, narrow=True)).narrow_names()
+    every = stored(open_wire(encode(part, narrow=True))).narrow
     assert every == [("ids",), ("inner", "ids"), ("inner", "wide"), ("grid",)]
 
 
@@ -379,7 +380,7 @@ def test_rows_that_share_cells_in_their_messages_share_them_in_a_join(narrow):
     batch = concat_rows([open_wire(encode(b, elide=True, narrow=narrow)) for b in batches])
     for order in (slice(None), [11, 0, 0, 7]):
         part, rows = batch.rows(order), select_rows(expected(batches), order)
-        for name, view in part.columns():
+        for name, view in views_of(part).items():
             assert sum(len(buffer) for buffer in view.memory) < 3 * 5 * 800 * 8, name
         assert_same(part.to_tensordict(), rows)
         assert_same(dict(materialize(part)), dict(materialize(rows)))
@@ -400,7 +401,7 @@ def test_rows_of_any_ragged_dim_are_joined_as_views(dim, dtype, data):
     for order in (range(len(rows)), chosen):
         part = joined(batches).rows(order)
         with mock.patch.object(forms, "nested_tensor", side_effect=AssertionError):
-            ((_, view),) = part.columns()
+            (view,) = views_of(part).values()
         expected_rows = [rows[i] for i in order]
         assert_same(part["x"], stack_or_nest(expected_rows, always_nest=True, ragged_dim=dim))
         assert view.row_splits.lengths.tolist() == [row.shape[dim - 1] for row in expected_rows]
@@ -515,7 +516,7 @@ def test_cells_smaller_than_their_place_are_gathered():
     frames = encode_fields({f"m{i}": mask for i in range(columns)}, lengths=[1] * rows)
     batch = concat_rows([open_wire(frames), open_wire(frames)])
     for part in (batch, batch.rows(torch.arange(2 * rows).flip(0))):
-        assert peak_of(part.columns) < 4 << 20
+        assert peak_of(lambda part=part: views_of(part)) < 4 << 20
         assert materialize(part)["m7"].sum() == 2 * rows
 
 

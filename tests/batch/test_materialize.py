@@ -26,9 +26,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
-from jagcodec.batch.rectangles import Placement, padded_columns
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecError
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import Layout, PackedColumn
 from jagcodec.wire.spec import TORCH_ITEMSIZES
@@ -262,8 +260,9 @@ def test_columns_of_every_kind_come_from_a_message_as_from_its_batch(td, width, 
     st.sampled_from([{}, {"narrow": True}, {"elide": True}]),
     st.lists(st.integers(0, 3), max_size=4),
 )
-def test_padded_columns_is_the_rule_where_it_answers(lengths, names, inner, pad, options, index):
-    """And says nothing where the rule raises an error, which names the column."""
+def test_small_messages_and_their_rows_are_padded_cell_by_cell(
+    lengths, names, inner, pad, options, index
+):
     dtypes = [getattr(torch, name) for name in names]
     columns: dict[str, Any] = {"reward": torch.arange(len(lengths))}
     for i, dtype in enumerate(dtypes):
@@ -274,22 +273,27 @@ def test_padded_columns_is_the_rule_where_it_answers(lengths, names, inner, pad,
         columns[f"f{i}"] = torch.nested.nested_tensor_from_jagged(values, offsets)
     batch = open_wire(encode(TensorDict(columns, batch_size=[len(lengths)]), **options))
     pads = {} if pad is None else {"f0": pad}
-    rows = batch.rows([i for i in index if i < len(lengths)])
-    for source in (batch, rows):
-        quick = padded_columns(source, pads, Placement(0, 1, {}, "right", 0))
-        with mock.patch("jagcodec.batch.materialize.padded_columns", return_value=None):
-            found: Any
-            try:
-                found = dict(materialize(source, pad_value_dict=pads))
-            except (ArgumentError, ArgumentTypeError) as error:
-                found = error.path
-        if quick is not None:
-            assert_same(quick, found)
-        if isinstance(found, str):
-            assert found == "materialize('f0')"
+    index = [i for i in index if i < len(lengths)]
+    for source, chosen in ((batch, range(len(lengths))), (batch.rows(index), index)):
+        try:
+            found = materialize(source, pad_value_dict=pads)
+        except (ArgumentError, ArgumentTypeError):
+            with pytest.raises(JagcodecError, match=r"materialize\('f0'\)"):
+                materialize(source, pad_value_dict=pads)
             continue
-        answers = not options and {*dtypes} <= NUMPY_DTYPES.keys() and found["f0"].numel() > 0
-        assert quick is not None or not answers
+        assert found["reward"].tolist() == [*chosen]
+        width = max([lengths[i] for i in chosen], default=0)
+        for i, dtype in enumerate(dtypes):
+            pad_cell = torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)
+            if i == 0 and pad is not None:
+                pad_cell = torch.tensor([pad]).to(dtype)
+            rows = columns[f"f{i}"].unbind()
+            padding = pad_cell.reshape(1, *[1] * len(inner)).expand(width, *inner)
+            wanted = [[*rows[row].unbind(), *padding[lengths[row] :].unbind()] for row in chosen]
+            assert found[f"f{i}"].shape == (len(chosen), width, *inner)
+            assert [bits(cell) for row in wanted for cell in row] == [
+                bits(cell) for row in found[f"f{i}"].unbind() for cell in row.unbind()
+            ]
 
 
 def test_plain_columns_come_from_a_store_as_from_their_batch():

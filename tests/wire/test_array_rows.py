@@ -37,6 +37,7 @@ from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.non_tensor import object_array, stack_of_payloads
 from jagcodec.wire import spec
 from jagcodec.wire.array_rows import array_rows as split_rows
+from jagcodec.wire.open_columns import stored
 from jagcodec.wire.spec import Kind
 from tests.helpers import Store, message
 from tests.oracle import assert_same, is_same
@@ -340,7 +341,7 @@ def test_equal_images_are_sent_once_and_narrow_stays_narrow():
             assert_same(listed(decode(frames)["x"]), rows)
             sizes[narrow, elide] = sum(map(len, message(frames)))
             on = open_wire(frames)
-            assert bool(on.narrow_names()) == narrow
+            assert bool(stored(on).narrow) == narrow
             again = encode(on, elide=elide)
             assert abs(sum(map(len, message(again))) - sizes[narrow, elide]) < 100
             assert_same(listed(decode(again)["x"]), rows)
@@ -424,7 +425,7 @@ def test_messages_of_any_rows_are_joined(data, options):
     assert_same(listed(lazily.rows(index)["x"]), [whole[i] for i in wanted])
     sent = open_wire(encode(lazily))
     assert_same(listed(sent["x"]), whole)
-    assert {*sent.narrow_names()} <= {*lazily.narrow_names()}
+    assert {*stored(sent).narrow} <= {*stored(lazily).narrow}
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -437,7 +438,7 @@ def test_messages_with_and_without_an_array_are_read_in_place(monkeypatch, narro
     assert_same(listed(materialize(messages)["x"]), rows + rows[:7])
     batch = join.join_rows(messages, "test")
     assert_same(listed(batch.rows([40, 3, 3, 1])["x"]), [rows[0], rows[3], rows[3], rows[1]])
-    assert batch.narrow_names() == ([("x",)] if narrow else [])
+    assert [*stored(batch).narrow] == ([("x",)] if narrow else [])
     assert_same(listed(decode(encode(batch))["x"]), rows + rows[:7])
 
 

@@ -24,6 +24,7 @@ from jagcodec.errors import REASONS, TransportError
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS
 from jagcodec.wire.message import Message
+from jagcodec.wire.open_columns import columns_in
 from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import BITS, INDIRECT, MAX_UNBACKED_ROWS, PLAIN, Kind
 from jagcodec.wire.stacked import _open_stack
@@ -265,7 +266,7 @@ def test_what_was_checked_does_not_change_with_the_message():
         assert part(back).equal(part(value))
     frames = receive(GOOD["indirect_anywhere"])
     batch = open_wire(frames)
-    view = message_in(batch).rows(batch.columns_by_name["a"].handle)
+    view = message_in(batch).view(columns_in(batch)["a"].node)
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch["a"].values().shape == (5,)

@@ -17,6 +17,7 @@ from jagcodec import BatchedDataDict, WireFormatError, concat_rows, decode, enco
 from jagcodec import open_wire as opened
 from jagcodec.ragged.nested import nested_tensor, parts_of
 from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.wire.open_columns import views_of
 from jagcodec.wire.outside import pass_on
 from tests.helpers import nested
 from tests.oracle import assert_same
@@ -88,11 +89,11 @@ def of_a_trainer():
 READ: dict[str, tuple[Any, Any]] = {
     "decode": (of_every_kind, decode),
     "to_tensordict": (of_every_kind, lambda frames: opened(frames).to_tensordict()),
-    "columns": (of_every_kind, lambda frames: opened(frames).columns()),
+    "columns": (of_every_kind, lambda frames: views_of(opened(frames))),
     "materialize": (lambda: of_every_kind().select("jagged", "objects"), materialize),
     "BatchedDataDict": (of_a_trainer, decode),
     "open_wire": (of_a_trainer, lambda frames: opened(frames).to_tensordict()),
-    "a join": (of_a_trainer, lambda frames: concat_rows([frames, frames]).columns()),
+    "a join": (of_a_trainer, lambda frames: views_of(concat_rows([frames, frames]))),
 }
 PLACES = 50  # of each reader
 

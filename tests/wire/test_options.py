@@ -24,6 +24,7 @@ from jagcodec.wire import compress, header_reader, spec
 from jagcodec.wire.elide import RUN_COST
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
+from jagcodec.wire.open_columns import columns_in
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
 from tests import strategies
 from tests.helpers import Store, message, message_in, nested, receive, rollouts, size
@@ -214,7 +215,7 @@ def runs_of(frames, name):
     of a column that is sent as it is.
     """
     opened = open_wire(frames)
-    leaf = message_in(opened).leaf(opened.columns_by_name[name].handle)
+    leaf = message_in(opened).leaf(columns_in(opened)[name].node)
     if not leaf.runs:
         return None
     runs = runs_at(message_in(opened), leaf)

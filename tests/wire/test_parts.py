@@ -35,6 +35,7 @@ from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.describe import check_message
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.types import FieldSchema, PackedColumn
+from jagcodec.wire.open_columns import to_send, views_of
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 from tests import helpers
 from tests.helpers import Store, address, at_odd_address, message_in, nested, receive, size, trip
@@ -401,7 +402,7 @@ def test_the_schema_comes_from_the_header_alone():
 def test_a_source_is_asked_once_for_rectangles_that_are_sent_on(dtype):
     numbers = torch.arange(80).view(10, 8).repeat_interleave(40, 0)
     store = Store(encode(TensorDict({"x": numbers.to(dtype)}, [400]), elide=True))
-    part = open_wire(store).rows([0, 5, 90]).to_encode()
+    part = to_send(open_wire(store).rows([0, 5, 90]))
     assert_same(decode(encode(part))["x"], numbers[[0, 5, 90]].to(dtype))
     assert len(store.asked) == len(set(store.asked)) > 3
 
@@ -581,7 +582,7 @@ def test_a_packed_column_has_tensors_as_its_parts():
         lambda batch: batch["x"],
         lambda batch: batch.rows([1])["x"],
         lambda batch: batch.row_lengths("x"),
-        lambda batch: batch.columns(),
+        lambda batch: views_of(batch),
         lambda batch: batch.to_tensordict(),
         lambda batch: batch.rows([1]).to_tensordict(),
         lambda batch: batch.rows([1]).to_frames(),

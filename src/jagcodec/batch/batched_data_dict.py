@@ -26,7 +26,8 @@ from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.wire.lowered import ColumnDict, closed, with_closed
+from jagcodec.wire.lowered import ColumnDict
+from jagcodec.wire.open_columns import closed, with_closed
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.registry import of_type, register_type
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN

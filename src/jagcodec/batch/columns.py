@@ -22,6 +22,7 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
+from jagcodec.memory.plain_types import TENSOR_TYPES
 from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import check_column, is_jagged, view_of
 from jagcodec.ragged.non_tensor import (
@@ -37,7 +38,8 @@ from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
-from jagcodec.wire.lowered import Columns, Key, with_closed
+from jagcodec.wire.lowered import Columns, Key
+from jagcodec.wire.open_columns import values_of_batch, views_of, with_closed
 from jagcodec.wire.wire_batch import WireBatch, check_tensordict, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
@@ -232,9 +234,10 @@ def with_offsets(batch: Any, where: str, pool: RowSplitsPool) -> Any:
 def _columns_of_open(
     batch: Any, rows: int, names: list[str] | None, where: str, pool: RowSplitsPool, kept: bool
 ) -> Columns:
+    pairs: Iterable[tuple[str, Any]]
     if isinstance(batch, WireBatch):
         chosen = batch if names is None else batch.select(names)
-        pairs = chosen.items() if kept else chosen.columns()
+        pairs = (values_of_batch(chosen) if kept else views_of(chosen)).items()
     else:
         pairs = [(name, batch.get(name)) for name in (batch.keys() if names is None else names)]
     columns: dict[str, Any] = {}
@@ -256,36 +259,38 @@ def _columns_of_open(
 
 def each_column(
     batch: Any,
-    of_tensor: Callable[[torch.Tensor | RaggedView, Key], Any],
+    of_view: Callable[[RaggedView, Key], Any],
+    of_tensor: Callable[[torch.Tensor, Key], Any],
     where: str,
     above: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The columns of an open batch that is inside the batches `above`, by name.
 
-    `of_tensor` is called with each tensor or view, and returns the column. Objects become arrays of
-    one object per row, and batches become dicts.
+    `of_view` and `of_tensor` are called with each view and tensor, and return the column. Objects
+    become arrays of one object per row, and batches become dicts.
     """
     items = batch.columns if isinstance(batch, Columns) else batch
-    pairs = items.columns() if isinstance(items, WireBatch) else items.items()
+    pairs = views_of(items).items() if isinstance(items, WireBatch) else items.items()
     columns: dict[str, Any] = {}
     for name, leaf in pairs:
-        key = (*above, name) if above else name
-        path = f"{where}({column_name(key)})"
-        if type(leaf) is RaggedView:
+        key, kind = (*above, name) if above else name, type(leaf)
+        if kind is RaggedView:
+            columns[name] = of_view(leaf, key)
+            continue
+        if kind in TENSOR_TYPES:
             columns[name] = of_tensor(leaf, key)
-        elif isinstance(leaf, torch.Tensor):
-            check_column(leaf, path)
+            continue
+        check_column(leaf, f"{where}({column_name(key)})")
+        if isinstance(leaf, torch.Tensor):
             columns[name] = of_tensor(leaf, key)
-        elif isinstance(leaf, np.ndarray):
-            check_column(leaf, path)
-            columns[name] = leaf
         elif is_non_tensor(leaf):
             columns[name] = objects_of_leaf(leaf)
-        elif type(leaf) is list:
+        elif kind is list:
             columns[name] = object_array(leaf)
         elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
+            path = f"{where}({column_name(key)})"
             inner = leaf if isinstance(leaf, Columns) else opened(leaf, path)
-            columns[name] = each_column(inner, of_tensor, where, (*above, name))
+            columns[name] = each_column(inner, of_view, of_tensor, where, (*above, name))
         else:
             columns[name] = leaf
     return columns

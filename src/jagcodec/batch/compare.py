@@ -29,7 +29,7 @@ from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import bytes_in_order
-from jagcodec.wire.lowered import OpenBatch
+from jagcodec.wire.open_columns import Batch, closed, source_of
 from jagcodec.wire.registry import registered_name, state_of
 
 
@@ -92,9 +92,9 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
     """The first difference at a place."""
     if a is b:
         return None
-    if isinstance(a, OpenBatch) and isinstance(b, OpenBatch):
-        found = compare(a.to_tensordict(), b.to_tensordict(), at)
-        return found or compare(a.meta, b.meta, _step(at, "meta"))
+    if isinstance(a, Batch) and isinstance(b, Batch):
+        found = compare(closed(a), closed(b), at)
+        return found or compare(source_of(a).meta(), source_of(b).meta(), _step(at, "meta"))
     if isinstance(a, UnbatchedTensor) and isinstance(b, UnbatchedTensor):
         (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
         return _other(at, "batch size", size, other) or compare(left, right, at)

@@ -25,10 +25,11 @@ from jagcodec.wire.decoder import build, message_meta
 from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
 from jagcodec.wire.message import Message, Reading, runs_at
+from jagcodec.wire.node_columns import batch_in
 from jagcodec.wire.opening import open_message
 from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
-from jagcodec.wire.wire_batch import batch_in, batch_of_message, open_whole
+from jagcodec.wire.wire_batch import batch_of_message, open_whole
 
 # --- opening -----------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from jagcodec.memory import INT64_MAX, extent_of
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.tensor_bytes import as_bytes
+from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
@@ -33,15 +34,29 @@ from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.array_rows import rows_of_arrays
 from jagcodec.wire.checks import in_message
-from jagcodec.wire.column_source import As, Column, ColumnSource
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.items import item_of_message
+from jagcodec.wire.items import item_of_view
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.lowered import Name
-from jagcodec.wire.message import ChosenRows
+from jagcodec.wire.memory_columns import face_in_memory
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.native import are_values
+from jagcodec.wire.node_columns import MessageSource
+from jagcodec.wire.open_columns import (
+    AS_IT_IS,
+    As,
+    Column,
+    InPlace,
+    Read,
+    Source,
+    Stored,
+    all_stored,
+    chosen_of,
+    columns_in,
+    leaves_of,
+    source_of,
+    views_of,
+)
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import (
     BITS,
@@ -54,7 +69,7 @@ from jagcodec.wire.spec import (
 )
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
 from jagcodec.wire.torch_dtypes import torch_dtype
-from jagcodec.wire.wire_batch import MessageColumns, WireBatch, open_whole, value_of
+from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 # --- several messages as one table -------------------------------------------------------------
 
@@ -63,6 +78,7 @@ class ColumnInPlace(NamedTuple):
     """The rows of a column in several messages; in a rectangle, each row is one cell."""
 
     kind: Kind
+    dtype: str  # of its cells
     narrow: bool  # whether at least one message stores narrow cells
     view: RaggedView
     levels: int  # of containers in each other that documents of every message may have
@@ -186,7 +202,8 @@ class MessageTable:
             return None
         narrow = bool(cells.stored.any())
         levels = min(s.levels - node.depth for s, node in zip(self.stacks, nodes, strict=True))
-        return ColumnInPlace(cells.kind, narrow, self._view_of_all(cells, rows, narrow), levels)
+        view = self._view_of_all(cells, rows, narrow)
+        return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
 
     def _cells_of(self, nodes: Sequence[Node]) -> _Cells | None:
         """Where the cells of a column are; None if its messages have it in different forms."""
@@ -354,8 +371,10 @@ def _form_of_objects(node: Node) -> tuple[Any, ...] | None:
 # --- rows one after the other ------------------------------------------------------------------
 
 
-class JoinedRows(ColumnSource):
-    """The rows of several batches, one batch after the other. A column is known by its name."""
+class JoinedRows(Source):
+    """The rows of several batches, one batch after the other."""
+
+    __slots__ = ("_counts", "_forms", "_messages", "_parts", "_pool")
 
     def __init__(
         self,
@@ -368,18 +387,25 @@ class JoinedRows(ColumnSource):
         rows = sum(counts)
         check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
-            first = parts[0].source
+            first = source_of(parts[0])
             sizes = [rows, *first.sizes[1:]]
-            super().__init__(names, names, sizes, first.device, first.allow_pickle)
+            super().__init__(names, sizes, first.device, first.allow_pickle)
         else:
-            super().__init__(names, names, [rows], None, allow_pickle=False)
+            super().__init__(names, [rows], None, allow_pickle=False)
         self._counts = counts
         self._parts = parts
         self._messages = messages
         self._pool = RowSplitsPool()  # for all rows; `ChosenRows` have another
         self._forms: dict[str, list[tuple[IntArray, JoinedRows]]] = {}
 
-    def _by_form(self, name: str) -> list[tuple[IntArray, JoinedRows]]:
+    def columns(self) -> Mapping[str, Column]:
+        return {name: JoinedColumn(self, name) for name in self.names}
+
+    def in_place(self, name: str) -> ColumnInPlace | None:
+        """The rows of a column in all messages; None if they must be read one by one."""
+        return None if self._messages is None else self._messages.column(name)
+
+    def forms(self, name: str) -> list[tuple[IntArray, JoinedRows]]:
         """For each form of a column of objects, the rows that have it, and a source of them.
 
         Empty if there is only one form, or the column is of another kind.
@@ -401,9 +427,9 @@ class JoinedRows(ColumnSource):
         return self._forms[name]
 
     def parts(self) -> Iterator[WireBatch]:
-        return map(self._opened_part, range(len(self._parts)))
+        return map(self.part, range(len(self._parts)))
 
-    def _of_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
+    def of_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
         """What is read of each batch; an error names the message."""
         found = []
         for i, part in enumerate(self.parts()):
@@ -413,7 +439,7 @@ class JoinedRows(ColumnSource):
                 raise in_message(error, i) from error
         return found
 
-    def _opened_part(self, index: int) -> WireBatch:
+    def part(self, index: int) -> WireBatch:
         part = self._parts[index]
         if not isinstance(part, WireBatch):
             part = self._parts[index] = _open_one(index, part)
@@ -422,10 +448,10 @@ class JoinedRows(ColumnSource):
     def meta(self) -> dict[str, Any]:
         if any(NO_VALUES in stack.values for stack in self._stacks()):
             return {}  # a message without documents has no `meta` to agree on
-        return agreed([self._opened_part(i).meta for i in sorted(set(self._first_with_meta()))])
+        return agreed([self.part(i).meta for i in sorted(set(self._first_with_meta()))])
 
     def metas(self) -> list[dict[str, Any]]:
-        return [self._opened_part(i).meta for i in self._first_with_meta()]
+        return [self.part(i).meta for i in self._first_with_meta()]
 
     def _stacks(self) -> Sequence[Stack]:
         return self._messages.stacks if self._messages else ()
@@ -440,94 +466,22 @@ class JoinedRows(ColumnSource):
                 first[i] = known[values]
         return first
 
-    def schema(self, handle: str, rows: int) -> FieldSchema:
-        kind, dtype, shape = self._opened_part(0).select([handle]).schema[handle]
-        return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
+    def select_rows(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
+        """The chosen rows of a column, with splits that columns of equal rows share."""
+        if chosen is None:
+            row_splits = self._pool.unique(view.row_splits)
+            return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
+        return chosen.of_view(view)
 
-    def row_lengths(self, name: str, handle: str, chosen: ChosenRows | None) -> IntArray | None:
-        found = self._messages and self._messages.column(handle)
-        if found:
-            each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
-        else:
-            each = self._of_each(lambda part: part.row_lengths(handle))
-        known = [lengths for lengths in each if lengths is not None]
-        if len(known) < len(each):
-            return None
-        lengths = np.concatenate(known)
-        return lengths if chosen is None else lengths[chosen.at]
+    def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
+        return self._pool if chosen is None else chosen.pool
 
-    def narrow_names(self, name: str, handle: str) -> list[Name]:
-        found = self._messages and self._messages.column(handle)
-        if found:
-            return [(name,)] if found.narrow else []
-        forms = self._by_form(name)
-        if forms:
-            each = [part.narrow_names(name, handle) for _, part in forms]
-        else:
-            each = self._of_each(lambda part: part.select([handle]).narrow_names())
-        return list(dict.fromkeys(chain.from_iterable(each)))
-
-    def is_elided(self, handle: str) -> bool:
-        if self._messages and self._messages.column(handle):
-            return False  # the table reads no elided columns
-        forms = self._by_form(handle)
-        if forms:
-            return any(part.is_elided(handle) for _, part in forms)
-        return any(self._of_each(lambda part: part.select([handle]).is_elided()))
-
-    def read(
-        self, handles: Mapping[str, str], chosen: ChosenRows | None, form: As
-    ) -> dict[str, Any]:
-        leaves = form is As.VALUE or form is As.LEAVES
-        columns: dict[str, Any] = dict.fromkeys(handles)
-        copied: list[tuple[str, ColumnInPlace, RaggedView]] = []
-        for name in handles:
-            found = self._messages and self._messages.column(name)
-            if not found:
-                continue
-            if found.dims is not None:
-                dims = self._select_rows(found.dims, chosen)
-                columns[name] = _joined_arrays(self._select_rows(found.view, chosen), dims, found)
-                continue
-            columns[name] = view = self._select_rows(found.view, chosen)
-            splits = view.row_splits
-            if form is As.ITEM and found.kind is Kind.NON_TENSOR_ROWS and splits.rows:
-                columns[name] = item_of_message(view, (splits.total,), splits)
-            elif leaves or found.kind is not Kind.JAGGED:
-                copied.append((name, found, view))
-        values = gathered(view for _, _, view in copied)
-        for (name, found, view), data in zip(copied, values, strict=True):
-            columns[name], splits = data, view.row_splits
-            if found.kind is Kind.JAGGED:
-                columns[name] = nested_tensor(data, splits)
-            elif found.kind is Kind.NON_TENSOR_ROWS:
-                columns[name] = _joined_objects(data, splits, found.levels)
-        columns |= self._read_missing(
-            [name for name, column in columns.items() if column is None], chosen
-        )
-        if form is As.VALUE:
-            return {name: value_of(column, self, _path(name)) for name, column in columns.items()}
-        if form is As.LEAVES:
-            rows = self.sizes[0] if chosen is None else len(chosen)
-            return {name: as_leaf(column, rows, _path(name)) for name, column in columns.items()}
-        if form is As.ITEM:
-            for name, column in columns.items():
-                objects = isinstance(column, np.ndarray) and column.dtype == object
-                columns[name] = list(column) if objects and column.ndim == 1 else column
-        return columns
-
-    def _read_missing(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
-        """Read columns that the table of messages cannot read."""
-        columns = {name: self._read_by_form(name, chosen) for name in names}
-        missing = [name for name, column in columns.items() if column is None]
-        return columns | self._batch_by_batch(missing, chosen) if missing else columns
-
-    def _read_by_form(self, name: str, chosen: ChosenRows | None) -> Any:
-        """A column of objects whose form is not the same in all messages, form by form.
+    def by_form(self, name: str, chosen: ChosenRows | None) -> Any:
+        """A column of objects whose form is not the same in all messages, read form by form.
 
         None for any other column, and if a message must be read to name its fault.
         """
-        forms = self._by_form(name)
+        forms = self.forms(name)
         if not forms:
             return None
         index = np.arange(self.sizes[0])[slice(None) if chosen is None else chosen.at]
@@ -540,34 +494,38 @@ class JoinedRows(ColumnSource):
             at = np.flatnonzero(wanted >= 0)
             everything = np.array_equal(wanted[at], np.arange(len(rows)))
             some = None if everything else ChosenRows(wanted[at])
+            column = {name: JoinedColumn(part, name)}
             try:
-                made[at] = part.read({name: name}, some, As.VIEW)[name]
+                made[at] = views_of(WireBatch(part, column, some))[name]
             except WireFormatError:
                 return None
         return made
 
-    def _select_rows(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
-        if chosen is None:
-            row_splits = self._pool.unique(view.row_splits)
-            return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
-        return chosen.of_view(view)
+    def one_by_one(self, name: str, how: Read) -> Any:
+        """A column that is read from each batch, and joined, in the form of `As.VIEW`.
 
-    def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
-        return self._pool if chosen is None else chosen.pool
+        All such columns of one read are read together, because each batch is opened for it.
+        """
+        known = how.known.setdefault(self, {})
+        if name not in known:
+            columns = how.columns.values()
+            mine = [x for x in columns if isinstance(x, JoinedColumn) and x.source is self]
+            names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
+            known |= self._batch_by_batch(names if name in names else [name], how.chosen)
+        return known.pop(name)
 
     # Reading batch by batch
 
     def _batch_by_batch(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
-        """Read columns from each batch and join them, in the form of `WireBatch.columns`."""
+        """Read columns from each batch and join them, in the form of `As.VIEW`."""
         each: dict[str, list[Any]] = {name: [] for name in names}
         wanted, order = self._rows_of_parts(chosen)
         for i, rows in wanted:
-            batch = self._opened_part(i).select(names)
+            batch = self.part(i).select(names)
             batch = batch if rows is None else batch.rows(rows)
             try:
-                on_host = self.device is None
-                columns = batch.columns() if on_host else batch.leaves().items()
-                for name, column in columns:
+                read = views_of if self.device is None else leaves_of
+                for name, column in read(batch).items():
                     nested = isinstance(column, WireBatch)
                     each[name].append(column.to_tensordict() if nested else column)
             except WireFormatError as error:
@@ -598,6 +556,101 @@ class JoinedRows(ColumnSource):
         ]
         in_order = bool((order[:-1] < order[1:]).all())
         return wanted, None if in_order else np.argsort(order)
+
+
+class JoinedColumn(Column):
+    """A column of several batches, one after the other."""
+
+    __slots__ = ("name", "source")
+
+    def __init__(self, source: JoinedRows, name: str) -> None:
+        self.source = source
+        self.name = name
+
+    def field(self, rows: int) -> FieldSchema:
+        kind, dtype, shape = columns_in(self.source.part(0))[self.name].field(rows)
+        return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        found = self.source.in_place(self.name)
+        if found:
+            each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
+        else:
+            each = self.source.of_each(lambda part: part.row_lengths(self.name))
+        known = [lengths for lengths in each if lengths is not None]
+        if len(known) < len(each):
+            return None
+        lengths = np.concatenate(known)
+        return lengths if chosen is None else lengths[chosen.at]
+
+    def stored(self) -> Stored:
+        found = self.source.in_place(self.name)
+        if found:  # the table reads no elided columns
+            return Stored([(self.name,)], False) if found.narrow else AS_IT_IS
+        narrow, elided = all_stored([column.stored() for column in self._of_parts()])
+        return Stored([*dict.fromkeys(narrow)], elided)
+
+    def _of_parts(self) -> Sequence[Column]:
+        """The column in the sources that are read instead of the table."""
+        forms = self.source.forms(self.name)
+        if forms:
+            return [JoinedColumn(part, self.name) for _, part in forms]
+        return self.source.of_each(lambda part: columns_in(part)[self.name])
+
+    def read(self, how: Read) -> Any:
+        found, source, chosen = self.source.in_place(self.name), self.source, how.chosen
+        if not found:
+            return self._read_parts(how)
+        view = source.select_rows(found.view, chosen)
+        if found.dims is not None:
+            dims = source.select_rows(found.dims, chosen)
+            rows = _joined_arrays(view, dims, found)
+            return self._read_parts(how) if rows is None else rows
+        splits = view.row_splits
+        if found.kind is Kind.JAGGED:
+            if how.form is As.VIEW:
+                return view
+            return InPlace(view, lambda values: nested_tensor(values, splits))
+        if found.kind is Kind.TENSOR:
+            return InPlace(view, lambda values: values)
+
+        def objects(values: torch.Tensor) -> Any:
+            rows = _joined_objects(values, splits, found.levels)
+            return self._read_parts(how) if rows is None else rows
+
+        return InPlace(view, objects)
+
+    def _read_parts(self, how: Read) -> Any:
+        """The column from each form, or from each batch, because the table cannot read it."""
+        rows = self.source.by_form(self.name, how.chosen)
+        if rows is not None:
+            return rows
+        column = self.source.one_by_one(self.name, how)
+        if how.form is As.VIEW or not isinstance(column, RaggedView):
+            return column
+        splits, dim = column.row_splits, column.ragged_dim
+        return InPlace(column, lambda values: nested_tensor(values, splits, dim))
+
+    def to_send(self, how: Read) -> Any:
+        found, source = self.source.in_place(self.name), self.source
+        if found and found.dims is None:
+            view = source.select_rows(found.view, how.chosen)
+            of_objects = found.kind is Kind.NON_TENSOR_ROWS
+            if view.row_splits.rows or not of_objects:
+                dtype = None if of_objects else found.dtype
+                return item_of_view(view, dtype, ragged=found.kind is not Kind.TENSOR)
+        column = self.read(how)
+        if isinstance(column, InPlace):  # of no rows
+            column = column.make(values_of(column.view))
+        objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
+        return list(column) if objects else column
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
+        return as_leaf(value, rows, _path(self.name))
+
+    def face(self, value: Any, how: Read) -> Any:
+        return face_in_memory(value, self.source, _path(self.name), how)
 
 
 def _joined_objects(data: torch.Tensor, row_splits: RowSplits, levels: int) -> Any:
@@ -661,14 +714,15 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         if not isinstance(parts[i], WireBatch):
             parts[i] = _open_one(i, parts[i])
         batch: WireBatch = parts[i]
-        source, sizes = batch.source, batch.source.sizes
+        source = source_of(batch)
+        sizes = source.sizes
         inner = inner if i else sizes[1:]
         if sizes[1:] != inner:
             detail = f"expected the batch dims {inner} after the first, found {sizes[1:]}"
             raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
         counts[i] = len(batch)
         fields[i] = batch.fields
-        if isinstance(source, MessageColumns) and batch.chosen is None:
+        if isinstance(source, MessageSource) and chosen_of(batch) is None:
             message = source.in_memory()
             if message is not None:
                 alone[i], buffers[i] = message, message.buffers
@@ -681,9 +735,9 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
 
 def _joined_parts(source: Any) -> Sequence[Any]:
     """The batches that a batch was joined from; the batch itself if it is not a join."""
-    joined = isinstance(source, WireBatch) and source.chosen is None
-    if joined and isinstance(source.source, JoinedRows):
-        return [part.select(source.fields) for part in source.source.parts()]
+    joined = source_of(source) if isinstance(source, WireBatch) else None
+    if isinstance(joined, JoinedRows) and chosen_of(source) is None:
+        return [part.select(source.fields) for part in joined.parts()]
     return [source]
 
 
@@ -697,19 +751,20 @@ def _open_one(index: int, source: Any) -> WireBatch:
 # --- columns side by side ----------------------------------------------------------------------
 
 
-class JoinedColumns(ColumnSource):
-    """The columns of several batches of the same rows; the source of each column reads it."""
+class SideBySide(Source):
+    """The columns of several batches of the same rows."""
+
+    __slots__ = ("_batches", "_columns", "_pool")
 
     def __init__(
         self, columns: Mapping[str, Column], batches: Sequence[WireBatch], pool: RowSplitsPool
     ) -> None:
         """`columns` are those of `batches`; the pool knows the rows of columns in memory."""
-        sources = [batch.source for batch in batches]
+        sources = [source_of(batch) for batch in batches]
         device = next((s.device for s in sources if s.device is not None), None)
         pickle = any(source.allow_pickle for source in sources)
-        super().__init__(
-            tuple(columns), (), common_sizes(source.sizes for source in sources), device, pickle
-        )
+        sizes = common_sizes(source.sizes for source in sources)
+        super().__init__(tuple(columns), sizes, device, pickle)
         self._columns = columns
         self._batches = batches
         self._pool = pool
@@ -724,8 +779,13 @@ class JoinedColumns(ColumnSource):
     def metas(self) -> list[dict[str, Any]]:
         return [batch.meta for batch in self._batches]
 
-    def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
-        return sharing(column, self._pool if chosen is None else chosen.pool, "join_columns")
+    def shared(self, columns: dict[str, Any], chosen: ChosenRows | None) -> dict[str, Any]:
+        pool = self._pool if chosen is None else chosen.pool
+        return {name: sharing(column, pool, "join_columns") for name, column in columns.items()}
+
+    def prepare(self, how: Read) -> None:
+        for batch in self._batches:
+            source_of(batch).prepare(how)
 
 
 def common_sizes(batches: Iterable[Sequence[int]]) -> list[int]:
@@ -751,6 +811,6 @@ def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
 def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) -> WireBatch:
     """The columns of batches of the same rows; if two have one name, the later one wins."""
     # A batch whose rows were chosen becomes a join, so that rows can be chosen again from all.
-    whole = [b if b.chosen is None else join_rows([b], where) for b in batches]
-    columns = {name: column for batch in whole for name, column in batch.columns_by_name.items()}
-    return WireBatch(JoinedColumns(columns, whole, pool))
+    whole = [b if chosen_of(b) is None else join_rows([b], where) for b in batches]
+    columns = {name: column for batch in whole for name, column in columns_in(batch).items()}
+    return WireBatch(SideBySide(columns, whole, pool))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, assert_never, get_args
+from typing import TYPE_CHECKING, Any, assert_never, get_args
 
 import numpy as np
 import torch
@@ -47,7 +47,6 @@ from jagcodec.batch.rectangles import (
     check_width,
     fill_rectangles,
     no_memory,
-    padded_columns,
     path_of,
     rectangle_shape,
 )
@@ -234,9 +233,7 @@ def materialize(
         strict,
     )
     options.check()
-    columns = padded_columns(batch, pads, placement) if options.has_pads_only() else None
-    if columns is None:
-        columns = _LayoutPlan(options, batch).filled_columns(container)
+    columns = _LayoutPlan(options, batch).filled_columns(container)
     result: Any = _contained(columns, container)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
@@ -326,16 +323,6 @@ class _Options:
                 raise ArgumentError("conflict", "materialize(pin_memory)", detail)
             _check_accelerator()
 
-    def has_pads_only(self) -> bool:
-        """Whether `pad_value_dict` is the only option that is given."""
-        others = (
-            self.layout != "padded"
-            or self.placement.pad_to_seqlen
-            or self.keep_jagged
-            or self.strict
-        )
-        return not others and self.device is None and not any(self._rectangle_options().values())
-
     def pads_rectangles(self) -> bool:
         """Whether columns that are rectangles already are padded, if no names are given."""
         return self.layout == "padded" and bool(self.masks or self.placement.moves_rows())
@@ -413,7 +400,7 @@ def _ends_of(given: Any) -> Mapping[Any, Any]:
     return ends
 
 
-def _read_prompts(batch: Any, rows: int, options: _Options) -> IntArray | None:
+def _read_prompts(batch: Any, options: _Options) -> IntArray | None:
     """(N,) tokens of each of N rows that are prompt; None if no column needs them."""
     given, placement = options.prompt_lengths, options.placement
     if given is None and not placement.prompt_width:
@@ -422,6 +409,7 @@ def _read_prompts(batch: Any, rows: int, options: _Options) -> IntArray | None:
     if "left_right" not in (placement.side, *placement.sides.values()) or given is None:
         detail = f"requires padding_side='left_right', found padding_side={placement.side!r}"
         raise ArgumentError("bad_option", where, detail)
+    rows = batch.rows if isinstance(batch, Columns) else row_count_of(batch, where)
     if isinstance(given, str):
         columns = batch.columns if isinstance(batch, Columns) else batch
         check_known([given], columns.keys(), where)
@@ -444,24 +432,14 @@ def _check_accelerator() -> None:
 # --- planning ----------------------------------------------------------------------------------
 
 
-class _Padded(NamedTuple):
-    """What the mask of a padded column needs to know of it."""
-
-    row_splits: RowSplits
-    places: RowPlaces
-    device: torch.device
-    cell_bytes: int
-
-
-def _places_at_end(row_splits: RowSplits, whole: _Padded, key: Key) -> RowPlaces:
+def _places_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlaces:
     """Where rows go that have the last tokens of the rows of another column."""
-    lengths, found = whole.row_splits.lengths, row_splits.lengths
+    lengths, found = whole.view.row_splits.lengths, row_splits.lengths
     check_row_ends(found, lengths, path_of(key))
     missing = lengths - found
-    left_pad, width = whole.places
-    if left_pad is not None:
-        missing = left_pad + missing
-    return RowPlaces(missing if missing.any() else None, width)
+    if whole.left_pad is not None:
+        missing = whole.left_pad + missing
+    return RowPlaces(missing if missing.any() else None, whole.width)
 
 
 class _LayoutPlan:
@@ -471,9 +449,11 @@ class _LayoutPlan:
         self.options: _Options = options
         self.batch: Any = batch  # it is open
         self.pool: RowSplitsPool = RowSplitsPool()
-        self.rectangles: list[Rectangle] = []
-        self._padded: dict[Key, _Padded] = {}
+        self.rectangles: list[Rectangle] = []  # to be filled
+        self._padded: dict[Key, Rectangle] = {}  # these, and columns that stay as they are
         self._at_end: dict[Key, RaggedView] = {}  # wait for the columns that have all tokens
+        others = options.ends or options.keep_jagged
+        self._pads_all: bool = options.layout == "padded" and not others
         # Columns that have the same rows and the same side are placed once.
         self._places: dict[tuple[RowSplits, str], RowPlaces] = {}
 
@@ -483,11 +463,13 @@ class _LayoutPlan:
         source = _on_device(self.batch, options.device, self.pool)
         # Prompt lengths are read on the host: before columns leave it, or once all have arrived.
         away = options.device is not None and options.device.type != "cpu"
-        rows = source.rows if isinstance(source, Columns) else source.batch_size[0]
-        options.placement.prompts = _read_prompts(self.batch if away else source, rows, options)
-        columns = each_column(source, self.column, "materialize")
-        self._align_ends(columns)
-        self._add_masks(columns)
+        options.placement.prompts = _read_prompts(self.batch if away else source, options)
+        of_view = self._pad_rows if self._pads_all else self._lay_out_view
+        columns = each_column(source, of_view, self._lay_out_tensor, "materialize")
+        if options.ends:
+            self._align_ends(columns)
+        if options.masks:
+            self._add_masks(columns)
         self._warn_of_swapped_dims()
         if options.strict:
             options.check_names([*_keys(columns, ())])
@@ -495,12 +477,9 @@ class _LayoutPlan:
         fill_rectangles(self.rectangles, reused=options.out is not None)
         return _with_tensors(columns, container)
 
-    def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
+    def _lay_out_tensor(self, leaf: torch.Tensor, key: Key) -> Any:
         """What a column of tensors becomes."""
-        if type(leaf) is RaggedView:
-            return self._lay_out_view(leaf, key)
-        tensor: Any = leaf
-        return (self._lay_out_nested if tensor.is_nested else self._lay_out_rectangle)(tensor, key)
+        return (self._lay_out_nested if leaf.is_nested else self._lay_out_rectangle)(leaf, key)
 
     def _lay_out_nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """What a nested tensor becomes: it stays the same if it stays jagged."""
@@ -538,12 +517,7 @@ class _LayoutPlan:
             return view
         layout: Layout = "jagged" if kept else options.layout
         if layout == "padded":
-            place_key = view.row_splits, placement.sides.get(key, placement.side)
-            places = self._places.get(place_key)
-            if places is None:
-                places = self._place_rows(view.row_splits, key, placement.pad_to_seqlen)
-                self._places[place_key] = places
-            return self._plan_rectangle(view, places, key)
+            return self._pad_rows(view, key)
         if not kept:
             check_width(view.row_splits, placement.pad_to_seqlen, key)
         row_splits, values = self.pool.unique(view.row_splits), owned_values(view)
@@ -553,6 +527,16 @@ class _LayoutPlan:
             check_unbacked(row_splits.total, view.cell_bytes, key)
             return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))
         assert_never(layout)
+
+    def _pad_rows(self, view: RaggedView, key: Key) -> Rectangle:
+        """A rectangle of the rows of a column."""
+        placement = self.options.placement
+        same = view.row_splits, placement.sides.get(key, placement.side)
+        places = self._places.get(same)
+        if places is None:
+            places = self._place_rows(view.row_splits, key, placement.pad_to_seqlen)
+            self._places[same] = places
+        return self._plan_rectangle(view, places, key)
 
     def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
         """What `Placement.of_rows` returns; its error for a column without prompts has a remedy."""
@@ -599,8 +583,12 @@ class _LayoutPlan:
         if not is_wider:
             places = self._place_rows(row_splits, key, max(most, cells))
         if places.width == cells:
-            size = leaf.shape[2:].numel() * leaf.itemsize
-            self._padded[key] = _Padded(row_splits, RowPlaces(None, cells), leaf.device, size)
+            shape = (rows * cells, *leaf.shape[2:])
+            view = RaggedView(leaf, leaf.dtype, shape, 1, None, row_splits)
+            bits = bytes(leaf.itemsize)
+            self._padded[key] = Rectangle(
+                leaf.shape, leaf.dtype, leaf.device, key, view, None, cells, bits
+            )
             return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
             detail = f"expected a strided rectangle to make {places.width} cells wide, found "
@@ -638,10 +626,12 @@ class _LayoutPlan:
 
     def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
         """A rectangle that is planned for the rows of a view."""
-        bits, device = self._pad_bits(view.dtype, key), view.device
-        self._padded[key] = _Padded(view.row_splits, places, device, view.cell_bytes)
-        shape = rectangle_shape(view, places.width)
-        rectangle = Rectangle(shape, view.dtype, device, key, view, *places, bits)
+        (left_pad, width), dtype = places, view.dtype
+        pads = self.options.pads
+        bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
+        shape = rectangle_shape(view, width)
+        rectangle = Rectangle(shape, dtype, view.device, key, view, left_pad, width, bits)
+        self._padded[key] = rectangle
         self.rectangles.append(rectangle)
         return rectangle
 
@@ -655,11 +645,14 @@ class _LayoutPlan:
 
         TransferQueue uses dim 1 as the ragged one if all rows have the same shape.
         """
-        equal = (padded.row_splits for padded in self._padded.values())
+        wide = [each for each in self.rectangles if len(each.view.shape) > 1]
+        if not wide:
+            return
+        equal = (padded.view.row_splits for padded in self._padded.values())
         tokens = {splits.max for splits in equal if splits.min == splits.max}
-        for rectangle in self.rectangles:
+        for rectangle in wide:
             view, splits = rectangle.view, rectangle.view.row_splits
-            if len(view.shape) < 2 or view.ragged_dim != 1 or splits.min != splits.max:
+            if view.ragged_dim != 1 or splits.min != splits.max:
                 continue
             if rectangle.width > splits.max != view.shape[1] and view.shape[1] in tokens:
                 warn_of_swapped_dims(path_of(rectangle.key))
@@ -677,10 +670,12 @@ class _LayoutPlan:
                     f"pass attention_mask_of={{{name!r}: 'another name'}}"
                 )
                 raise ArgumentError("conflict", where, detail)
-            row_splits, places, device, cell_bytes = self._padded[name]
-            check_unbacked(row_splits.rows * places.width, cell_bytes, name)
+            padded, row_splits = self._padded[name], self._padded[name].view.row_splits
+            width = padded.width
+            check_unbacked(row_splits.rows * width, padded.view.cell_bytes, name)
             try:
-                ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
+                ones = torch.ones(row_splits.total, dtype=torch.bool, device=padded.device)
             except RuntimeError as error:
-                raise no_memory((row_splits.rows, places.width), mask, error) from error
+                raise no_memory((row_splits.rows, width), mask, error) from error
+            places = RowPlaces(padded.left_pad, width)
             columns[mask] = self._plan_rectangle(end_to_end(ones, row_splits), places, mask)

@@ -420,7 +420,7 @@ def _unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> di
         detail = f"expected the {rows} rows of the plan, found {found}"
         raise ArgumentError("row_mismatch", where, detail)
     known = with_offsets(batch, where, buffers.packer.pool)
-    columns = each_column(known, buffers.column, buffers.where)
+    columns = each_column(known, buffers.column, buffers.column, buffers.where)
     buffers.check_packed(columns)
     buffers.add_labels(columns, labels_of)
     return columns
@@ -839,6 +839,7 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     from jagcodec.batch.join import join_rows
     from jagcodec.ragged.row_splits import RowSplitsPool
     from jagcodec.ragged.select import join_leaves, row_count, select_leaf
+    from jagcodec.wire.wire_batch import rows_at
 
     are_batches, pool = is_batch(results[0]), RowSplitsPool()
     parts = []
@@ -853,7 +854,7 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
         read_offsets(parts, pool)
         return join_leaves(parts, index, pool, f"{where}(results)", same_values)
     if all(map(is_encoded, parts)):
-        return join_rows(parts, where).at(index)
+        return rows_at(join_rows(parts, where), index)
     return select_leaf(concat_in_memory(parts, where), index, pool, where)
 
 

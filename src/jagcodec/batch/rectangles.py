@@ -8,28 +8,21 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from jagcodec._arguments import named_item
-from jagcodec.errors import ArgumentError, WireFormatError, column_name
-from jagcodec.memory import aligned
-from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray, are_disjoint
-from jagcodec.memory.blocks import new_block
+from jagcodec.errors import ArgumentError, column_name
+from jagcodec.memory.arrays import IntArray, are_disjoint
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, lacks_kernel
 from jagcodec.ragged.copy_rows import CellIndices, pad_into, pad_tasks, uses_row_kernel
-from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.frames import writable_bytes
 from jagcodec.wire.lowered import Key
-from jagcodec.wire.schema import Node
-from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
-from jagcodec.wire.torch_dtypes import torch_dtype
-from jagcodec.wire.wire_batch import MessageColumns
+from jagcodec.wire.spec import MAX_UNBACKED_ROWS
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
@@ -258,108 +251,3 @@ def _are_disjoint(
     read += [part for rectangle in by_torch for part in rectangle.view.memories]
     written = [rectangle.tensor for rectangle in by_torch]
     return are_disjoint([*written, *(task.dst for task in tasks)], read)
-
-
-# --- of one message ----------------------------------------------------------------------------
-
-_SMALL = 4 << 20
-"""The most bytes of a rectangle that `padded_columns` writes.
-
-Larger ones take longer to write than to plan, so a faster plan gains little.
-"""
-
-_JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
-
-
-@dataclass(slots=True)  # is made in half the time of a named tuple
-class _SmallRectangle:
-    """A rectangle of a small message: where it is in the block, and the rows that fill it."""
-
-    name: str
-    start: int  # its first byte in the block
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    cells: Any  # the bytes of its cells in the message
-    row_starts: IntArray
-    row_lengths: IntArray
-    cell_bytes: int
-    pad_bits: bytes
-
-
-def padded_columns(
-    batch: Any, pads: Mapping[Any, Any], placement: Placement
-) -> dict[str, Any] | None:
-    """The columns of a small message, padded on the right; None if the general path must pad them.
-
-    That path makes a `Rectangle` for each column, which takes twice as long for a small message. It
-    also raises the errors, because it names the column.
-    """
-    source = getattr(batch, "source", None)
-    if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:
-        return None
-    message = source.message
-    if not message.in_memory or not source.sizes[0]:
-        return None
-    columns: dict[str, Any] = batch.nodes()
-    try:
-        planned, total = _small_rectangles(batch, columns, pads, placement)
-    except WireFormatError:
-        return None
-    if planned is None:
-        return None
-    block = new_block(total).data
-    tasks: list[Any] = []
-    for it in planned:
-        array = np.ndarray(it.shape, it.dtype, block, it.start)
-        columns[it.name] = torch.from_numpy(array)
-        starts, lengths, width = it.row_starts, it.row_lengths, it.shape[1]
-        tasks.append((array, it.cells, starts, lengths, None, width, it.cell_bytes, it.pad_bits))
-    pad_all(tasks)
-    others = {name: node for name, node in columns.items() if type(node) is Node}
-    columns |= source.each(others, message.tensor, batch.chosen)
-    return columns
-
-
-def _small_rectangles(
-    batch: Any, nodes: Mapping[str, Node], pads: Mapping[Any, Any], placement: Placement
-) -> tuple[list[_SmallRectangle] | None, int]:
-    """What `padded_columns` writes, and its bytes; None if there is a column that it cannot write.
-
-    It can write a jagged column whose cells are in memory unchanged. It leaves rectangles as they
-    are.
-    """
-    message, rows = batch.source.message, batch.source.sizes[0]
-    frames, numbers = message.buffers, message.numbers
-    planned: list[_SmallRectangle] = []
-    end, group = 0, -1
-    for name, node in nodes.items():
-        kind = node.kind
-        if kind is _TENSOR and numbers[node.dims : node.end][:1] == [rows]:
-            continue
-        if kind is not _JAGGED:
-            return None, 0
-        buffer, at, stored, column_group, cells, *inner = numbers[node.number : node.end]
-        spelled, _, ragged_dim = node.fields
-        if column_group != group:
-            group, splits = column_group, message.row_splits(column_group)
-            starts = splits.starts
-            total = splits.total if splits.rows == rows else -1
-            if batch.chosen is not None:
-                splits, starts = batch.chosen.among(splits)
-            lengths = splits.lengths
-            place = splits.rows, placement.of_rows(splits, name, 0).width
-        dtype, size = NUMPY_BY_NAME.get(spelled), node.itemsize
-        bits: bytes | None = bytes(size)
-        if name in pads:
-            bits = bits_of(pads[name], torch_dtype(spelled))
-        for extent in inner:
-            size *= extent
-        needed = place[0] * place[1] * size
-        in_order = stored == PLAIN and ragged_dim == 1 and cells == total
-        if dtype is None or bits is None or not in_order or not 0 < needed <= _SMALL:
-            return None, 0
-        data = frames[buffer][at : at + total * size]
-        shape = (*place, *inner)
-        planned.append(_SmallRectangle(name, end, shape, dtype, data, starts, lengths, size, bits))
-        end += aligned(needed)
-    return planned, end

@@ -15,8 +15,9 @@ from jagcodec.ragged.non_tensor import is_non_tensor
 from jagcodec.ragged.packer import ragged_view
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, varlen_column
-from jagcodec.wire.lowered import with_closed
-from jagcodec.wire.wire_batch import MemoryColumns, WireBatch
+from jagcodec.wire.memory_columns import MemorySource
+from jagcodec.wire.open_columns import with_closed
+from jagcodec.wire.wire_batch import WireBatch
 
 
 def last_cells(restored: Any, last: IntArray, where: str) -> Any:
@@ -40,7 +41,7 @@ class _Trimmer:
             columns = {name: self.of(column[name], f"{path}[{name!r}]") for name in names}
             if isinstance(column, WireBatch):
                 sizes, columns = [*column.batch_size], with_closed(columns)
-                return WireBatch(MemoryColumns(columns, sizes, column.meta))
+                return WireBatch(MemorySource(columns, sizes, column.meta))
             return like(column, columns, self._wanted.rows)
         if isinstance(column, torch.Tensor) and column.dim() < 2:  # rows without cells
             return column

@@ -38,7 +38,7 @@ from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
-from jagcodec.wire.wire_batch import WireBatch, open_memory
+from jagcodec.wire.wire_batch import WireBatch, open_memory, rows_at
 
 
 @overload
@@ -281,7 +281,7 @@ def _open_with_rows(batch: Any, where: str) -> tuple[Any, int]:
 
 def _choose_from(batch: Any, chosen: Chosen, where: str, pool: RowSplitsPool | None = None) -> Any:
     if isinstance(batch, WireBatch):
-        return batch.at(chosen)
+        return rows_at(batch, chosen)
     pool = pool or RowSplitsPool()
     read_offsets([batch], pool)
     return select_leaf(batch, chosen, pool, f"{where}(batch)")

@@ -26,6 +26,7 @@ from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
+from jagcodec.wire.open_columns import to_send
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from jagcodec.wire.wire_batch import WireBatch
 
@@ -92,7 +93,7 @@ def padding_tax(
         return _of_lengths(source, padded_width)
     batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
-        return _measured(batch.to_encode(), padded_width, options, {}, batch.meta or None)
+        return _measured(to_send(batch), padded_width, options, {}, batch.meta or None)
     columns = columns_of(batch, _SOURCE)  # which raises if it is not a batch
     value = batch if isinstance(batch, TensorDictBase) else columns
     return _measured(value, padded_width, options, {})

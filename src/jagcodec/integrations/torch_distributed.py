@@ -41,6 +41,7 @@ from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, Reading
+from jagcodec.wire.open_columns import source_of, views_of
 from jagcodec.wire.opening import open_message
 from jagcodec.wire.wire_batch import WireBatch, batch_of_message
 
@@ -253,8 +254,7 @@ class _Exchange:
         is_batch = isinstance(batch, WireBatch)
         self.is_open[self.place] = is_batch or is_message(batch)
         if is_batch:
-            cut: Sequence[Any] | None = batch.source.cut(batch)
-            return cut
+            return source_of(batch).frames(batch)
         if not self.is_open[self.place]:
             return None
         # Checked before it is one blob, in which a frame that is cut would end with zeros.
@@ -282,7 +282,7 @@ class _Exchange:
             # A `WireBatch` joins columns when they are read. Whether they can be joined must be
             # known here, where all ranks hear of it: join one row of each batch.
             few_rows = [batch.rows(slice(0, 1)) for batch in batches]
-            join_rows(few_rows, "concat_rows").columns()
+            views_of(join_rows(few_rows, "concat_rows"))
             return join_rows(batches, "concat_rows")
 
     def result(

@@ -48,7 +48,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
-from jagcodec.wire.lowered import closed
+from jagcodec.wire.open_columns import closed, to_send
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
@@ -372,7 +372,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         scattered: list[str] = []
         for names in groups.values():
             batches, index = _places(found[names[0]])
-            one, others = _rows_of(batches, index, names, lambda b: b.to_encode().columns.items())
+            one, others = _rows_of(batches, index, names, lambda b: to_send(b).columns.items())
             columns |= one | others
             if len(batches) > max(1, len(index) // 4):
                 scattered += list(one)
@@ -677,7 +677,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
             return [options.encode(columns)]
         wide = replace(options, narrow=False)  # each message is made narrow by itself
         batch = wide.open(wide.encode(columns), NO_LIMITS)
-        return [options.encode(batch.rows(rows).to_encode()) for rows in groups]
+        return [options.encode(to_send(batch.rows(rows))) for rows in groups]
 
 
 # --- registration ------------------------------------------------------------------------------

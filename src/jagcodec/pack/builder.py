@@ -42,6 +42,7 @@ from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.items import RowCells
 from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.open_columns import views_of
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 from jagcodec.wire.wire_batch import WireBatch, open_wire
@@ -368,7 +369,7 @@ class RowBuilder:
             detail = f"expected one row, found {len(batch)} rows; choose it with .rows([i])"
             raise ArgumentError("row_mismatch", f"{where}(message)", detail)
         row, schema = cls(same_length=same_length), batch.schema
-        for name, leaf in batch.columns():
+        for name, leaf in views_of(batch).items():
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1

@@ -52,7 +52,7 @@ from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
-from jagcodec.wire.lowered import OpenBatch, closed
+from jagcodec.wire.open_columns import Batch, closed
 
 
 def pack_jagged_fields(
@@ -310,7 +310,7 @@ def _as_column(column: Any, path: str) -> Any:
         return payloads_of_rows(column, path)
     if is_non_tensor(column) and column.batch_dims:
         return column
-    others = isinstance(column, (dict, OpenBatch, PackedColumn, UnbatchedTensor))
+    others = isinstance(column, (dict, Batch, PackedColumn, UnbatchedTensor))
     if is_array or others or is_nested_batch(column):
         return leaf_of_column(column, path)
     found = described(column) + (" without batch dims" if is_non_tensor(column) else "")

@@ -44,7 +44,7 @@ from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.items import RowCells
 from jagcodec.wire.leaf import FieldSchema, sizes_fit
-from jagcodec.wire.lowered import OpenBatch
+from jagcodec.wire.open_columns import Batch
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
@@ -523,7 +523,7 @@ def _collect_given_columns(
 
 def _as_leaf(column: Any, path: str) -> Any:
     """A packed column as a jagged one, and a batch as a TensorDict; any other column itself."""
-    others = isinstance(column, (dict, OpenBatch, PackedColumn))
+    others = isinstance(column, (dict, Batch, PackedColumn))
     return leaf_of_column(column, path) if others else column
 
 

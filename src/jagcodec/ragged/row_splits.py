@@ -24,6 +24,7 @@ class RowSplits:
     """
 
     rows: int
+    one_cell_each = False  # whether they were made as rows of one cell: of a rectangle
     _counts: tuple[int, ...] | None  # the lengths, or None if they came as an array
     lengths: IntArray  # (N,)
     offsets_array: IntArray  # (N + 1,), starting at 0
@@ -64,6 +65,16 @@ class RowSplits:
         return splits
 
     @classmethod
+    def of_cells(cls, rows: int) -> RowSplits:
+        """Row splits of N rows of one cell each, as a rectangle has them."""
+        splits = cls(rows)
+        splits._counts = None
+        splits.one_cell_each = True
+        splits.total = rows
+        splits.min = splits.max = min(rows, 1)
+        return splits
+
+    @classmethod
     def from_offsets(cls, offsets: IntArray) -> RowSplits | None:
         """Row splits of (N + 1,) offsets, aliased; None unless they start at 0 and never fall."""
         # Negative offsets are rejected first: the difference of two with unlike signs may wrap
@@ -85,9 +96,13 @@ class RowSplits:
         return self.__dict__.setdefault(name, make(self))
 
     def _make_lengths(self) -> IntArray:
+        if self.one_cell_each:
+            return np.ones(self.rows, dtype=np.int64)
         return np.array(self._counts, dtype=np.int64)
 
     def _make_offsets(self) -> IntArray:
+        if self.one_cell_each:
+            return np.arange(self.rows + 1, dtype=np.int64)
         if self._counts is not None:
             return np.frombuffer(array("q", accumulate(self._counts, initial=0)), np.int64)
         offsets: IntArray = np.zeros(self.rows + 1, np.int64)

@@ -317,7 +317,7 @@ class _RowJoiner(NamedTuple):
             if is_jagged(column):
                 leaf_path = f"{path}[{name!r}]"
                 view = view_of(column, leaf_path, self.pool, detach=False)
-                views[name] = _select_in_place(view, self.chosen, self.pool, leaf_path)
+                views[name] = select_in_place(view, self.chosen, self.pool, leaf_path)
         scattered = {name: view for name, view in views.items() if view.starts is not None}
         values = dict(zip(scattered, gathered(scattered.values()), strict=True))
         found = {}
@@ -430,11 +430,11 @@ def _select_end_to_end(
     view: RaggedView, chosen: Chosen, pool: RowSplitsPool, path: str
 ) -> RaggedView:
     """Chosen rows of a jagged column, end to end; aliased or copied as `select_leaf` does it."""
-    picked = _select_in_place(view, chosen, pool, path)
+    picked = select_in_place(view, chosen, pool, path)
     return end_to_end(values_of(picked), picked.row_splits, picked.ragged_dim)
 
 
-def _select_in_place(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) -> RaggedView:
+def select_in_place(view: RaggedView, chosen: Any, pool: RowSplitsPool, path: str) -> RaggedView:
     """Chosen rows of a jagged column in place. A range that can be aliased becomes end to end."""
     rows, dim = _indexer(chosen), view.ragged_dim
     lengths = view.row_splits.lengths[rows]

@@ -110,6 +110,19 @@ class RaggedView:
         source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
         return Copy(out, source, None, *self.row_runs(by_row=False), self.cell_bytes)
 
+    def part(self, first: int, row_splits: RowSplits) -> RaggedView:
+        """Rows that are end to end from a cell on, of rows that are; `ragged_dim` is 1."""
+        memory: Any = self.memory
+        total, inner = row_splits.total, self.shape[1:]
+        if type(memory) is np.ndarray:
+            cell = math.prod(inner) * self.dtype.itemsize
+            if memory.itemsize > 1 or memory.ndim > 1:
+                memory = array_bytes(memory)
+            memory = memory[first * cell : (first + total) * cell]
+        else:
+            memory = memory[first : first + total]
+        return RaggedView(memory, self.dtype, (total, *inner), 1, None, row_splits)
+
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """A view of some of the rows, in any order; `row_splits` has their lengths."""
         lengths = None if self.run_lengths is None else self.run_lengths[rows]

@@ -21,6 +21,7 @@ from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import as_bytes
 from jagcodec.ragged import non_tensor
+from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_of_payloads
@@ -31,9 +32,8 @@ from jagcodec.wire.array_rows import rows_of_arrays
 from jagcodec.wire.checks import bad, check_distinct, elements_of, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
-from jagcodec.wire.items import item_of_message
 from jagcodec.wire.limits import Limits, exceeded
-from jagcodec.wire.message import Budget, ChosenRows, Message, writable
+from jagcodec.wire.message import Budget, Message, writable
 from jagcodec.wire.native import are_values
 from jagcodec.wire.opening import open_message, open_row, usable_reading
 from jagcodec.wire.outside import pass_on
@@ -350,27 +350,41 @@ def objects(
     message: Message, node: Node, budget: Budget, chosen: ChosenRows | None = None
 ) -> list[Any]:
     """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or those of the chosen rows."""
-    leaf = message.leaf(node)
-    view = message.rows(node, chosen)
+    return objects_in(message, node, budget, chosen, message.view(node, chosen))
+
+
+def objects_in(
+    message: Message,
+    node: Node,
+    budget: Budget,
+    chosen: ChosenRows | None,
+    view: RaggedView,
+    data: ByteArray | None = None,
+) -> list[Any]:
+    """The objects of rows of documents that are viewed; `data` has them if they were copied."""
+    plain = message.numbers[node.number + STORED] == PLAIN  # as most are
+    leaf = None if plain else message.leaf(node)
     rows: Any = range(view.row_splits.rows) if chosen is None else chosen.index
     index = None
-    if leaf.runs:
+    if leaf is not None and leaf.runs:
         size = leaf.shape[0]
         if leaf.place.stored == ONE_OBJECT:  # build one object for rows that share it
             view, index, first = _distinct_rows(view)
             rows, size = np.asarray(rows)[first], view.row_splits.total
         budget.count_documents(message, size)
-    memory: Any = view.memory if view.starts is None else as_bytes(values_of(view))
+    if data is None:
+        memory: Any = view.memory
+        data = memory if view.starts is None else as_bytes(values_of(view))
     depth = budget.outer + node.depth + 1  # containers around each row, of which the node is one
     bounds = view.row_splits.offsets_array
-    if leaf.blobs:
-        items = _decode_messages(message, budget, depth, memory, bounds, rows)
+    if leaf is None or not leaf.blobs:
+        items = _read_documents(message, depth, data, bounds, rows)
     else:
-        items = _read_documents(message, depth, memory, bounds, rows)
-    if leaf.blobs and node.kind is Kind.NON_TENSOR_ROWS:
-        for row, item in zip(rows, items, strict=True):
-            if is_non_tensor(item):  # which tensordict would open
-                raise inside(bad("a payload", type(item).__name__), int(row))
+        items = _decode_messages(message, budget, depth, data, bounds, rows)
+        if node.kind is Kind.NON_TENSOR_ROWS:
+            for row, item in zip(rows, items, strict=True):
+                if is_non_tensor(item):  # which tensordict would open
+                    raise inside(bad("a payload", type(item).__name__), int(row))
     return items if index is None else [items[k] for k in index.tolist()]
 
 
@@ -402,16 +416,6 @@ def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
     if (lengths != lengths[first][index]).any():
         raise bad("one length of one object", "several")
     return view.choose(first, RowSplits.from_lengths(lengths[first])), index, first
-
-
-def raw_documents(message: Message, node: Node, budget: Budget, chosen: ChosenRows | None) -> Any:
-    """Rows of documents as an item; the objects in them if rows are messages, or indirect."""
-    leaf = message.leaf(node)
-    view = None if leaf.runs or leaf.blobs else message.rows(node, chosen)
-    if view is None or not view.row_splits.rows:
-        return objects(message, node, budget, chosen)
-    data = view.memory if view.starts is None else view
-    return item_of_message(data, (view.row_splits.total,), view.row_splits)
 
 
 def _read_documents(

@@ -30,8 +30,9 @@ from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
 from jagcodec.wire.header import with_checksums
 from jagcodec.wire.header_reader import is_accepted
-from jagcodec.wire.lowered import Columns, Name, OpenBatch
+from jagcodec.wire.lowered import Columns, Name
 from jagcodec.wire.lowering import Lowering
+from jagcodec.wire.open_columns import Batch, source_of, stored, to_send
 from jagcodec.wire.stored import message_of
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
@@ -190,13 +191,14 @@ def pending(
             check_function(default, "default", "a function of one value, or None")
     if meta is not None:
         meta = mapping_of(meta, "meta", "a mapping of names to values")
-    if isinstance(obj, OpenBatch):
-        if narrow is not True:
+    if isinstance(obj, Batch):
+        as_stored = stored(obj)
+        if narrow is not True and as_stored.narrow:
             named = narrow if isinstance(narrow, frozenset) else frozenset()
-            narrow = named.union(obj.narrow_names()) or False
-        meta = {**obj.meta, **(meta or {})} or None
-        elide = elide or obj.is_elided()
-        obj = obj.to_encode()
+            narrow = named.union(as_stored.narrow)
+        meta = {**source_of(obj).meta(), **(meta or {})} or None
+        elide = elide or as_stored.elided
+        obj = to_send(obj)
     values = [] if meta is None else _values_of_meta(meta, allow_pickle, default)
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)

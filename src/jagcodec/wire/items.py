@@ -92,9 +92,12 @@ def item_of_bytes(data: Any, dims: tuple[int, ...] = ()) -> Item:
     return item
 
 
-def item_of_message(data: Any, dims: tuple[int, ...], splits: RowSplits | None) -> Item:
-    """The item of rows that are sent on as a message has them."""
-    return Item(data, dims, splits)
+def item_of_view(view: Any, dtype: str | None, *, ragged: bool = True) -> Item:
+    """The item of rows that are sent on as messages have them; without `ragged` of a rectangle."""
+    splits = view.row_splits if ragged else None
+    if view.starts is None:
+        return Item(view.memory, view.shape, splits, dtype, view.ragged_dim)
+    return Item(view, view.values_shape, splits, dtype, view.ragged_dim)
 
 
 def item_of_index(starts: IntArray) -> Item:

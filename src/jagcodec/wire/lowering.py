@@ -54,11 +54,11 @@ from jagcodec.wire.lowered import (
     Columns,
     Lowered,
     Name,
-    OpenBatch,
     RowMessages,
     Tree,
 )
 from jagcodec.wire.native import NATIVE, first_same, packed_at_once
+from jagcodec.wire.open_columns import Batch, to_send
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
 from jagcodec.wire.tensor_views import views_of_one_storage
@@ -423,8 +423,7 @@ class Lowering:
         dtype, dims = item.dtype, item.dims
         if dtype is None:
             return _OF_DOCUMENTS
-        if self._column_is_narrow:
-            item.narrow = dtype in spec.INTEGER_DTYPES
+        item.narrow = self._column_is_narrow and dtype in spec.INTEGER_DTYPES
         if 0 in dims:
             self._check_dims(dims, spec.TORCH_ITEMSIZES[dtype])
         if item.splits is None:
@@ -705,8 +704,8 @@ class Lowering:
 
     # tensordict
 
-    def _lower_open_batch(self, batch: OpenBatch) -> Tree:
-        return self.lower(batch.to_encode())
+    def _lower_open_batch(self, batch: Batch) -> Tree:
+        return self.lower(to_send(batch))
 
     def _lower_tensordict(self, td: TensorDictBase) -> Tree:
         self._append_batch_size(td)
@@ -750,7 +749,7 @@ class Lowering:
         return members
 
     def _lower_non_tensor_data(self, data: NonTensorData) -> Tree:
-        if isinstance(data.data, OpenBatch):  # as tensordict takes it: all of it in each row
+        if isinstance(data.data, Batch):  # as tensordict takes it: all of it in each row
             raise self._unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
         self._append_batch_size(data)
         values_before = len(self.values)
@@ -834,7 +833,7 @@ _HANDLERS_OF_BASES: tuple[tuple[type, _Handler], ...] = (
     (torch.Tensor, Lowering._lower_tensor),
     (np.generic, Lowering._lower_scalar),
     (non_tensor.LAZY_VIEW, Lowering._lower_lazy_view),
-    (OpenBatch, Lowering._lower_open_batch),
+    (Batch, Lowering._lower_open_batch),
 )
 
 # Most leaves of a TensorDict: one item, whose rows are those of the batch.

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from jagcodec.errors import brief
-from jagcodec.memory import INT64_MAX
-from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, IntArray, address, for_torch
+from jagcodec.memory.arrays import (
+    NUMPY_BY_NAME,
+    ByteArray,
+    IntArray,
+    address,
+    array_bytes,
+    for_torch,
+)
 from jagcodec.memory.blocks import new_block
-from jagcodec.memory.extents import check_extent, total_of
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, from_bytes
+from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
-from jagcodec.ragged.row_index import Chosen, joined_ranges, joined_rows
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_index import joined_ranges, joined_rows
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import bad, expect, fail
@@ -29,9 +35,9 @@ from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.schema import GROUP, OFFSET, STORED, Node, stored_size
+from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node, stored_size
 from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_ITEMSIZES
-from jagcodec.wire.torch_dtypes import torch_dtype
+from jagcodec.wire.torch_dtypes import TORCH_BY_NAME, torch_dtype
 
 
 class Reading(NamedTuple):
@@ -82,48 +88,6 @@ class Budget:
             raise exceeded("expanded", message.limits.expanded, beyond, what)
 
 
-class ChosenRows:
-    """Rows chosen of a batch, found once in each ragged group for all of its columns."""
-
-    __slots__ = ("_found", "index", "pool")
-
-    def __init__(self, index: Chosen) -> None:
-        self.index: Chosen = index
-        self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows that were not found here
-        # The splits of the group are kept, so that their id stays theirs.
-        self._found: dict[int, tuple[RowSplits, IntArray, RowSplits]] = {}
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    @property
-    def at(self) -> slice | IntArray:
-        """An index for numpy."""
-        index = self.index
-        return slice(index.start, index.stop) if isinstance(index, range) else index
-
-    def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
-        """The splits of the chosen rows of a group, and the cell where each begins in it."""
-        key = id(rows)
-        known = self._found.get(key)
-        if known is None:
-            lengths = np.ascontiguousarray(rows.lengths[self.at])
-            # Rows may repeat, and cells without bytes cost nothing, so the sum may not fit.
-            if len(self) * rows.max > INT64_MAX:
-                check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
-            splits = self.pool.unique(RowSplits.from_lengths(lengths))
-            # Columns of one batch have the same splits, whichever thread reads them.
-            known = self._found.setdefault(key, (splits, rows.starts[self.at], rows))
-        return known[:2]
-
-    def of_view(self, view: RaggedView) -> RaggedView:
-        """The rows of a column in memory, in place."""
-        row_splits, starts = self.among(view.row_splits)
-        if view.starts is not None:
-            starts = view.row_starts()[self.at]
-        return replace(view, starts=starts, row_splits=self.pool.unique(row_splits))
-
-
 class Message:
     """An open message: its checked header and its buffers. Threads may share it.
 
@@ -135,6 +99,7 @@ class Message:
     __slots__ = (
         "_groups",
         "_in_runs",
+        "_of_cells",
         "_owned",
         "_unread",
         "_wide",
@@ -174,7 +139,8 @@ class Message:
         # The documents of the header, with `_TAKEN` for each that a reader has. A reader pops this
         # list, takes one document, and puts the list back.
         self._unread: list[list[Any]] = [header.values] if header.values else []
-        self._groups: dict[int, RowSplits] = {}
+        self._groups: dict[int | None, RowSplits] = {}
+        self._of_cells: dict[int, RowSplits] = {}  # of rectangles, by how many rows they have
         self._owned: dict[int, ByteArray] = {}  # buffers that may be kept
         self._wide: dict[CellPlace, ByteArray] = {}  # cells of runs that were stored narrow
         # Indirect columns in memory with all of their rows, by the first of their numbers.
@@ -279,9 +245,13 @@ class Message:
         raise fail("bad_offsets", detail, path=f"$ (ragged group {index})")
 
     def splits(self, group: int | None, total: int) -> RowSplits:
-        """The rows of a column with `total` cells, checked to end at its last cell."""
+        """The rows of a column with `total` cells, checked to end at its last cell.
+
+        Without a group, each row is one cell, as in a rectangle.
+        """
         if group is None:
-            return RowSplits.from_lengths(np.ones(total, dtype=np.int64))
+            known = self._of_cells.get(total)
+            return known or self._of_cells.setdefault(total, RowSplits.of_cells(total))
         found = self.row_splits(group)
         if found.total != total:
             detail = (
@@ -298,31 +268,82 @@ class Message:
             raise bad("a column whose rows can be read in place", f"a {node.kind.name}")
         return leaf
 
-    def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
-        """The rows of a JAGGED, of documents, or of an indirect TENSOR (one cell each), in place.
+    def view(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
+        """The rows of a TENSOR (one cell each), a JAGGED or documents, in place.
 
-        They are only to be read.
+        They are only to be read. A range of rows whose cells are together is end to end.
         """
         i, numbers = node.number, self.numbers
-        if chosen is None and node.kind is _JAGGED and numbers[i + STORED] == PLAIN:
-            # Most columns, in as few steps as possible.
-            name, _, dim = node.fields
+        if numbers[i + STORED] != PLAIN or not (chosen is None or self.in_memory):
+            return self._view_of_leaf(node, chosen)
+        # Most columns, in as few steps as possible.
+        kind, dim, name, group = node.kind, 1, "uint8", None
+        if kind is _JAGGED:
+            (name, _, dim), group = node.fields, numbers[i + GROUP]
             shape = tuple(numbers[node.dims : node.end])
-            rows = self.splits(numbers[i + GROUP], shape[dim - 1])
-            data = self.read(numbers[i], numbers[i + OFFSET], math.prod(shape) * node.itemsize)
-            return RaggedView(data, torch_dtype(name), shape, dim, None, rows)
+        elif kind is _TENSOR:
+            name, shape = node.fields[0], tuple(numbers[node.dims : node.end])
+        elif kind in DOCUMENT_ROWS:
+            group, shape = numbers[i + GROUP], (numbers[i + SIZE],)
+        else:
+            return self._view_of_leaf(node, chosen)
+        splits = self._groups.get(group)
+        if splits is None or splits.total != shape[dim - 1]:
+            splits = self.splits(group, shape[dim - 1])
+        size = math.prod(shape) * TORCH_ITEMSIZES[name]
+        data = self.read(numbers[i], numbers[i + OFFSET], size)
+        dtype = TORCH_BY_NAME[name] or torch_dtype(name)
+        view = RaggedView(data, dtype, shape, dim, None, splits)
+        return view if chosen is None else chosen.of_view(view)
+
+    def _view_of_leaf(self, node: Node, chosen: ChosenRows | None) -> RaggedView:
+        """As `view`, of cells that are stored in any way, anywhere."""
         leaf = self.leaf(node)
-        place, shape, dim = leaf.place, leaf.shape, leaf.ragged_dim
-        splits = self.splits(leaf.group, shape[dim - 1])
-        if not leaf.runs:
-            if chosen is None:
-                data = self.elements(place, 0, place.elements)
-                return RaggedView(data, leaf.dtype, shape, dim, None, splits)
-            data, total = self._cells_of_rows(leaf, splits, chosen)
-            picked, starts = chosen.among(splits)
-            if total is None:
-                return RaggedView(data, leaf.dtype, shape, dim, starts, picked)
-            return RaggedView(data, leaf.dtype, leaf.shape_of(total), dim, None, picked)
+        splits = self.splits(leaf.group, leaf.shape[leaf.ragged_dim - 1])
+        if leaf.runs:
+            return self._view_in_runs(node, leaf, splits, chosen)
+        if chosen is None:
+            return self._view_of_cells(leaf, splits, None)
+        bounds = self._ranges_to_read(leaf, splits, chosen)
+        if bounds is None:
+            return chosen.of_view(self._view_of_cells(leaf, splits, None))
+        return self._view_of_cells(leaf, chosen.among(splits)[0], bounds)
+
+    def _view_of_cells(
+        self, leaf: Leaf, splits: RowSplits, bounds: Sequence[tuple[int, int]] | None
+    ) -> RaggedView:
+        """Rows that are end to end in a leaf, or in ranges of its cells that are read together."""
+        place, shape, per_cell = leaf.place, leaf.shape, leaf.elements_per_cell
+        if bounds is None:
+            data = self.elements(place, 0, place.elements)
+            return RaggedView(data, leaf.dtype, shape, leaf.ragged_dim, None, splits)
+        extent = shape[leaf.ragged_dim - 1]
+        parts = [
+            self.elements(place, (k + a) * per_cell, (k + b) * per_cell)
+            for k in range(0, leaf.outer * extent, extent or 1)
+            for a, b in bounds
+            if a < b
+        ]
+        data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
+        shape = leaf.shape_of(sum(b - a for a, b in bounds))
+        return RaggedView(data, leaf.dtype, shape, leaf.ragged_dim, None, splits)
+
+    def _ranges_to_read(
+        self, leaf: Leaf, splits: RowSplits, chosen: ChosenRows
+    ) -> list[tuple[int, int]] | None:
+        """The ranges of cells to read for chosen rows, in their order; None for all cells."""
+        is_one_range = isinstance(chosen.index, range) and leaf.outer == 1
+        ranges = joined_rows(chosen.index) if is_one_range or not self.in_memory else []
+        if not is_one_range and (self.in_memory or leaf.outer * len(ranges) > MOST_RANGES):
+            return None
+        if splits.one_cell_each:
+            return [(rows.start, rows.stop) for rows in ranges]
+        offsets = splits.offsets_array
+        return [(int(offsets[rows.start]), int(offsets[rows.stop])) for rows in ranges]
+
+    def _view_in_runs(
+        self, node: Node, leaf: Leaf, splits: RowSplits, chosen: ChosenRows | None
+    ) -> RaggedView:
         if not self.in_memory:
             return rows_in_runs(self, leaf, splits, chosen)
         whole = self._in_runs.get(node.number)
@@ -344,42 +365,6 @@ class Message:
         """Whether rows of a TENSOR, a JAGGED or documents share cells."""
         return self.numbers[node.number + STORED] != PLAIN and self.leaf(node).runs > 0
 
-    def _cells_of_rows(
-        self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows
-    ) -> tuple[ByteArray, Any]:
-        """The cells of chosen rows end to end, and how many; or, if faster, all cells and None."""
-        place, extent = leaf.place, leaf.shape[leaf.ragged_dim - 1]
-        per_cell, in_memory = leaf.elements_per_cell, self.in_memory
-        is_one_range = isinstance(chosen.index, range) and leaf.outer == 1
-        ranges = joined_rows(chosen.index) if is_one_range or not in_memory else []
-        if not is_one_range and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
-            data = self.elements(place, 0, place.elements)
-            if splits is not None:
-                return data, None
-            # Rows of a rectangle are as long as each other.
-            rows = data.reshape(extent, -1)[chosen.index] if len(data) else data
-            return rows.reshape(-1), len(chosen)
-        offsets: Any = range(extent + 1) if splits is None else splits.offsets_array
-        bounds = [(int(offsets[rows.start]), int(offsets[rows.stop])) for rows in ranges]
-        parts = [
-            self.elements(place, (k + a) * per_cell, (k + b) * per_cell)
-            for k in range(0, leaf.outer * extent, extent or 1)
-            for a, b in bounds
-            if a < b
-        ]
-        data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
-        return data, sum(b - a for a, b in bounds)
-
-    def rectangle(self, leaf: Leaf, chosen: ChosenRows | None) -> tuple[ByteArray, tuple[int, ...]]:
-        """The cells of a TENSOR that is not indirect, or of its chosen rows, and their shape.
-
-        In place, and so only to be read, unless the rows have to be put together.
-        """
-        if chosen is None:
-            return self.elements(leaf.place, 0, leaf.place.elements), leaf.shape
-        data, rows = self._cells_of_rows(leaf, None, chosen)
-        return data, leaf.shape_of(rows)
-
     # Tensors
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
@@ -395,20 +380,27 @@ class Message:
         numbers = self.numbers
         if chosen is None and numbers[node.number + STORED] <= INDIRECT:
             return self._whole_tensor(node, tuple(numbers[node.dims : node.end]), leaves)
-        return self._chosen_tensor(node, chosen, leaves)
+        view = self.view(node, chosen)
+        return values_of(view) if view.starts is not None else self.owned(view, leaves=leaves)
+
+    def owned(self, view: RaggedView, *, leaves: bool = False) -> torch.Tensor:
+        """The cells of a view that is end to end, in memory that may be kept."""
+        memory: Any = view.memory
+        data, shape, itemsize = array_bytes(memory), view.shape, view.dtype.itemsize
+        if not len(data):  # rows without bytes may be many, and be chosen again
+            check_extent(shape, itemsize, "WireBatch.rows(index)")
+        copy = False if leaves else self.reading.copy
+        return from_bytes(writable(data, copy, itemsize), view.dtype, shape)
 
     def integers(self, node: Node, chosen: ChosenRows | None = None) -> IntArray:
         """The cells of a TENSOR of int64s, or of its chosen rows, in a copy.
 
         What is checked must not change with the message's memory.
         """
-        leaf = self.leaf(node)
-        if leaf.runs:
-            view = self.rows(node, chosen)
-            data, shape = as_bytes(values_of(view)), view.values_shape
-        else:
-            data, shape = self.rectangle(leaf, chosen)
-        return np.ndarray(shape, np.int64, data.tobytes())
+        view = self.view(node, chosen)
+        memory: Any = view.memory
+        data = array_bytes(memory) if view.starts is None else as_bytes(values_of(view))
+        return np.ndarray(view.values_shape, np.int64, data.tobytes())
 
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A JAGGED column, or its chosen rows, as a nested tensor."""
@@ -440,23 +432,6 @@ class Message:
             return from_bytes(data, dtype, shape)
         array: Any = np.ndarray(shape, known, data)
         return torch.from_numpy(array if array.flags.aligned else array.copy())
-
-    def _chosen_tensor(self, node: Node, chosen: ChosenRows | None, leaves: bool) -> torch.Tensor:
-        """The chosen rows of a column, or all rows of an indirect one."""
-        data: Any
-        leaf = self.leaf(node) if node.kind is _TENSOR else None
-        if leaf is not None and not leaf.runs:
-            data, shape = self.rectangle(leaf, chosen)
-            dtype = leaf.dtype
-        else:
-            view = self.rows(node, chosen)
-            if view.starts is not None:
-                return values_of(view)
-            data, dtype, shape = view.memory, view.dtype, view.shape
-        if not len(data):  # rows without bytes may be many, and be chosen again
-            check_extent(shape, dtype.itemsize, "WireBatch.rows(index)")
-        copy = False if leaves else self.reading.copy
-        return from_bytes(writable(data, copy, dtype.itemsize), dtype, shape)
 
 
 _JAGGED, _TENSOR = spec.Kind.JAGGED, spec.Kind.TENSOR

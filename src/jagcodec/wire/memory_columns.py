@@ -1,0 +1,316 @@
+"""The columns of a batch in memory, or of one that is a document of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.staging import to_device
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.forms import as_leaf
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.non_tensor import (
+    TENSORDICT_TYPES,
+    is_non_tensor,
+    is_numeric,
+    object_array,
+    objects_of_leaf,
+)
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.select import select_in_place, select_leaf
+from jagcodec.ragged.sizes import sizes_of
+from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.memory_fields import field_in_memory, has_host_cells, view_in_memory
+from jagcodec.wire.message import Message
+from jagcodec.wire.open_columns import (
+    As,
+    Batch,
+    Column,
+    InPlace,
+    Read,
+    Source,
+    leaves_of,
+    tensordict_of,
+)
+
+CHOSEN = "WireBatch.rows(index)"
+"""The place of an error about rows that were chosen."""
+
+TYPES_IN_DICTS = (list, np.ndarray, dict, PackedColumn)
+"""Types of columns that a dict may have, but not a TensorDict."""
+
+
+class MemorySource(Source):
+    """A batch in memory: a TensorDict, a dict, or columns of a message that are documents."""
+
+    __slots__ = ("_meta", "_values", "path", "pool")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        sizes: Sequence[int],
+        meta: Mapping[str, Any],
+        around: Source | Message | None = None,
+        path: str = "WireBatch",
+    ) -> None:
+        """`around` is the message or source that the columns are from; None for the caller's.
+
+        `path` is the place of the batch, for errors.
+        """
+        self.names: Sequence[str] = tuple(columns)
+        self.sizes: Sequence[int] = [*sizes]
+        self.device: torch.device | None = None if around is None else around.device
+        self.allow_pickle: bool = around is not None and around.allow_pickle
+        self.path: str = path
+        self.pool: RowSplitsPool = RowSplitsPool()  # of all rows
+        self._values = columns
+        self._meta = meta
+
+    def columns(self) -> Mapping[str, Column]:
+        return {name: MemoryColumn(self, name, value) for name, value in self._values.items()}
+
+    def meta(self) -> dict[str, Any]:
+        return dict(self._meta)
+
+    def take(self, name: str | None, value: Any) -> Any:
+        """A column that a caller may have, and change."""
+        return value
+
+    def again(self, name: str | None) -> Callable[[], Any] | None:
+        """A function that reads a column again from its message; None if the caller owns it."""
+        return None
+
+    def check_rows(self, column: Any, *names: str) -> None:
+        """Check that a column, which the caller may have changed, has the rows of the batch."""
+        sizes: Any = self.sizes
+        packed = isinstance(column, PackedColumn)
+        found = [len(column.cu_seqlens) - 1] if packed else sizes_of(column, sizes)
+        if found != sizes:
+            path = "".join([self.path, *(f"[{name!r}]" for name in names)])
+            remedy = "open the batch again after a change of its columns"
+            detail = f"expected batch size {sizes}, as when it was opened, found {found}; {remedy}"
+            raise ArgumentError("row_mismatch", path, detail)
+        if type(column) in TENSORDICT_TYPES:
+            for name, leaf in column.items():
+                self.check_rows(leaf, *names, name)
+
+
+class DocumentSource(MemorySource):
+    """The columns of a message, or of a dict in one, that are documents.
+
+    The caller owns what was read and may change it, so each read returns new objects.
+    """
+
+    __slots__ = ("_again", "_unread")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        sizes: Sequence[int],
+        meta: Mapping[str, Any],
+        around: Source | Message,
+        again: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
+        path: str = "WireBatch",
+    ) -> None:
+        """`again` reads the columns and `meta` once more."""
+        super().__init__(columns, sizes, meta, around, path)
+        self._again = again
+        self._unread: dict[Any, Any] = {**columns, None: meta}  # no caller has these
+
+    def meta(self) -> dict[str, Any]:
+        return dict(self._take(None))
+
+    def take(self, name: str | None, value: Any) -> Any:
+        return self._take(name)
+
+    def again(self, name: str | None) -> Callable[[], Any] | None:
+        return lambda: self._again()[0][name]  # type: ignore[index]
+
+    def _take(self, name: str | None) -> Any:
+        """A column by name, or `meta` by None, that no caller has, and no later call returns."""
+        unread = self._unread
+        taken = unread.pop(name, _TAKEN)
+        if taken is _TAKEN:
+            columns, meta = self._again()
+            # The others are kept: a reader of each column in turn unpacks the documents once.
+            unread = {**columns, None: meta}
+            taken = unread.pop(name)
+            self._unread = unread
+        return taken
+
+
+_TAKEN = object()
+"""In the place of a column that a caller has."""
+
+
+class BuiltSource(MemorySource):
+    """One column of a dict in a message, which was built of its node."""
+
+    __slots__ = ("_build",)
+
+    def __init__(self, sizes: Sequence[int], around: Source, build: Callable[[], Any]) -> None:
+        """`build` makes it once more."""
+        super().__init__({}, sizes, {}, around, "$")
+        self._build = build
+
+    def again(self, name: str | None) -> Callable[[], Any] | None:
+        return self._build
+
+
+class MemoryColumn(Column):
+    """A column in memory. If no rows were chosen, it is returned itself, so gradients flow."""
+
+    __slots__ = ("name", "source", "value")
+
+    def __init__(self, source: MemorySource, name: str | None, value: Any) -> None:
+        """Without a name, it is the whole of its source."""
+        self.source = source
+        self.name = name
+        self.value = value
+
+    def field(self, rows: int) -> FieldSchema:
+        return field_in_memory(self.value, rows)
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        source, value = self.source, self.value
+        source.check_rows(value, *self._names())
+        view = view_in_memory(value, source.pool, self._path(), detach=True)
+        if view is None:
+            return None
+        return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
+
+    def read(self, how: Read) -> Any:
+        self._check_all(how)
+        column, chosen = self.source.take(self.name, self.value), how.chosen
+        if isinstance(column, dict):
+            return self._nested(column, how)
+        if how.form is As.VIEW:
+            view = self._view(column, chosen, detach=False)
+            if view is not None:
+                return view
+        if chosen is not None:
+            if is_jagged(column) and how.form is As.VALUE:
+                return _chosen_jagged(column, self._at(CHOSEN), chosen)
+            column = select_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
+        return object_array(column) if how.form is As.VIEW and type(column) is list else column
+
+    def to_send(self, how: Read) -> Any:
+        self._check_all(how)
+        source, column, chosen = self.source, self.source.take(self.name, self.value), how.chosen
+        if isinstance(column, dict):
+            batch = self._nested(column, how)
+            return tensordict_of(batch, leaves_of(batch, how))
+        if has_host_cells(column):  # `encode` fetches tensors from devices, together
+            view = self._view(column, chosen, detach=True)
+            if view is not None:
+                return view
+        if chosen is not None:
+            column = select_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
+        packed = isinstance(column, PackedColumn)
+        return leaf_in_memory(column, source, self._path()) if packed else column
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        if isinstance(value, Batch):
+            return tensordict_of(value, leaves_of(value, how))
+        if isinstance(value, TYPES_IN_DICTS):
+            return leaf_in_memory(value, self.source, self._path())
+        return value
+
+    def face(self, value: Any, how: Read) -> Any:
+        return face_in_memory(value, self.source, self._path(), how)
+
+    def _view(self, column: Any, chosen: ChosenRows | None, *, detach: bool) -> RaggedView | None:
+        """The chosen rows of a jagged or packed column in place; None for any other column."""
+        pool = self.source.pool
+        view = view_in_memory(column, pool, self._path(), detach=detach)
+        if view is None:
+            return None
+        view = replace(view, row_splits=pool.unique(view.row_splits))
+        return view if chosen is None else chosen.of_view(view)
+
+    def _nested(self, column: Any, how: Read) -> Batch:
+        """A dict in the batch, as an open batch of the same rows."""
+        source = self.source
+        again = source.again(self.name)
+        inner = nested_source(column, source.sizes[:1], source, self._path(), again)
+        return how.batch_type(inner, None, how.chosen)
+
+    def _check_all(self, how: Read) -> None:
+        """Check the rows of all columns of the source that are read, before the first of them."""
+        source = self.source
+        if source not in how.known:
+            how.known[source] = None
+            for column in how.columns.values():
+                if isinstance(column, MemoryColumn) and column.source is source:
+                    source.check_rows(column.value, *column._names())
+
+    def _names(self) -> tuple[str, ...]:
+        return () if self.name is None else (self.name,)
+
+    def _path(self) -> str:
+        """The place of the column, for errors."""
+        return self._at(self.source.path)
+
+    def _at(self, place: str) -> str:
+        return place if self.name is None else f"{place}[{self.name!r}]"
+
+
+def _chosen_jagged(column: torch.Tensor, path: str, chosen: ChosenRows) -> Any:
+    """Chosen rows of a jagged column: aliased if they are a range, else to be copied."""
+    view = view_of(column, path, chosen.pool, detach=False)
+    view = select_in_place(view, chosen.index, chosen.pool, path)
+
+    def made(values: torch.Tensor) -> Any:
+        return nested_tensor(values, view.row_splits, view.ragged_dim)
+
+    return made(values_of(view)) if view.starts is None else InPlace(view, made)
+
+
+def columns_and_meta(batch: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The columns of a batch, and the values next to them if it is a dict."""
+    return dict(batch.items()), getattr(batch, "meta_info", {})
+
+
+def nested_source(
+    batch: Any,
+    sizes: Sequence[int],
+    around: Source,
+    path: str,
+    again: Callable[[], Any] | None = None,
+) -> MemorySource:
+    """A batch in a batch in memory; `again` reads it once more if it is from a message."""
+    columns, meta = columns_and_meta(batch)
+    if again is None:
+        return MemorySource(columns, sizes, meta, around, path)
+    read = again
+    return DocumentSource(columns, sizes, meta, around, lambda: columns_and_meta(read()), path)
+
+
+def leaf_in_memory(column: Any, source: Source, path: str) -> Any:
+    """A column of a dict as a leaf, on the device of its source."""
+    leaf = as_leaf(column, 0, path)
+    if isinstance(leaf, torch.Tensor) and source.device is not None:
+        return to_device(leaf, source.device)
+    return leaf
+
+
+def face_in_memory(column: Any, source: Source, path: str, how: Read) -> Any:
+    """A column in memory as ``batch[name]`` gives it."""
+    if isinstance(column, list):
+        return object_array(column)
+    if is_non_tensor(column):
+        return objects_of_leaf(column)
+    if isinstance(column, TENSORDICT_TYPES):
+        return how.batch_type(nested_source(column, [*column.batch_size], source, path))
+    if isinstance(column, np.ndarray) and not is_numeric(column):
+        return column
+    return leaf_in_memory(column, source, path) if isinstance(column, TYPES_IN_DICTS) else column

@@ -1,0 +1,559 @@
+"""The columns of one message, each a node of it, and which node of a message is its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import UnbatchedTensor
+
+from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError
+from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.extents import check_extent
+from jagcodec.memory.staging import to_device
+from jagcodec.memory.tensor_bytes import as_bytes
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.nested import nested_tensor
+from jagcodec.ragged.non_tensor import (
+    is_leaf,
+    leaf_of_rows,
+    object_array,
+    stack_of_payloads,
+)
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.select import row_count, row_counts, select_leaf
+from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire.checks import bad, fail, inside
+from jagcodec.wire.compress import prepare
+from jagcodec.wire.decoder import (
+    arrays,
+    build,
+    message_meta,
+    objects,
+    objects_in,
+    revived,
+    rows_differ,
+)
+from jagcodec.wire.files import note_file
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.items import item_of_view
+from jagcodec.wire.leaf import (
+    FieldSchema,
+    cells_of,
+    columns_of_dict,
+    field_of,
+    offsets_of_packed,
+    rows_of_node,
+)
+from jagcodec.wire.memory_columns import (
+    CHOSEN,
+    TYPES_IN_DICTS,
+    BuiltSource,
+    DocumentSource,
+    MemoryColumn,
+    face_in_memory,
+    leaf_in_memory,
+)
+from jagcodec.wire.memory_fields import check_packed
+from jagcodec.wire.message import Budget, Message
+from jagcodec.wire.open_columns import (
+    AS_IT_IS,
+    As,
+    Batch,
+    Column,
+    InPlace,
+    Read,
+    Source,
+    Stored,
+    all_stored,
+    leaves_of,
+    tensordict_of,
+)
+from jagcodec.wire.outside import pass_on
+from jagcodec.wire.schema import GROUP, STORED, Node
+from jagcodec.wire.spec import (
+    BATCHED_DATA_DICT,
+    IN_STACK,
+    MAX_UNBACKED_ROWS,
+    ORDERED_DICT,
+    PLAIN,
+    Kind,
+)
+from jagcodec.wire.stacked import MessageInMemory
+
+_JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
+
+
+class MessageSource(Source):
+    """One message, or a batch in it."""
+
+    __slots__ = ("beside", "message", "node", "rows", "whole")
+
+    def __init__(
+        self,
+        message: Message,
+        node: Node,
+        sizes: list[int],
+        beside: Sequence[tuple[str | None, Node]] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.names: Sequence[str] = node.fields[-1]
+        self.sizes: Sequence[int] = sizes
+        # N, of a batch without more dims.
+        self.rows: int | None = sizes[0] if len(sizes) == 1 else None
+        self.device: torch.device | None = message.device
+        self.allow_pickle: bool = message.allow_pickle
+        self.message: Message = message
+        self.node: Node = node  # whose children are the columns
+        # Nodes beside the batch, each with its name. A node without a name holds a mapping of
+        # such values.
+        self.beside: Sequence[tuple[str | None, Node]] = beside
+        self.whole: bool = whole  # whether the batch is all of the message
+
+    def columns(self) -> Mapping[str, Column]:
+        pairs = zip(self.names, self.node.children, strict=True)
+        if self.node.kind is Kind.MAP:
+            return {name: _class_in_dict(node)(self, name, node) for name, node in pairs}
+        kinds = _CLASSES
+        return {name: kinds.get(node.kind, _OtherColumn)(self, name, node) for name, node in pairs}
+
+    def prepare(self, how: Read) -> None:
+        if not self.message.header.compressed:
+            return
+        columns = [x for x in how.columns.values() if isinstance(x, NodeColumn)]
+        nodes = [node for x in columns if x.source is self for node in cells_of(x.node)]
+        wanted = {self.message.numbers[node.number] for node in nodes}
+        existing = range(len(self.message.buffers))  # an empty column needs no buffer
+        prepare(self.message.buffers[i] for i in wanted if i in existing)
+
+    def in_memory(self) -> MessageInMemory | None:
+        """The message as `MessageInMemory`; None if a join cannot read its rows in place."""
+        buffers, header = self.message.buffers, self.message.header
+        if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
+            return None
+        values = id(self) if self.beside else header.packed_values
+        first, levels = header.schema.first_group, self.message.limits.depth
+        return MessageInMemory(self.node, first, header.packed_numbers, values, buffers, levels)
+
+    def meta(self) -> dict[str, Any]:
+        message, meta = self.message, dict[str, Any]()
+        budget = Budget(message)
+        for name, node in self.beside:
+            value = build(message, node, budget)
+            if name is None and type(value) is not dict:
+                raise bad("a mapping next to the columns", type(value).__name__)
+            meta |= value if name is None else {name: value}
+        return meta | message_meta(message)
+
+    def frames(self, batch: Batch) -> list[Frame] | None:
+        found = self.message.frames
+        if batch._chosen is None and self.whole and found and [*batch._columns] == self.names:
+            return [array.data.toreadonly() for array in found]
+        return None
+
+
+class NodeColumn(Column):
+    """A column of a message: a node of it."""
+
+    __slots__ = ("name", "node", "source")
+
+    def __init__(self, source: MessageSource, name: str, node: Node) -> None:
+        self.source = source
+        self.name = name
+        self.node = node
+
+    def field(self, rows: int) -> FieldSchema:
+        return field_of(self.node, self.source.message.numbers, rows)
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        return None
+
+    def face(self, value: Any, how: Read) -> Any:
+        return value
+
+    def stored(self) -> Stored:
+        message = self.source.message
+        cells = cells_of(self.node)
+        if all(message.numbers[node.number + STORED] == PLAIN for node in cells):
+            return AS_IT_IS
+        narrow = [node.kind in (_TENSOR, _JAGGED) and message.is_narrow(node) for node in cells]
+        return Stored([(self.name,)] * any(narrow), any(map(message.is_elided, cells)))
+
+    def fault(self, error: Exception) -> Exception:
+        if isinstance(error, WireFormatError):
+            named = inside(error, self.name)
+            if self.source.message.reading.file is not None:
+                note_file(named, self.source.message.reading.file)
+            return named
+        if isinstance(error, ArgumentError):  # of the caller's choice of rows
+            path = f"{error.path}, column {self.name!r}"
+            return type(error)(error.reason, path, error.detail)
+        if isinstance(error, (JagcodecError, OSError, MemoryError)):  # of the source, the machine
+            return error
+        pass_on(error)  # torch, numpy and tensordict raise all kinds
+        return inside(bad(f"rows of {self.node.kind.name}", error), self.name)
+
+    def _check_rows(self, *found: int) -> None:
+        """Check that a column with rows of cells has the rows of the batch."""
+        sizes = self.source.sizes
+        if [*found[: len(sizes)]] != sizes:
+            raise rows_differ(sizes, [*found])
+
+    def _in_place(self, view: RaggedView, make: Callable[[torch.Tensor], Any]) -> InPlace:
+        """Rows that wait for the copy."""
+        if not view.cell_bytes:  # rows without bytes may be many, and be chosen again
+            check_extent(view.values_shape, view.dtype.itemsize, CHOSEN)
+        return InPlace(view, make)
+
+
+class _JaggedColumn(NodeColumn):
+    """A JAGGED."""
+
+    __slots__ = ()
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        self._check()
+        message = self.source.message
+        splits = message.row_splits(message.numbers[self.node.number + GROUP])
+        return (splits if chosen is None else chosen.among(splits)[0]).lengths
+
+    def read(self, how: Read) -> Any:
+        source, node, chosen = self.source, self.node, how.chosen
+        message = source.message
+        if message.header.groups[message.numbers[node.number + GROUP]].rows != source.rows:
+            self._check()
+        if chosen is None and how.form is As.VALUE:
+            return message.jagged(node)
+        view = message.view(node, chosen)
+        if how.form is As.VIEW and message.away is None:
+            return view
+        if view.starts is not None:
+            return self._in_place(view, lambda values: self._made(values, view, how))
+        return self._made(message.owned(view, leaves=message.away is not None), view, how)
+
+    def to_send(self, how: Read) -> Any:
+        source, node = self.source, self.node
+        message = source.message
+        if message.header.groups[message.numbers[node.number + GROUP]].rows != source.rows:
+            self._check()
+        return item_of_view(message.view(node, how.chosen), node.fields[0])
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        return value
+
+    def _check(self) -> None:
+        node, message = self.node, self.source.message
+        numbers = message.numbers
+        rows = message.header.groups[numbers[node.number + GROUP]].rows
+        # Batches of several dims have columns that are ragged in a later one.
+        self._check_rows(rows, *numbers[node.dims : node.dims + node.fields[2] - 1])
+
+    def _made(self, values: torch.Tensor, view: RaggedView, how: Read) -> Any:
+        """The column of values that are end to end."""
+        if self.source.device is not None:
+            values = to_device(values, self.source.device)
+        if how.form is As.VIEW:
+            return end_to_end(values, view.row_splits, view.ragged_dim)
+        return nested_tensor(values, view.row_splits, view.ragged_dim)
+
+
+class _TensorColumn(NodeColumn):
+    """A TENSOR, each of whose rows is one cell."""
+
+    __slots__ = ()
+
+    def read(self, how: Read) -> Any:
+        self._check()
+        message, chosen = self.source.message, how.chosen
+        if chosen is None:
+            return message.tensor(self.node)
+        view = message.view(self.node, chosen)
+        if view.starts is not None:
+            return self._in_place(view, self._made)
+        return self._made(message.owned(view, leaves=message.away is not None))
+
+    def to_send(self, how: Read) -> Any:
+        self._check()
+        view = self.source.message.view(self.node, how.chosen)
+        return item_of_view(view, self.node.fields[0], ragged=False)
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        return value
+
+    def _check(self) -> None:
+        node, sizes = self.node, self.source.sizes
+        found = self.source.message.numbers[node.dims : node.end]
+        if found[: len(sizes)] != sizes:
+            raise rows_differ(sizes, found)
+
+    def _made(self, values: torch.Tensor) -> torch.Tensor:
+        device = self.source.device
+        return values if device is None else to_device(values, device)
+
+
+class _DocumentColumn(NodeColumn):
+    """A NON_TENSOR_ROWS: objects, each a document or a message of its own."""
+
+    __slots__ = ()
+
+    def read(self, how: Read) -> Any:
+        self._check()
+        message, node, chosen = self.source.message, self.node, how.chosen
+        budget, view = how.budget(message), message.view(node, chosen)
+        if view.starts is None or message.numbers[node.number + STORED] != PLAIN:
+            return object_array(objects_in(message, node, budget, chosen, view))
+
+        def made(values: torch.Tensor) -> Any:
+            return object_array(objects_in(message, node, budget, chosen, view, as_bytes(values)))
+
+        return self._in_place(view, made)
+
+    def to_send(self, how: Read) -> Any:
+        """Documents in place; the objects in them if rows are messages, or indirect."""
+        self._check()
+        message, node, chosen = self.source.message, self.node, how.chosen
+        if message.numbers[node.number + STORED] == PLAIN:
+            view = message.view(node, chosen)
+            if view.row_splits.rows:
+                return item_of_view(view, None)
+        return objects(message, node, how.budget(message), chosen)
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        # As `decode` makes it: a stack also of no rows.
+        return (stack_of_payloads if how.chosen is None else leaf_of_rows)(list(value))
+
+    def _check(self) -> None:
+        message = self.source.message
+        self._check_rows(message.header.groups[message.numbers[self.node.number + GROUP]].rows)
+
+
+class _ArraysColumn(NodeColumn):
+    """An ARRAY_ROWS: objects that are arrays, or tensors."""
+
+    __slots__ = ()
+
+    def read(self, how: Read) -> Any:
+        return object_array(self.to_send(how))
+
+    def to_send(self, how: Read) -> Any:
+        self._check_rows(self.source.message.numbers[self.node.children[1].dims])
+        if self.node.fields[0] != IN_STACK and self.source.node.kind is not Kind.MAP:
+            raise bad("a leaf of a TensorDict", "rows of another column")
+        return arrays(self.source.message, self.node, how.chosen)
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        whole = how.chosen is None and self.node.fields[0] == IN_STACK
+        return (stack_of_payloads if whole else leaf_of_rows)(list(value))
+
+
+class _BatchColumn(NodeColumn):
+    """A batch in the batch: a TENSORDICT, or in a dict another dict."""
+
+    __slots__ = ()
+
+    def read(self, how: Read) -> Any:
+        message, inner = self.source.message, self._inner()
+        sizes = sizes_of_batch(message, inner, self.source.sizes)
+        return how.batch_type(MessageSource(message, inner, sizes), None, how.chosen)
+
+    def to_send(self, how: Read) -> Any:
+        return self.leaf(self.read(how), how)
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        return tensordict_of(value, leaves_of(value, how))
+
+    def stored(self) -> Stored:
+        inner = MessageSource(self.source.message, self._inner(), []).columns()
+        found = all_stored([column.stored() for column in inner.values()])
+        return found._replace(narrow=[(self.name, *path) for path in found.narrow])
+
+    def _inner(self) -> Node:
+        """The node whose children are the columns."""
+        return columns_of_dict(self.node) or self.node
+
+
+class _OtherColumn(NodeColumn):
+    """A column of any other kind, which is read whole."""
+
+    __slots__ = ()
+
+    @property
+    def is_of_user(self) -> bool:  # type: ignore[override]
+        return self.node.kind is Kind.USER
+
+    def field(self, rows: int) -> FieldSchema:
+        message, node = self.source.message, self.node
+        if node.kind is Kind.VALUE:  # a column of a dict, without buffers
+            is_batch = type(message.document(node.value)) is dict
+            return FieldSchema("tensordict" if is_batch else "object", None, None)
+        return field_of(node, message.numbers, rows)
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        if offsets_of_packed(self.node) is None:
+            return None
+        message = self.source.message
+        return self._in_memory(build(message, self.node)).row_lengths(chosen)
+
+    def read(self, how: Read) -> Any:
+        column = self._built(how)
+        return column.read(how) if isinstance(column, MemoryColumn) else column
+
+    def to_send(self, how: Read) -> Any:
+        column = self._built(how)
+        return column.to_send(how) if isinstance(column, MemoryColumn) else column
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        if isinstance(value, Batch):
+            return tensordict_of(value, leaves_of(value, how))
+        in_dict = isinstance(value, TYPES_IN_DICTS)
+        return leaf_in_memory(value, self.source, "$") if in_dict else value
+
+    def face(self, value: Any, how: Read) -> Any:
+        return face_in_memory(value, self.source, "$", how)
+
+    def _built(self, how: Read) -> Any:
+        """A column in memory, if it is one of a dict; else the chosen rows of a leaf."""
+        message = self.source.message
+        column = build(message, self.node, how.budget(message))
+        in_dict = self.source.node.kind is Kind.MAP and isinstance(column, TYPES_IN_DICTS)
+        return self._in_memory(column) if in_dict else self._leaf(column, how)
+
+    def _in_memory(self, column: Any) -> MemoryColumn:
+        """A column of a dict that was built of its node."""
+        source, message, node = self.source, self.source.message, self.node
+        rows = row_count(column, "$")
+        if rows is not None and [rows] != source.sizes:
+            raise rows_differ(source.sizes, [rows])
+        check_packed(column, RowSplitsPool())
+        again = lambda: build(message, node)  # noqa: E731
+        return MemoryColumn(BuiltSource(source.sizes, source, again), None, column)
+
+    def _leaf(self, column: Any, how: Read) -> Any:
+        """The chosen rows of a column that a TensorDict can hold; an error for any other."""
+        if isinstance(column, UnbatchedTensor):
+            return column
+        if not is_leaf(column):
+            found = type(column).__name__
+            detail = f"expected a leaf of a TensorDict, found {found}; decode reads such a column"
+            raise fail("bad_value", detail)
+        nested = isinstance(column, torch.Tensor) and column.is_nested
+        sizes, shape = self.source.sizes, [column.size(0)] if nested else column.shape
+        if nested:  # of which only the first dim has one size
+            sizes = sizes[:1]
+        if [*shape[: len(sizes)]] != sizes:
+            raise rows_differ(self.source.sizes, [*shape])
+        if how.chosen is None:
+            return column
+        return select_leaf(column, how.chosen.index, RowSplitsPool(), CHOSEN)
+
+
+_CLASSES: dict[Kind, type[NodeColumn]] = {
+    Kind.JAGGED: _JaggedColumn,
+    Kind.TENSOR: _TensorColumn,
+    Kind.NON_TENSOR_ROWS: _DocumentColumn,
+    Kind.ARRAY_ROWS: _ArraysColumn,
+    Kind.TENSORDICT: _BatchColumn,
+}
+"""The classes of most columns; all others are an `_OtherColumn`, or in a dict a `_BatchColumn`."""
+
+
+def _class_in_dict(node: Node) -> type[NodeColumn]:
+    """The class of a column of a dict, which may be a dict, too."""
+    known = _BatchColumn if columns_of_dict(node) is not None else _OtherColumn
+    return _CLASSES.get(node.kind, known)
+
+
+# --- the batch of a message --------------------------------------------------------------------
+
+
+def source_of_message(message: Message, remedy: str = "use decode") -> Source:
+    """The one batch of an open message, and what is next to it; `remedy` is for other messages."""
+    root = message.header.schema.root
+    found = batch_in(root)
+    if found is not None:
+        node, beside = found
+        return MessageSource(message, node, sizes_of_batch(message, node, []), beside, whole=True)
+    state = _state_in_documents(message, root)
+    if state is None:
+        batches = sum(child.kind is Kind.TENSORDICT for child in root.children)
+        other = f"a dict with {batches} of them" if root.kind is Kind.MAP else "another value"
+        detail = (
+            "expected the message of a TensorDict, of a BatchedDataDict, or of a dict with one "
+            f"TensorDict, found one of {other}; {remedy}"
+        )
+        raise fail("bad_value", detail)
+    columns, meta = state
+    try:
+        rows = row_counts(columns, "$") or 0
+    except ArgumentError as error:
+        raise fail("bad_rows", error.detail, path=error.path) from error
+    again: Any = lambda: _state_in_documents(message, root)  # noqa: E731
+    return DocumentSource(columns, [rows], meta, message, again)
+
+
+def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
+    """The columns of a `BatchedDataDict` that need no buffers, and what its `meta` is."""
+    state: Any = None
+    if root.kind is Kind.VALUE:
+        document = message.document(root.value)
+        if type(document) is list and document[:2] == [Kind.USER, BATCHED_DATA_DICT]:
+            state = revived(document[2:], 0, message.limits.depth, message.allow_pickle)[0]
+    elif root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
+        state = build(message, root.children[0])
+    if state is None:
+        return None
+    if type(state) is not list or [*map(type, state)] != [dict, dict]:
+        raise bad("columns and values next to them", type(state).__name__)
+    columns, meta = state
+    return columns, meta | message_meta(message)
+
+
+def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
+    """The node whose children are the columns of a batch, and the nodes next to it; else None."""
+    if root.kind is Kind.TENSORDICT:
+        return root, []
+    if root.kind is Kind.USER and root.fields[0] == ORDERED_DICT:
+        root = root.children[0]
+    if root.kind is Kind.MAP:
+        pairs = list(zip(root.fields[0], root.children, strict=True))
+        found = [pair for pair in pairs if pair[1].kind is Kind.TENSORDICT]
+        if len(found) == 1:
+            return found[0][1], [pair for pair in pairs if pair is not found[0]]
+    if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
+        state = root.children[0].children
+        if len(state) == 2 and state[0].kind is Kind.MAP:
+            return state[0], [(None, state[1])]
+    return None
+
+
+def sizes_of_batch(message: Message, node: Node, around: Sequence[int]) -> list[int]:
+    """(N, ...) of a batch; `around` is the batch size of the one that it is in."""
+    if node.kind is not Kind.MAP:
+        sizes = message.numbers[node.dims : node.end]
+        if not sizes or sizes[: len(around)] != around:
+            raise rows_differ(around or ["N"], sizes)
+        return sizes
+    # A dict has the rows that its first column claims; reading checks each column again.
+    claims = (rows_of_node(each, message.numbers, message.header.groups) for each in node.children)
+    rows = next((rows for rows in claims if rows is not None), None)
+    if rows is None:  # columns that are documents claim no rows in the header
+        counts = (_built_rows(message, column) for column in node.children)
+        rows = next((count for count in counts if count is not None), None)
+    if rows is None:
+        return [*around[:1]] or [0]
+    # The same bound as for a TensorDict, which claims its rows in the header.
+    if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
+        raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
+    if around and [rows] != [*around[:1]]:
+        raise rows_differ(around, [rows])
+    return [rows]
+
+
+def _built_rows(message: Message, column: Node) -> int | None:
+    """Build a column and count its rows; None if any number of rows fits it."""
+    try:
+        return row_count(build(message, column), "$")
+    except ArgumentError as error:
+        raise fail("bad_value", error.detail) from error

@@ -1,0 +1,347 @@
+"""`Column`, `Batch`: what an open batch is made of, and the one function that reads columns.
+
+A column of an open batch is a node of a message, a value in memory, or that of many messages. To
+read columns, each gives its rows in place, or what it is; one call then copies all rows that must
+be copied, and each column makes of its copy what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from tensordict import TensorDict
+
+from jagcodec.memory.arrays import IntArray
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.copy_rows import gathered
+from jagcodec.ragged.non_tensor import batch_of
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.checks import fail
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.leaf import FieldSchema
+from jagcodec.wire.lowered import Columns, Name
+from jagcodec.wire.message import Budget, Message
+from jagcodec.wire.outside import pass_on
+
+
+class As(Enum):
+    """The forms in which columns are read."""
+
+    VIEW = "rows whose lengths may differ as a `RaggedView`; else as VALUE"
+    VALUE = "tensors; objects in an array; a batch as an open one; what is in memory as it is"
+
+
+class Read:
+    """One read of columns: of which rows, in which form, and what it has used so far."""
+
+    __slots__ = ("batch_type", "chosen", "columns", "form", "known")
+
+    def __init__(self, batch: Batch, columns: Mapping[str, Column], form: As) -> None:
+        self.batch_type: type[Batch] = type(batch)  # of batches inside the batch
+        self.chosen: ChosenRows | None = batch._chosen
+        self.columns = columns
+        self.form = form
+        self.known: dict[Any, Any] = {}  # by what it belongs to: a message, a source
+
+    def inside(self, batch: Batch) -> Read:
+        """The same read of the columns of a batch inside the batch."""
+        inner = Read(batch, batch._columns, As.VALUE)
+        inner.known = self.known
+        return inner
+
+    def budget(self, message: Message) -> Budget:
+        """The use of the limits of a message, by all of its columns."""
+        found: Budget | None = self.known.get(message)
+        if found is None:
+            found = self.known[message] = Budget(message)
+        return found
+
+
+class InPlace(NamedTuple):
+    """Rows that must be copied end to end, and what makes a column of the copy."""
+
+    view: RaggedView
+    make: Callable[[torch.Tensor], Any]
+
+
+class Stored(NamedTuple):
+    """How a column is stored in a message, and so sent on."""
+
+    # The paths of columns in fewer bytes than their dtypes have: its own, or those inside a batch.
+    narrow: Sequence[Name]
+    elided: bool  # whether rows share cells
+
+
+AS_IT_IS = Stored((), False)
+
+
+class Column:
+    """N rows of an open batch, however they are held."""
+
+    __slots__ = ()
+    is_of_user = False  # whether a type that a user registered decides what it is
+
+    def field(self, rows: int) -> FieldSchema:
+        """The description of the column with `rows` chosen rows."""
+        raise NotImplementedError
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        """(N,) lengths of rows; None if rows do not differ in length."""
+        raise NotImplementedError
+
+    def read(self, how: Read) -> Any:
+        """The column in the form asked for; or `InPlace`, of which `read_columns` makes it."""
+        raise NotImplementedError
+
+    def to_send(self, how: Read) -> Any:
+        """The column as `Columns` has it; documents are not read where that is possible."""
+        raise NotImplementedError
+
+    def fault(self, error: Exception) -> Exception:
+        """The error to raise for one that was raised while the column was read."""
+        return error
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        """What was read as `As.VALUE`, as a TensorDict holds it."""
+        raise NotImplementedError
+
+    def face(self, value: Any, how: Read) -> Any:
+        """What was read as `As.VALUE`, as ``batch[name]`` gives it."""
+        return value
+
+    def stored(self) -> Stored:
+        """How the column, or those in it, are stored in a message."""
+        return AS_IT_IS
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """What the columns of a batch have in common: where they are from."""
+
+    names: Sequence[str]  # of all columns
+    sizes: Sequence[int]  # (N, ...): the batch size, of all rows
+    device: torch.device | None  # where tensors go; None leaves them where their cells are
+    allow_pickle: bool  # whether pickled objects are unpickled, and pickled again to be sent on
+
+    def columns(self) -> Mapping[str, Column]:
+        """All columns, by name; not kept here, because each keeps its source."""
+        raise NotImplementedError
+
+    def meta(self) -> dict[str, Any]:
+        """What belongs to the whole batch."""
+        raise NotImplementedError
+
+    def metas(self) -> list[dict[str, Any]]:
+        """What belongs to each of the batches that were joined."""
+        return [self.meta()]
+
+    def shared(self, columns: dict[str, Any], chosen: ChosenRows | None) -> dict[str, Any]:
+        """Columns that were read, with the offsets that this source has for equal rows."""
+        return columns
+
+    def prepare(self, how: Read) -> None:
+        """Do what makes it faster to read several columns."""
+
+    def frames(self, batch: Batch) -> list[Frame] | None:
+        """The frames of a batch that is a whole message in memory; else None."""
+        return None
+
+
+class Batch:
+    """Names to columns, of which rows may be chosen: a `WireBatch` without its methods."""
+
+    __slots__ = ("__weakref__", "_all_columns", "_chosen", "_source")
+
+    def __init__(
+        self,
+        source: Source,
+        columns: Mapping[str, Column] | None = None,
+        chosen: ChosenRows | None = None,
+    ) -> None:
+        """Use `open_wire`; without `columns`, all those of the source."""
+        self._source: Source = source
+        self._all_columns = columns
+        self._chosen: ChosenRows | None = chosen
+
+    @property
+    def _columns(self) -> Mapping[str, Column]:
+        if self._all_columns is None:
+            self._all_columns = self._source.columns()
+        return self._all_columns
+
+    def __len__(self) -> int:
+        return self._source.sizes[0] if self._chosen is None else len(self._chosen)
+
+
+def names_of(batch: Batch) -> tuple[str, ...]:
+    """The names of the columns of an open batch, in their order."""
+    columns = batch._all_columns
+    return tuple(batch._source.names if columns is None else columns)
+
+
+def columns_in(batch: Batch) -> Mapping[str, Column]:
+    """The columns of an open batch, by name."""
+    return batch._columns
+
+
+def source_of(batch: Batch) -> Source:
+    """Where the columns of an open batch are from."""
+    return batch._source
+
+
+def chosen_of(batch: Batch) -> ChosenRows | None:
+    """The chosen rows of an open batch; None for all."""
+    return batch._chosen
+
+
+def read_columns(columns: Mapping[str, Column], how: Read) -> dict[str, Any]:
+    """Columns by name, with one copy for the rows of all."""
+    found: dict[str, Any] = {}
+    waiting: list[tuple[str, InPlace]] = []
+    for name, column in columns.items():
+        try:
+            got = column.read(how)
+        except Exception as error:
+            _make_all(waiting, columns)  # the fault of a column before this one comes first
+            _raise_fault(column, error)
+        found[name] = got
+        if type(got) is InPlace:
+            waiting.append((name, got))
+    if waiting:
+        found |= _make_all(waiting, columns)
+    return found
+
+
+def _make_all(
+    waiting: Sequence[tuple[str, InPlace]], columns: Mapping[str, Column]
+) -> dict[str, Any]:
+    """What is made of the copies of rows, which one call makes."""
+    made = {}
+    copies = gathered([each.view for _, each in waiting])
+    for (name, each), values in zip(waiting, copies, strict=True):
+        try:
+            made[name] = each.make(values)
+        except Exception as error:
+            _raise_fault(columns[name], error)
+    return made
+
+
+def _raise_fault(column: Column, error: Exception) -> NoReturn:
+    found = column.fault(error)
+    if found is error:
+        raise error
+    raise found from error
+
+
+def row_lengths_of(batch: Batch, name: str) -> IntArray | None:
+    """(N,) lengths of the chosen rows of a column; None if its rows do not differ in length."""
+    column = batch._columns[name]
+    try:
+        return column.row_lengths(batch._chosen)
+    except Exception as error:
+        _raise_fault(column, error)
+
+
+def _read(batch: Batch, columns: Mapping[str, Column], form: As) -> tuple[dict[str, Any], Read]:
+    how = Read(batch, columns, form)
+    batch._source.prepare(how)
+    return read_columns(columns, how), how
+
+
+def views_of(batch: Batch) -> dict[str, Any]:
+    """Each column in the form from which a rectangle is cheapest.
+
+    A jagged one is a `RaggedView` over the messages, only to be read; an object of the whole batch
+    stays one; any other is what ``batch[name]`` gives.
+    """
+    found, _ = _read(batch, batch._columns, As.VIEW)
+    return batch._source.shared(found, batch._chosen)
+
+
+def leaves_of(batch: Batch, how: Read | None = None) -> dict[str, Any]:
+    """Each column by name, as a TensorDict holds it; `how` is the read of a batch around it."""
+    columns = batch._columns
+    if how is None:
+        values, how = _read(batch, columns, As.VALUE)
+    else:
+        how = how.inside(batch)
+        values = read_columns(columns, how)
+    for name, column in columns.items():
+        try:
+            values[name] = column.leaf(values[name], how)
+        except Exception as error:
+            _raise_fault(column, error)
+    return batch._source.shared(values, batch._chosen)
+
+
+def values_of_batch(batch: Batch, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Columns by name, each as ``batch[name]`` gives it."""
+    columns = batch._columns
+    if names is not None:
+        columns = {name: columns[name] for name in names}
+    values, how = _read(batch, columns, As.VALUE)
+    for name, column in columns.items():
+        values[name] = column.face(values[name], how)
+    return batch._source.shared(values, batch._chosen)
+
+
+def to_send(batch: Batch) -> Any:
+    """The chosen columns and rows as input for `encode`; rows of documents are not read."""
+    if len(batch._source.sizes) > 1:
+        return tensordict_of(batch, leaves_of(batch))
+    columns = batch._columns
+    how, sent = Read(batch, columns, As.VIEW), dict[str, Any]()
+    for name, column in columns.items():
+        try:
+            sent[name] = column.to_send(how)
+        except Exception as error:
+            _raise_fault(column, error)
+    return Columns(len(batch), batch._source.shared(sent, batch._chosen))
+
+
+def stored(batch: Batch) -> Stored:
+    """How columns are stored in messages, and so sent on: elided again where that pays."""
+    return all_stored([column.stored() for column in batch._columns.values()])
+
+
+def all_stored(each: Sequence[Stored]) -> Stored:
+    """How several columns are stored."""
+    if all(one is AS_IT_IS for one in each):  # as most are
+        return AS_IT_IS
+    return Stored([path for one in each for path in one.narrow], any(one.elided for one in each))
+
+
+def closed(column: Any) -> Any:
+    """A column in memory: an open batch is read, also where it is a column of a dict."""
+    if isinstance(column, Batch):
+        return tensordict_of(column, leaves_of(column))
+    return with_closed(column) if type(column) is dict else column
+
+
+def with_closed(columns: dict[str, Any]) -> dict[str, Any]:
+    """A dict of columns without open batches among them; the same dict if it has none."""
+    pairs = [(name, column, closed(column)) for name, column in columns.items()]
+    read = {name: found for name, column, found in pairs if found is not column}
+    return {**columns, **read} if read else columns
+
+
+def tensordict_of(batch: Batch, leaves: dict[str, Any]) -> TensorDict:
+    """A TensorDict of the columns of a batch, which are passed as leaves."""
+    source = batch._source
+    # Values of registered types decide what TensorDict's constructor makes of them.
+    try:
+        plain = not any(column.is_of_user for column in batch._columns.values())
+        if plain and source.device is None and len(source.sizes) == 1:
+            return batch_of(leaves, len(batch))
+        sizes = [len(batch), *source.sizes[1:]]
+        return TensorDict(leaves, batch_size=sizes, device=source.device)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # tensordict raises all kinds
+        pass_on(error)
+        detail = f"expected columns of one batch, found {error!s:.200}"
+        raise fail("bad_value", detail) from error
