@@ -5,12 +5,13 @@
     python -m benchmarks.bytes     which option of `encode` saves how many bytes, at what cost
     python -m benchmarks.planes    through Ray, verl's DataProto, torch.distributed, TransferQueue
     python -m benchmarks.packing   plans of packed rows, micro-batches, and the data path of a step
+    python -m benchmarks.before    trips and single operations, compared with an earlier revision
     python -m benchmarks.verl_v1   a training step of verl, and a batch of NeMo-RL
     python -m benchmarks.gpu       on a GPU: to messages and back, and padded there
 
 Every program verifies each result bit for bit, outside the clock; a difference ends it with exit
-status 1. With ``--write``, it stores a record in docs/measured/ with the commit that was measured,
-and `report` writes the tables of README.md and docs/ from the records.
+status 1. With ``--write``, all but `before` store a record in docs/measured/ with the commit that
+was measured, and `report` writes the tables of README.md and docs/ from the records.
 
 A *trip* takes six padded per-token columns at the producer to the same six padded columns at the
 consumer, in these steps, each timed by itself:
@@ -35,6 +36,4 @@ per-token and none is a Python object, because TransferQueue 0.1.11 loses non-te
 frame per row is what the per-row encoder makes of jagged columns; batches of few long rows suit it
 best. Lengths are long-tailed: if every row is equally long, padded formats win, and the shapes
 ``512x1536@0.1`` to ``@1`` show where.
-
-`before` and `before_values` compare an earlier revision with the working tree.
 """

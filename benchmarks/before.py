@@ -1,6 +1,7 @@
 """An earlier revision of the library compared with the working tree.
 
-    python -m benchmarks.before [--revision 22b43f3] [--shapes 512x1536 small:8] [--seconds 20]
+    python -m benchmarks.before [--revision HEAD~1] [--shapes 512x1536 small:8] [--seconds 20]
+    python -m benchmarks.before --only select_rows:64 dicts:8 [--seconds 4]
 
 The revision comes from the git history and is compiled in a temporary directory. The working tree
 is used as it was built. Both have the packages of the environment that runs this command.
@@ -10,8 +11,14 @@ each trip warm and cold; small:8 is a batch of 8 rows of about 300 tokens with a
 ratio is the time of the working tree over that of the revision: the median, lowest and highest
 ratio of all rounds.
 
+Operations, such as `select_rows` of 64 rows, follow (`operations`). A figure is the median of the
+calls of about 30 ms. Some operations are also compared with another one of the same version, such
+as `materialize` of a message with a column of dicts with one without it. With --only, operations
+are measured alone.
+
 Values are compared first: digests of batches and trees of every kind after a trip through either
-version (`before_values`). The exit status is 1 if a value differs.
+version (`before_values`), and the result of each operation. The exit status is 1 if a value
+differs.
 """
 
 from __future__ import annotations
@@ -27,19 +34,23 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks import before_values, report, trips
+from benchmarks import before_values, operations, report, trips
 from benchmarks.machine import ROOT, quieted
-from benchmarks.measure import check, ratio, spread
+from benchmarks.measure import check, in_turns, ratio, spread
 from benchmarks.shapes import DESIGN, LARGE, SMALL, lengths_of, make_batch, make_small_batch
 
-REVISION = "22b43f3"
+REVISION = "HEAD"
 BUILT_FROM = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 TRIPS = ("fused", "reused", "composed")
 SHAPES = ("small:1", "small:8", "small:64", SMALL, DESIGN, LARGE)
+HEAD = ("old ms", "new ms", "new / old", "rounds")
+ROUNDS = 7  # at least, of each operation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,18 +59,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--revision", default=REVISION, help=f"of git, {REVISION} by default")
     parser.add_argument("--shapes", nargs="*", default=SHAPES)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each shape, about")
+    parser.add_argument("--seconds", type=float, help="for each shape or operation, about")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        type=_operation,
+        metavar="NAME:ROWS",
+        help=f"measure only these operations: {', '.join(operations.MAKERS)}",
+    )
     options = parser.parse_args(arguments)
     quieted()
     with tempfile.TemporaryDirectory() as name:
         sources = {"old": built(options.revision, Path(name)), "new": ROOT / "src"}
-        digests = [digests_of(source) for source in sources.values()]
-        names = {**digests[0], **digests[1]}
-        different = [name for name in names if len({each.get(name) for each in digests}) > 1]
-        print(f"{len(names)} values compared, {len(different)} differ", *different, sep="\n")
-        rows = [row for shape in options.shapes for row in measure(shape, sources, options.seconds)]
-    print(report.table(("shape", "trip", "old ms", "new ms", "new / old", "rounds"), rows))
+        different = [] if options.only else different_values(sources)
+        shapes = [] if options.only else options.shapes
+        rows = [row for x in shapes for row in measure(x, sources, options.seconds or 20.0)]
+        if rows:
+            print(report.table(("shape", "trip", *HEAD), rows))
+        names = options.only or operations.NAMES
+        different += measure_operations(names, sources, options.seconds or 4.0)
     return 1 if different else 0
+
+
+def _operation(text: str) -> str:
+    name, _, rows = text.partition(":")
+    if name not in operations.MAKERS or not rows.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a name as in dicts:8, found {text!r}")
+    return text
+
+
+def different_values(sources: Mapping[str, Path]) -> list[str]:
+    """The names of values that the versions read differently."""
+    digests = [digests_of(source) for source in sources.values()]
+    names = {**digests[0], **digests[1]}
+    different = [name for name in names if len({each.get(name) for each in digests}) > 1]
+    print(f"{len(names)} values compared, {len(different)} differ", *different, sep="\n")
+    return different
 
 
 def built(revision: str, to: Path) -> Path:
@@ -100,12 +135,52 @@ def measure(shape: str, sources: Mapping[str, Path], seconds: float) -> list[lis
             [getattr(turn, kind).total for turn in turns[f"{version} {trip}"]]
             for version in ("old", "new")
         )
-        found = spread(ratio(new, old))
-        lines.append(
-            [shape, f"{trip}, {kind}", *(f"{statistics.median(each):.3f}" for each in (old, new))]
-            + [f"{found['median']:.2f}", f"{found['lowest']:.2f} to {found['highest']:.2f}"]
-        )
+        lines.append([shape, f"{trip}, {kind}", *_compared(old, new)])
     return lines
+
+
+def _compared(old: Sequence[float], new: Sequence[float]) -> list[str]:
+    found = spread(ratio(new, old))
+    medians = [f"{statistics.median(each):.3f}" for each in (old, new)]
+    return [
+        *medians,
+        f"{found['median']:.2f}",
+        f"{found['lowest']:.2f} to {found['highest']:.2f}",
+    ]
+
+
+def measure_operations(
+    names: Sequence[str], sources: Mapping[str, Path], seconds: float
+) -> list[str]:
+    """Print the time of each operation in both versions; those whose results differ."""
+    lines, ratios, different = [], [], []
+    with ExitStack() as stack:
+        started = {
+            version: stack.enter_context(trips.process(operations.serve, (source,), source))
+            for version, source in sources.items()
+        }
+        for name in names:
+            other = operations.compared_with(name)
+            asks = {
+                f"{version} {each}": partial(trips.ask, started[version], each, f"{version} {each}")
+                for version in sources
+                for each in filter(None, (name, other))
+            }
+            turns = in_turns(asks, seconds, ROUNDS)
+            ms = {player: [time for time, _ in each] for player, each in turns.items()}
+            old, new = (f"{version} {name}" for version in sources)
+            lines.append([name, *_compared(ms[old], ms[new])])
+            if turns[old][0][1] != turns[new][0][1]:
+                different.append(name)
+            if other:
+                within = [(ms[f"{x} {name}"], ms[f"{x} {other}"]) for x in sources]
+                medians = [f"{statistics.median(ratio(*pair)):.2f}" for pair in within]
+                ratios.append([f"{name} / {other}", *medians])
+    print(f"\n{len(lines)} operations compared, {len(different)} differ", *different, sep="\n")
+    print(report.table(("operation", *HEAD), lines))
+    if ratios:
+        print("", report.table(("ratio", "old", "new"), ratios), sep="\n")
+    return different
 
 
 if __name__ == "__main__":

@@ -41,10 +41,11 @@ PADS = {"ids": 7, "logprobs": -1.5, "flags": True}
 
 def digests() -> tuple[str, dict[str, str]]:
     """The library, and the digest of every value here, or the error that it ends in, by name."""
-    return jagcodec.__file__, {name: _outcome(make) for name, make in values()}
+    return jagcodec.__file__, {name: outcome(make) for name, make in values()}
 
 
-def _outcome(make: Made) -> str:
+def outcome(make: Made) -> str:
+    """The digest of a value, or the error that making it ends in."""
     try:
         return hashlib.sha256(repr(described(make())).encode()).hexdigest()
     except JagcodecError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks import report, rows, trips
@@ -26,14 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quieted()
     if os.getloadavg()[0] > 0.5:
         print("something else runs here: times will be worse than they are", file=sys.stderr)
-    if given.part and given.write:
-        raise SystemExit("a record holds every part: leave out --part")
+    if given.write and (given.part or given.only):
+        raise SystemExit("a record holds every part: leave out --part and --only")
     parts: dict[str, Any] = {
         "trips": lambda: [
-            trips.measure(shape, given.only, given.seconds or 10.0) for shape in given.shapes
+            trips.measure(shape, _chosen(given.only, installed()), given.seconds or 10.0)
+            for shape in given.shapes
         ],
         "small": lambda: rows.measure_small(given.seconds or 10.0),
-        "rows": lambda: rows.measure_rows(given.seconds or 4.0, given.rows),
+        "rows": lambda: rows.measure_rows(
+            given.seconds or 4.0, given.rows, _chosen(given.only, rows.PARTS)
+        ),
     }
     chosen = [given.part] if given.part else PARTS
     return report.run("bench", lambda: {part: parts[part]() for part in chosen}, given)
@@ -50,11 +53,23 @@ def _parser() -> argparse.ArgumentParser:
         default=SHAPES,
         help="of trips: 512x1536, 512x1536@0.5 (share of tokens), gsm8k:512",
     )
-    installed = [name for name in SIDES if not missing(name)]
-    if without := sorted(SIDES.keys() - set(installed)):
+    if without := sorted(SIDES.keys() - set(installed())):
         print(f"left out, because their packages are missing: {without}", file=sys.stderr)
-    parser.add_argument("--only", nargs="+", choices=SIDES, default=installed, help="of trips")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*SIDES, *rows.PARTS], help="sides of trips, parts of rows"
+    )
     return parser
+
+
+def installed() -> list[str]:
+    """The sides whose packages are installed."""
+    return [name for name in SIDES if not missing(name)]
+
+
+def _chosen(only: Sequence[str] | None, names: Iterable[str]) -> list[str]:
+    """Those of the names that `only` has; all of them, if it has none."""
+    names = list(names)
+    return [name for name in names if name in (only or ())] or names
 
 
 if __name__ == "__main__":

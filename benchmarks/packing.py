@@ -1,6 +1,6 @@
 """Plans of packed rows, compared with verl's own functions and with packing by hand.
 
-    python -m benchmarks.packing [--seconds 8]
+    python -m benchmarks.packing [--only step loop] [--seconds 8]
 
     layout     a plan, and six columns of it for one rank (tp 2, cp 2), compared with verl's
                `preprocess_thd_engine`, which verl calls once for each column
@@ -8,6 +8,8 @@
     step       the data path of one step over tcp in one process: rows are sent in messages and
                joined, advantages are added, and micro-batches are packed; compared with pickle
                and packing by hand
+    loop       a user's step without its model: rows of another process, two ranks, results put
+               back into rows (`benchmarks/loop.py`); compared with pickle and packing by hand
     response   a step in memory whose log-probabilities, mask and top-k are of the response alone
                (`align_end`, `last`), compared with columns that the producer made full length
 
@@ -33,6 +35,7 @@ import zmq
 
 import jagcodec
 from benchmarks import report
+from benchmarks.loop import loop
 from benchmarks.machine import quieted
 from benchmarks.measure import check, summary, times
 
@@ -41,13 +44,16 @@ LAYOUTS = {
     "a plan and 6 columns, 8 rows": (8, 1024, 3072),
     "a plan and 6 columns, 64 rows": (64, 512, 1536),
 }
-PLANNED, RANKS, MAX_TOKENS = 8192, 64, 32_768
+PLANNED_ROWS = "8,192 rows for 64 ranks"
+PLANNED = {PLANNED_ROWS: (8192, 64)}
+MAX_TOKENS = 32_768
 COST = (24_576, 1)  # of a row of n tokens: 24,576 n + n², as verl has it
 # Rows, the shortest and the longest response, rows of a message, tokens of a micro-batch.
 STEPS = {
     "a step of 512 rows": (512, 100, 3000, 8, 16_384),
     "a step of 64 rows": (64, 50, 110, 8, 1600),
 }
+LOOPS = {"a user's step of 512 rows": (512,), "a user's step of 64 rows": (64,)}
 RESPONSES = {
     "response columns, 512 rows": (512, 100, 3000, 16_384),
     "response columns, 64 rows": (64, 50, 110, 1600),
@@ -57,17 +63,22 @@ PER_TOKEN = ["input_ids", "logprobs", "mask"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = report.parser("packing", __doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each part, about")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="measure these parts alone")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each shape, about")
     options = parser.parse_args(arguments)
+    if options.write and options.only:
+        raise SystemExit("a record holds every part: leave out --only")
     quieted()
 
     def measured() -> dict[str, Any]:
-        parts = {name: layout(*shape, options.seconds) for name, shape in LAYOUTS.items()}
-        plan, told = planner(options.seconds)
-        parts["8,192 rows for 64 ranks"] = plan
-        parts |= {name: step(*shape, options.seconds) for name, shape in STEPS.items()}
-        parts |= {name: response(*shape, options.seconds) for name, shape in RESPONSES.items()}
-        return {"parts": parts, "planned": told}
+        parts = {
+            name: measure(*shape, options.seconds)
+            for part in options.only or PARTS
+            for measure, shapes in [PARTS[part]]
+            for name, shape in shapes.items()
+        }
+        planned = parts.get(PLANNED_ROWS, {}).pop("planned", {})
+        return {"parts": parts, "planned": planned}
 
     return report.run("packing", measured, options)
 
@@ -144,26 +155,26 @@ def _megatron(cp_rank: int) -> Iterator[None]:
 # --- planner -----------------------------------------------------------------------------------
 
 
-def planner(seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
+def planner(rows: int, ranks: int, seconds: float) -> dict[str, Any]:
     """Micro-batches of many rows; verl's function balances the rows over the ranks alone."""
     from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
     rng = np.random.default_rng(0)
-    lengths = np.minimum(rng.lognormal(np.log(1500), 0.8, PLANNED).astype(np.int64) + 1, 16_384)
+    lengths = np.minimum(rng.lognormal(np.log(1500), 0.8, rows).astype(np.int64) + 1, 16_384)
     costs = (COST[0] * lengths + COST[1] * lengths**2).tolist()
 
     def planned() -> Any:
-        return jagcodec.plan_micro_batches(lengths, RANKS, max_tokens=MAX_TOKENS, cost=COST)
+        return jagcodec.plan_micro_batches(lengths, ranks, max_tokens=MAX_TOKENS, cost=COST)
 
     def by_verl() -> Any:
-        return get_seqlen_balanced_partitions(costs, RANKS, equal_size=False)
+        return get_seqlen_balanced_partitions(costs, ranks, equal_size=False)
 
     batches = planned()
-    check(np.array_equal(np.sort(batches.order), np.arange(PLANNED)), "every row once")
-    heaviest = max(lengths[rows].sum() for rank in batches for rows in rank)
+    check(np.array_equal(np.sort(batches.order), np.arange(rows)), "every row once")
+    heaviest = max(lengths[part].sum() for rank in batches for part in rank)
     check(heaviest <= MAX_TOKENS, f"a micro-batch of {heaviest} tokens")
     ms = times({"jagcodec": planned, "verl": by_verl}, seconds)
-    return summary(ms, [("verl", "jagcodec")]), batches.report()
+    return {**summary(ms, [("verl", "jagcodec")]), "planned": batches.report()}
 
 
 # --- step --------------------------------------------------------------------------------------
@@ -295,6 +306,15 @@ def response(rows: int, least: int, most: int, budget: int, seconds: float) -> d
     for mine, other, n in zip(ends_alone.unbind(), wholes.unbind(), lengths.tolist(), strict=True):
         check(torch.equal(mine, other[-n:]), "log-probabilities in rows")
     return summary(times(sides, seconds), [("of the response", "full length")])
+
+
+PARTS: dict[str, tuple[Callable[..., dict[str, Any]], Mapping[str, Any]]] = {
+    "layout": (layout, LAYOUTS),
+    "planner": (planner, PLANNED),
+    "step": (step, STEPS),
+    "loop": (loop, LOOPS),
+    "response": (response, RESPONSES),
+}
 
 
 if __name__ == "__main__":

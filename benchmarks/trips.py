@@ -115,7 +115,9 @@ def turns(
     with ExitStack() as stack:
         directory = stack.enter_context(_shared_directory(batch))
         asks = {
-            name: partial(_ask, stack.enter_context(_process(side, directory, source)), name)
+            name: partial(
+                ask, stack.enter_context(process(_serve, (side, directory), source)), "run", name
+            )
             for name, (side, source) in players.items()
         }
         return in_turns(asks, seconds, rounds=ROUNDS)
@@ -151,20 +153,26 @@ def _shared_directory(batch: Batch) -> Iterator[Path]:
 
 
 @contextmanager
-def _process(side: str, directory: Path, source: Path | None) -> Iterator[Connection]:
+def process(
+    serve: Callable[..., None], arguments: tuple[Any, ...], source: Path | None = None
+) -> Iterator[Connection]:
+    """A process that calls ``serve(connection, *arguments)``; this end of the connection.
+
+    `source` is where its library is, if not here.
+    """
     context: Any = multiprocessing.get_context("spawn" if source else "forkserver")
     if not source:
         context.set_forkserver_preload(["benchmarks.sides"])
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, side, directory), daemon=True)
+    started = context.Process(target=serve, args=(there, *arguments), daemon=True)
     with library_in(source):
-        process.start()
+        started.start()
     there.close()
     try:
         yield here
     finally:
         here.close()
-        process.join(timeout=30)
+        started.join(timeout=30)
 
 
 @contextmanager
@@ -179,13 +187,13 @@ def library_in(source: Path | None) -> Iterator[None]:
             sys.path.remove(str(source))
 
 
-def _ask(connection: Connection, what: str) -> Turn:
+def ask(connection: Connection, request: Any, what: str) -> Any:
+    """The answer of a process; `what` names it in an error."""
     try:
-        connection.send("run")
-        turn: Turn = connection.recv()
-    except EOFError as error:
+        connection.send(request)
+        return connection.recv()
+    except (EOFError, BrokenPipeError) as error:
         raise SystemExit(f"\n{what}: the process ended; its error is above") from error
-    return turn
 
 
 def _serve(connection: Connection, side: str, directory: Path) -> None:

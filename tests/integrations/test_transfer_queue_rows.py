@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
+from benchmarks import operations
 from jagcodec import WireFormatError, decode, encode, stack_or_nest
 from jagcodec.errors import TransportError
 from jagcodec.ragged.non_tensor import object_array
@@ -109,6 +110,14 @@ class Queue(backend._JagcodecStorageManager):
 
     def close(self):
         pass
+
+
+@pytest.mark.parametrize(("name", "units"), [("put", 1), ("put_to_two", 2)])
+def test_what_the_benchmark_of_a_put_sends_is_every_row(name, units):
+    operation = operations.MAKERS[name](20)
+    batches = operation.seen(operation.call())
+    found = sorted(uid for batch in batches for uid in batch["uid"].tolist())
+    assert (len(batches), found) == (units, [f"u{i // 8}" for i in range(20)])
 
 
 # --- any rows put in any way -------------------------------------------------------------------

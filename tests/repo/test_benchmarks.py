@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks import bench, gpu, measure, planes, rows
+from benchmarks import before, before_values, bench, gpu, measure, operations, packing, planes, rows
 from benchmarks import bytes as saved
+from benchmarks.loop import loop
 from benchmarks.shapes import lengths_of, make_batch
 from benchmarks.sides import SIDES, missing
 from benchmarks.trips import Runner
@@ -48,6 +49,39 @@ def test_bench_and_planes(tmp_path):
 def test_small_messages_and_rows():
     small = rows.measure_small(0, rows=[2])
     assert {*small["rows"], *rows.measure_rows(0, rows=16)} == {"2, warm", "2, cold", *rows.PARTS}
+
+
+def test_bench_measures_one_part_of_rows(tmp_path):
+    file = tmp_path / "bench.json"
+    few = ["--rows=4", "--only=join", "--seconds=0.01", f"--json={file}"]
+    assert bench.main(["--part=rows", *few]) == 0
+    assert list(json.loads(file.read_text())["rows"]) == ["join"]
+
+
+def test_steps_by_jagcodec_and_by_hand_make_the_same(tmp_path, monkeypatch):
+    monkeypatch.setitem(packing.PARTS, "step", (packing.step, {"step": (16, 20, 30, 8, 500)}))
+    monkeypatch.setitem(packing.PARTS, "loop", (loop, {"loop": (20,)}))
+    file = tmp_path / "packing.json"
+    assert packing.main(["--only", "step", "loop", "--seconds=0", f"--json={file}"]) == 0
+    for part in json.loads(file.read_text())["parts"].values():
+        assert [*part["ms"]] == ["jagcodec", "by hand"]
+
+
+@pytest.mark.parametrize("name", [name for name in operations.MAKERS if "put" not in name])
+def test_an_operation_makes_the_same_each_time(name):
+    """`put` needs TransferQueue: see tests/integrations/test_transfer_queue_rows.py."""
+    operation = operations.MAKERS[name](3)
+    digests = {before_values.outcome(lambda: operation.seen(operation.call())) for _ in range(2)}
+    assert len(digests) == 1
+    assert len(digests.pop()) == 64  # and no error
+
+
+@pytest.mark.slow
+def test_before_measures_operations_of_two_versions(monkeypatch, capsys):
+    monkeypatch.setattr(before, "ROUNDS", 1)
+    sources = dict.fromkeys(("old", "new"), ROOT / "src")
+    assert before.measure_operations(["dicts:2"], sources, seconds=0) == []
+    assert "| dicts:2 / materialize:2 |" in capsys.readouterr().out
 
 
 def test_bytes(tmp_path):
