@@ -29,7 +29,7 @@ from jagcodec.batch.rows import concat_rows, join_columns, select_rows, split_ro
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.pack.fields import encode_fields, pack_jagged_fields
 from jagcodec.pack.tensors import stack_or_nest
-from jagcodec.ragged import forms
+from jagcodec.columns import column as forms
 from jagcodec.testing import tensors
 from jagcodec.wire import spec
 from jagcodec.wire.torch_dtypes import TORCH_BY_NAME

@@ -155,8 +155,8 @@ class ColumnBuffers:
         """The columns of each step, which has these rows, and so many cells of each buffer."""
         import torch
 
+        from jagcodec.columns.join import select_leaf
         from jagcodec.ragged.row_splits import RowSplits
-        from jagcodec.ragged.select import select_leaf
         from jagcodec.ragged.views import RaggedView
 
         filled, pool = self.filled(), self.packer.pool

@@ -34,7 +34,6 @@ from jagcodec.batch.columns import (
     row_lengths_of,
     with_offsets,
 )
-from jagcodec.batch.devices import moved
 from jagcodec.batch.join import join_rows
 from jagcodec.batch.rectangles import (
     Layout,
@@ -51,6 +50,7 @@ from jagcodec.batch.rectangles import (
     path_of,
     rectangle_shape,
 )
+from jagcodec.columns.devices import moved
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer

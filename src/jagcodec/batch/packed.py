@@ -835,10 +835,11 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     """Join batches or columns of these numbers of rows, and choose the rows of `index`."""
     from jagcodec.batch.columns import concat_in_memory, is_batch, is_encoded, opened, row_count_of
     from jagcodec.batch.compare import same_values
-    from jagcodec.batch.devices import read_offsets
     from jagcodec.batch.join import join_rows
+    from jagcodec.columns.column import row_count
+    from jagcodec.columns.devices import read_offsets
+    from jagcodec.columns.join import join_leaves
     from jagcodec.ragged.row_splits import RowSplitsPool
-    from jagcodec.ragged.select import join_leaves, row_count, select_leaf
 
     are_batches, pool = is_batch(results[0]), RowSplitsPool()
     parts = []
@@ -854,7 +855,7 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
         return join_leaves(parts, index, pool, f"{where}(results)", same_values)
     if all(map(is_encoded, parts)):
         return join_rows(parts, where).at(index)
-    return select_leaf(concat_in_memory(parts, where), index, pool, where)
+    return concat_in_memory(parts, where, index)
 
 
 def _outside(where: str, what: str, found: Any, count: int) -> ArgumentIndexError:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from jagcodec.columns.column import like
 from jagcodec.packing.lengths import IntArray, check_row_ends
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.non_tensor import is_non_tensor
 from jagcodec.ragged.packer import ragged_view

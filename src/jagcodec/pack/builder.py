@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from jagcodec._arguments import name_set, whole_number
+from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits, number_array
@@ -41,7 +42,6 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 from jagcodec.wire.wire_batch import WireBatch, open_wire

@@ -19,6 +19,7 @@ from jagcodec._arguments import (
     named_columns,
     unknown_name,
 )
+from jagcodec.columns.column import as_leaf, row_count
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import Target
@@ -36,7 +37,6 @@ from jagcodec.pack.warnings import (
     warn_of_width,
 )
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import (
@@ -47,7 +47,6 @@ from jagcodec.ragged.non_tensor import (
     payloads_of_rows,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import row_count
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending

@@ -20,6 +20,8 @@ from jagcodec._arguments import (
     named_columns,
     whole_number,
 )
+from jagcodec.columns.column import row_count
+from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -37,13 +39,11 @@ from jagcodec.pack.warnings import warn_of_objects
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import is_nested_batch, is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.select import row_count
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.leaf import FieldSchema, sizes_fit
 from jagcodec.wire.lowered import OpenBatch
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM

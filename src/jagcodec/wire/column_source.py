@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from jagcodec.columns.fields import FieldSchema
 from jagcodec.memory.arrays import IntArray
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Name
 from jagcodec.wire.message import ChosenRows
 

@@ -20,6 +20,7 @@ from tensordict import (
 
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
+from jagcodec.columns.column import sizes_of
 from jagcodec.errors import (
     ArgumentError,
     JagcodecError,
@@ -38,7 +39,6 @@ from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
 from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, parts_of, view_of_checked_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.views import NestedParts, RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.array_rows import array_rows

@@ -15,6 +15,17 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, UnbatchedTensor
 
 from jagcodec._arguments import check_name, known_names, unknown_name
+from jagcodec.columns.column import (
+    as_leaf,
+    field_in_memory,
+    has_host_cells,
+    row_count,
+    row_counts,
+    sizes_of,
+    view_in_memory,
+)
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.join import LAZY_STACK, select_leaf
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -27,7 +38,6 @@ from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.non_tensor import (
     TENSORDICT_TYPES,
     batch_of,
@@ -41,8 +51,6 @@ from jagcodec.ragged.non_tensor import (
 )
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import LAZY_STACK, row_count, row_counts, select_leaf
-from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.checks import bad, fail, inside
@@ -61,7 +69,6 @@ from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, note_file, noted_file, read_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import (
-    FieldSchema,
     cells_of,
     columns_of_dict,
     field_of,
@@ -70,12 +77,7 @@ from jagcodec.wire.leaf import (
 )
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, Name, OpenBatch, with_closed
-from jagcodec.wire.memory_fields import (
-    check_packed,
-    field_in_memory,
-    has_host_cells,
-    view_in_memory,
-)
+from jagcodec.wire.memory_fields import check_packed
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.opening import open_message, open_store, usable_reading
 from jagcodec.wire.outside import pass_on
