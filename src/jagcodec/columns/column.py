@@ -58,14 +58,14 @@ class Mover(Protocol):
     device: torch.device
 
     def path_of(self, key: Key) -> str: ...
-    def is_there(self, held: Any) -> bool: ...
+    def is_there(self, holder: Any) -> bool: ...
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def checked_tensor(self, tensor: torch.Tensor, key: Key) -> torch.Tensor: ...
     def view(self, view: RaggedView) -> RaggedView: ...
     def columns(self, columns: Any, key: Key) -> dict[str, Any]: ...
 
 
-class Column:
+class HeldColumn:
     """N rows in memory. A class that has no such rows says so, and returns its value unchanged."""
 
     __slots__ = ("value",)
@@ -82,10 +82,6 @@ class Column:
     def row_count(self, path: str) -> int | None:
         """N; None if any N fits."""
         raise not_a_column(self.value, path)
-
-    def sizes(self, around: list[int]) -> list[int]:
-        """The sizes that it has now in place of those of the batch around it."""
-        return [*self.value.shape[: len(around)]]
 
     def field(self, rows: int) -> FieldSchema:
         """Its description, as the header of its message would give it."""
@@ -107,7 +103,11 @@ class Column:
         """What a TensorDict of these rows holds of it."""
         return self.value
 
-    def converted(self, other: Column, path: str) -> Any:
+    def made_of(self, view: RaggedView, path: str) -> Any:
+        """A column like this one that has the rows of a view, which may alias its memory."""
+        return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
+
+    def converted(self, other: HeldColumn, path: str) -> Any:
         """The rows of another column in this form, unchanged; None if it does not hold such."""
         return None
 
@@ -138,7 +138,7 @@ class Column:
 # --- tensors -----------------------------------------------------------------------------------
 
 
-class TensorColumn(Column):
+class TensorColumn(HeldColumn):
     """A tensor of any layout."""
 
     __slots__ = ()
@@ -154,7 +154,7 @@ class TensorColumn(Column):
             raise not_a_column(self.value, path)
         return int(self.value.shape[0])
 
-    def converted(self, other: Column, path: str) -> Any:
+    def converted(self, other: HeldColumn, path: str) -> Any:
         numbers = isinstance(other, Array) and non_tensor.is_numeric(other.value)
         return other.leaf(0, path) if numbers or isinstance(other, Packed) else None
 
@@ -204,9 +204,6 @@ class StridedNested(TensorColumn):
         check_column(self.value, path)
         return int(self.value.size(0))
 
-    def sizes(self, around: list[int]) -> list[int]:
-        return [self.value.size(0), *around[1:]]  # only the first dim has one size
-
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("strided_nested", None, None)
 
@@ -229,10 +226,6 @@ class Jagged(TensorColumn):
 
     def row_count(self, path: str) -> int | None:
         return rows_in(self.value)
-
-    def sizes(self, around: list[int]) -> list[int]:
-        rest = self.value.shape[1 : len(around)] if len(around) > 1 else ()
-        return [rows_in(self.value), *rest]  # whose shape takes longer to ask for
 
     def field(self, rows: int) -> FieldSchema:
         values, _, _, dim = parts_of(self.value)
@@ -268,7 +261,7 @@ class Jagged(TensorColumn):
         return "jagged"
 
 
-class Packed(Column):
+class Packed(HeldColumn):
     """A `PackedColumn`."""
 
     __slots__ = ()
@@ -277,9 +270,6 @@ class Packed(Column):
     def row_count(self, path: str) -> int | None:
         check_varlen(self.value, path)
         return len(self.value.cu_seqlens) - 1
-
-    def sizes(self, around: list[int]) -> list[int]:
-        return [len(self.value.cu_seqlens) - 1]
 
     def field(self, rows: int) -> FieldSchema:
         values, ids = self.value.values, self.value.position_ids
@@ -294,7 +284,10 @@ class Packed(Column):
     def leaf(self, rows: int, path: str) -> Any:
         return ViewColumn(view_of_varlen(self.value, path)).leaf(rows, path)
 
-    def converted(self, other: Column, path: str) -> Any:
+    def made_of(self, view: RaggedView, path: str) -> Any:
+        return varlen_column(view, path)
+
+    def converted(self, other: HeldColumn, path: str) -> Any:
         if not isinstance(other, Jagged):
             return None
         return varlen_column(view_of(other.value, path, detach=False), path)
@@ -321,13 +314,10 @@ class Packed(Column):
         view_of_varlen(self.value, "", pool, copies)
 
 
-class ViewColumn(Column):
+class ViewColumn(HeldColumn):
     """A `RaggedView`."""
 
     __slots__ = ()
-
-    def sizes(self, around: list[int]) -> list[int]:
-        return [self.value.row_splits.rows]
 
     def view(self, path: str, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
         view: RaggedView = self.value
@@ -344,7 +334,7 @@ class ViewColumn(Column):
         return (self.value.memory,) if self.value.is_end_to_end else ()
 
 
-class Unbatched(Column):
+class Unbatched(HeldColumn):
     """An `UnbatchedTensor`: one tensor that belongs to all rows."""
 
     __slots__ = ()
@@ -356,9 +346,6 @@ class Unbatched(Column):
 
     def row_count(self, path: str) -> int | None:
         return None
-
-    def sizes(self, around: list[int]) -> list[int]:
-        return around
 
     def moved(self, mover: Mover, key: Key) -> Any:
         size, tensor = non_tensor.unbatched_parts(self.value)
@@ -376,7 +363,7 @@ class Unbatched(Column):
 # --- arrays and objects ------------------------------------------------------------------------
 
 
-class Array(Column):
+class Array(HeldColumn):
     """A numpy array (N, ...): numbers, texts, dates, or objects."""
 
     __slots__ = ()
@@ -405,7 +392,7 @@ class Array(Column):
             detail = f"expected a dtype that torch has, {found}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
 
-    def converted(self, other: Column, path: str) -> Any:
+    def converted(self, other: HeldColumn, path: str) -> Any:
         if isinstance(other, TensorColumn):
             return self._numbers_of(other.value)
         found = non_tensor.array_of_leaf(other.value) if isinstance(other, Payloads) else None
@@ -422,7 +409,7 @@ class Array(Column):
         return None
 
 
-class ObjectList(Column):
+class ObjectList(HeldColumn):
     """A list of N objects."""
 
     __slots__ = ()
@@ -430,9 +417,6 @@ class ObjectList(Column):
 
     def row_count(self, path: str) -> int | None:
         return list.__len__(self.value)  # a subclass may report another length
-
-    def sizes(self, around: list[int]) -> list[int]:
-        return [list.__len__(self.value)]
 
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("object", None, None)
@@ -444,11 +428,11 @@ class ObjectList(Column):
     def leaf(self, rows: int, path: str) -> Any:
         return non_tensor.leaf_of_rows(self.value)
 
-    def converted(self, other: Column, path: str) -> Any:
+    def converted(self, other: HeldColumn, path: str) -> Any:
         return other.objects()
 
 
-class Payloads(Column):
+class Payloads(HeldColumn):
     """A leaf of a TensorDict with Python objects: one for each row, or one of the whole batch."""
 
     __slots__ = ()
@@ -461,16 +445,13 @@ class Payloads(Column):
             raise not_a_column(self.value, path)
         return int(sizes[0])
 
-    def sizes(self, around: list[int]) -> list[int]:
-        return non_tensor.sizes_of_batch(self.value)[: len(around)]
-
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("object", None, None)
 
     def objects(self) -> list[Any] | None:
         return non_tensor.rows_of_leaf(self.value, self.value.batch_size[0])
 
-    def converted(self, other: Column, path: str) -> Any:
+    def converted(self, other: HeldColumn, path: str) -> Any:
         if isinstance(other, ObjectList):
             return other.leaf(0, path)
         if not isinstance(other, Array) or non_tensor.is_numeric(other.value):
@@ -483,14 +464,11 @@ class Payloads(Column):
 # --- batches -----------------------------------------------------------------------------------
 
 
-class Batch(Column):
+class Batch(HeldColumn):
     """A batch inside a batch."""
 
     __slots__ = ()
     is_batch = True
-
-    def sizes(self, around: list[int]) -> list[int]:
-        return non_tensor.sizes_of_batch(self.value)[: len(around)]
 
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("tensordict", None, None)
@@ -504,7 +482,7 @@ class Batch(Column):
         values: Iterable[Any] = self.value.values()
         return values
 
-    def converted(self, other: Column, path: str) -> Any:
+    def converted(self, other: HeldColumn, path: str) -> Any:
         same = isinstance(other, (DictBatch, TensorDictBatch))
         return other.value if same else None
 
@@ -517,9 +495,6 @@ class DictBatch(Batch):
 
     def row_count(self, path: str) -> int | None:
         return row_counts(self.value, path)
-
-    def sizes(self, around: list[int]) -> list[int]:
-        return around  # its columns are checked when they are read
 
     def leaf(self, rows: int, path: str) -> Any:
         names = self.value.items()
@@ -576,7 +551,7 @@ class TensorClass(Batch):
     def inner(self) -> Iterable[Any] | None:
         return [non_tensor.fields_of(self.value)[0]]
 
-    def converted(self, other: Column, path: str) -> Any:
+    def converted(self, other: HeldColumn, path: str) -> Any:
         return None
 
     def moved(self, mover: Mover, key: Key) -> Any:
@@ -601,14 +576,14 @@ class ColumnsBatch(Batch):
         values: Iterable[Any] = self.value.columns.values()
         return values
 
-    def converted(self, other: Column, path: str) -> Any:
+    def converted(self, other: HeldColumn, path: str) -> Any:
         return None
 
     def moved(self, mover: Mover, key: Key) -> Any:
         return self.value._replace(columns=mover.columns(self.value.columns, key))
 
 
-class Open(Column):
+class Open(HeldColumn):
     """An open batch, such as a `WireBatch`: it reads its columns when it is asked for them."""
 
     __slots__ = ()
@@ -617,18 +592,18 @@ class Open(Column):
 # --- the table ---------------------------------------------------------------------------------
 
 
-def _tensor_kind(tensor: torch.Tensor) -> type[Column]:
+def _tensor_kind(tensor: torch.Tensor) -> type[HeldColumn]:
     """The class of a tensor, whose type does not say its layout."""
     if tensor.is_nested:
         return StridedNested
     return Dense if tensor.layout is torch.strided else Sparse
 
 
-def _tensordict_kind(value: Any) -> type[Column]:
+def _tensordict_kind(value: Any) -> type[HeldColumn]:
     return TensorClass if is_tensorclass(value) else TensorDictBatch
 
 
-_Kind: TypeAlias = "type[Column] | Callable[[Any], type[Column]]"
+_Kind: TypeAlias = "type[HeldColumn] | Callable[[Any], type[HeldColumn]]"
 
 _KINDS: tuple[tuple[type, _Kind], ...] = (
     (UnbatchedTensor, Unbatched),  # a tensor or a tensorclass, by the version of tensordict
@@ -649,6 +624,7 @@ _KINDS: tuple[tuple[type, _Kind], ...] = (
 """Types and what holds a value of each; the first that fits counts."""
 
 _KIND_OF_TYPE: dict[type, _Kind] = {
+    **dict.fromkeys((int, float, bool, str, bytes, tuple, type(None)), HeldColumn),
     **dict(_KINDS[4:]),
     **dict.fromkeys(TENSOR_TYPES, _tensor_kind),
     **dict.fromkeys((NonTensorData, NonTensorStack), Payloads),
@@ -659,21 +635,22 @@ _KIND_OF_TYPE: dict[type, _Kind] = {
 """The same by the exact type of most columns: to ask about all others takes longer."""
 
 
-def column_of(value: Any) -> Column:
+def column_of(value: Any) -> HeldColumn:
     """The column that a value is."""
     kind: Any = _KIND_OF_TYPE.get(type(value)) or _kind_of(value)
     if kind is _tensor_kind:
-        kind = _tensor_kind(value)
-    made: Column = kind(value)
+        plain = value.layout is torch.strided and not value.is_nested  # as most are
+        kind = Dense if plain else _tensor_kind(value)
+    made: HeldColumn = kind(value)
     return made
 
 
-def _kind_of(value: Any) -> type[Column]:
+def _kind_of(value: Any) -> type[HeldColumn]:
     """The class of a value of a rarer type."""
     for known, kind in _KINDS:
         if isinstance(value, known):
             return kind if isinstance(kind, type) else kind(value)
-    return TensorClass if is_tensorclass(value) else Column
+    return TensorClass if is_tensorclass(value) else HeldColumn
 
 
 # --- functions over columns --------------------------------------------------------------------
@@ -704,14 +681,6 @@ def not_a_column(column: Any, path: str) -> ArgumentTypeError:
     detail += f" columns), found {type(column).__name__}; put values of the batch into meta_info, "
     detail += "or meta= of encode"
     return ArgumentTypeError("bad_type", path, detail)
-
-
-def sizes_of(column: Any, sizes: list[int]) -> list[int]:
-    """The sizes that a column has in place of those of its batch; these if any fit.
-
-    Any sizes fit a dict: its columns are checked when they are read.
-    """
-    return column_of(column).sizes(sizes) if sizes else sizes  # none: of a batch without dims
 
 
 def field_in_memory(column: Any, rows: int) -> FieldSchema:

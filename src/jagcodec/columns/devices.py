@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jagcodec.columns.column import Column, Key, column_of
+from jagcodec.columns.column import HeldColumn, Key, column_of
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
@@ -60,8 +60,8 @@ class _Move:
         # Use items: iterating over a TensorDict gives its rows.
         return {name: column_of(leaf).moved(self, (*key, name)) for name, leaf in columns.items()}
 
-    def is_there(self, held: torch.Tensor | RaggedView) -> bool:
-        return held.device == self.device
+    def is_there(self, holder: torch.Tensor | RaggedView) -> bool:
+        return holder.device == self.device
 
     def checked_tensor(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
         """The copy of a tensor whose cells are in memory, unless they are not needed."""
@@ -94,7 +94,7 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
 
     Columns with holes between their rows are left out: their readers wait for them.
     """
-    away: list[tuple[torch.Tensor, Column]] = []
+    away: list[tuple[torch.Tensor, HeldColumn]] = []
     for leaf in _each_leaf(leaves):
         numbers = leaf.offsets()
         if numbers is None or numbers.is_cpu or numbers.is_meta:
@@ -110,7 +110,7 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
             leaf.read_offsets(pool, copies)
 
 
-def _each_leaf(leaves: Iterable[Any]) -> Iterator[Column]:
+def _each_leaf(leaves: Iterable[Any]) -> Iterator[HeldColumn]:
     """All columns, with inner batches replaced by their columns."""
     for leaf in leaves:
         column = column_of(leaf)

@@ -22,9 +22,9 @@ from tensordict import NonTensorData
 from jagcodec.columns.column import (
     Array,
     Batch,
-    Column,
     Dense,
     DictBatch,
+    HeldColumn,
     Jagged,
     LazyStack,
     ObjectList,
@@ -153,7 +153,8 @@ class _RowJoiner:
 
     def joined(self, leaves: Sequence[Any], path: str) -> Any:
         """The rows of one column, or batch, of each leaf."""
-        return _filled({"": self._plan(leaves, path)})[""]
+        made = self._plan(leaves, path)
+        return made.wrap(gathered([made.view])[0]) if type(made) is _Waiting else made
 
     def _plan(self, leaves: Sequence[Any], path: str) -> Any:
         """The joined column, or what it waits for."""
@@ -165,7 +166,9 @@ class _RowJoiner:
             raise not_a_column(leaves[0], path)
         return _JOIN_OF_KIND[type(columns[0])](self, columns, path)
 
-    def _like_model(self, column: Column, columns: Sequence[Column], i: int, path: str) -> Column:
+    def _like_model(
+        self, column: HeldColumn, columns: Sequence[HeldColumn], i: int, path: str
+    ) -> HeldColumn:
         """A column in the form of the model, if that can hold the same; an error otherwise."""
         model = columns[self.model]
         if column.family is model.family:
@@ -196,10 +199,10 @@ class _RowJoiner:
         listed = list(items)
         return listed if self.chosen is None else [listed[i] for i in self.chosen]
 
-    def join_lists(self, columns: Sequence[Column], path: str) -> list[Any]:
+    def join_lists(self, columns: Sequence[HeldColumn], path: str) -> list[Any]:
         return self._pick_items(itertools.chain.from_iterable(list.copy(x.value) for x in columns))
 
-    def join_arrays(self, columns: Sequence[Column], path: str) -> Any:
+    def join_arrays(self, columns: Sequence[HeldColumn], path: str) -> Any:
         _check_each(columns, path)
         return self._join_checked_arrays([column.value for column in columns], path)
 
@@ -234,14 +237,14 @@ class _RowJoiner:
         sizes = (len(rows), *inner)
         return _Waiting(view, lambda cells: cells.numpy().reshape(-1).view(dtype).reshape(sizes))
 
-    def join_unbatched(self, columns: Sequence[Column], path: str) -> Any:
+    def join_unbatched(self, columns: Sequence[HeldColumn], path: str) -> Any:
         tensors = [non_tensor.unbatched_parts(column.value)[1] for column in columns]
         remedy = "make it a column with a row for each"
         return non_tensor.unbatched_of(
             None, self._require_same(tensors, "UnbatchedTensor", remedy, path)
         )
 
-    def join_payloads(self, columns: Sequence[Column], path: str) -> Any:
+    def join_payloads(self, columns: Sequence[HeldColumn], path: str) -> Any:
         leaves = [column.value for column in columns]
         first = leaves[0]
         rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
@@ -263,7 +266,7 @@ class _RowJoiner:
 
     # Cells
 
-    def join_packed(self, columns: Sequence[Column], path: str) -> Any:
+    def join_packed(self, columns: Sequence[HeldColumn], path: str) -> Any:
         views: list[Any] = [column.view(path, self.pool, detach=False) for column in columns]
 
         def wrap(values: torch.Tensor, row_splits: RowSplits, dim: int) -> Any:
@@ -286,7 +289,9 @@ class _RowJoiner:
         if kind is StridedNested:
             return self._join_strided_nested(leaves, path)
         if len(columns) > 1:
-            _check_equal([tuple(leaf.shape[1:]) for leaf in leaves], "row shape", path, _PACK)
+            shapes = [leaf.shape[1:] for leaf in leaves]
+            if shapes.count(shapes[0]) < len(shapes):
+                _check_equal([*map(tuple, shapes)], "row shape", path, _PACK)
         if kind is Dense:
             return self._join_dense(leaves, path)
         detail = (
@@ -417,17 +422,17 @@ class _RowJoiner:
     def in_place(self, view: RaggedView, path: str) -> RaggedView:
         """The chosen rows of a view in place. A range that can be aliased becomes end to end."""
         row_splits, chosen = self.picked(view.row_splits, view, path), self.chosen
-        memory = view.memory
+        memory: Any = view.memory
         if isinstance(chosen, range) and view.is_end_to_end and view.ragged_dim == 1:
             first = int(view.row_splits.offsets_array[chosen.start])
-            if isinstance(memory, torch.Tensor) and memory.is_contiguous():
+            if view.is_tensor and memory.is_contiguous():
                 return end_to_end(memory[first : first + row_splits.total], row_splits)
         rows: Any = _indexer(chosen)
         return view.choose(rows, row_splits)
 
     # Batches
 
-    def join_tensorclasses(self, columns: Sequence[Column], path: str) -> Any:
+    def join_tensorclasses(self, columns: Sequence[HeldColumn], path: str) -> Any:
         leaves = [column.value for column in columns]
         _check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
         fields, others = zip(*map(non_tensor.fields_of, leaves), strict=True)
@@ -475,7 +480,7 @@ class _RowJoiner:
 
 _Join: TypeAlias = Callable[[_RowJoiner, Sequence[Any], str], Any]
 
-_JOIN_OF_KIND: dict[type[Column], _Join] = {
+_JOIN_OF_KIND: dict[type[HeldColumn], _Join] = {
     **dict.fromkeys((Dense, Sparse, StridedNested, Jagged), _RowJoiner.join_tensors),
     **dict.fromkeys((DictBatch, TensorDictBatch, LazyStack), _RowJoiner.join_batches),
     Unbatched: _RowJoiner.join_unbatched,
@@ -554,14 +559,14 @@ def _slice_of(tensor: torch.Tensor, chosen: range, path: str) -> torch.Tensor:
         raise
 
 
-def _check_each(columns: Sequence[Column], path: str) -> None:
+def _check_each(columns: Sequence[HeldColumn], path: str) -> None:
     for i, column in enumerate(columns):
         if type(column.value) not in COLUMN_TYPES:
             column.check(f"{path} of batch {i}" if i else path)
 
 
 def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
-    if len(found) == 1:
+    if found.count(found[0]) == len(found):
         return
     for i, value in enumerate(found):
         if value != found[0]:

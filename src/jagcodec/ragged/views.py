@@ -133,6 +133,15 @@ class RaggedView:
             return memory
         return (as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory),)
 
+    def source(self) -> Any:
+        """The memory as the row kernel reads it: an array, or several buffers of bytes."""
+        memory = self.memory
+        return as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+
+    def kernel_starts(self) -> Starts:
+        """`starts` as the row kernel takes them: a stride, or (N,) numbers."""
+        return self.row_splits.starts if self.starts is None else self.starts
+
     def followed(self, is_wanted: bool) -> RaggedView:
         """The view itself if gradients are wanted; else of memory that autograd does not follow."""
         memory = self.memory
@@ -147,8 +156,7 @@ class RaggedView:
         if type(memory) is np.ndarray and in_one_run:  # as most are
             cell_bytes = len(out) // (splits.total or 1)
             return Copy(out, memory, None, self.starts, splits.lengths, cell_bytes)
-        source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
-        return Copy(out, source, None, *self.row_runs(by_row=False), self.cell_bytes)
+        return Copy(out, self.source(), None, *self.row_runs(by_row=False), self.cell_bytes)
 
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """A view of some of the rows, in any order; `row_splits` has their lengths."""

@@ -20,7 +20,7 @@ from tensordict import (
 
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
-from jagcodec.columns.column import sizes_of
+from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import (
     ArgumentError,
     JagcodecError,
@@ -455,15 +455,15 @@ class Lowering:
         starts, splits, dims = view.starts, view.row_splits, view.values_shape
         dtype = TORCH_NAMES.get(view.dtype)
         array = memory
-        if type(memory) is not np.ndarray and isinstance(memory, torch.Tensor):
+        if view.is_tensor:
             array = plain_array(memory)
         if dtype is None or array is None:
             dtype = self._readable_dtype(memory)
             if not memory.is_cpu:
                 return self._add_rows_on_device(view, dtype)
-            array = memory if starts is not None else as_bytes(memory)
+            array = as_bytes(memory) if view.is_end_to_end else memory
         data: Any = view
-        if starts is None:
+        if view.is_end_to_end:
             data = array if _is_in_order(array) else bytes_in_order(array)
         elif splits.rows == 1 and type(starts) is int and _is_in_order(array):
             # The only row of a rectangle is its first cells.
@@ -548,7 +548,7 @@ class Lowering:
         if not (parts.offsets.is_cpu and parts.values.is_cpu):
             return self._add_jagged_on_device(parts, dtype)
         view = self._view_of(parts)
-        if array is None or view.starts is not None:
+        if array is None or not view.is_end_to_end:
             return self._lower_view(view)
         splits, dim = view.row_splits, parts.ragged_dim
         return self._add(Item(array, array.shape, splits, dtype, dim))
@@ -582,7 +582,7 @@ class Lowering:
 
     def _lower_tensor_views(self, view: RaggedView, bounds: IntArray) -> Tree:
         memory: Any = view.memory
-        data = as_bytes(memory) if view.starts is None else view
+        data = as_bytes(memory) if view.is_end_to_end else view
         self.items.append(Item(data, view.values_shape))
         base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
         return (Code.TENSOR_VIEWS, base, self._lower_int64s(bounds))

@@ -21,11 +21,11 @@ from jagcodec.columns.column import (
     has_host_cells,
     row_count,
     row_counts,
-    sizes_of,
     view_in_memory,
 )
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import LAZY_STACK, select_leaf
+from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
