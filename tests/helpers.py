@@ -12,8 +12,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, open_wire, pack_jagged_fields, stack_or_nest, to_blob
+from jagcodec.columns.batch import source_of
 from jagcodec.wire.node_columns import MessageSource
-from jagcodec.wire.open_columns import source_of
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from jagcodec._arguments import check_known, name_set
 from jagcodec.batch.columns import opened, row_count_of
+from jagcodec.columns.column import field_in_memory
+from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
-from jagcodec.wire.leaf import FieldSchema, sizes_fit
-from jagcodec.wire.memory_fields import field_in_memory
 from jagcodec.wire.wire_batch import WireBatch
 
 

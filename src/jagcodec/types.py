@@ -8,7 +8,7 @@ from typing import Any
 # As in `jagcodec` itself: what needs no tensor does not wait for torch. Type checkers read
 # `types.pyi`.
 _HOME_OF = {
-    "FieldSchema": "wire.leaf",
+    "FieldSchema": "columns.fields",
     "Layout": "batch.rectangles",
     "MicroBatches": "batch.packed",
     "PackPlan": "batch.packed",

@@ -2,5 +2,5 @@ from jagcodec.batch.packed import MicroBatches as MicroBatches
 from jagcodec.batch.packed import PackPlan as PackPlan
 from jagcodec.batch.rectangles import Layout as Layout
 from jagcodec.batch.rectangles import PaddingSide as PaddingSide
+from jagcodec.columns.fields import FieldSchema as FieldSchema
 from jagcodec.ragged.varlen import PackedColumn as PackedColumn
-from jagcodec.wire.leaf import FieldSchema as FieldSchema

@@ -25,7 +25,7 @@ from jagcodec import (
     split_rows,
     to_rows,
 )
-from jagcodec.wire.open_columns import views_of
+from jagcodec.columns.batch import views_of
 from tests.helpers import nested
 from tests.oracle import assert_same
 

@@ -26,13 +26,13 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.rows import concat_rows, join_columns, select_rows, split_rows
+from jagcodec.columns import column as forms
+from jagcodec.columns.batch import stored, views_of
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.pack.fields import encode_fields, pack_jagged_fields
 from jagcodec.pack.tensors import stack_or_nest
-from jagcodec.ragged import forms
 from jagcodec.testing import tensors
 from jagcodec.wire import spec
-from jagcodec.wire.open_columns import stored, views_of
 from jagcodec.wire.torch_dtypes import TORCH_BY_NAME
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of

@@ -21,7 +21,7 @@ SOURCE = Path(jagcodec.__file__).parent
 # From the ground up: each may import those before it.
 LAYERS = (
     *("errors", "_version", "data", "_dependencies", "_arguments", "packing"),
-    *("memory", "rowcopy", "cells", "ragged"),
+    *("memory", "rowcopy", "cells", "ragged", "columns"),
     *("wire", "pack"),
     *("stdlib", "batch", "types", "schema", "record"),
     *("testing", "doctor", "integrations", "cli", "__main__"),

@@ -32,12 +32,12 @@ from jagcodec import (
 )
 from jagcodec.batch import join
 from jagcodec.batch.describe import describe_message, differences, open_source, read_whole
+from jagcodec.columns.batch import stored
 from jagcodec.memory.arrays import NUMPY_BY_NAME
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.non_tensor import object_array, stack_of_payloads
 from jagcodec.wire import spec
 from jagcodec.wire.array_rows import array_rows as split_rows
-from jagcodec.wire.open_columns import stored
 from jagcodec.wire.spec import Kind
 from tests.helpers import Store, message
 from tests.oracle import assert_same, is_same

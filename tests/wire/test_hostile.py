@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize, open_wire, to_blob
+from jagcodec.columns.batch import columns_in
 from jagcodec.errors import REASONS, TransportError
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS
 from jagcodec.wire.message import Message
-from jagcodec.wire.open_columns import columns_in
 from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import BITS, INDIRECT, MAX_UNBACKED_ROWS, PLAIN, Kind
 from jagcodec.wire.stacked import _open_stack

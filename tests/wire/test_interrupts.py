@@ -15,10 +15,10 @@ from tensordict import NonTensorData, TensorDict
 
 from jagcodec import BatchedDataDict, WireFormatError, concat_rows, decode, encode, materialize
 from jagcodec import open_wire as opened
+from jagcodec.columns.batch import views_of
+from jagcodec.columns.outside import pass_on
 from jagcodec.ragged.nested import nested_tensor, parts_of
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.wire.open_columns import views_of
-from jagcodec.wire.outside import pass_on
 from tests.helpers import nested
 from tests.oracle import assert_same
 

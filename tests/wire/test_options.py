@@ -18,13 +18,13 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 import jagcodec
 from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materialize, open_wire
+from jagcodec.columns.batch import columns_in
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.types import FieldSchema
 from jagcodec.wire import compress, header_reader, spec
 from jagcodec.wire.elide import RUN_COST
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
-from jagcodec.wire.open_columns import columns_in
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
 from tests import strategies
 from tests.helpers import Store, message, message_in, nested, receive, rollouts, size

@@ -33,9 +33,9 @@ from jagcodec import (
 )
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.describe import check_message
+from jagcodec.columns.batch import to_send, views_of
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.types import FieldSchema, PackedColumn
-from jagcodec.wire.open_columns import to_send, views_of
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 from tests import helpers
 from tests.helpers import Store, address, at_odd_address, message_in, nested, receive, size, trip

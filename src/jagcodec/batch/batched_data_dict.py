@@ -19,15 +19,16 @@ from jagcodec._arguments import (
     named_columns,
 )
 from jagcodec.batch.compare import same_values
-from jagcodec.batch.devices import moved, read_offsets
+from jagcodec.columns.batch import closed, with_closed
+from jagcodec.columns.column import row_count, row_counts
+from jagcodec.columns.devices import moved, read_offsets
+from jagcodec.columns.join import select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import LENGTH_DTYPES, usable_device
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.lowered import ColumnDict
-from jagcodec.wire.open_columns import closed, with_closed
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.registry import of_type, register_type
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN

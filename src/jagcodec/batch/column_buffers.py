@@ -16,8 +16,8 @@ from jagcodec.packing.lengths import IntArray
 if TYPE_CHECKING:
     import torch
 
+    from jagcodec.batch.packer import Packer
     from jagcodec.ragged.copy_pieces import Buffer
-    from jagcodec.ragged.packer import Packer
     from jagcodec.ragged.row_splits import RowSplits
     from jagcodec.ragged.views import RaggedView
     from jagcodec.wire.lowered import Key
@@ -153,11 +153,9 @@ class ColumnBuffers:
         self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
     ) -> list[dict[str, Any]]:
         """The columns of each step, which has these rows, and so many cells of each buffer."""
-        import torch
-
+        from jagcodec.columns.column import Array, Dense, ViewColumn, column_of
+        from jagcodec.columns.join import select_leaf
         from jagcodec.ragged.row_splits import RowSplits
-        from jagcodec.ragged.select import select_leaf
-        from jagcodec.ragged.views import RaggedView
 
         filled, pool = self.filled(), self.packer.pool
         order = np.concatenate([*rows, np.empty(0, np.int64)])
@@ -168,13 +166,13 @@ class ColumnBuffers:
             if id(column) in filled:
                 tensor, dim = filled[id(column)], column.view.ragged_dim - 1
                 return [tensor.narrow(dim, start, end - start) for start, end in cell_ranges]
-            if type(column) is RaggedView:
+            holder = column_of(column)
+            if isinstance(holder, ViewColumn):
                 lengths = column.row_splits.lengths
                 views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
                 return [*map(self.packer.kept, views)]
             chosen = select_leaf(column, order, pool, self.path(key))
-            strided = isinstance(chosen, torch.Tensor) and not chosen.is_nested
-            if strided or isinstance(chosen, np.ndarray):
+            if isinstance(column_of(chosen), (Array, Dense)):
                 return [chosen[part.start : part.stop] for part in row_ranges]
             return [select_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
 

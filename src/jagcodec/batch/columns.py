@@ -11,7 +11,10 @@ from tensordict import TensorDictBase
 
 from jagcodec._arguments import items_of, known_names
 from jagcodec.batch.compare import agreed, same_values
-from jagcodec.batch.devices import read_offsets
+from jagcodec.columns.batch import Columns, values_of_batch, views_of, with_closed
+from jagcodec.columns.column import like, row_counts
+from jagcodec.columns.devices import read_offsets
+from jagcodec.columns.join import join_leaves
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -23,7 +26,6 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import TENSOR_TYPES
-from jagcodec.ragged.forms import like
 from jagcodec.ragged.nested import check_column, is_jagged, view_of
 from jagcodec.ragged.non_tensor import (
     array_of_leaf,
@@ -32,14 +34,13 @@ from jagcodec.ragged.non_tensor import (
     objects_of_leaf,
     rows_of_leaf,
 )
+from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import join_leaves, row_counts
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
-from jagcodec.wire.lowered import Columns, Key
-from jagcodec.wire.open_columns import values_of_batch, views_of, with_closed
+from jagcodec.wire.lowered import Key
 from jagcodec.wire.wire_batch import WireBatch, check_tensordict, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
@@ -136,14 +137,17 @@ def meta_of(batch: Any) -> dict[str, Any]:
     return meta
 
 
-def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
-    """The rows of batches in any form; the first that is not encoded decides the result's kind."""
+def concat_in_memory(batches: Sequence[Any], where: str, chosen: Chosen | None = None) -> Any:
+    """The rows of batches in any form, or those `chosen`, copied once.
+
+    The first batch that is not encoded decides the result's kind.
+    """
     open_ones = opened_each(batches, where)
     model = next((i for i, b in enumerate(open_ones) if not isinstance(b, WireBatch)), 0)
     model_batch = open_ones[model]
     whole, pool = [in_memory(batch, model_batch) for batch in open_ones], RowSplitsPool()
     read_offsets(whole, pool)
-    joined = join_leaves(whole, None, pool, where, same_values, model)
+    joined = join_leaves(whole, chosen, pool, where, same_values, model)
     return with_meta(joined, open_ones, agreed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,24 +12,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorStack,
-    TensorDictBase,
-    UnbatchedTensor,
-    is_tensorclass,
-)
-from tensordict.tensorclass import NonTensorDataBase
 
+from jagcodec.columns.batch import closed, source_of
+from jagcodec.columns.column import (
+    Array,
+    DictBatch,
+    HeldColumn,
+    LazyStack,
+    ObjectList,
+    Open,
+    Payloads,
+    TensorClass,
+    TensorColumn,
+    TensorDictBatch,
+    Unbatched,
+    column_of,
+)
 from jagcodec.errors import brief, child_path, describe, shown
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, as_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
+from jagcodec.ragged.non_tensor import fields_of, is_stack, unbatched_parts
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import bytes_in_order
-from jagcodec.wire.open_columns import Batch, closed, source_of
 from jagcodec.wire.registry import registered_name, state_of
 
 
@@ -92,56 +98,75 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
     """The first difference at a place."""
     if a is b:
         return None
-    if isinstance(a, Batch) and isinstance(b, Batch):
+    left, right = column_of(a), column_of(b)
+    if isinstance(left, Open) and isinstance(right, Open):
         found = compare(closed(a), closed(b), at)
         return found or compare(source_of(a).meta(), source_of(b).meta(), _step(at, "meta"))
-    if isinstance(a, UnbatchedTensor) and isinstance(b, UnbatchedTensor):
-        (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
-        return _other(at, "batch size", size, other) or compare(left, right, at)
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+    if isinstance(left, TensorColumn) and isinstance(right, TensorColumn):
         return _compare_tensors(a, b, at)
-    if type(a) is not type(b):
+    both_unbatched = isinstance(left, Unbatched) and isinstance(right, Unbatched)
+    if type(a) is not type(b) and not both_unbatched:
         return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
-    if isinstance(a, NonTensorStack) and -1 not in a.batch_size:  # else it may have no list
-        found = _other(at, "batch size", a.batch_size, b.batch_size)
-        return found or _compare_items(a.tolist(), b.tolist(), at)
-    if isinstance(a, NonTensorDataBase):
-        found = _other(at, "batch size", a.batch_size, b.batch_size)
-        return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
-    if isinstance(a, LazyStackedTensorDict):
-        return (
-            _other(at, "batch size", a.batch_size, b.batch_size)
-            or _other(at, "stack dim", a.stack_dim, b.stack_dim)
-            or _compare_items(a.tensordicts, b.tensordicts, at)
-        )
-    if isinstance(a, (dict, TensorDictBase)):
-        return next(each_difference(a, b, at), None)
-    if is_tensorclass(a):
-        (left, others), (right, more) = fields_of(a), fields_of(b)
-        return compare(left, right, at) or compare(others, more, at)
-    if isinstance(a, (list, tuple)):
+    compare_both = _COMPARE.get(type(left))
+    if compare_both is not None:
+        return compare_both(a, b, at)
+    if isinstance(a, tuple):
         return _compare_items(a, b, at)
     if isinstance(a, slice):
         return _compare_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
-    if isinstance(a, np.ndarray):
-        found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
-        if found is None and (a.dtype.hasobject or a.dtype.kind == "T"):
-            pairs = (compare(a[i], b[i], _step(at, i)) for i in np.ndindex(a.shape))
-            return next((each for each in pairs if each is not None), None)
-        return found or _compare_cells(a, b, at)
     return None if _are_same(a, b) else _unlike(at, a, b)
+
+
+def _compare_unbatched(a: Any, b: Any, at: Difference) -> Difference | None:
+    (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
+    return _other(at, "batch size", size, other) or compare(left, right, at)
+
+
+def _compare_payloads(a: Any, b: Any, at: Difference) -> Difference | None:
+    found = _other(at, "batch size", a.batch_size, b.batch_size)
+    if not is_stack(a):
+        return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
+    if -1 in a.batch_size:  # it may have no list
+        return _compare_stacks(a, b, at)
+    return found or _compare_items(a.tolist(), b.tolist(), at)
+
+
+def _compare_stacks(a: Any, b: Any, at: Difference) -> Difference | None:
+    return (
+        _other(at, "batch size", a.batch_size, b.batch_size)
+        or _other(at, "stack dim", a.stack_dim, b.stack_dim)
+        or _compare_items(a.tensordicts, b.tensordicts, at)
+    )
+
+
+def _compare_batches(a: Any, b: Any, at: Difference) -> Difference | None:
+    return next(each_difference(a, b, at), None)
+
+
+def _compare_tensorclasses(a: Any, b: Any, at: Difference) -> Difference | None:
+    (left, others), (right, more) = fields_of(a), fields_of(b)
+    return compare(left, right, at) or compare(others, more, at)
+
+
+def _compare_arrays(a: Any, b: Any, at: Difference) -> Difference | None:
+    found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
+    if found is None and (a.dtype.hasobject or a.dtype.kind == "T"):
+        pairs = (compare(a[i], b[i], _step(at, i)) for i in np.ndindex(a.shape))
+        return next((each for each in pairs if each is not None), None)
+    return found or _compare_cells(a, b, at)
 
 
 def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
     """The first difference; for two batches or dicts, names, and the first in each column."""
-    batches = isinstance(a, (dict, TensorDictBase)) and not isinstance(a, LazyStackedTensorDict)
+    holder = column_of(a)
+    batches = isinstance(holder, (DictBatch, TensorDictBatch)) and not isinstance(holder, LazyStack)
     if type(a) is not type(b) or not batches:
         found = compare(a, b, at)
         if found is not None:
             yield found
         return
     nested = False  # whether the keys are those of columns within a column
-    if isinstance(a, TensorDictBase):
+    if isinstance(holder, TensorDictBatch):
         found = _other(at, "batch size", a.batch_size, b.batch_size)
         if found is not None:
             yield found
@@ -203,6 +228,18 @@ def _compare_items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Differ
     found = (compare(x, y, _step(at, i)) for i, (x, y) in pairs)
     return next((each for each in found if each is not None), None)
 
+
+_COMPARE: dict[type[HeldColumn], Callable[[Any, Any, Difference], Difference | None]] = {
+    Unbatched: _compare_unbatched,
+    Payloads: _compare_payloads,
+    LazyStack: _compare_stacks,
+    DictBatch: _compare_batches,
+    TensorDictBatch: _compare_batches,
+    TensorClass: _compare_tensorclasses,
+    ObjectList: _compare_items,
+    Array: _compare_arrays,
+}
+"""How two values of one type are compared, by what holds them."""
 
 _COMPARED = frozenset((int, bool, str, bytes, type(None)))
 """Types of values that are the same if they are equal, and of one type."""

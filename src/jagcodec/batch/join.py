@@ -18,31 +18,7 @@ import numpy as np
 import torch
 
 from jagcodec.batch.compare import agreed, same_values, uncontradicted
-from jagcodec.errors import ArgumentError, WireFormatError
-from jagcodec.memory import INT64_MAX, extent_of
-from jagcodec.memory.arrays import ByteArray, IntArray
-from jagcodec.memory.extents import check_extent
-from jagcodec.memory.tensor_bytes import as_bytes
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.forms import as_leaf
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
-from jagcodec.ragged.non_tensor import object_array
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import join_leaves, join_views, require_same_names
-from jagcodec.ragged.views import RaggedView, concat_views
-from jagcodec.wire import documents
-from jagcodec.wire.array_rows import rows_of_arrays
-from jagcodec.wire.checks import in_message
-from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.items import item_of_view
-from jagcodec.wire.leaf import FieldSchema
-from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.memory_columns import face_in_memory
-from jagcodec.wire.narrow import widened
-from jagcodec.wire.native import are_values
-from jagcodec.wire.node_columns import MessageSource
-from jagcodec.wire.open_columns import (
+from jagcodec.columns.batch import (
     AS_IT_IS,
     As,
     Column,
@@ -57,6 +33,30 @@ from jagcodec.wire.open_columns import (
     source_of,
     views_of,
 )
+from jagcodec.columns.column import as_leaf
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.join import join_leaves, join_views, require_same_names
+from jagcodec.columns.memory import face_in_memory
+from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.memory.arrays import ByteArray, IntArray
+from jagcodec.memory.extents import check_extent
+from jagcodec.memory.tensor_bytes import as_bytes
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
+from jagcodec.ragged.non_tensor import object_array
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView, concat_views
+from jagcodec.wire import documents
+from jagcodec.wire.array_rows import rows_of_arrays
+from jagcodec.wire.checks import in_message
+from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.items import item_of_view
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.native import are_values
+from jagcodec.wire.node_columns import MessageSource
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import (
     BITS,

@@ -34,7 +34,6 @@ from jagcodec.batch.columns import (
     row_lengths_of,
     with_offsets,
 )
-from jagcodec.batch.devices import moved
 from jagcodec.batch.join import join_rows
 from jagcodec.batch.rectangles import (
     Layout,
@@ -50,6 +49,8 @@ from jagcodec.batch.rectangles import (
     path_of,
     rectangle_shape,
 )
+from jagcodec.columns.batch import Columns
+from jagcodec.columns.devices import moved
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
@@ -71,7 +72,7 @@ from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.wire.lowered import Columns, Key
+from jagcodec.wire.lowered import Key
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
 
     from jagcodec.batch.columns import AnyBatch
+    from jagcodec.batch.packer import Packer
     from jagcodec.ragged.lengths import Lengths
-    from jagcodec.ragged.packer import Packer
     from jagcodec.ragged.varlen import PackedColumn
 
 
@@ -98,7 +98,7 @@ def _lengths_and_packer(lengths: Any, path: str) -> tuple[IntArray, Packer | Non
     """(N,) row lengths; for a tensor also a packer that knows its offsets."""
     if not (hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens")):  # not tensors
         return length_array(lengths, path), None
-    from jagcodec.ragged.packer import Packer, read_plan_lengths
+    from jagcodec.batch.packer import Packer, read_plan_lengths
     from jagcodec.ragged.row_splits import RowSplitsPool
 
     pool = RowSplitsPool()
@@ -173,7 +173,7 @@ class PackPlan:
 
     def _as_tensor(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """Numbers as a tensor, on the device of the plan."""
-        from jagcodec.ragged.packer import sent
+        from jagcodec.batch.packer import sent
 
         return sent(numbers, self._device)
 
@@ -193,7 +193,7 @@ class PackPlan:
     def _tensor_packer(self) -> Packer:
         """The packer, made when the first tensor comes."""
         if self._packer is None:
-            from jagcodec.ragged.packer import Packer
+            from jagcodec.batch.packer import Packer
 
             self._packer = Packer.of_lengths(self.layout.lengths)
         return self._packer
@@ -289,7 +289,7 @@ class PackPlan:
             ArgumentTypeError: `source` is neither a column nor a batch.
             WireFormatError: A message is malformed.
         """
-        from jagcodec.ragged.packer import is_column
+        from jagcodec.batch.packer import is_column
 
         rank = self.layout.rank(cp_rank, f"{_PACK}(cp_rank)")
         if isinstance(source, np.ndarray) and source.dtype != np.uint8:  # which a blob may be
@@ -405,7 +405,7 @@ def _unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> di
         row_count_of,
         with_offsets,
     )
-    from jagcodec.ragged.packer import is_column
+    from jagcodec.batch.packer import is_column
 
     where = f"{buffers.where}(batch)"
     if are_several(source):
@@ -657,7 +657,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 
     def _tensor_packer(self) -> Packer:
         """A packer for tensors of all rows; it knows the offsets of earlier calls."""
-        from jagcodec.ragged.packer import Packer
+        from jagcodec.batch.packer import Packer
 
         if self._packer is None:
             self._packer = Packer.of_lengths(self._lengths)
@@ -835,10 +835,11 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     """Join batches or columns of these numbers of rows, and choose the rows of `index`."""
     from jagcodec.batch.columns import concat_in_memory, is_batch, is_encoded, opened, row_count_of
     from jagcodec.batch.compare import same_values
-    from jagcodec.batch.devices import read_offsets
     from jagcodec.batch.join import join_rows
+    from jagcodec.columns.column import row_count
+    from jagcodec.columns.devices import read_offsets
+    from jagcodec.columns.join import join_leaves
     from jagcodec.ragged.row_splits import RowSplitsPool
-    from jagcodec.ragged.select import join_leaves, row_count, select_leaf
     from jagcodec.wire.wire_batch import rows_at
 
     are_batches, pool = is_batch(results[0]), RowSplitsPool()
@@ -855,7 +856,7 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
         return join_leaves(parts, index, pool, f"{where}(results)", same_values)
     if all(map(is_encoded, parts)):
         return rows_at(join_rows(parts, where), index)
-    return select_leaf(concat_in_memory(parts, where), index, pool, where)
+    return concat_in_memory(parts, where, index)
 
 
 def _outside(where: str, what: str, found: Any, count: int) -> ArgumentIndexError:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from tensordict import TensorDictBase
-
+from jagcodec.columns.batch import with_closed
+from jagcodec.columns.column import (
+    DictBatch,
+    Open,
+    TensorColumn,
+    TensorDictBatch,
+    column_of,
+    like,
+)
+from jagcodec.columns.memory import MemorySource
 from jagcodec.packing.lengths import IntArray, check_row_ends
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.forms import like
-from jagcodec.ragged.nested import nested_tensor
-from jagcodec.ragged.non_tensor import is_non_tensor
-from jagcodec.ragged.packer import ragged_view
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, varlen_column
-from jagcodec.wire.memory_columns import MemorySource
-from jagcodec.wire.open_columns import with_closed
 from jagcodec.wire.wire_batch import WireBatch
 
 
@@ -34,23 +33,20 @@ class _Trimmer:
 
     def of(self, column: Any, path: str) -> Any:
         """The last cells of rows of a jagged or packed column; any other column unchanged."""
-        if is_non_tensor(column):
-            return column
-        if isinstance(column, (dict, TensorDictBase, WireBatch)):
+        holder = column_of(column)
+        if isinstance(holder, (DictBatch, TensorDictBatch, Open)):
             names = [*column.keys()]
             columns = {name: self.of(column[name], f"{path}[{name!r}]") for name in names}
-            if isinstance(column, WireBatch):
+            if isinstance(holder, Open):
                 sizes, columns = [*column.batch_size], with_closed(columns)
                 return WireBatch(MemorySource(columns, sizes, column.meta))
             return like(column, columns, self._wanted.rows)
-        if isinstance(column, torch.Tensor) and column.dim() < 2:  # rows without cells
+        if isinstance(holder, TensorColumn) and column.dim() < 2:  # rows without cells
             return column
-        whole = ragged_view(column, path, self._pool)
+        whole = holder.view_or_copy(path, self._pool)
         if whole is None:
             return column
         found, wanted = whole.row_splits.lengths, self._wanted.lengths
         check_row_ends(wanted, found, path)
         ends = whole.moved(whole.row_starts() + found - wanted, self._wanted)
-        if isinstance(column, PackedColumn):
-            return varlen_column(ends, path)
-        return nested_tensor(values_of(ends), self._wanted, whole.ragged_dim)
+        return holder.made_of(ends, path)

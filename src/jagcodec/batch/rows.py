@@ -24,20 +24,20 @@ from jagcodec.batch.columns import (
     with_meta,
 )
 from jagcodec.batch.compare import uncontradicted
-from jagcodec.batch.devices import moved, read_offsets
 from jagcodec.batch.join import common_sizes, join_rows, sharing, side_by_side
+from jagcodec.columns.column import as_leaf, like
+from jagcodec.columns.devices import moved, read_offsets
+from jagcodec.columns.join import select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import host_array
 from jagcodec.packing.micro_batches import Rules, assign_rows
-from jagcodec.ragged.forms import as_leaf, like
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import select_leaf
 from jagcodec.wire.wire_batch import WireBatch, open_memory, rows_at
 
 

@@ -13,6 +13,8 @@ from tensordict import TensorDictBase
 from jagcodec._arguments import flag_of, integer_of, whole_number
 from jagcodec.batch.columns import bytes_of, columns_of, opened
 from jagcodec.batch.describe import describe_message, open_source
+from jagcodec.columns.batch import to_send
+from jagcodec.columns.column import DictBatch, Jagged, Open, TensorDictBatch, column_of
 from jagcodec.errors import ArgumentTypeError, brief, describe
 from jagcodec.pack.fields import pack_jagged_fields
 from jagcodec.packing.tax import (
@@ -23,10 +25,9 @@ from jagcodec.packing.tax import (
     tax_of_lengths,
 )
 from jagcodec.ragged.lengths import Lengths, read_lengths
-from jagcodec.ragged.nested import is_jagged
+from jagcodec.ragged.non_tensor import is_stack
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
-from jagcodec.wire.open_columns import to_send
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from jagcodec.wire.wire_batch import WireBatch
 
@@ -82,12 +83,12 @@ def padding_tax(
         padded = {
             name: column.numel() * column.itemsize
             for name, column in source.items()
-            if isinstance(column, torch.Tensor) and not is_jagged(column)
+            if isinstance(column, torch.Tensor) and not isinstance(column_of(column), Jagged)
         }
         return _measured(td, padded_width, options, padded if padded_width is None else {})
-    if not isinstance(source, _BATCHES) and not _may_be_message(source):
+    if not _is_open(source) and not _may_be_message(source):
         several = isinstance(source, (list, tuple)) and source
-        if several and (isinstance(source[0], (*_BATCHES, list)) or _may_be_message(source[0])):
+        if several and (_may_be_batch(source[0]) or _may_be_message(source[0])):
             detail = "expected one batch, found a list of them; concat_rows makes one"
             raise ArgumentTypeError("bad_type", _SOURCE, detail)
         return _of_lengths(source, padded_width)
@@ -99,13 +100,23 @@ def padding_tax(
     return _measured(value, padded_width, options, {})
 
 
-_BATCHES = (dict, TensorDictBase, WireBatch)
 _SOURCE = "padding_tax(source)"
 _LAYOUT_OF_KIND = {
     "jagged": "jagged",
     **dict.fromkeys(("tensor", "array"), "rectangular"),
     **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
 }
+
+
+def _is_open(source: Any) -> bool:
+    """Whether it is a batch, and neither a message nor the lengths of rows."""
+    holder = column_of(source)
+    return isinstance(holder, (DictBatch, TensorDictBatch, Open)) or is_stack(source)
+
+
+def _may_be_batch(item: Any) -> bool:
+    """Whether an item of a list is a batch, open or in frames."""
+    return _is_open(item) or isinstance(item, list)
 
 
 def _may_be_message(source: Any) -> bool:

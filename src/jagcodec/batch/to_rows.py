@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import UnbatchedTensor, is_tensorclass
 
 from jagcodec._arguments import check_option, name_list
 from jagcodec.batch.columns import AnyBatch, columns_of
+from jagcodec.columns.batch import Columns
+from jagcodec.columns.column import (
+    Array,
+    ColumnsBatch,
+    Dense,
+    HeldColumn,
+    Jagged,
+    ObjectList,
+    Sparse,
+    StridedNested,
+    TensorClass,
+    Unbatched,
+    ViewColumn,
+    column_of,
+)
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_plain
@@ -22,7 +35,6 @@ from jagcodec.ragged.nested import check_memory
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.lowered import Columns
 
 RowsAs = Literal["tensor", "list"]
 """What the rows of tensors and arrays become in `to_rows`."""
@@ -87,21 +99,18 @@ class _RowMaker:
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _rows_of_column(self, column: Any, rows: int, path: str) -> list[Any]:
-        if isinstance(column, RaggedView):
-            return self._rows_of_view(column, path)
-        if isinstance(column, list):
-            return list.copy(column)
-        if isinstance(column, Columns):
-            return self.samples(column, path)
-        if isinstance(column, UnbatchedTensor):
+        holder = column_of(column)
+        if isinstance(holder, Unbatched):
             return [self._row_of_tensor(unbatched_parts(column)[1], path)] * rows
-        if isinstance(column, np.ndarray):
-            return self._rows_of_array(column, path)
-        if is_tensorclass(column):
-            fields, others = fields_of(column)
-            inner = self.samples(columns_of(fields, path, kept=True), path)
-            return [{**row, **others} for row in inner]
-        return self._rows_of_tensor(column, path)
+        return _ROWS_OF[type(holder)](self, column, path)
+
+    def _rows_of_list(self, column: list[Any], path: str) -> list[Any]:
+        return list.copy(column)
+
+    def _rows_of_tensorclass(self, column: Any, path: str) -> list[Any]:
+        fields, others = fields_of(column)
+        inner = self.samples(columns_of(fields, path, kept=True), path)
+        return [{**row, **others} for row in inner]
 
     def _rows_of_view(self, view: RaggedView, path: str) -> list[Any]:
         row_splits, dim = view.row_splits, view.ragged_dim - 1
@@ -159,6 +168,17 @@ class _RowMaker:
         except (TypeError, RuntimeError) as error:
             detail = f"expected rows as_={self._form!r}, found {tensor.dtype}; use as_='tensor'"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
+
+
+_ROWS_OF: dict[type[HeldColumn], Callable[[_RowMaker, Any, str], list[Any]]] = {
+    **dict.fromkeys((Dense, Sparse, StridedNested, Jagged), _RowMaker._rows_of_tensor),
+    ViewColumn: _RowMaker._rows_of_view,
+    ObjectList: _RowMaker._rows_of_list,
+    ColumnsBatch: _RowMaker.samples,
+    Array: _RowMaker._rows_of_array,
+    TensorClass: _RowMaker._rows_of_tensorclass,
+}
+"""The rows of each kind of column that `columns_of` returns."""
 
 
 def _unbound(column: torch.Tensor, path: str) -> list[torch.Tensor]:

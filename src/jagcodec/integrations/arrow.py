@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +11,23 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.batch.columns import columns_of
+from jagcodec.columns.batch import Columns
+from jagcodec.columns.column import (
+    Array,
+    ColumnsBatch,
+    Dense,
+    HeldColumn,
+    Jagged,
+    ObjectList,
+    StridedNested,
+    ViewColumn,
+    column_of,
+)
 from jagcodec.errors import ArgumentError, brief, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.lowered import Columns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -66,25 +78,34 @@ def to_arrow(batch: Any) -> pyarrow.Table:
 
 
 def _arrow_array(pa: Any, column: Any, path: str) -> Any:
-    if isinstance(column, RaggedView):
-        return _arrow_lists(pa, column, path)
-    if isinstance(column, Columns):
-        parts = {
-            name: _arrow_array(pa, x, f"{path}[{name!r}]") for name, x in column.columns.items()
-        }
-        if not parts:  # an array of no parts has no length
-            return pa.array([{}] * column.rows, pa.struct([]))
-        return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
-    if isinstance(column, list):
-        return _arrow_objects(pa, column, path)
-    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
-        return _fixed(pa, column, column.shape[1:], path)
-    if isinstance(column, torch.Tensor) and column.is_nested:
-        # Rows may differ in several dims: each is a value by itself.
-        return pa.array([_arrow_numbers(row, path).tolist() for row in column.unbind()])
-    if type(column) in TENSOR_TYPES and column.layout is torch.strided:
-        return _fixed(pa, _arrow_numbers(column, path), tuple(column.shape[1:]), path)
-    raise _no_arrow_form(path, describe(column))
+    make = _ARROW_OF.get(type(column_of(column)))
+    if make is None:
+        raise _no_arrow_form(path, describe(column))
+    return make(pa, column, path)
+
+
+def _arrow_struct(pa: Any, batch: Columns, path: str) -> Any:
+    parts = {name: _arrow_array(pa, x, f"{path}[{name!r}]") for name, x in batch.columns.items()}
+    if not parts:  # an array of no parts has no length
+        return pa.array([{}] * batch.rows, pa.struct([]))
+    return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
+
+
+def _arrow_of_array(pa: Any, column: npt.NDArray[Any], path: str) -> Any:
+    if column.dtype.kind not in "biuf":
+        raise _no_arrow_form(path, describe(column))
+    return _fixed(pa, column, column.shape[1:], path)
+
+
+def _arrow_of_nested(pa: Any, column: torch.Tensor, path: str) -> Any:
+    # Rows may differ in several dims: each is a value by itself.
+    return pa.array([_arrow_numbers(row, path).tolist() for row in column.unbind()])
+
+
+def _arrow_of_dense(pa: Any, column: torch.Tensor, path: str) -> Any:
+    if type(column) not in TENSOR_TYPES:
+        raise _no_arrow_form(path, describe(column))
+    return _fixed(pa, _arrow_numbers(column, path), tuple(column.shape[1:]), path)
 
 
 def _arrow_lists(pa: Any, view: RaggedView, path: str) -> Any:
@@ -137,6 +158,18 @@ def _arrow_objects(pa: Any, items: list[Any], path: str) -> Any:
         raise _no_arrow_form(
             path, f"objects that JSON does not have: {brief(str(error))}"
         ) from error
+
+
+_ARROW_OF: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
+    ViewColumn: _arrow_lists,
+    ColumnsBatch: _arrow_struct,
+    ObjectList: _arrow_objects,
+    Array: _arrow_of_array,
+    StridedNested: _arrow_of_nested,
+    Jagged: _arrow_of_nested,
+    Dense: _arrow_of_dense,
+}
+"""What makes an Arrow array of each kind of column that `columns_of` returns."""
 
 
 def _no_arrow_form(path: str, found: str) -> ArgumentError:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from jagcodec._arguments import flag_of
 from jagcodec.batch.columns import AnyBatch, concat_in_memory, is_message
 from jagcodec.batch.join import join_rows
+from jagcodec.columns.batch import source_of, views_of
 from jagcodec.errors import (
     REASONS,
     ArgumentError,
@@ -41,7 +42,6 @@ from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, Reading
-from jagcodec.wire.open_columns import source_of, views_of
 from jagcodec.wire.opening import open_message
 from jagcodec.wire.wire_batch import WireBatch, batch_of_message
 

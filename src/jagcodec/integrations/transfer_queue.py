@@ -25,11 +25,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 from jagcodec import concat_rows
 from jagcodec._arguments import check_options
 from jagcodec._version import __version__
+from jagcodec.columns.batch import closed, to_send
+from jagcodec.columns.column import (
+    Dense,
+    Jagged,
+    Payloads,
+    StridedNested,
+    TensorColumn,
+    TensorDictBatch,
+    Unbatched,
+    column_of,
+)
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -42,13 +53,12 @@ from jagcodec.errors import (
 from jagcodec.integrations import needed
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, same_width_dtype
 from jagcodec.pack.tensors import stack_or_nest
-from jagcodec.ragged.nested import is_jagged, parts_of, view_of
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.nested import parts_of
+from jagcodec.ragged.non_tensor import batch_of, is_stack, rows_of_leaf
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
-from jagcodec.wire.open_columns import closed, to_send
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
@@ -218,14 +228,16 @@ def sendable(data: Any) -> Columns:
     rows = len(data)
 
     def column(name: str, leaf: Any) -> Any:
-        if isinstance(leaf, NonTensorData):
+        holder = column_of(leaf)
+        if isinstance(holder, Payloads):
+            if is_stack(leaf):
+                return leaf
             values = _dealt(leaf.data, rows)
             return _column_of(values, [1] * len(values))
-        if is_non_tensor(leaf):
-            return leaf
-        if is_jagged(leaf):
-            return view_of(leaf, f"put({name!r})")
-        if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.layout is not torch.strided:
+        view = holder.view(f"put({name!r})", RowSplitsPool(), detach=True)
+        if view is not None:
+            return view
+        if not isinstance(holder, Dense):
             return _values_of_leaf(leaf)
         if leaf.dim() == 1:
             return leaf
@@ -246,9 +258,11 @@ def _dealt(payload: Any, rows: int) -> list[Any]:
 
 def _values_of_leaf(leaf: Any) -> list[Any]:
     """The rows of a column as TransferQueue has them: tensors and objects."""
-    if is_non_tensor(leaf):
+    holder = column_of(leaf)
+    if isinstance(holder, Payloads):
         return rows_of_leaf(leaf, len(leaf))
-    return list(leaf.unbind(0)) if isinstance(leaf, torch.Tensor | TensorDictBase) else list(leaf)
+    has_parts = isinstance(holder, (TensorColumn, TensorDictBatch, Unbatched))
+    return list(leaf.unbind(0)) if has_parts else list(leaf)
 
 
 def _column_of(values: list[Any], ragged_dims: Iterable[int]) -> Any:
@@ -296,7 +310,7 @@ def _values_of_rows(
     ragged_dims: list[int] = []
     for batch in batches:
         leaf = closed(batch[name])
-        dim = parts_of(leaf).ragged_dim if is_jagged(leaf) else 1
+        dim = parts_of(leaf).ragged_dim if isinstance(column_of(leaf), Jagged) else 1
         values += _values_of_leaf(leaf)
         ragged_dims += [dim] * len(batch)
     return [values[row] for row in index], [ragged_dims[row] for row in index]
@@ -306,14 +320,14 @@ def field_schema(data: Any) -> dict[str, dict[str, Any]]:
     """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows."""
     schema: dict[str, dict[str, Any]] = {}
     for name, leaf in data.items():
-        tensor = isinstance(leaf, torch.Tensor)
-        nested = tensor and leaf.is_nested
+        holder = column_of(leaf)
+        tensor, nested = holder.cells() is not None, isinstance(holder, (Jagged, StridedNested))
         field = {"dtype": leaf.dtype if tensor else None, "shape": None, "is_nested": nested}
         schema[name] = {**field, "is_non_tensor": not tensor}
-        if nested and not is_jagged(leaf):
+        view = holder.view(f"put({name!r})", RowSplitsPool(), detach=True)
+        if isinstance(holder, StridedNested):
             schema.update(extract_field_schema(data.select(name)))
-        elif nested:
-            view = view_of(leaf, f"put({name!r})")
+        elif view is not None:
             before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
             shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
             schema[name] |= {"shape": torch.Size(shapes[0]), "per_sample_shapes": shapes}

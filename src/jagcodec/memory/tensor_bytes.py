@@ -105,6 +105,18 @@ def plain_array(tensor: Any) -> npt.NDArray[Any] | None:
     return None if array.flags.owndata and array.size else array
 
 
+def array_in_storage(tensor: Any) -> npt.NDArray[Any] | None:
+    """`plain_array` of a tensor whose cells are in order, and all in its storage; None for others.
+
+    None is not certain: a tensor without cells has such an array, too.
+    """
+    array = plain_array(tensor)
+    if array is None or not array.nbytes or not array.flags.c_contiguous:
+        return None
+    end = array.nbytes + tensor.storage_offset() * array.itemsize
+    return array if end <= tensor.untyped_storage().nbytes() else None
+
+
 def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
     """`plain_array` of each."""
     return list(map(plain_array, tensors))

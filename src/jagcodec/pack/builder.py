@@ -8,10 +8,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 
 from jagcodec._arguments import name_set, whole_number
+from jagcodec.columns.batch import views_of
+from jagcodec.columns.column import Array, Payloads, ViewColumn, column_of
+from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits, number_array
@@ -36,13 +38,9 @@ from jagcodec.pack.rows import (
 )
 from jagcodec.pack.tensor_rows import tensor_of
 from jagcodec.ragged.copy_rows import gathered
-from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
-from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.leaf import FieldSchema
-from jagcodec.wire.open_columns import views_of
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 from jagcodec.wire.wire_batch import WireBatch, open_wire
@@ -370,8 +368,8 @@ class RowBuilder:
             raise ArgumentError("row_mismatch", f"{where}(message)", detail)
         row, schema = cls(same_length=same_length), batch.schema
         for name, leaf in views_of(batch).items():
-            path = f"{where}({name!r})"
-            if isinstance(leaf, RaggedView):
+            path, holder = f"{where}({name!r})", column_of(leaf)
+            if isinstance(holder, ViewColumn):
                 (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
                 dtype = TORCH_NAMES[leaf.dtype]
                 grown = _GrowingColumn(
@@ -381,9 +379,9 @@ class RowBuilder:
                 continue
             if schema[name].kind == "tensor":
                 leaf = contiguous_bits(leaf).clone()
-            elif is_non_tensor(leaf):
-                leaf = rows_of_leaf(leaf, 1)
-            elif not isinstance(leaf, np.ndarray):
+            elif isinstance(holder, Payloads):
+                leaf = holder.objects()
+            elif not isinstance(holder, Array):
                 found = type(leaf).__name__
                 detail = f"expected a tensor or a payload, found {found}; select the other columns"
                 raise ArgumentTypeError("bad_type", path, detail)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import TensorDict, UnbatchedTensor
+from tensordict import TensorDict
 
 from jagcodec._arguments import (
     check_known,
@@ -18,6 +18,21 @@ from jagcodec._arguments import (
     name_set,
     named_columns,
     unknown_name,
+)
+from jagcodec.columns.batch import closed
+from jagcodec.columns.column import (
+    Array,
+    Dense,
+    Jagged,
+    ObjectList,
+    Open,
+    Packed,
+    Payloads,
+    Sparse,
+    Unbatched,
+    as_leaf,
+    column_of,
+    row_count,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.arrays import IntArray
@@ -36,23 +51,17 @@ from jagcodec.pack.warnings import (
     warn_of_width,
 )
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.forms import as_leaf
 from jagcodec.ragged.lengths import Lengths, read_rows
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.non_tensor import (
     batch_of,
     is_nested_batch,
-    is_non_tensor,
-    leaf_of_rows,
     payloads_of_rows,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import row_count
-from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
-from jagcodec.wire.open_columns import Batch, closed
 
 
 def pack_jagged_fields(
@@ -300,20 +309,23 @@ def _pack_rule(
 
 def _as_column(column: Any, path: str) -> Any:
     """A column that is not a tensor: a list of objects, or what a TensorDict holds of it."""
-    is_array = isinstance(column, np.ndarray) and column.ndim > 0
+    holder = column_of(column)
+    is_array = isinstance(holder, Array) and column.ndim > 0
     if is_array:
         check_plain(column, path)
-    if isinstance(column, list):
+    if isinstance(holder, ObjectList):
         column = list(iter(column))  # a subclass may report another length
-    objects = is_array and column.dtype == object and column.ndim == 1
-    if objects or (type(column) is list and _are_objects(column)):
-        return payloads_of_rows(column, path)
-    if is_non_tensor(column) and column.batch_dims:
+        items = column if _are_objects(column) else None
+    else:
+        items = column if is_array and holder.objects() is not None else None
+    if items is not None:
+        return payloads_of_rows(items, path)
+    payloads = isinstance(holder, Payloads)
+    if payloads and column.batch_dims:
         return column
-    others = isinstance(column, (dict, Batch, PackedColumn, UnbatchedTensor))
-    if is_array or others or is_nested_batch(column):
+    if is_array or isinstance(holder, (Packed, Unbatched, Open)) or holder.is_batch:
         return leaf_of_column(column, path)
-    found = described(column) + (" without batch dims" if is_non_tensor(column) else "")
+    found = described(column) + (" without batch dims" if payloads else "")
     detail = (
         "expected a tensor, an array, a list of strings, bytes, dicts and other objects, a "
         f"PackedColumn, a batch, or payloads of a TensorDict, found {found}; use torch.tensor or "
@@ -339,8 +351,7 @@ def _are_objects(rows: list[Any]) -> bool:
 
 def _is_rectangle(column: Any) -> bool:
     """Whether a column is a tensor, and not nested or of the whole batch."""
-    rows = isinstance(column, torch.Tensor) and not isinstance(column, UnbatchedTensor)
-    return rows and not column.is_nested
+    return isinstance(column_of(column), (Dense, Sparse))
 
 
 def _checked_rows(column: Any, rows: int | None, path: str) -> int | None:
@@ -400,21 +411,21 @@ def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | Non
 def tensordict_of(columns: Columns, where: str) -> TensorDict:
     """Checked columns as a TensorDict; rows that are apart are copied, all into one block."""
     pool = RowSplitsPool()
-    leaves = {
-        name: view_of(column, f"{where}({name!r})", pool) if is_jagged(column) else column
-        for name, column in columns.columns.items()
-    }
-    views = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, RaggedView)}
-    scattered = [name for name, view in views.items() if view.starts is not None]
+    leaves = dict(columns.columns)
+    holder = {name: column_of(leaf) for name, leaf in leaves.items()}
+    found = ((n, x.view(f"{where}({n!r})", pool, detach=True)) for n, x in holder.items())
+    views = {name: view for name, view in found if view is not None}
+    scattered = [name for name, view in views.items() if not view.is_end_to_end]
     copied = dict(zip(scattered, gathered(views[name] for name in scattered), strict=True))
-    for name, leaf in leaves.items():
-        if isinstance(leaf, RaggedView):
-            values = copied[name] if name in copied else values_of(leaf)
-            leaves[name] = nested_tensor(values, pool.unique(leaf.row_splits), leaf.ragged_dim)
-        elif isinstance(leaf, list):
-            leaves[name] = leaf_of_rows(leaf)
-        elif isinstance(leaf, np.ndarray) or _is_rectangle(leaf):
-            leaves[name] = contiguous_bits(torch.as_tensor(leaf))
+    for name, column in holder.items():
+        if name in views:
+            view = views[name]
+            values = copied[name] if name in copied else values_of(view)
+            leaves[name] = nested_tensor(values, pool.unique(view.row_splits), view.ragged_dim)
+        elif isinstance(column, (Array, Dense, Sparse)):
+            leaves[name] = contiguous_bits(torch.as_tensor(leaves[name]))
+        else:
+            leaves[name] = column.leaf(columns.rows, where)
     if any(map(is_nested_batch, leaves.values())):
         return TensorDict(leaves, batch_size=[columns.rows])
     return batch_of(leaves, columns.rows)
@@ -434,7 +445,7 @@ class _Mask(NamedTuple):
 
     def rows(self, view: RaggedView) -> RaggedView:
         """The rows of the mask in a view whose rows begin at cell 0. Rows with holes are copied."""
-        if self.first is None or view.starts is None:  # no starts: there are no cells
+        if self.first is None or view.is_end_to_end:  # no starts: there are no cells
             return view
         if self.run_lengths is None:
             return view.moved(view.row_starts() + self.first)
@@ -451,9 +462,10 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
         mask, path = fields[mask], f"{where}({mask!r})"
     expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
     remedy = "; pass mask != 0"
-    if isinstance(mask, (torch.Tensor, np.ndarray)) and not is_jagged(mask):
+    holder = column_of(mask)
+    if isinstance(mask, (torch.Tensor, np.ndarray)) and not isinstance(holder, Jagged):
         check_plain(mask, path)
-    if isinstance(mask, torch.Tensor) and mask.layout is torch.strided and not mask.is_nested:
+    if isinstance(holder, Dense):
         try:
             mask = mask.detach().cpu().numpy()
         except (TypeError, RuntimeError):  # numpy does not have the dtype

@@ -20,6 +20,19 @@ from jagcodec._arguments import (
     named_columns,
     whole_number,
 )
+from jagcodec.columns.column import (
+    Array,
+    Dense,
+    DictBatch,
+    Jagged,
+    Open,
+    Packed,
+    Payloads,
+    StridedNested,
+    column_of,
+    row_count,
+)
+from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -32,19 +45,15 @@ from jagcodec.memory.plain_types import check_plain
 from jagcodec.pack.cells import cells_of_rows, error_at_column
 from jagcodec.pack.fields import leaf_of_column, tensordict_of
 from jagcodec.pack.row_kinds import OBJECT_TYPES, are_equal_arrays
-from jagcodec.pack.tensor_rows import column_of
+from jagcodec.pack.tensor_rows import tensor_of_cells
 from jagcodec.pack.warnings import warn_of_objects
 from jagcodec.ragged.nested import is_jagged, parts_of
-from jagcodec.ragged.non_tensor import is_nested_batch, is_non_tensor, rows_of_leaf
+from jagcodec.ragged.non_tensor import is_nested_batch
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.select import row_count
-from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.leaf import FieldSchema, sizes_fit
-from jagcodec.wire.open_columns import Batch
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
@@ -285,7 +294,7 @@ def _made_column(
 
 def _view_of_cells(made: RowCells) -> Any:
     """The cells as a TensorDict takes them."""
-    values = column_of(made.data, made.dtype)
+    values = tensor_of_cells(made.data, made.dtype)
     if made.splits is None:
         return values
     dtype, shape = torch_dtype(made.dtype), tuple(values.shape)
@@ -523,7 +532,7 @@ def _collect_given_columns(
 
 def _as_leaf(column: Any, path: str) -> Any:
     """A packed column as a jagged one, and a batch as a TensorDict; any other column itself."""
-    others = isinstance(column, (dict, Batch, PackedColumn))
+    others = isinstance(column_of(column), (DictBatch, Open, Packed))
     return leaf_of_column(column, path) if others else column
 
 
@@ -531,17 +540,17 @@ def _rows_as_sequence(column: Any, path: str) -> Any:
     """The rows of a column; a batch itself."""
     if type(column) is list or type(column) is tuple:
         return column
+    holder = column_of(column)
     if is_nested_batch(column) and row_count(column, path) is not None:
         return column
-    if isinstance(column, (torch.Tensor, np.ndarray)) and not is_jagged(column):
+    if isinstance(column, (torch.Tensor, np.ndarray)) and not isinstance(holder, Jagged):
         check_plain(column, path)
-    if isinstance(column, torch.Tensor):
-        if (is_jagged(column) or column.layout is torch.strided) and column.dim():
-            has_rows = not column.is_nested or column.size(0)
-            return list(column.detach().unbind(0)) if has_rows else []
-    elif is_non_tensor(column) and column.batch_dims:
-        return rows_of_leaf(column, column.batch_size[0])
-    elif isinstance(column, np.ndarray):
+    if isinstance(holder, (Dense, StridedNested, Jagged)) and column.dim():
+        has_rows = isinstance(holder, Dense) or column.size(0)
+        return list(column.detach().unbind(0)) if has_rows else []
+    if isinstance(holder, Payloads) and column.batch_dims:
+        return holder.objects()
+    if isinstance(holder, Array):
         if column.ndim:
             return list(column)
     elif isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):

@@ -100,7 +100,7 @@ def tensor_of(cells: Any, dtype: str) -> torch.Tensor:
     return from_bytes(for_torch(array_bytes(cells)), torch_dtype(dtype), cells.shape)
 
 
-def column_of(cells: Any, dtype: str) -> Any:
+def tensor_of_cells(cells: Any, dtype: str) -> Any:
     """Cells as an array, if numpy has the dtype under every torch; else as a tensor."""
     return cells if dtype in NUMPY_BY_NAME else tensor_of(cells, dtype)
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.arrays import ByteArray, IntArray, are_disjoint, array_bytes
+from jagcodec.memory.arrays import ByteArray, IntArray, are_disjoint
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.plain_types import check_not_followed, check_out
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words, lacks_kernel
 from jagcodec.packing.layout import Pieces, remembered
-from jagcodec.ragged.copy_rows import cell_index, uses_row_kernel, values_of
+from jagcodec.ragged.copy_rows import cell_index, values_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.rowcopy import Copy, copy_all
 
@@ -49,7 +49,7 @@ class Buffer:
 def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tensor]:
     """The filled buffers as tensors; new ones on the CPU share one block."""
     _check_outs(buffers)
-    here = [buffer for buffer in buffers if uses_row_kernel(buffer.view)]
+    here = [buffer for buffer in buffers if buffer.view.uses_row_kernel]
     sizes = [0 if b.out is not None else math.prod(b.shape) * b.view.dtype.itemsize for b in here]
     try:
         blocks = allocate_together(sizes)
@@ -85,7 +85,7 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
     for buffer, data in zip(buffers, targets, strict=True):
         memory = buffer.view.memory
         if id(memory) not in known:
-            parts = tuple(map(_as_bytes, buffer.view.memories))
+            parts = buffer.view.host_bytes()
             known[id(memory)] = (*parts, block), sum(map(len, parts))
         sources, end = known[id(memory)]
         if len(data):
@@ -108,16 +108,11 @@ def _pad_block(buffers: Sequence[Buffer]) -> tuple[ByteArray, dict[bytes, int]]:
     return np.array(pads, np.uint8), pad_starts
 
 
-def _as_bytes(memory: Any) -> ByteArray:
-    return as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory)
-
-
 def _source_runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
     """Where runs of cells begin, in bytes, and their lengths, in the order of the buffer."""
     view, pieces = buffer.view, buffer.pieces
     cell = view.cell_bytes
-    unit = 1 if isinstance(view.memory, tuple) else cell
-    firsts = _and_tail(view.row_starts())[pieces.row] * unit
+    firsts = _and_tail(view.row_starts())[pieces.row] * view.unit_bytes
     if view.run_lengths is None:
         is_pad, lengths = pieces.is_pad, pieces.length
         starts = firsts + pieces.source * cell

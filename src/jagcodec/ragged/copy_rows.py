@@ -15,7 +15,6 @@ from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
-    as_bytes,
     as_words,
     contiguous_bits,
     from_bytes,
@@ -37,10 +36,11 @@ def values_of(view: RaggedView, indices: CellIndices | None = None) -> torch.Ten
 
     Calls for the columns of one batch can share `indices`.
     """
-    if view.starts is None:
-        if isinstance(view.memory, torch.Tensor):
-            return view.memory if view.memory.requires_grad else contiguous_bits(view.memory)
+    if view.is_end_to_end:
         memory: Any = view.memory
+        if view.is_tensor:
+            cells: torch.Tensor = memory if memory.requires_grad else contiguous_bits(memory)
+            return cells
         return from_bytes(for_torch(array_bytes(memory)), view.dtype, view.shape)
     (values,) = gathered([view], indices)
     return values
@@ -48,13 +48,13 @@ def values_of(view: RaggedView, indices: CellIndices | None = None) -> torch.Ten
 
 def owned_values(view: RaggedView) -> torch.Tensor:
     """What `values_of` returns, in memory that may be written to: never the memory of a message."""
-    return values_of(view) if isinstance(view.memory, torch.Tensor) else gathered([view])[0]
+    return values_of(view) if view.is_tensor else gathered([view])[0]
 
 
 def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) -> list[torch.Tensor]:
     """The rows of each view, copied end to end; one call copies all CPU rows into one block."""
     views = list(views)
-    by_kernel = [uses_row_kernel(view) for view in views]
+    by_kernel = [view.uses_row_kernel for view in views]
     sizes = [
         math.prod(view.values_shape) * view.dtype.itemsize if kernel else 0
         for view, kernel in zip(views, by_kernel, strict=True)
@@ -76,9 +76,8 @@ def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) ->
 
 
 def uses_row_kernel(view: RaggedView) -> bool:
-    """Whether the row kernel copies the rows. Torch copies them on devices, and for autograd."""
-    memory = view.memory
-    return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
+    """Whether the row kernel copies the rows: `RaggedView.uses_row_kernel`."""
+    return view.uses_row_kernel
 
 
 def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:
@@ -86,7 +85,7 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
     memory: Any = view.memory
     values = memory.contiguous() if memory.requires_grad else contiguous_bits(memory)
     starts, lengths = view.row_runs(by_row=by_row)
-    if starts is None or isinstance(starts, int):
+    if not isinstance(starts, np.ndarray):
         starts = view.row_starts()
     cells = math.prod(view.shape[: view.ragged_dim])
     return values.reshape(cells, *view.shape[view.ragged_dim :]), starts, lengths
@@ -99,21 +98,23 @@ def pad_tasks(
     view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
 ) -> tuple[Pad, Copy | None]:
     """The tasks that fill a rectangle: rows and pads, then all runs but the last of each row."""
-    memory, splits = view.memory, view.row_splits
+    memory: Any = view.memory
+    splits = view.row_splits
+    begins: Any
     in_one_run = view.ragged_dim == 1 and view.run_lengths is None
-    if type(memory) is np.ndarray and in_one_run:  # as most are
-        begins = splits.starts if view.starts is None else view.starts
+    if view.is_array and in_one_run:  # as most are
+        begins = view.kernel_starts()
         cell = len(out) // (splits.rows * width)
         return Pad(out, memory, begins, splits.lengths, left_pad, width, cell, pad_bits), None
     cell = view.cell_bytes
-    source: Any = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+    source: Any = view.source()
     if isinstance(source, np.ndarray):
         source = array_bytes(source)
     if view.run_lengths is None:
-        starts, lengths = view.row_runs(by_row=True)
-        starts = view.row_starts() if starts is None else starts
+        runs, lengths = view.row_runs(by_row=True)
+        begins = view.kernel_starts() if in_one_run else runs
         left_pad = _for_runs(left_pad, view)
-        return Pad(out, source, starts, lengths, left_pad, width, cell, pad_bits), None
+        return Pad(out, source, begins, lengths, left_pad, width, cell, pad_bits), None
     before = view.run_lengths.cumsum(axis=1) - view.run_lengths
     if left_pad is not None:
         before += left_pad[:, None]
@@ -143,7 +144,7 @@ def pad_into(
 ) -> torch.Tensor:
     """Fill a rectangle with torch, for devices and autograd. With `fresh`, `out` holds pads."""
     values, starts, lengths = _cells_and_runs(view, by_row=True)
-    if view.starts is not None or view.ragged_dim > 1:
+    if not view.is_end_to_end or view.ragged_dim > 1:
         values = gather_by_torch(values, starts, lengths, indices)
     left_pad = _for_runs(left_pad, view)
     flat = out.view(len(lengths), out.shape[view.ragged_dim], *values.shape[1:])

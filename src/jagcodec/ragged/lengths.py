@@ -14,7 +14,7 @@ from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.packing.lengths import length_array
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.ragged.varlen import is_packed
 
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 """What callers may pass as lengths."""
@@ -47,7 +47,7 @@ def _host_numbers(lengths: torch.Tensor, path: str) -> npt.NDArray[Any]:
 def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """The row splits of lengths, or of a jagged tensor, whose offsets object is kept."""
     if not is_jagged(lengths):
-        if isinstance(lengths, PackedColumn):
+        if is_packed(lengths):
             detail = "expected (N,) lengths, found PackedColumn; pass its .cu_seqlens.diff()"
             raise ArgumentTypeError("bad_type", path, detail)
         return read_lengths(lengths, path, rows=rows)

@@ -93,6 +93,11 @@ def is_non_tensor(leaf: Any) -> bool:
     return isinstance(leaf, (NonTensorDataBase, NonTensorStack))
 
 
+def is_stack(leaf: Any) -> bool:
+    """Whether a leaf of a TensorDict is a stack: a Python object for each row."""
+    return isinstance(leaf, NonTensorStack)
+
+
 def is_leaf(value: Any) -> bool:
     """Whether a TensorDict can hold the value under a name."""
     return isinstance(value, (torch.Tensor, TensorDictBase)) or is_tensorclass(value)

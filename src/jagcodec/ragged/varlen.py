@@ -36,6 +36,11 @@ class PackedColumn(NamedTuple):
     position_ids: torch.Tensor
 
 
+def is_packed(value: object) -> bool:
+    """Whether a value is a varlen column."""
+    return isinstance(value, PackedColumn)
+
+
 def refuse_packed(value: object, path: str, expected: str) -> None:
     """Refuse a varlen column where something else is expected; the error says how to convert it."""
     if isinstance(value, PackedColumn):

@@ -59,6 +59,32 @@ class RaggedView:
         return self.memory if isinstance(self.memory, tuple) else (self.memory,)
 
     @property
+    def is_end_to_end(self) -> bool:
+        """Whether the rows fill the memory, one after the other."""
+        return self.starts is None
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the memory is a tensor, and not an array or buffers on the host."""
+        return isinstance(self.memory, torch.Tensor)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the memory is one array."""
+        return type(self.memory) is np.ndarray
+
+    @property
+    def uses_row_kernel(self) -> bool:
+        """Whether the row kernel copies rows. Torch does on devices, and where autograd follows."""
+        memory = self.memory
+        return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of what `starts` count: cells in one memory, bytes in several."""
+        return 1 if isinstance(self.memory, tuple) else self.cell_bytes
+
+    @property
     def values_shape(self) -> tuple[int, ...]:
         """(A..., total, B...): the shape of the values once the rows are end to end."""
         if self.starts is None:
@@ -100,6 +126,29 @@ class RaggedView:
             return starts.T.reshape(-1), np.repeat(lengths, outer)
         return starts.reshape(-1), np.tile(lengths, outer)
 
+    def host_bytes(self) -> tuple[ByteArray, ...]:
+        """The memory as buffers of bytes on the host; a contiguous one is aliased."""
+        memory = self.memory
+        if isinstance(memory, tuple):
+            return memory
+        return (as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory),)
+
+    def source(self) -> Any:
+        """The memory as the row kernel reads it: an array, or several buffers of bytes."""
+        memory = self.memory
+        return as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+
+    def kernel_starts(self) -> Starts:
+        """`starts` as the row kernel takes them: a stride, or (N,) numbers."""
+        return self.row_splits.starts if self.starts is None else self.starts
+
+    def followed(self, is_wanted: bool) -> RaggedView:
+        """The view itself if gradients are wanted; else of memory that autograd does not follow."""
+        memory = self.memory
+        if is_wanted or not isinstance(memory, torch.Tensor) or not memory.requires_grad:
+            return self
+        return replace(self, memory=memory.detach())
+
     def copy_task(self, out: ByteArray) -> Copy:
         """The task that copies the rows end to end into `out`, which just fits; on the CPU."""
         memory, splits = self.memory, self.row_splits
@@ -107,8 +156,7 @@ class RaggedView:
         if type(memory) is np.ndarray and in_one_run:  # as most are
             cell_bytes = len(out) // (splits.total or 1)
             return Copy(out, memory, None, self.starts, splits.lengths, cell_bytes)
-        source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
-        return Copy(out, source, None, *self.row_runs(by_row=False), self.cell_bytes)
+        return Copy(out, self.source(), None, *self.row_runs(by_row=False), self.cell_bytes)
 
     def part(self, first: int, row_splits: RowSplits) -> RaggedView:
         """Rows that are end to end from a cell on, of rows that are; `ragged_dim` is 1."""
@@ -174,18 +222,17 @@ def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
     most = max(1 if view.run_lengths is None else view.run_lengths.shape[1] for view in views)
     for view in views:
         memory: Any = view.memory
-        several = isinstance(memory, tuple)
         lengths = view.run_lengths
         if lengths is None:
             lengths = view.row_splits.lengths[:, None]
-        unit = 1 if several else view.cell_bytes
+        unit = view.unit_bytes
         begins, sizes = np.zeros((2, view.row_splits.rows, most), dtype=np.int64)
         begins[:, : lengths.shape[1]] = view.row_starts().reshape(lengths.shape) * unit + end
         sizes[:, : lengths.shape[1]] = lengths
         starts.append(begins)
         run_lengths.append(sizes)
         count = len(buffers)
-        buffers += memory if several else (array_bytes(memory),)
+        buffers += memory if isinstance(memory, tuple) else (array_bytes(memory),)
         end += sum(map(len, buffers[count:]))
     splits = RowSplits.from_lengths(np.concatenate([view.row_splits.lengths for view in views]))
     inner, all_starts = first.shape[1:], np.concatenate(starts)
@@ -200,7 +247,7 @@ def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
 def _may_follow(view: RaggedView, first: RaggedView) -> bool:
     """Whether the rows of one view can follow those of another in a joined view."""
     same = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
-    return same and view.ragged_dim == 1 and not isinstance(view.memory, torch.Tensor)
+    return same and view.ragged_dim == 1 and not view.is_tensor
 
 
 def rows_of_rectangle(

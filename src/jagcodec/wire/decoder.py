@@ -16,6 +16,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from jagcodec import cells
 from jagcodec._arguments import check_options
+from jagcodec.columns.outside import pass_on
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
@@ -36,7 +37,6 @@ from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.message import Budget, Message, writable
 from jagcodec.wire.native import are_values
 from jagcodec.wire.opening import open_message, open_row, usable_reading
-from jagcodec.wire.outside import pass_on
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import IN_ARRAY, IN_LIST, MAX_BYTES, ONE_OBJECT, PLAIN, Kind

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgpack
 
+from jagcodec.columns.outside import pass_on
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.wire.outside import pass_on
 from jagcodec.wire.spec import Kind
 
 RECORDS: dict[Kind, tuple[str, ...]] = {

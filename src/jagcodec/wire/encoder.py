@@ -24,15 +24,14 @@ from jagcodec._arguments import (
     items_of,
     mapping_of,
 )
+from jagcodec.columns.batch import Batch, Columns, Name, source_of, stored, to_send
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
 from jagcodec.wire.header import with_checksums
 from jagcodec.wire.header_reader import is_accepted
-from jagcodec.wire.lowered import Columns, Name
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.open_columns import Batch, source_of, stored, to_send
 from jagcodec.wire.stored import message_of
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from jagcodec.columns.fields import FieldSchema, packed_field
 from jagcodec.wire.schema import (
     DOCUMENT_ROWS,
     GROUP,
@@ -20,29 +21,6 @@ from jagcodec.wire.schema import (
 )
 from jagcodec.wire.spec import BATCHED_DATA_DICT, BLOBS, PACKED_COLUMN, PLAIN, TORCH_ITEMSIZES, Kind
 from jagcodec.wire.torch_dtypes import torch_dtype
-
-
-class FieldSchema(NamedTuple):
-    """The kind, dtype and shape of one column, from the header.
-
-    Attributes:
-        kind: ``"jagged"`` (also of a `PackedColumn`), ``"tensor"``, ``"object"`` (also of a list
-            and of an array of objects), ``"tensordict"`` (also of a dict), or another kind of the
-            wire in small letters.
-        dtype: Of its cells; None if it has no cells.
-        shape: With None for the ragged dim; None if it is not a tensor.
-    """
-
-    kind: str
-    dtype: torch.dtype | None
-    shape: tuple[int | None, ...] | None
-
-
-def sizes_fit(wanted: Sequence[int | None], found: Sequence[int | None]) -> bool:
-    """Whether a shape is the wanted one, in which None is any size."""
-    same = [size in (None, other) for size, other in zip(wanted, found, strict=False)]
-    return len(wanted) == len(found) and all(same)
-
 
 _OBJECTS = (
     *(Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK),
@@ -109,14 +87,6 @@ def columns_of_dict(node: Node) -> Node | None:
         state = node.children[0].children
         node = state[0] if len(state) == 2 else node
     return node if node.kind is Kind.MAP else None
-
-
-def packed_field(
-    dtype: torch.dtype, values: tuple[int, ...], position_ids: tuple[int, ...], rows: int
-) -> FieldSchema:
-    """The description of a `PackedColumn`, whose parts have these shapes."""
-    dim = 0 if values[:1] == position_ids else 1
-    return FieldSchema("jagged", dtype, (rows, *values[:dim], None, *values[dim + 1 :]))
 
 
 def offsets_of_packed(node: Node) -> Node | None:

@@ -5,22 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-Name: TypeAlias = tuple[str, ...]
-"""A column: the names of the nested batches that it is in, and its own."""
-
 Key: TypeAlias = str | tuple[str, ...]
 """A column in arguments: its name, or for one in a nested batch all names on the way."""
-
-
-class Columns(NamedTuple):
-    """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
-
-    A column is a tensor, or the array over its memory; a `RaggedView`; an `Item`; a list of N
-    objects; or any other leaf of a TensorDict.
-    """
-
-    rows: int
-    columns: Mapping[str, Any]
 
 
 class ColumnDict(dict[str, Any]):

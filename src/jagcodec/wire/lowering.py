@@ -20,6 +20,8 @@ from tensordict import (
 
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
+from jagcodec.columns.batch import Batch, Columns, Name, to_send
+from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import (
     ArgumentError,
     JagcodecError,
@@ -38,7 +40,6 @@ from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
 from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, parts_of, view_of_checked_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.sizes import sizes_of
 from jagcodec.ragged.views import NestedParts, RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.array_rows import array_rows
@@ -51,14 +52,11 @@ from jagcodec.wire.items import Item, item_of_bytes, item_of_documents
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import (
     ColumnDict,
-    Columns,
     Lowered,
-    Name,
     RowMessages,
     Tree,
 )
 from jagcodec.wire.native import NATIVE, first_same, packed_at_once
-from jagcodec.wire.open_columns import Batch, to_send
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
 from jagcodec.wire.tensor_views import views_of_one_storage
@@ -454,15 +452,15 @@ class Lowering:
         starts, splits, dims = view.starts, view.row_splits, view.values_shape
         dtype = TORCH_NAMES.get(view.dtype)
         array = memory
-        if type(memory) is not np.ndarray and isinstance(memory, torch.Tensor):
+        if view.is_tensor:
             array = plain_array(memory)
         if dtype is None or array is None:
             dtype = self._readable_dtype(memory)
             if not memory.is_cpu:
                 return self._add_rows_on_device(view, dtype)
-            array = memory if starts is not None else as_bytes(memory)
+            array = as_bytes(memory) if view.is_end_to_end else memory
         data: Any = view
-        if starts is None:
+        if view.is_end_to_end:
             data = array if _is_in_order(array) else bytes_in_order(array)
         elif splits.rows == 1 and type(starts) is int and _is_in_order(array):
             # The only row of a rectangle is its first cells.
@@ -547,7 +545,7 @@ class Lowering:
         if not (parts.offsets.is_cpu and parts.values.is_cpu):
             return self._add_jagged_on_device(parts, dtype)
         view = self._view_of(parts)
-        if array is None or view.starts is not None:
+        if array is None or not view.is_end_to_end:
             return self._lower_view(view)
         splits, dim = view.row_splits, parts.ragged_dim
         return self._add(Item(array, array.shape, splits, dtype, dim))
@@ -581,7 +579,7 @@ class Lowering:
 
     def _lower_tensor_views(self, view: RaggedView, bounds: IntArray) -> Tree:
         memory: Any = view.memory
-        data = as_bytes(memory) if view.starts is None else view
+        data = as_bytes(memory) if view.is_end_to_end else view
         self.items.append(Item(data, view.values_shape))
         base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
         return (Code.TENSOR_VIEWS, base, self._lower_int64s(bounds))

@@ -8,6 +8,31 @@ from typing import Any
 import torch
 from tensordict import UnbatchedTensor
 
+from jagcodec.columns.batch import (
+    AS_IT_IS,
+    As,
+    Batch,
+    Column,
+    InPlace,
+    Read,
+    Source,
+    Stored,
+    all_stored,
+    leaves_of,
+    tensordict_of,
+)
+from jagcodec.columns.column import DictBatch, Packed, column_of, row_count, row_counts
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.join import select_leaf
+from jagcodec.columns.memory import (
+    CHOSEN,
+    BuiltSource,
+    DocumentSource,
+    MemoryColumn,
+    face_in_memory,
+    leaf_in_memory,
+)
+from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.extents import check_extent
@@ -22,7 +47,6 @@ from jagcodec.ragged.non_tensor import (
     stack_of_payloads,
 )
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import row_count, row_counts, select_leaf
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
@@ -39,38 +63,13 @@ from jagcodec.wire.files import note_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.items import item_of_view
 from jagcodec.wire.leaf import (
-    FieldSchema,
     cells_of,
     columns_of_dict,
     field_of,
     offsets_of_packed,
     rows_of_node,
 )
-from jagcodec.wire.memory_columns import (
-    CHOSEN,
-    TYPES_IN_DICTS,
-    BuiltSource,
-    DocumentSource,
-    MemoryColumn,
-    face_in_memory,
-    leaf_in_memory,
-)
-from jagcodec.wire.memory_fields import check_packed
 from jagcodec.wire.message import Budget, Message
-from jagcodec.wire.open_columns import (
-    AS_IT_IS,
-    As,
-    Batch,
-    Column,
-    InPlace,
-    Read,
-    Source,
-    Stored,
-    all_stored,
-    leaves_of,
-    tensordict_of,
-)
-from jagcodec.wire.outside import pass_on
 from jagcodec.wire.schema import GROUP, STORED, Node
 from jagcodec.wire.spec import (
     BATCHED_DATA_DICT,
@@ -152,6 +151,14 @@ class MessageSource(Source):
         if batch._chosen is None and self.whole and found and [*batch._columns] == self.names:
             return [array.data.toreadonly() for array in found]
         return None
+
+
+def _budget(how: Read, message: Message) -> Budget:
+    """The use of the limits of a message, by all of its columns that are read."""
+    found: Budget | None = how.known.get(message)
+    if found is None:
+        found = how.known[message] = Budget(message)
+    return found
 
 
 class NodeColumn(Column):
@@ -301,7 +308,7 @@ class _DocumentColumn(NodeColumn):
     def read(self, how: Read) -> Any:
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
-        budget, view = how.budget(message), message.view(node, chosen)
+        budget, view = _budget(how, message), message.view(node, chosen)
         if view.starts is None or message.numbers[node.number + STORED] != PLAIN:
             return object_array(objects_in(message, node, budget, chosen, view))
 
@@ -318,7 +325,7 @@ class _DocumentColumn(NodeColumn):
             view = message.view(node, chosen)
             if view.row_splits.rows:
                 return item_of_view(view, None)
-        return objects(message, node, how.budget(message), chosen)
+        return objects(message, node, _budget(how, message), chosen)
 
     def leaf(self, value: Any, how: Read) -> Any:
         # As `decode` makes it: a stack also of no rows.
@@ -407,8 +414,7 @@ class _OtherColumn(NodeColumn):
     def leaf(self, value: Any, how: Read) -> Any:
         if isinstance(value, Batch):
             return tensordict_of(value, leaves_of(value, how))
-        in_dict = isinstance(value, TYPES_IN_DICTS)
-        return leaf_in_memory(value, self.source, "$") if in_dict else value
+        return leaf_in_memory(value, self.source, "$")
 
     def face(self, value: Any, how: Read) -> Any:
         return face_in_memory(value, self.source, "$", how)
@@ -416,8 +422,8 @@ class _OtherColumn(NodeColumn):
     def _built(self, how: Read) -> Any:
         """A column in memory, if it is one of a dict; else the chosen rows of a leaf."""
         message = self.source.message
-        column = build(message, self.node, how.budget(message))
-        in_dict = self.source.node.kind is Kind.MAP and isinstance(column, TYPES_IN_DICTS)
+        column = build(message, self.node, _budget(how, message))
+        in_dict = self.source.node.kind is Kind.MAP and column_of(column).is_in_dict
         return self._in_memory(column) if in_dict else self._leaf(column, how)
 
     def _in_memory(self, column: Any) -> MemoryColumn:
@@ -426,7 +432,7 @@ class _OtherColumn(NodeColumn):
         rows = row_count(column, "$")
         if rows is not None and [rows] != source.sizes:
             raise rows_differ(source.sizes, [rows])
-        check_packed(column, RowSplitsPool())
+        _check_packed(column, RowSplitsPool())
         again = lambda: build(message, node)  # noqa: E731
         return MemoryColumn(BuiltSource(source.sizes, source, again), None, column)
 
@@ -463,6 +469,22 @@ def _class_in_dict(node: Node) -> type[NodeColumn]:
     """The class of a column of a dict, which may be a dict, too."""
     known = _BatchColumn if columns_of_dict(node) is not None else _OtherColumn
     return _CLASSES.get(node.kind, known)
+
+
+def _check_packed(column: Any, pool: RowSplitsPool) -> None:
+    """Check that offsets fit their values: those of a packed column, or of each in a dict."""
+    holder = column_of(column)
+    if isinstance(holder, DictBatch):
+        for name, inner in column.items():
+            try:
+                _check_packed(inner, pool)
+            except WireFormatError as error:
+                raise inside(error, name) from error
+    elif isinstance(holder, Packed):
+        try:
+            holder.view("$", pool, detach=False)
+        except ArgumentError as error:
+            raise fail(error.reason, error.detail) from error
 
 
 # --- the batch of a message --------------------------------------------------------------------

@@ -21,10 +21,10 @@ from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDictBase, 
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import check_function
+from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.ragged import non_tensor
 from jagcodec.wire.checks import fail
-from jagcodec.wire.outside import pass_on
 from jagcodec.wire.spec import BATCHED_DATA_DICT, ORDERED_DICT, PACKED_COLUMN
 
 T = TypeVar("T")

@@ -13,6 +13,21 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import check_name, known_names, unknown_name
+from jagcodec.columns.batch import (
+    Batch,
+    leaves_of,
+    names_of,
+    row_lengths_of,
+    tensordict_of,
+    values_of_batch,
+    with_closed,
+)
+from jagcodec.columns.column import (
+    row_counts,
+)
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.join import LAZY_STACK
+from jagcodec.columns.memory import MemorySource, columns_and_meta
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -22,26 +37,12 @@ from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WireSource
 from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.row_index import Chosen, choose_rows
-from jagcodec.ragged.select import LAZY_STACK, row_counts
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.leaf import (
-    FieldSchema,
-)
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.memory_columns import MemorySource, columns_and_meta
 from jagcodec.wire.message import Message
 from jagcodec.wire.node_columns import source_of_message
-from jagcodec.wire.open_columns import (
-    Batch,
-    leaves_of,
-    names_of,
-    row_lengths_of,
-    tensordict_of,
-    values_of_batch,
-    with_closed,
-)
 from jagcodec.wire.opening import open_message, open_store, usable_reading
 from jagcodec.wire.spec import Kind
 

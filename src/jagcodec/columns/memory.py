@@ -6,47 +6,40 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError
-from jagcodec.memory.arrays import IntArray
-from jagcodec.memory.staging import to_device
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.forms import as_leaf
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
-from jagcodec.ragged.non_tensor import (
-    TENSORDICT_TYPES,
-    is_non_tensor,
-    is_numeric,
-    object_array,
-    objects_of_leaf,
-)
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import select_in_place, select_leaf
-from jagcodec.ragged.sizes import sizes_of
-from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.leaf import FieldSchema
-from jagcodec.wire.memory_fields import field_in_memory, has_host_cells, view_in_memory
-from jagcodec.wire.message import Message
-from jagcodec.wire.open_columns import (
+from jagcodec.columns.batch import (
     As,
     Batch,
     Column,
-    InPlace,
     Read,
     Source,
     leaves_of,
     tensordict_of,
 )
+from jagcodec.columns.column import (
+    DictBatch,
+    Packed,
+    column_of,
+    has_host_cells,
+    view_in_memory,
+)
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.join import plan_rows, select_leaf
+from jagcodec.columns.sizes import sizes_of
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.staging import to_device
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.non_tensor import (
+    TENSORDICT_TYPES,
+    object_array,
+)
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.views import RaggedView
 
 CHOSEN = "WireBatch.rows(index)"
 """The place of an error about rows that were chosen."""
-
-TYPES_IN_DICTS = (list, np.ndarray, dict, PackedColumn)
-"""Types of columns that a dict may have, but not a TensorDict."""
 
 
 class MemorySource(Source):
@@ -59,7 +52,7 @@ class MemorySource(Source):
         columns: Mapping[str, Any],
         sizes: Sequence[int],
         meta: Mapping[str, Any],
-        around: Source | Message | None = None,
+        around: Any = None,
         path: str = "WireBatch",
     ) -> None:
         """`around` is the message or source that the columns are from; None for the caller's.
@@ -92,7 +85,7 @@ class MemorySource(Source):
     def check_rows(self, column: Any, *names: str) -> None:
         """Check that a column, which the caller may have changed, has the rows of the batch."""
         sizes: Any = self.sizes
-        packed = isinstance(column, PackedColumn)
+        packed = isinstance(column_of(column), Packed)
         found = [len(column.cu_seqlens) - 1] if packed else sizes_of(column, sizes)
         if found != sizes:
             path = "".join([self.path, *(f"[{name!r}]" for name in names)])
@@ -117,7 +110,7 @@ class DocumentSource(MemorySource):
         columns: Mapping[str, Any],
         sizes: Sequence[int],
         meta: Mapping[str, Any],
-        around: Source | Message,
+        around: Any,
         again: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
         path: str = "WireBatch",
     ) -> None:
@@ -178,7 +171,7 @@ class MemoryColumn(Column):
         self.value = value
 
     def field(self, rows: int) -> FieldSchema:
-        return field_in_memory(self.value, rows)
+        return column_of(self.value).field(rows)
 
     def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
         source, value = self.source, self.value
@@ -191,22 +184,22 @@ class MemoryColumn(Column):
     def read(self, how: Read) -> Any:
         self._check_all(how)
         column, chosen = self.source.take(self.name, self.value), how.chosen
-        if isinstance(column, dict):
+        holder = column_of(column)
+        if isinstance(holder, DictBatch):
             return self._nested(column, how)
         if how.form is As.VIEW:
             view = self._view(column, chosen, detach=False)
             if view is not None:
                 return view
         if chosen is not None:
-            if is_jagged(column) and how.form is As.VALUE:
-                return _chosen_jagged(column, self._at(CHOSEN), chosen)
-            column = select_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
+            column = plan_rows(column, chosen.index, chosen.pool, self._at(CHOSEN))
         return object_array(column) if how.form is As.VIEW and type(column) is list else column
 
     def to_send(self, how: Read) -> Any:
         self._check_all(how)
-        source, column, chosen = self.source, self.source.take(self.name, self.value), how.chosen
-        if isinstance(column, dict):
+        column, chosen = self.source.take(self.name, self.value), how.chosen
+        holder = column_of(column)
+        if isinstance(holder, DictBatch):
             batch = self._nested(column, how)
             return tensordict_of(batch, leaves_of(batch, how))
         if has_host_cells(column):  # `encode` fetches tensors from devices, together
@@ -215,15 +208,13 @@ class MemoryColumn(Column):
                 return view
         if chosen is not None:
             column = select_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
-        packed = isinstance(column, PackedColumn)
-        return leaf_in_memory(column, source, self._path()) if packed else column
+        packed = isinstance(holder, Packed)
+        return leaf_in_memory(column, self.source, self._path()) if packed else column
 
     def leaf(self, value: Any, how: Read) -> Any:
         if isinstance(value, Batch):
             return tensordict_of(value, leaves_of(value, how))
-        if isinstance(value, TYPES_IN_DICTS):
-            return leaf_in_memory(value, self.source, self._path())
-        return value
+        return leaf_in_memory(value, self.source, self._path())
 
     def face(self, value: Any, how: Read) -> Any:
         return face_in_memory(value, self.source, self._path(), how)
@@ -264,17 +255,6 @@ class MemoryColumn(Column):
         return place if self.name is None else f"{place}[{self.name!r}]"
 
 
-def _chosen_jagged(column: torch.Tensor, path: str, chosen: ChosenRows) -> Any:
-    """Chosen rows of a jagged column: aliased if they are a range, else to be copied."""
-    view = view_of(column, path, chosen.pool, detach=False)
-    view = select_in_place(view, chosen.index, chosen.pool, path)
-
-    def made(values: torch.Tensor) -> Any:
-        return nested_tensor(values, view.row_splits, view.ragged_dim)
-
-    return made(values_of(view)) if view.starts is None else InPlace(view, made)
-
-
 def columns_and_meta(batch: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The columns of a batch, and the values next to them if it is a dict."""
     return dict(batch.items()), getattr(batch, "meta_info", {})
@@ -296,21 +276,23 @@ def nested_source(
 
 
 def leaf_in_memory(column: Any, source: Source, path: str) -> Any:
-    """A column of a dict as a leaf, on the device of its source."""
-    leaf = as_leaf(column, 0, path)
-    if isinstance(leaf, torch.Tensor) and source.device is not None:
-        return to_device(leaf, source.device)
-    return leaf
+    """A column as a leaf; of one that only a dict may have, on the device of its source."""
+    holder = column_of(column)
+    return _on_device(holder.leaf(0, path), source) if holder.is_in_dict else column
 
 
 def face_in_memory(column: Any, source: Source, path: str, how: Read) -> Any:
     """A column in memory as ``batch[name]`` gives it."""
-    if isinstance(column, list):
-        return object_array(column)
-    if is_non_tensor(column):
-        return objects_of_leaf(column)
+    if isinstance(column, Batch):
+        return column
     if isinstance(column, TENSORDICT_TYPES):
         return how.batch_type(nested_source(column, [*column.batch_size], source, path))
-    if isinstance(column, np.ndarray) and not is_numeric(column):
-        return column
-    return leaf_in_memory(column, source, path) if isinstance(column, TYPES_IN_DICTS) else column
+    holder = column_of(column)
+    found = holder.face(path)
+    return _on_device(found, source) if holder.is_in_dict else found
+
+
+def _on_device(leaf: Any, source: Source) -> Any:
+    if isinstance(leaf, torch.Tensor) and source.device is not None:
+        return to_device(leaf, source.device)
+    return leaf

@@ -10,22 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
 from tensordict import TensorDict
 
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.outside import pass_on
+from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import IntArray
 from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import batch_of
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.checks import fail
-from jagcodec.wire.frames import Frame
-from jagcodec.wire.leaf import FieldSchema
-from jagcodec.wire.lowered import Columns, Name
-from jagcodec.wire.message import Budget, Message
-from jagcodec.wire.outside import pass_on
+
+Name: TypeAlias = tuple[str, ...]
+"""A column: the names of the nested batches that it is in, and its own."""
+
+
+class Columns(NamedTuple):
+    """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
+
+    A column is a tensor, or the array over its memory; a `RaggedView`; an `Item`; a list of N
+    objects; or any other leaf of a TensorDict.
+    """
+
+    rows: int
+    columns: Mapping[str, Any]
 
 
 class As(Enum):
@@ -52,13 +63,6 @@ class Read:
         inner = Read(batch, batch._columns, As.VALUE)
         inner.known = self.known
         return inner
-
-    def budget(self, message: Message) -> Budget:
-        """The use of the limits of a message, by all of its columns."""
-        found: Budget | None = self.known.get(message)
-        if found is None:
-            found = self.known[message] = Budget(message)
-        return found
 
 
 class InPlace(NamedTuple):
@@ -146,7 +150,7 @@ class Source:
     def prepare(self, how: Read) -> None:
         """Do what makes it faster to read several columns."""
 
-    def frames(self, batch: Batch) -> list[Frame] | None:
+    def frames(self, batch: Batch) -> list[Any] | None:
         """The frames of a batch that is a whole message in memory; else None."""
         return None
 
@@ -344,4 +348,4 @@ def tensordict_of(batch: Batch, leaves: dict[str, Any]) -> TensorDict:
     except Exception as error:  # tensordict raises all kinds
         pass_on(error)
         detail = f"expected columns of one batch, found {error!s:.200}"
-        raise fail("bad_value", detail) from error
+        raise WireFormatError("bad_value", "$", detail) from error

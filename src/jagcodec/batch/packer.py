@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import array_of, items_of
+from jagcodec.columns.column import column_of
 from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
@@ -25,17 +25,15 @@ from jagcodec.ragged.nested import (
     is_jagged,
     nested_tensor,
     view_of,
-    view_of_strided,
 )
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end, in_buffers, rows_of_rectangle
 
 
 def is_column(source: Any) -> bool:
     """Whether something is one column, and not a batch."""
-    return isinstance(source, (torch.Tensor, PackedColumn))
+    return column_of(source).cells() is not None
 
 
 def sent(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.Tensor:
@@ -54,16 +52,7 @@ def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits
 
 def ragged_view(column: Any, path: str, pool: RowSplitsPool) -> RaggedView | None:
     """The rows of a column whose type lets them differ in length; None for any other column."""
-    if isinstance(column, RaggedView):
-        return column
-    if isinstance(column, PackedColumn):
-        return view_of_varlen(column, path, pool)
-    if not (isinstance(column, torch.Tensor) and column.is_nested):
-        return None
-    check_column(column, path)
-    if is_jagged(column):
-        return view_of(column, path, pool, detach=False)
-    return view_of_strided(column, path)
+    return column_of(column).view_or_copy(path, pool)
 
 
 class Packer:
@@ -125,7 +114,7 @@ class Packer:
             detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
             raise ArgumentError("bad_shape", path, detail)
         check_row_ends(self._row_lengths_of(view, path), self.row_splits.lengths, path)
-        return _without_unwanted_graph(view)
+        return view.followed(torch.is_grad_enabled())
 
     def rows_of_rectangle(self, column: Any, path: str) -> RaggedView:
         """The rows of a rectangle (N, S, ...)."""
@@ -148,7 +137,7 @@ class Packer:
                 detail += "; name it in align_end if it has only the last tokens of each row, "
                 detail += "such as those of a response"
             raise ArgumentError("bad_length", f"{path}, row {row}", detail + remedy)
-        return _without_unwanted_graph(view)
+        return view.followed(torch.is_grad_enabled())
 
     def _row_lengths_of(self, view: RaggedView, path: str, remedy: str = "") -> IntArray:
         """The row lengths of a view with as many rows as the plan; an error for any other."""
@@ -207,15 +196,6 @@ def read_last(last: Any, lengths: IntArray, where: str, pool: RowSplitsPool) -> 
         raise ArgumentError("row_mismatch", path, detail)
     check_row_ends(wanted.lengths, lengths, path)
     return wanted
-
-
-def _without_unwanted_graph(view: RaggedView) -> RaggedView:
-    """The view; if autograd is off, of memory that autograd does not follow."""
-    memory = view.memory
-    if isinstance(memory, torch.Tensor):
-        cells = _detached_if_grad_is_off(memory)
-        return view if cells is memory else replace(view, memory=cells)
-    return view
 
 
 def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:

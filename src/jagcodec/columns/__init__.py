@@ -1,0 +1,1 @@
+"""Who holds rows: columns in memory, whose type is asked for once."""

@@ -1,0 +1,128 @@
+"""Columns and devices: moved from one to another, and their offsets read, with one wait.
+
+Separate copies to the host would each wait for everything that the device was asked to do before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jagcodec.columns.column import HeldColumn, Key, column_of
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
+from jagcodec.memory.staging import HostCopies, to_device
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.views import RaggedView, end_to_end
+
+PathOf = Callable[[Key], str]
+"""Where an error about a column is, by all the names of the column."""
+
+
+def moved(
+    columns: Mapping[str, Any],
+    device: torch.device,
+    pool: RowSplitsPool,
+    path_of: PathOf,
+    *,
+    non_blocking: bool = False,
+) -> dict[str, Any]:
+    """Columns by name with their tensors on a device; gradients flow through them.
+
+    A column without a tensor, or on that device, is returned unchanged. Copies to the host are
+    complete. `non_blocking` is that of `to_device`.
+    """
+    move = _Move(device, pool, path_of, non_blocking)
+    if device.type == "cpu":
+        each = (part for leaf in _each_leaf(columns.values()) for part in leaf.tensors())
+        move.copies.fetch(part for part in each if _is_plain(part))
+    return move.columns(columns, ())
+
+
+@dataclass(slots=True)
+class _Move:
+    """Moves one batch to a device."""
+
+    device: torch.device
+    pool: RowSplitsPool
+    path_of: PathOf
+    non_blocking: bool
+    copies: HostCopies = field(default_factory=lambda: HostCopies(kept=True))
+    # Tensors that were moved, by id, each with its copy.
+    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def columns(self, columns: Any, key: Key) -> dict[str, Any]:
+        # Use items: iterating over a TensorDict gives its rows.
+        return {name: column_of(leaf).moved(self, (*key, name)) for name, leaf in columns.items()}
+
+    def is_there(self, holder: torch.Tensor | RaggedView) -> bool:
+        return holder.device == self.device
+
+    def checked_tensor(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
+        """The copy of a tensor whose cells are in memory, unless they are not needed."""
+        if tensor.is_meta or (_is_plain(tensor) and self.device.type != "meta"):
+            check_plain(tensor, self.path_of(key))
+        return self.tensor(tensor)
+
+    def view(self, view: RaggedView) -> RaggedView:
+        """The rows of a view on the device, end to end: holes are removed before the copy."""
+        row_splits, dim = self.pool.unique(view.row_splits), view.ragged_dim
+        whole: Any = view.memory if view.is_tensor and view.is_end_to_end else values_of(view)
+        return end_to_end(self.tensor(whole), row_splits, dim)
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of one tensor, which columns may share."""
+        known = self.known.get(id(tensor))
+        if known is None:
+            known = self.known[id(tensor)] = tensor, self._copy_tensor(tensor)
+        return known[1]
+
+    def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.device.type == "cpu" and _is_plain(tensor):
+            self.copies.fetch([tensor])  # does nothing, unless the tensor was compacted only now
+            return self.copies.of(tensor)
+        return to_device(tensor, self.device, non_blocking=self.non_blocking)
+
+
+def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
+    """Read the row lengths of columns on devices into a pool, with one wait for each device.
+
+    Columns with holes between their rows are left out: their readers wait for them.
+    """
+    away: list[tuple[torch.Tensor, HeldColumn]] = []
+    for leaf in _each_leaf(leaves):
+        numbers = leaf.offsets()
+        if numbers is None or numbers.is_cpu or numbers.is_meta:
+            continue
+        if pool.of_source(numbers) is None:
+            away.append((numbers, leaf))
+    if not away:
+        return
+    copies = HostCopies()
+    copies.fetch(numbers for numbers, _ in away)
+    for _, leaf in away:
+        with suppress(ArgumentError):  # the reader of the column raises it, with its name
+            leaf.read_offsets(pool, copies)
+
+
+def _each_leaf(leaves: Iterable[Any]) -> Iterator[HeldColumn]:
+    """All columns, with inner batches replaced by their columns."""
+    for leaf in leaves:
+        column = column_of(leaf)
+        inner = column.inner()
+        if inner is None:
+            yield column
+        else:
+            yield from _each_leaf(inner)
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether `HostCopies` can copy a value."""
+    if type(leaf) not in TENSOR_TYPES or leaf.layout is not torch.strided:
+        return False
+    return not (leaf.is_nested or leaf.is_quantized or leaf.is_meta)

@@ -1,0 +1,84 @@
+"""`columns`: what holds rows is asked once, and rows of a batch are copied in one call."""
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor, lazy_stack
+
+from jagcodec import concat_rows, open_wire, plan_micro_batches, select_rows
+from jagcodec.columns import column as kinds
+from jagcodec.columns import join
+from jagcodec.columns.batch import Columns
+from jagcodec.columns.column import column_of
+from jagcodec.ragged import copy_rows
+from jagcodec.ragged.nested import view_of
+from jagcodec.ragged.varlen import varlen_column
+
+JAGGED = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+VIEW = view_of(JAGGED, "ids")
+TD = TensorDict({"x": torch.arange(2)}, batch_size=[2])
+
+HOLDERS = {
+    "Dense": torch.arange(2),
+    "Sparse": torch.eye(2).to_sparse(),
+    "StridedNested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    "Jagged": JAGGED,
+    "Packed": varlen_column(VIEW, "ids"),
+    "ViewColumn": VIEW,
+    "Unbatched": UnbatchedTensor(torch.ones(3)),
+    "Array": np.arange(2),
+    "ObjectList": ["a", "b"],
+    "Payloads": NonTensorStack(NonTensorData("a"), NonTensorData("b")),
+    "DictBatch": {"x": torch.arange(2)},
+    "TensorDictBatch": TD,
+    "LazyStack": lazy_stack([TD, TD]),
+    "ColumnsBatch": Columns(2, {}),
+    "Open": open_wire(TD),
+    "HeldColumn": object(),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_each_type_of_column_has_a_class(name):
+    assert type(column_of(HOLDERS[name])) is getattr(kinds, name)
+
+
+def test_rows_of_all_columns_of_a_batch_are_copied_in_one_call():
+    columns: dict[str, Any] = {
+        "ids": JAGGED,
+        "packed": HOLDERS["Packed"],
+        "reward": torch.tensor([1.0, 2.0]),
+        "half": torch.ones(2, 3, dtype=torch.bfloat16),
+    }
+    for call, wanted in (
+        (lambda: select_rows(columns, [1, 0]), [2.0, 1.0]),
+        (lambda: concat_rows([columns, columns]), [1.0, 2.0, 1.0, 2.0]),
+    ):
+        with mock.patch.object(join, "gathered", wraps=copy_rows.gathered) as gathered:
+            made = call()
+        assert gathered.call_count == 1
+        assert made["reward"].tolist() == wanted
+
+
+@pytest.mark.parametrize("make", [torch.from_numpy, np.asarray, lambda rows: {"x": rows}])
+def test_restored_rows_are_copied_once(make):
+    batches = plan_micro_batches([5, 1, 4, 2, 3, 6], ranks=2, max_tokens=8)
+    results = [
+        make(np.stack([rows, rows * 10], 1).astype(np.int64)) for steps in batches for rows in steps
+    ]
+    with (
+        mock.patch.object(join, "cat_bits", side_effect=AssertionError),
+        mock.patch.object(join, "take_rows", side_effect=AssertionError),
+    ):
+        restored = batches.restore(results)
+    found = restored["x"] if isinstance(restored, dict) else restored
+    assert found.tolist() == [[row, row * 10] for row in range(6)]
+
+
+def test_a_range_of_rows_aliases_and_a_joined_column_does_not():
+    rows = torch.arange(4)
+    assert select_rows({"x": rows}, slice(1, 3))["x"].data_ptr() == rows[1:].data_ptr()
+    assert concat_rows([{"x": rows}])["x"].data_ptr() != rows.data_ptr()
