@@ -68,7 +68,7 @@ from jagcodec.ragged.nested import (
     view_of_strided,
     view_over_array,
 )
-from jagcodec.ragged.of_tensors import full_rows
+from jagcodec.ragged.of_tensors import device_of, full_rows
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
@@ -563,6 +563,8 @@ class _LayoutPlan:
 
     def _lay_out_rectangle(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle, which options may pad further, as if it were jagged with equal rows."""
+        if leaf.dim() < 2:
+            return leaf
         options = self.options
         most = options.placement.pad_to_seqlen
         may_pad = (
@@ -570,7 +572,7 @@ class _LayoutPlan:
             if options.token_aligned is None
             else key in options.token_aligned
         ) or key in options.ends.values()
-        if key in options.ends or not may_pad or leaf.dim() < 2 or key in options.keep_jagged:
+        if key in options.ends or not may_pad or key in options.keep_jagged:
             return leaf
         rows, cells = leaf.shape[:2]
         is_wider = 0 < most < cells
@@ -632,7 +634,7 @@ class _LayoutPlan:
         pads = self.options.pads
         bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
         shape = rectangle_shape(view, width)
-        rectangle = Rectangle(shape, dtype, view.device, key, view, left_pad, width, bits)
+        rectangle = Rectangle(shape, dtype, device_of(view), key, view, left_pad, width, bits)
         self._padded[key] = rectangle
         self.rectangles.append(rectangle)
         return rectangle

@@ -216,9 +216,11 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     indices: CellIndices = {}
     for rectangle in by_torch:
         _fill_by_torch(rectangle, indices)
-    copy_all(copies)
+    if copies:
+        copy_all(copies)
     pad_all(pads)
-    copy_all(rest)
+    if rest:
+        copy_all(rest)
 
 
 def _holds_pads(rectangle: Rectangle) -> bool:

@@ -42,6 +42,7 @@ from jagcodec.ragged.nested import (
     view_of_parts,
     view_of_strided,
 )
+from jagcodec.ragged.of_tensors import device_of
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, check_varlen, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView
@@ -58,7 +59,7 @@ class Mover(Protocol):
     device: torch.device
 
     def path_of(self, key: Key) -> str: ...
-    def is_there(self, holder: Any) -> bool: ...
+    def is_there(self, tensor: torch.Tensor) -> bool: ...
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def checked_tensor(self, tensor: torch.Tensor, key: Key) -> torch.Tensor: ...
     def view(self, view: RaggedView) -> RaggedView: ...
@@ -342,7 +343,8 @@ class ViewColumn(HeldColumn):
         return nested_tensor(owned_values(view), view.row_splits, view.ragged_dim)
 
     def moved(self, mover: Mover, key: Key) -> Any:
-        return self.value if mover.is_there(self.value) else mover.view(self.value)
+        there = device_of(self.value) == mover.device
+        return self.value if there else mover.view(self.value)
 
     def tensors(self) -> Sequence[Any]:
         return (self.value.memory,) if self.value.is_end_to_end else ()

@@ -60,8 +60,8 @@ class _Move:
         # Use items: iterating over a TensorDict gives its rows.
         return {name: column_of(leaf).moved(self, (*key, name)) for name, leaf in columns.items()}
 
-    def is_there(self, holder: torch.Tensor | RaggedView) -> bool:
-        return holder.device == self.device
+    def is_there(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device
 
     def checked_tensor(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
         """The copy of a tensor whose cells are in memory, unless they are not needed."""

@@ -55,6 +55,7 @@ from jagcodec.ragged.nested import (
     strided_nested,
     strided_parts,
 )
+from jagcodec.ragged.of_tensors import device_of
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
@@ -389,7 +390,7 @@ class _RowJoiner:
         """Refuse views whose rows cannot be joined."""
         view = views[0]
         _check_equal([each.dtype for each in views], "dtype", path, _CONVERT)
-        _check_equal([each.device for each in views], "device", path)
+        _check_equal([device_of(each) for each in views], "device", path)
         _check_equal([each.ragged_dim for each in views], "ragged dim", path, _RAGGED)
         dim = view.ragged_dim
         inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]

@@ -22,6 +22,7 @@ from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words, lacks_kernel
 from jagcodec.packing.layout import Pieces, remembered
 from jagcodec.ragged.copy_rows import cell_index, values_of
+from jagcodec.ragged.of_tensors import device_of
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.rowcopy import Copy, copy_all
 
@@ -181,11 +182,11 @@ def _gather_index(
     def made() -> tuple[torch.Tensor, torch.Tensor | None]:
         begins = pieces.begins(view.row_starts())
         begins[pieces.is_pad] = _NO_CELL
-        index = cell_index(begins, pieces.length, view.device)
+        index = cell_index(begins, pieces.length, device_of(view))
         mask = index >= 0 if pieces.is_pad.any() else None
         return index if mask is None else index.clamp_min(0), mask
 
-    return remembered(indices, (pieces, view.starts, view.device), made)
+    return remembered(indices, (pieces, view.starts, device_of(view)), made)
 
 
 _NO_CELL = -1 << 62
@@ -204,9 +205,9 @@ def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
         pad = np.frombuffer(bytearray(buffer.pad), np.uint8)
         repeats = len(buffer.pad) < view.cell_bytes
         cell = from_bytes(pad, view.dtype, () if repeats else shape)
-        return to_device(cell if as_is else as_words(cell), view.device), None
+        return to_device(cell if as_is else as_words(cell), device_of(view)), None
 
-    key = "pad", buffer.pad, view.dtype, shape, view.device, as_is
+    key = "pad", buffer.pad, view.dtype, shape, device_of(view), as_is
     return remembered(indices, key, made)[0]
 
 
@@ -220,7 +221,7 @@ def _check_outs(buffers: Sequence[Buffer]) -> None:
         return
     for buffer in outs:
         view, path = buffer.view, f"{buffer.path}(out)"
-        check_out(buffer.out, buffer.shape, view.dtype, view.device, path)
+        check_out(buffer.out, buffer.shape, view.dtype, device_of(view), path)
         check_not_followed(view.memory, path)
     sources = [part for buffer in buffers for part in buffer.view.memories]
     if not are_disjoint([buffer.out for buffer in outs], sources):

@@ -13,6 +13,14 @@ from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array, resolved
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 
+_CPU = torch.device("cpu")
+
+
+def device_of(view: RaggedView) -> torch.device:
+    """Where the memory of a view is."""
+    memory: Any = view.memory
+    return memory.device if view.is_tensor else _CPU
+
 
 class NestedParts(NamedTuple):
     """The parts of a nested tensor, unread."""

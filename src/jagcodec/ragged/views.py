@@ -47,13 +47,6 @@ class RaggedView:
     run_lengths: IntArray | None = None
 
     @property
-    def device(self) -> torch.device:
-        """Where the memory is."""
-        import torch  # where somebody asks, torch is here
-
-        return self.memory.device if isinstance(self.memory, torch.Tensor) else torch.device("cpu")
-
-    @property
     def memories(self) -> tuple[Any, ...]:
         """`memory` as a tuple of its parts."""
         return self.memory if isinstance(self.memory, tuple) else (self.memory,)

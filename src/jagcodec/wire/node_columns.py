@@ -139,7 +139,7 @@ class MessageSource(Source):
 
     def meta(self) -> dict[str, Any]:
         message, meta = self.message, dict[str, Any]()
-        budget = Budget(message)
+        budget = Budget(message) if self.beside else None
         for name, node in self.beside:
             value = build(message, node, budget)
             if name is None and type(value) is not dict:
@@ -228,10 +228,8 @@ class _JaggedColumn(NodeColumn):
         return (splits if chosen is None else chosen.among(splits)[0]).lengths
 
     def read(self, how: Read) -> Any:
-        source, node, chosen = self.source, self.node, how.chosen
-        message = source.message
-        if message.header.groups[message.numbers[node.number + GROUP]].rows != source.rows:
-            self._check()
+        self._check()
+        message, node, chosen = self.source.message, self.node, how.chosen
         if chosen is None and how.form is As.VALUE:
             return message.jagged(node)
         view = message.view(node, chosen)
@@ -243,21 +241,20 @@ class _JaggedColumn(NodeColumn):
         return self._in_place(view, lambda values: self._made(values, view, how))
 
     def to_send(self, how: Read) -> Any:
-        source, node = self.source, self.node
-        message = source.message
-        if message.header.groups[message.numbers[node.number + GROUP]].rows != source.rows:
-            self._check()
-        return item_of_view(message.view(node, how.chosen), node.fields[0])
+        self._check()
+        view = self.source.message.view(self.node, how.chosen)
+        return item_of_view(view, self.node.fields[0])
 
     def leaf(self, value: Any, how: Read) -> Any:
         return value
 
     def _check(self) -> None:
-        node, message = self.node, self.source.message
-        numbers = message.numbers
-        rows = message.header.groups[numbers[node.number + GROUP]].rows
-        # Batches of several dims have columns that are ragged in a later one.
-        self._check_rows(rows, *numbers[node.dims : node.dims + node.fields[2] - 1])
+        node, source = self.node, self.source
+        numbers = source.message.numbers
+        rows = source.message.header.groups[numbers[node.number + GROUP]].rows
+        if rows != source.rows:
+            # Batches of several dims have columns that are ragged in a later one.
+            self._check_rows(rows, *numbers[node.dims : node.dims + node.fields[2] - 1])
 
     def _made(self, values: torch.Tensor, view: RaggedView, how: Read) -> Any:
         """The column of values that are end to end."""
