@@ -8,7 +8,9 @@ import pickle
 import re
 import runpy
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,8 +245,9 @@ def last_name(node):
 
 def types_asked_for(function):
     """The types of columns that a function, and those inside it, ask a value for."""
-    found = set()
-    for node in ast.walk(function):
+    found: set[str] = set()
+    nodes: Iterable[Any] = ast.walk(function)
+    for node in nodes:
         name = called(node)
         if name in QUESTIONS:
             found.add(name)
@@ -301,7 +304,8 @@ def test_few_places_ask_how_the_rows_of_a_view_are_held():
     for module, tree in trees().items():
         if module == "ragged.views":
             continue
-        for node in ast.walk(tree):
+        nodes: Iterable[Any] = ast.walk(tree)
+        for node in nodes:
             if peeks(node):
                 peeking.append(f"{module}:{node.lineno} {ast.unparse(node)}")
             elif isinstance(node, ast.Attribute):
