@@ -474,7 +474,8 @@ WITHOUT_TORCH = (
     *("rowcopy", "rowcopy.numpy_kernel", "rowcopy.tasks", "cells", "cells.python_cells"),
     *("wire.spec", "wire.checks", "wire.documents", "wire.native", "wire.header", "wire.schema"),
     *("wire.limits", "wire.frames", "wire.dtypes", "wire.items", "wire.place", "wire.narrow"),
-    *("wire.elide", "wire.stored", "ragged.row_splits"),
+    *("wire.elide", "wire.stored", "ragged.row_splits", "ragged.views", "ragged.chosen_rows"),
+    *("ragged.row_index",),
     *("pack.cell_dtypes", "pack.half_floats", "pack.row_kinds", "pack.number_types"),
     *("pack.numbers", "pack.cells"),
 )

@@ -12,7 +12,17 @@ from tensordict import TensorDictBase
 from jagcodec._arguments import items_of, known_names
 from jagcodec.batch.compare import agreed, same_values
 from jagcodec.columns.batch import Columns, values_of_batch, views_of, with_closed
-from jagcodec.columns.column import like, row_counts
+from jagcodec.columns.column import (
+    ColumnsBatch,
+    DictBatch,
+    Open,
+    Packed,
+    TensorColumn,
+    TensorDictBatch,
+    column_of,
+    like,
+    row_counts,
+)
 from jagcodec.columns.devices import read_offsets
 from jagcodec.columns.join import join_leaves
 from jagcodec.errors import (
@@ -26,22 +36,13 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import TENSOR_TYPES
-from jagcodec.ragged.nested import check_column, is_jagged, view_of
-from jagcodec.ragged.non_tensor import (
-    array_of_leaf,
-    is_non_tensor,
-    object_array,
-    objects_of_leaf,
-    rows_of_leaf,
-)
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
 from jagcodec.wire.lowered import Key
-from jagcodec.wire.wire_batch import WireBatch, check_tensordict, open_whole
+from jagcodec.wire.wire_batch import WireBatch, check_batch, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
 """A batch that is open: a TensorDict, a `WireBatch`, a `BatchedDataDict`, or a dict of columns."""
@@ -59,9 +60,8 @@ def opened(source: Any, where: str) -> Any:
 
     Only columns of a dict that are a `WireBatch` are read.
     """
-    if isinstance(source, TensorDictBase):
-        check_tensordict(source, where)
     if isinstance(source, _BATCHES):
+        check_batch(source, where)
         return with_closed(source) if type(source) is dict else source
     if _is_one_message(source):
         return open_whole(source, where)
@@ -106,10 +106,10 @@ def bytes_of(value: Any) -> ByteArray | None:
 
 def is_batch(value: Any) -> bool:
     """Whether a value is a batch in any form, rather than a column."""
-    # A packed column is a tuple, as a message may be; a stack of objects is a TensorDict.
-    if isinstance(value, PackedColumn) or is_non_tensor(value):
+    holder = column_of(value)
+    if isinstance(holder, Packed):  # a tuple, as a message may be
         return False
-    return isinstance(value, _BATCHES) or is_message(value)
+    return isinstance(holder, (DictBatch, TensorDictBatch, Open)) or is_message(value)
 
 
 def is_message(value: Any) -> bool:
@@ -187,10 +187,9 @@ def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntA
         return {name: lengths for name, lengths in known if lengths is not None}
     found = {}
     for name, column in batch.items():
-        if isinstance(column, PackedColumn):
-            found[name] = view_of_varlen(column, f"{path}[{name!r}]", pool).row_splits.lengths
-        elif is_jagged(column):
-            found[name] = view_of(column, f"{path}[{name!r}]", pool).row_splits.lengths
+        view = column_of(column).view(f"{path}[{name!r}]", pool, detach=True)
+        if view is not None:
+            found[name] = view.row_splits.lengths
     return found
 
 
@@ -246,18 +245,15 @@ def _columns_of_open(
         pairs = [(name, batch.get(name)) for name in (batch.keys() if names is None else names)]
     columns: dict[str, Any] = {}
     for name, leaf in pairs:
-        path = f"{where}[{name!r}]"
-        check_column(leaf, path)
-        if isinstance(leaf, torch.Tensor):
-            columns[name] = view_of(leaf, path, pool, detach=False) if is_jagged(leaf) else leaf
-        elif isinstance(leaf, PackedColumn):
-            columns[name] = view_of_varlen(leaf, path, pool)
-        elif is_non_tensor(leaf) or isinstance(leaf, np.ndarray):
-            columns[name] = _object_rows(leaf, rows)
-        elif isinstance(leaf, _BATCHES):
+        path, holder = f"{where}[{name!r}]", column_of(leaf)
+        holder.check(path)
+        view = holder.view(path, pool, detach=False)
+        if view is not None:
+            columns[name] = view
+        elif isinstance(holder, (DictBatch, TensorDictBatch, Open)):
             columns[name] = _columns_of_open(opened(leaf, path), rows, None, path, pool, kept)
         else:
-            columns[name] = leaf
+            columns[name] = holder.in_columns(rows)
     return Columns(rows, columns)
 
 
@@ -284,25 +280,13 @@ def each_column(
         if kind in TENSOR_TYPES:
             columns[name] = of_tensor(leaf, key)
             continue
-        check_column(leaf, f"{where}({column_name(key)})")
-        if isinstance(leaf, torch.Tensor):
+        holder, path = column_of(leaf), f"{where}({column_name(key)})"
+        holder.check(path)
+        if isinstance(holder, TensorColumn):
             columns[name] = of_tensor(leaf, key)
-        elif is_non_tensor(leaf):
-            columns[name] = objects_of_leaf(leaf)
-        elif kind is list:
-            columns[name] = object_array(leaf)
-        elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
-            path = f"{where}({column_name(key)})"
-            inner = leaf if isinstance(leaf, Columns) else opened(leaf, path)
+        elif isinstance(holder, (ColumnsBatch, TensorDictBatch, Open)):
+            inner = leaf if isinstance(holder, ColumnsBatch) else opened(leaf, path)
             columns[name] = each_column(inner, of_view, of_tensor, where, (*above, name))
         else:
-            columns[name] = leaf
+            columns[name] = holder.array()
     return columns
-
-
-def _object_rows(leaf: Any, rows: int) -> Any:
-    """The rows of an array, or of a leaf with objects, in the form that `Columns` uses."""
-    array = leaf if isinstance(leaf, np.ndarray) else array_of_leaf(leaf)
-    if array is None or (array.dtype == object and array.ndim == 1):
-        return rows_of_leaf(leaf, rows) if array is None else list(array)
-    return array

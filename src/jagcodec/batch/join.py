@@ -803,7 +803,7 @@ def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
     view = view_of(column, path, pool, detach=False)
     row_splits = pool.unique(view.row_splits)
     shared = row_splits.offsets_tensors.get(column.device) is parts_of(column).offsets
-    if shared and view.starts is None:
+    if shared and view.is_end_to_end:
         return column
     return nested_tensor(values_of(view), row_splits, view.ragged_dim)
 

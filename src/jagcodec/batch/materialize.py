@@ -68,10 +68,11 @@ from jagcodec.ragged.nested import (
     view_of_strided,
     view_over_array,
 )
+from jagcodec.ragged.of_tensors import full_rows
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
-from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
+from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.lowered import Key
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
@@ -531,11 +532,11 @@ class _LayoutPlan:
 
     def _pad_rows(self, view: RaggedView, key: Key) -> Rectangle:
         """A rectangle of the rows of a column."""
-        placement = self.options.placement
-        same = view.row_splits, placement.sides.get(key, placement.side)
+        placement, row_splits = self.options.placement, view.row_splits
+        same = row_splits, placement.sides.get(key, placement.side)
         places = self._places.get(same)
         if places is None:
-            places = self._place_rows(view.row_splits, key, placement.pad_to_seqlen)
+            places = self._place_rows(row_splits, key, placement.pad_to_seqlen)
             self._places[same] = places
         return self._plan_rectangle(view, places, key)
 

@@ -26,9 +26,10 @@ from jagcodec.ragged.nested import (
     nested_tensor,
     view_of,
 )
+from jagcodec.ragged.of_tensors import rows_of_rectangle
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, end_to_end, in_buffers, rows_of_rectangle
+from jagcodec.ragged.views import RaggedView, end_to_end, in_buffers
 
 
 def is_column(source: Any) -> bool:

@@ -16,7 +16,7 @@ from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, lacks_kernel
-from jagcodec.ragged.copy_rows import CellIndices, pad_into, pad_tasks, uses_row_kernel
+from jagcodec.ragged.copy_rows import CellIndices, pad_into
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
@@ -199,12 +199,12 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     rest: list[Copy] = []  # of rows in runs, all runs but the last of each row
     for rectangle in rectangles:
         view, data = rectangle.view, rectangle.data
-        if data is None or not (type(view.memory) is np.ndarray or uses_row_kernel(view)):
+        if data is None or not view.uses_row_kernel:
             by_torch.append(rectangle)
         elif len(data):
             bits = rectangle.pad_bits
-            task, others = pad_tasks(view, data, rectangle.width, rectangle.left_pad, bits)
-            if _holds_pads(rectangle):
+            task, others = view.pad_tasks(data, rectangle.width, rectangle.left_pad, bits)
+            if rectangle.zeroed and _holds_pads(rectangle):
                 copies.append(rows_only(task))
             else:
                 pads.append(task)

@@ -104,6 +104,14 @@ class HeldColumn:
         """What a TensorDict of these rows holds of it."""
         return self.value
 
+    def in_columns(self, rows: int) -> Any:
+        """What `Columns` of these rows has of it: a list of objects, or its value."""
+        return self.value
+
+    def array(self) -> Any:
+        """Its objects in an array (N,); any other value unchanged."""
+        return self.value
+
     def face(self, path: str) -> Any:
         """What ``batch[name]`` of an open batch gives of it."""
         return self.leaf(0, path)
@@ -399,6 +407,10 @@ class Array(HeldColumn):
             detail = f"expected a dtype that torch has, {found}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
 
+    def in_columns(self, rows: int) -> Any:
+        objects = self.objects()
+        return self.value if objects is None else objects
+
     def face(self, path: str) -> Any:
         return self.leaf(0, path) if non_tensor.is_numeric(self.value) else self.value
 
@@ -439,8 +451,11 @@ class ObjectList(HeldColumn):
     def leaf(self, rows: int, path: str) -> Any:
         return non_tensor.leaf_of_rows(self.value)
 
-    def face(self, path: str) -> Any:
+    def array(self) -> Any:
         return non_tensor.object_array(self.value)
+
+    def face(self, path: str) -> Any:
+        return self.array()
 
     def converted(self, other: HeldColumn, path: str) -> Any:
         return other.objects()
@@ -465,8 +480,17 @@ class Payloads(HeldColumn):
     def objects(self) -> list[Any] | None:
         return non_tensor.rows_of_leaf(self.value, self.value.batch_size[0])
 
-    def face(self, path: str) -> Any:
+    def in_columns(self, rows: int) -> Any:
+        array = non_tensor.array_of_leaf(self.value)
+        if array is None:
+            return non_tensor.rows_of_leaf(self.value, rows)
+        return Array(array).in_columns(rows)
+
+    def array(self) -> Any:
         return non_tensor.objects_of_leaf(self.value)
+
+    def face(self, path: str) -> Any:
+        return self.array()
 
     def converted(self, other: HeldColumn, path: str) -> Any:
         if isinstance(other, ObjectList):

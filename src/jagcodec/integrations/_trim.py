@@ -23,8 +23,9 @@ from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, as_words, contiguous_bits, from_words
 from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.of_tensors import rows_in_place
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView, rows_in_place
+from jagcodec.ragged.views import RaggedView
 
 Words: TypeAlias = npt.NDArray[Any]
 

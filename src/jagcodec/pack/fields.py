@@ -58,8 +58,9 @@ from jagcodec.ragged.non_tensor import (
     is_nested_batch,
     payloads_of_rows,
 )
+from jagcodec.ragged.of_tensors import rows_of_rectangle
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, end_to_end, rows_of_rectangle
+from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
 

@@ -33,9 +33,10 @@ from jagcodec.ragged.nested import (
     parts_of,
     view_of_parts,
 )
+from jagcodec.ragged.of_tensors import NestedParts, rows_of_rectangle
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, check_varlen, refuse_packed, view_of_varlen
-from jagcodec.ragged.views import NestedParts, RaggedView, rows_of_rectangle
+from jagcodec.ragged.views import RaggedView
 
 _PADDED = "a padded (strided) tensor"
 

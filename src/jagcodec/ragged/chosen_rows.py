@@ -17,22 +17,18 @@ from jagcodec.ragged.views import RaggedView
 class ChosenRows:
     """Rows chosen of a batch, found once among equal rows for all of its columns."""
 
-    __slots__ = ("_found", "index", "pool")
+    __slots__ = ("_found", "at", "index", "pool")
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
+        # The same for numpy.
+        self.at: Any = slice(index.start, index.stop) if isinstance(index, range) else index
         self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows that were not found here
         # The splits of all rows are kept, so that their id stays theirs.
         self._found: dict[int, tuple[RowSplits, IntArray, RowSplits]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
-
-    @property
-    def at(self) -> slice | IntArray:
-        """An index for numpy."""
-        index = self.index
-        return slice(index.start, index.stop) if isinstance(index, range) else index
 
     def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
         """The splits of the chosen rows, and the cell where each begins."""
@@ -57,13 +53,4 @@ class ChosenRows:
     def of_view(self, view: RaggedView) -> RaggedView:
         """The chosen rows of a column in place; a range of rows that are end to end stays so."""
         splits, starts = self.among(view.row_splits)
-        lengths: Any = None
-        if view.starts is None:
-            if isinstance(self.index, range) and view.ragged_dim == 1:
-                return view.part(starts.item(0) if len(starts) else 0, splits)
-        else:
-            starts = view.row_starts()[self.at]
-            if view.run_lengths is not None:
-                lengths = view.run_lengths[self.at]
-        memory, dtype, shape, dim = view.memory, view.dtype, view.shape, view.ragged_dim
-        return RaggedView(memory, dtype, shape, dim, starts, splits, lengths)
+        return view.pick(self.at, starts, splits)

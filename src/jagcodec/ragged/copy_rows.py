@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
+from jagcodec.memory import aligned
 from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes, for_torch
-from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
+    as_bytes,
     as_words,
     contiguous_bits,
     from_bytes,
@@ -23,7 +25,6 @@ from jagcodec.memory.tensor_bytes import (
     same_width_dtype,
 )
 from jagcodec.ragged.views import RaggedView
-from jagcodec.rowcopy import Copy, Pad
 
 CellIndices: TypeAlias = dict[tuple[bytes, bytes, torch.device], torch.Tensor]
 """Indices of the cells of rows by the starts and the lengths of rows, and by device."""
@@ -46,6 +47,15 @@ def values_of(view: RaggedView, indices: CellIndices | None = None) -> torch.Ten
     return values
 
 
+def bytes_of_cells(view: RaggedView) -> ByteArray:
+    """The cells of rows on the host, end to end, as bytes; aliased if they are end to end."""
+    if view.is_end_to_end and view.is_array:
+        memory: Any = view.memory
+        return memory if memory.itemsize == 1 and memory.ndim == 1 else array_bytes(memory)
+    data: ByteArray = as_bytes(values_of(view))
+    return data
+
+
 def owned_values(view: RaggedView) -> torch.Tensor:
     """What `values_of` returns, in memory that may be written to: never the memory of a message."""
     return values_of(view) if view.is_tensor else gathered([view])[0]
@@ -53,31 +63,31 @@ def owned_values(view: RaggedView) -> torch.Tensor:
 
 def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) -> list[torch.Tensor]:
     """The rows of each view, copied end to end; one call copies all CPU rows into one block."""
-    views = list(views)
-    by_kernel = [view.uses_row_kernel for view in views]
-    sizes = [
-        math.prod(view.values_shape) * view.dtype.itemsize if kernel else 0
-        for view, kernel in zip(views, by_kernel, strict=True)
-    ]
-    values, copies = [], []
-    indices = {} if indices is None else indices
-    for view, kernel, data in zip(views, by_kernel, allocate_together(sizes), strict=True):
-        if kernel:
-            if len(data):
-                copies.append(view.copy_task(data))
-            else:
-                check_extent(view.values_shape, view.dtype.itemsize, "rows")
-            values.append(from_bytes(data, view.dtype, view.values_shape))
-        else:
+    values: list[Any] = []
+    here: list[tuple[RaggedView, tuple[int, ...], int, int]] = []  # on the host, and their places
+    end, indices = 0, {} if indices is None else indices
+    for view in views:
+        if not view.uses_row_kernel:
             rows = gather_by_torch(*_cells_and_runs(view, by_row=False), indices)
             values.append(rows.view(view.values_shape))
+            continue
+        shape = view.values_shape
+        size = math.prod(shape) * view.dtype.itemsize
+        if not size:
+            check_extent(shape, view.dtype.itemsize, "rows")
+        here.append((view, shape, end, end + size))
+        values.append(None)
+        end += aligned(size)
+    block = new_block(end).data
+    copies, made = [], []
+    for view, shape, start, stop in here:
+        data = block[start:stop]
+        if start < stop:
+            copies.append(view.copy_task(data))
+        made.append(from_bytes(data, view.dtype, shape))
     rowcopy.copy_all(copies)
-    return values
-
-
-def uses_row_kernel(view: RaggedView) -> bool:
-    """Whether the row kernel copies the rows: `RaggedView.uses_row_kernel`."""
-    return view.uses_row_kernel
+    in_turn = iter(made)
+    return [next(in_turn) if each is None else each for each in values]
 
 
 def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:
@@ -94,45 +104,6 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
 # --- into rectangles ---------------------------------------------------------------------------
 
 
-def pad_tasks(
-    view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
-) -> tuple[Pad, Copy | None]:
-    """The tasks that fill a rectangle: rows and pads, then all runs but the last of each row."""
-    memory: Any = view.memory
-    splits = view.row_splits
-    begins: Any
-    in_one_run = view.ragged_dim == 1 and view.run_lengths is None
-    if view.is_array and in_one_run:  # as most are
-        begins = view.kernel_starts()
-        cell = len(out) // (splits.rows * width)
-        return Pad(out, memory, begins, splits.lengths, left_pad, width, cell, pad_bits), None
-    cell = view.cell_bytes
-    source: Any = view.source()
-    if isinstance(source, np.ndarray):
-        source = array_bytes(source)
-    if view.run_lengths is None:
-        runs, lengths = view.row_runs(by_row=True)
-        begins = view.kernel_starts() if in_one_run else runs
-        left_pad = _for_runs(left_pad, view)
-        return Pad(out, source, begins, lengths, left_pad, width, cell, pad_bits), None
-    before = view.run_lengths.cumsum(axis=1) - view.run_lengths
-    if left_pad is not None:
-        before += left_pad[:, None]
-    # The last run of a row is written with the pads: what is before it counts as left pads, which
-    # the copy of the other runs overwrites. So that copy comes after the pads.
-    places = np.arange(len(before), dtype=np.int64)[:, None] * width + before
-    run_starts = view.row_starts()
-    starts, lengths, left = (
-        np.ascontiguousarray(part[:, -1]) for part in (run_starts, view.run_lengths, before)
-    )
-    to, others, sizes = (
-        np.ascontiguousarray(part[:, :-1]).reshape(-1)
-        for part in (places, run_starts, view.run_lengths)
-    )
-    pad = Pad(out, source, starts, lengths, left, width, cell, pad_bits)
-    return pad, Copy(out, source, to, others, sizes, cell)
-
-
 def pad_into(
     out: torch.Tensor,
     view: RaggedView,
@@ -146,15 +117,10 @@ def pad_into(
     values, starts, lengths = _cells_and_runs(view, by_row=True)
     if not view.is_end_to_end or view.ragged_dim > 1:
         values = gather_by_torch(values, starts, lengths, indices)
-    left_pad = _for_runs(left_pad, view)
+    left_pad = view.for_runs(left_pad)
     flat = out.view(len(lengths), out.shape[view.ragged_dim], *values.shape[1:])
     padded = pad_by_torch(values, lengths, flat, left_pad, pad_bits, indices, fresh)
     return padded.view(out.shape)
-
-
-def _for_runs(left_pad: IntArray | None, view: RaggedView) -> IntArray | None:
-    outer = math.prod(view.shape[: view.ragged_dim - 1])
-    return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)
 
 
 # --- by torch: for accelerators, and for tensors that autograd follows ---------------------------

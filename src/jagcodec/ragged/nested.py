@@ -30,8 +30,9 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
     refill,
 )
+from jagcodec.ragged.of_tensors import NestedParts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
+from jagcodec.ragged.views import RaggedView, end_to_end
 
 with private_names("torch", tested="2.15.0"):
     from torch.nested._internal.nested_tensor import (

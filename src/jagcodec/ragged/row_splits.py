@@ -84,7 +84,8 @@ class RowSplits:
         splits = cls(len(offsets) - 1)
         splits._counts = None
         splits.offsets_array = offsets
-        splits.lengths = offsets[1:] - offsets[:-1]
+        splits.starts, splits.total = offsets[:-1], offsets.item(-1)
+        splits.lengths = offsets[1:] - splits.starts
         return None if splits.min < 0 else splits
 
     def __getattr__(self, name: str) -> Any:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from jagcodec.errors import ArgumentError
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes
-from jagcodec.memory.tensor_bytes import as_bytes, contiguous_bits, plain_array, resolved
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.rowcopy.tasks import Copy, Starts
+from jagcodec.rowcopy.tasks import Copy, Pad, Starts
 
-_CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True, eq=False)  # is made in half the time of a named tuple
@@ -51,7 +49,9 @@ class RaggedView:
     @property
     def device(self) -> torch.device:
         """Where the memory is."""
-        return self.memory.device if isinstance(self.memory, torch.Tensor) else _CPU
+        import torch  # where somebody asks, torch is here
+
+        return self.memory.device if isinstance(self.memory, torch.Tensor) else torch.device("cpu")
 
     @property
     def memories(self) -> tuple[Any, ...]:
@@ -64,9 +64,14 @@ class RaggedView:
         return self.starts is None
 
     @property
+    def in_order(self) -> Any:
+        """What a writer copies: the memory, if the rows are end to end; else the view."""
+        return self.memory if self.starts is None else self
+
+    @property
     def is_tensor(self) -> bool:
         """Whether the memory is a tensor, and not an array or buffers on the host."""
-        return isinstance(self.memory, torch.Tensor)
+        return not isinstance(self.memory, (np.ndarray, tuple))
 
     @property
     def is_array(self) -> bool:
@@ -76,8 +81,10 @@ class RaggedView:
     @property
     def uses_row_kernel(self) -> bool:
         """Whether the row kernel copies rows. Torch does on devices, and where autograd follows."""
-        memory = self.memory
-        return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
+        memory: Any = self.memory
+        if type(memory) is np.ndarray or not self.is_tensor:
+            return True
+        return bool(memory.is_cpu and not memory.requires_grad)
 
     @property
     def unit_bytes(self) -> int:
@@ -128,24 +135,22 @@ class RaggedView:
 
     def host_bytes(self) -> tuple[ByteArray, ...]:
         """The memory as buffers of bytes on the host; a contiguous one is aliased."""
-        memory = self.memory
-        if isinstance(memory, tuple):
-            return memory
-        return (as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory),)
+        memory: Any = self.source()
+        return memory if isinstance(memory, tuple) else (array_bytes(memory),)
 
     def source(self) -> Any:
         """The memory as the row kernel reads it: an array, or several buffers of bytes."""
-        memory = self.memory
-        return as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+        memory: Any = self.memory
+        if not self.is_tensor:
+            return memory
+        from jagcodec.memory.tensor_bytes import as_bytes  # where there is a tensor, torch is here
 
-    def kernel_starts(self) -> Starts:
-        """`starts` as the row kernel takes them: a stride, or (N,) numbers."""
-        return self.row_splits.starts if self.starts is None else self.starts
+        return as_bytes(memory)
 
     def followed(self, is_wanted: bool) -> RaggedView:
         """The view itself if gradients are wanted; else of memory that autograd does not follow."""
-        memory = self.memory
-        if is_wanted or not isinstance(memory, torch.Tensor) or not memory.requires_grad:
+        memory: Any = self.memory
+        if is_wanted or not self.is_tensor or not memory.requires_grad:
             return self
         return replace(self, memory=memory.detach())
 
@@ -157,6 +162,48 @@ class RaggedView:
             cell_bytes = len(out) // (splits.total or 1)
             return Copy(out, memory, None, self.starts, splits.lengths, cell_bytes)
         return Copy(out, self.source(), None, *self.row_runs(by_row=False), self.cell_bytes)
+
+    def pad_tasks(
+        self, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
+    ) -> tuple[Pad, Copy | None]:
+        """The tasks that fill a rectangle: rows and pads, then all runs but the last of each row.
+
+        On the CPU.
+        """
+        memory, splits, lengths = self.memory, self.row_splits, self.row_splits.lengths
+        starts: Any = splits.starts if self.starts is None else self.starts
+        in_one_run = self.ragged_dim == 1 and self.run_lengths is None
+        if type(memory) is np.ndarray and in_one_run:  # as most are
+            cell = len(out) // (splits.rows * width)
+            return Pad(out, memory, starts, lengths, left_pad, width, cell, pad_bits), None
+        cell, source = self.cell_bytes, self.source()
+        if isinstance(source, np.ndarray):
+            source = array_bytes(source)
+        if self.run_lengths is None:
+            if not in_one_run:
+                starts, lengths = self.row_runs(by_row=True)
+            left_pad = self.for_runs(left_pad)
+            return Pad(out, source, starts, lengths, left_pad, width, cell, pad_bits), None
+        before = self.run_lengths.cumsum(axis=1) - self.run_lengths
+        if left_pad is not None:
+            before += left_pad[:, None]
+        # The last run of a row is written with the pads: what is before it counts as left pads,
+        # which the copy of the other runs overwrites. So that copy comes after the pads.
+        places = np.arange(len(before), dtype=np.int64)[:, None] * width + before
+        last, lengths, left = (
+            np.ascontiguousarray(part[:, -1]) for part in (starts, self.run_lengths, before)
+        )
+        to, others, sizes = (
+            np.ascontiguousarray(part[:, :-1]).reshape(-1)
+            for part in (places, starts, self.run_lengths)
+        )
+        pad = Pad(out, source, last, lengths, left, width, cell, pad_bits)
+        return pad, Copy(out, source, to, others, sizes, cell)
+
+    def for_runs(self, left_pad: IntArray | None) -> IntArray | None:
+        """The left pads of rows for each run of them: dims may come before the ragged one."""
+        outer = math.prod(self.shape[: self.ragged_dim - 1])
+        return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)
 
     def part(self, first: int, row_splits: RowSplits) -> RaggedView:
         """Rows that are end to end from a cell on, of rows that are; `ragged_dim` is 1."""
@@ -171,20 +218,27 @@ class RaggedView:
             memory = memory[first : first + total]
         return RaggedView(memory, self.dtype, (total, *inner), 1, None, row_splits)
 
+    def pick(self, index: Any, starts: IntArray, row_splits: RowSplits) -> RaggedView:
+        """Rows of an index, which is a slice or numbers; a range of rows end to end stays so.
+
+        `starts` has the cells where they begin if the rows of this view are end to end.
+        """
+        lengths = None
+        if self.starts is None:
+            if isinstance(index, slice) and self.ragged_dim == 1:
+                return self.part(starts.item(0) if len(starts) else 0, row_splits)
+        else:
+            starts = self.row_starts()[index]
+            if self.run_lengths is not None:
+                lengths = self.run_lengths[index]
+        memory, dtype, shape, dim = self.memory, self.dtype, self.shape, self.ragged_dim
+        return RaggedView(memory, dtype, shape, dim, starts, row_splits, lengths)
+
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """A view of some of the rows, in any order; `row_splits` has their lengths."""
         lengths = None if self.run_lengths is None else self.run_lengths[rows]
         starts = self.row_starts()[rows]
         return replace(self, starts=starts, row_splits=row_splits, run_lengths=lengths)
-
-
-class NestedParts(NamedTuple):
-    """The parts of a nested tensor, unread."""
-
-    values: torch.Tensor
-    offsets: torch.Tensor  # (N + 1,), on the device of the values
-    lengths: torch.Tensor | None  # (N,) if there are holes between the rows
-    ragged_dim: int
 
 
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:
@@ -248,49 +302,3 @@ def _may_follow(view: RaggedView, first: RaggedView) -> bool:
     """Whether the rows of one view can follow those of another in a joined view."""
     same = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
     return same and view.ragged_dim == 1 and not view.is_tensor
-
-
-def rows_of_rectangle(
-    padded: torch.Tensor,
-    row_splits: RowSplits,
-    path: str,
-    array: npt.NDArray[Any] | None = None,
-) -> RaggedView:
-    """The valid cells of a rectangle (N, S, ...), of which `array` may be the `plain_array`."""
-    dims = padded.shape if array is None else array.shape
-    width = dims[1]
-    if row_splits.max > width:
-        row = int(np.argmax(row_splits.lengths > width))
-        detail = f"expected a length of at most {width} (the padded width), "
-        detail += f"found {row_splits.lengths[row]}"
-        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
-    if array is not None and array.flags.c_contiguous:
-        shape = (dims[0] * width, *dims[2:])
-        return RaggedView(array, padded.dtype, shape, 1, width, row_splits)
-    if not row_splits.total or not padded.numel():
-        shape = (row_splits.total, *dims[2:])
-        return RaggedView(padded.new_empty(shape), padded.dtype, shape, 1, None, row_splits)
-    cells, stride = rows_in_place(padded)
-    memory: Any = cells if cells.requires_grad else plain_array(cells)
-    if memory is None:
-        memory = cells
-    return RaggedView(memory, padded.dtype, tuple(cells.shape), 1, stride, row_splits)
-
-
-def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
-    """A rectangle (N, S, ...) as N rows; `row_splits` must describe the same N rows of S cells."""
-    cells = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
-    rows, width = padded.shape[:2]
-    return end_to_end(cells.view(rows * width, *padded.shape[2:]), row_splits)
-
-
-def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A rectangle, or a slice of one, as (M, ...) cells in which row i begins at ``i * stride``."""
-    padded = resolved(padded)
-    inner = padded.shape[2:].numel()
-    if not (padded[0].is_contiguous() and padded.stride(0) % inner == 0):
-        padded = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
-    stride = padded.stride(0) // inner
-    cells = (padded.shape[0] - 1) * stride + padded.shape[1]
-    flat = padded.as_strided((cells * inner,), (1,))
-    return flat.view(cells, *padded.shape[2:]), stride

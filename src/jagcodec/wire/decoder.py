@@ -20,10 +20,9 @@ from jagcodec.columns.outside import pass_on
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.tensor_bytes import as_bytes
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.copy_rows import bytes_of_cells
 from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_of_payloads
 from jagcodec.ragged.row_splits import RowSplits
@@ -373,8 +372,7 @@ def objects_in(
             rows, size = np.asarray(rows)[first], view.row_splits.total
         budget.count_documents(message, size)
     if data is None:
-        memory: Any = view.memory
-        data = memory if view.starts is None else as_bytes(values_of(view))
+        data = bytes_of_cells(view)
     depth = budget.outer + node.depth + 1  # containers around each row, of which the node is one
     bounds = view.row_splits.offsets_array
     if leaf is None or not leaf.blobs:

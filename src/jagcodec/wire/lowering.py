@@ -39,8 +39,9 @@ from jagcodec.memory.tensor_bytes import as_bytes, plain_array
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
 from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, parts_of, view_of_checked_parts
+from jagcodec.ragged.of_tensors import NestedParts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import NestedParts, RaggedView, in_buffers
+from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.array_rows import array_rows
 from jagcodec.wire.checks import check_distinct, is_oversized_empty

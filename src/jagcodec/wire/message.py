@@ -21,9 +21,9 @@ from jagcodec.memory.arrays import (
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import as_bytes, from_bytes
+from jagcodec.memory.tensor_bytes import from_bytes
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.copy_rows import bytes_of_cells, values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import joined_ranges, joined_rows
 from jagcodec.ragged.row_splits import RowSplits
@@ -290,8 +290,9 @@ class Message:
         splits = self._groups.get(group)
         if splits is None or splits.total != shape[dim - 1]:
             splits = self.splits(group, shape[dim - 1])
-        size = math.prod(shape) * TORCH_ITEMSIZES[name]
-        data = self.read(numbers[i], numbers[i + OFFSET], size)
+        size, offset = math.prod(shape) * TORCH_ITEMSIZES[name], numbers[i + OFFSET]
+        data = self.buffers[numbers[i]] if size else NO_BYTES  # an empty value needs no buffer
+        data = data(offset, size) if callable(data) else data[offset : offset + size]
         dtype = TORCH_BY_NAME[name] or torch_dtype(name)
         view = RaggedView(data, dtype, shape, dim, None, splits)
         return view if chosen is None else chosen.of_view(view)
@@ -381,10 +382,13 @@ class Message:
         if chosen is None and numbers[node.number + STORED] <= INDIRECT:
             return self._whole_tensor(node, tuple(numbers[node.dims : node.end]), leaves)
         view = self.view(node, chosen)
-        return values_of(view) if view.starts is not None else self.owned(view, leaves=leaves)
+        values = self.owned(view, leaves=leaves)
+        return values_of(view) if values is None else values
 
-    def owned(self, view: RaggedView, *, leaves: bool = False) -> torch.Tensor:
-        """The cells of a view that is end to end, in memory that may be kept."""
+    def owned(self, view: RaggedView, *, leaves: bool = False) -> torch.Tensor | None:
+        """Cells that are end to end, in memory that may be kept; None if they are elsewhere."""
+        if not view.is_end_to_end:
+            return None
         memory: Any = view.memory
         data, shape, itemsize = array_bytes(memory), view.shape, view.dtype.itemsize
         if not len(data):  # rows without bytes may be many, and be chosen again
@@ -398,9 +402,7 @@ class Message:
         What is checked must not change with the message's memory.
         """
         view = self.view(node, chosen)
-        memory: Any = view.memory
-        data = array_bytes(memory) if view.starts is None else as_bytes(values_of(view))
-        return np.ndarray(view.values_shape, np.int64, data.tobytes())
+        return np.ndarray(view.values_shape, np.int64, bytes_of_cells(view).tobytes())
 
     def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A JAGGED column, or its chosen rows, as a nested tensor."""

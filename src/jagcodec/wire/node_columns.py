@@ -33,6 +33,7 @@ from jagcodec.columns.memory import (
     leaf_in_memory,
 )
 from jagcodec.columns.outside import pass_on
+from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.extents import check_extent
@@ -210,7 +211,7 @@ class NodeColumn(Column):
 
     def _in_place(self, view: RaggedView, make: Callable[[torch.Tensor], Any]) -> InPlace:
         """Rows that wait for the copy."""
-        if not view.cell_bytes:  # rows without bytes may be many, and be chosen again
+        if 0 in view.shape:  # rows without bytes may be many, and be chosen again
             check_extent(view.values_shape, view.dtype.itemsize, CHOSEN)
         return InPlace(view, make)
 
@@ -236,9 +237,10 @@ class _JaggedColumn(NodeColumn):
         view = message.view(node, chosen)
         if how.form is As.VIEW and message.away is None:
             return view
-        if view.starts is not None:
-            return self._in_place(view, lambda values: self._made(values, view, how))
-        return self._made(message.owned(view, leaves=message.away is not None), view, how)
+        values = message.owned(view, leaves=message.away is not None)
+        if values is not None:
+            return self._made(values, view, how)
+        return self._in_place(view, lambda values: self._made(values, view, how))
 
     def to_send(self, how: Read) -> Any:
         source, node = self.source, self.node
@@ -277,9 +279,8 @@ class _TensorColumn(NodeColumn):
         if chosen is None:
             return message.tensor(self.node)
         view = message.view(self.node, chosen)
-        if view.starts is not None:
-            return self._in_place(view, self._made)
-        return self._made(message.owned(view, leaves=message.away is not None))
+        values = message.owned(view, leaves=message.away is not None)
+        return self._in_place(view, self._made) if values is None else self._made(values)
 
     def to_send(self, how: Read) -> Any:
         self._check()
@@ -309,7 +310,7 @@ class _DocumentColumn(NodeColumn):
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
         budget, view = _budget(how, message), message.view(node, chosen)
-        if view.starts is None or message.numbers[node.number + STORED] != PLAIN:
+        if view.is_end_to_end or message.numbers[node.number + STORED] != PLAIN:
             return object_array(objects_in(message, node, budget, chosen, view))
 
         def made(values: torch.Tensor) -> Any:
@@ -438,19 +439,16 @@ class _OtherColumn(NodeColumn):
 
     def _leaf(self, column: Any, how: Read) -> Any:
         """The chosen rows of a column that a TensorDict can hold; an error for any other."""
-        if isinstance(column, UnbatchedTensor):
-            return column
-        if not is_leaf(column):
-            found = type(column).__name__
-            detail = f"expected a leaf of a TensorDict, found {found}; decode reads such a column"
+        sizes: Any = self.source.sizes
+        unbatched = isinstance(column, UnbatchedTensor)
+        if not (unbatched or is_leaf(column)):
+            name = type(column).__name__
+            detail = f"expected a leaf of a TensorDict, found {name}; decode reads such a column"
             raise fail("bad_value", detail)
-        nested = isinstance(column, torch.Tensor) and column.is_nested
-        sizes, shape = self.source.sizes, [column.size(0)] if nested else column.shape
-        if nested:  # of which only the first dim has one size
-            sizes = sizes[:1]
-        if [*shape[: len(sizes)]] != sizes:
-            raise rows_differ(self.source.sizes, [*shape])
-        if how.chosen is None:
+        found = sizes_of(column, sizes)
+        if found != sizes:
+            raise rows_differ(sizes, found)
+        if how.chosen is None or unbatched:
             return column
         return select_leaf(column, how.chosen.index, RowSplitsPool(), CHOSEN)
 

@@ -351,24 +351,24 @@ def open_memory(batch: Any, where: str) -> WireBatch:
     """An open batch as a `WireBatch`."""
     if isinstance(batch, WireBatch):
         return batch
-    if isinstance(batch, TensorDictBase):
-        check_tensordict(batch, where)
-        if any(name is not None for name in batch.names):  # which a message cannot hold either
-            detail = f"expected dims without names, found {batch.names}; set td.names = None"
-            raise ArgumentError("bad_shape", where, detail)
-        sizes = [*batch.batch_size]
-    else:
-        batch = with_closed(batch) if type(batch) is dict else batch
-        sizes = [row_counts(batch, where) or 0]
+    check_batch(batch, where)
+    if type(batch) is dict:
+        batch = with_closed(batch)
+    found = getattr(batch, "batch_size", None)
+    sizes = [row_counts(batch, where) or 0] if found is None else [*found]
+    names = getattr(batch, "names", ())  # of dims
+    if any(name is not None for name in names):  # which a message cannot hold either
+        detail = f"expected dims without names, found {names}; set td.names = None"
+        raise ArgumentError("bad_shape", where, detail)
     columns, meta = columns_and_meta(batch)
     return WireBatch(MemorySource(columns, sizes, meta))
 
 
-def check_tensordict(batch: TensorDictBase, where: str) -> None:
+def check_batch(batch: Any, where: str) -> None:
     """Check that a TensorDict has rows, and that all rows have the same columns."""
     if isinstance(batch, LazyStackedTensorDict):
         raise ArgumentTypeError("bad_type", where, LAZY_STACK)
-    if not batch.batch_dims:
+    if isinstance(batch, TensorDictBase) and not batch.batch_dims:
         detail = "expected batch size (N, ...), found no batch dim; set batch_size = [N]"
         raise ArgumentError("bad_shape", where, detail)
 
