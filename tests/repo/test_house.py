@@ -225,7 +225,7 @@ COLUMN_TYPES = {
 QUESTIONS = {
     *("is_jagged", "is_non_tensor", "is_tensorclass", "is_leaf", "array_of_leaf", "is_batch"),
 }
-MOST_ASKING, MOST_NAMING_PACKED, MOST_PEEKING, MOST_BRANCHING = 20, 5, 6, 34
+MOST_ASKING, MOST_NAMING_PACKED, MOST_PEEKING, MOST_BRANCHING = 20, 5, 6, 30
 
 
 def last_names(node):
