@@ -18,6 +18,7 @@ from jagcodec import (
     BatchedDataDict,
     RowBuilder,
     WireBatch,
+    WireFormatError,
     concat_rows,
     decode,
     encode,
@@ -515,6 +516,23 @@ def pickled(value, protocol=5):
     with_buffers: Any = {"buffer_callback": buffers.append} if protocol == 5 else {}
     data = pickle.dumps(value, protocol, **with_buffers)
     return pickle.loads(data, buffers=[bytearray(buffer.raw()) for buffer in buffers])
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_pickle_of_an_open_batch_keeps_its_rows_and_meta_but_not_metas_and_options(protocol):
+    metas = [{"step": step, "run": "a"} for step in (1, 2)]
+    messages = [encode(TensorDict({"x": torch.arange(2)}, [2]), meta=meta) for meta in metas]
+    chosen: Any = concat_rows(messages)
+    chosen = chosen.rows([3, 0])
+    found = pickled(chosen, protocol)
+    assert (found.meta, found["x"].tolist()) == ({"run": "a"}, [1, 0])
+    assert (chosen.metas, found.metas) == (metas, [{"run": "a"}])
+    on_meta = open_wire(messages[0], device="meta")
+    assert pickled(on_meta, protocol)["x"].device.type == "cpu"
+    objects = encode(BatchedDataDict({"x": [Plain(1)]}), allow_pickle=True)
+    found = pickled(open_wire(objects, allow_pickle=True), protocol)
+    with pytest.raises(WireFormatError, match="pass allow_pickle=True on both sides"):
+        found["x"]
 
 
 class Plain:

@@ -8,7 +8,9 @@ import pickle
 import re
 import runpy
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,6 +212,122 @@ def test_every_public_name_has_a_caller_outside_the_library():
         attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
         used |= {node.attr for node in attributes if ast.unparse(node.value) == "jagcodec"}
     assert {*vars(jagcodec)["__all__"]} - {"__version__"} - OF_NEMO_RL - used == set()
+
+
+# --- who asks how columns and views are held ---------------------------------------------------
+
+# Types of columns, and functions that stand for a question about one.
+COLUMN_TYPES = {
+    *("PackedColumn", "NonTensorStack", "NonTensorData", "TensorDictBase", "UnbatchedTensor"),
+    *("LazyStackedTensorDict", "RaggedView", "Columns", "WireBatch", "_BATCHES"),
+    *("dict", "list", "Tensor", "ndarray"),
+}
+QUESTIONS = {
+    *("is_jagged", "is_non_tensor", "is_tensorclass", "is_leaf", "array_of_leaf", "is_batch"),
+}
+MOST_ASKING, MOST_NAMING_PACKED, MOST_PEEKING, MOST_BRANCHING = 20, 5, 6, 30
+
+
+def last_names(node):
+    """The names in an expression, each without what is before its last dot."""
+    found = (getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(node))
+    return {name for name in found if name}
+
+
+def called(node):
+    """The name of the function that a node calls; an empty one for any other node."""
+    return last_name(node.func) if isinstance(node, ast.Call) else ""
+
+
+def last_name(node):
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def types_asked_for(function):
+    """The types of columns that a function, and those inside it, ask a value for."""
+    found: set[str] = set()
+    nodes: Iterable[Any] = ast.walk(function)
+    for node in nodes:
+        name = called(node)
+        if name in QUESTIONS:
+            found.add(name)
+        elif name in ("isinstance", "issubclass"):
+            found |= last_names(node.args[1]) & COLUMN_TYPES
+        elif isinstance(node, ast.Compare) and called(node.left) == "type":
+            found |= set().union(*map(last_names, node.comparators)) & COLUMN_TYPES
+        elif isinstance(node, ast.MatchClass):
+            found |= last_names(node.cls) & COLUMN_TYPES
+        elif last_name(node) == "is_nested":
+            found.add("is_nested")
+    return found
+
+
+def test_few_functions_ask_for_many_types_of_columns():
+    """They call the methods of `column_of(value)`, whose table is the place for a new type."""
+    found = {}
+    for module, tree in trees().items():
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            types_asked = types_asked_for(function)
+            if len(types_asked) >= 3:
+                found[f"{module}.{function.name}"] = sorted(types_asked)
+    assert len(found) <= MOST_ASKING, found
+
+
+def test_few_files_name_the_packed_column():
+    """Its name in an annotation that is a string, or in a docstring, does not count."""
+    found = set()
+    for module, tree in trees().items():
+        names = {getattr(node, "name", last_name(node)) for node in ast.walk(tree)}
+        found |= {module} if "PackedColumn" in names else set()
+    assert len(found) <= MOST_NAMING_PACKED, found
+
+
+def peeks(node):
+    """Whether a node asks for the starts of a view, or the type of its memory."""
+    if isinstance(node, ast.Compare):
+        is_none = isinstance(node.ops[0], (ast.Is, ast.IsNot))
+        return is_none and last_name(node.left).endswith("starts")
+    asked = called(node) in ("isinstance", "issubclass", "type") and node.args
+    return bool(asked) and last_name(node.args[0]).endswith("memory")
+
+
+def test_few_places_ask_how_the_rows_of_a_view_are_held():
+    """`ragged.views` answers. A new form of a view must be thought of wherever somebody asks.
+
+    The first bound counts `starts is None` and `type(view.memory)`, by whatever local names. A
+    property of the view moves such a question to one place, but its caller still has a branch for
+    each answer. So the second bound counts those that ask `is_end_to_end`, `is_tensor` and
+    `is_array`, too: it does not fall if a question is only written as a property.
+    `uses_row_kernel` is not counted: it decides who copies rows, whatever their form.
+    """
+    peeking, asking = [], []
+    for module, tree in trees().items():
+        if module == "ragged.views":
+            continue
+        nodes: Iterable[Any] = ast.walk(tree)
+        for node in nodes:
+            if peeks(node):
+                peeking.append(f"{module}:{node.lineno} {ast.unparse(node)}")
+            elif isinstance(node, ast.Attribute):
+                named = node.attr in ("is_end_to_end", "is_tensor", "is_array")
+                asking += [f"{module}:{node.lineno} {ast.unparse(node)}"] if named else []
+    assert len(peeking) <= MOST_PEEKING, peeking
+    assert len(peeking) + len(asking) <= MOST_BRANCHING, asking
+
+
+PUBLIC_OF_WIRE_BATCH = {
+    *("fields", "batch_size", "schema", "meta", "metas", "keys", "items", "values", "get"),
+    *("select", "rows", "row_lengths", "to_tensordict", "to_frames"),
+}
+
+
+def test_a_wire_batch_has_its_documented_methods_alone_and_each_has_a_docstring():
+    """What the library asks of an open batch are functions of `columns.batch`."""
+    assert {name for name in dir(jagcodec.WireBatch) if name[0] != "_"} == PUBLIC_OF_WIRE_BATCH
+    methods = {*PUBLIC_OF_WIRE_BATCH, "__getitem__", "__len__", "__iter__", "__reduce_ex__"}
+    docstrings = {name: getattr(jagcodec.WireBatch, name).__doc__ for name in methods}
+    of_python = {getattr(kind, name, None).__doc__ for kind in (object, dict) for name in methods}
+    assert {name for name, text in docstrings.items() if not text or text in of_python} == set()
 
 
 # --- docs/architecture.md ----------------------------------------------------------------------

@@ -178,6 +178,7 @@ class Batch:
         return self._all_columns
 
     def __len__(self) -> int:
+        """N: the number of rows as chosen."""
         return self._source.sizes[0] if self._chosen is None else len(self._chosen)
 
 

@@ -81,7 +81,7 @@ class RaggedView:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of what `starts` count: cells in one memory, bytes in several."""
+        """Bytes of the unit of `starts`: a cell in one memory, a byte in several."""
         return 1 if isinstance(self.memory, tuple) else self.cell_bytes
 
     @property

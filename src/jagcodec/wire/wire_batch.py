@@ -56,7 +56,8 @@ class WireBatch(Batch):
     array of objects, or for a nested batch a `WireBatch`. `keys`, `items`, `values`, `get` and
     iteration are those of a dict, but ``len(batch)`` is N. It keeps its messages alive. A
     contiguous range of rows of one writable message aliases it; anything else is copied. `encode`
-    accepts it.
+    accepts it. A pickle of it is a message of the chosen columns and rows with `meta`: it keeps
+    neither the options of `open_wire` nor the `metas` of each message of a join.
 
     Whatever reads columns raises WireFormatError if one is malformed, and ArgumentError if those of
     several messages differ, or if one in memory got another number of rows after it was opened.
@@ -106,7 +107,8 @@ class WireBatch(Batch):
         """`meta` of each message, or of each batch that was joined, in their order."""
         return self._source.metas()
 
-    def __iter__(self) -> Iterator[str]:  # also what `in` asks
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over `fields`, as over a dict; ``name in batch`` asks it, too."""
         return iter(self.fields)
 
     def __getitem__(self, name: str) -> Any:
@@ -220,8 +222,8 @@ class WireBatch(Batch):
         Returns:
             If the batch is a whole message in memory, its frames. Otherwise new frames, as `encode`
             makes them of this batch; columns that are stored narrow stay narrow, and elided ones
-            elided where that pays. A range of rows of plain columns is cut out, which is faster.
-            Only read the frames: they may alias the messages.
+            elided where that pays. A range of rows is not copied if its cells are together in a
+            message. Only read the frames: they may alias the messages.
         """
         source = self._source
         frames = source.frames(self)
@@ -237,9 +239,23 @@ class WireBatch(Batch):
             raise unknown_name(name, self._columns, "WireBatch.row_lengths")
         return row_lengths_of(self, name)
 
-    # Pickled, as by a queue of multiprocessing: what was chosen, as a message
-
     def __reduce_ex__(self, protocol: Any) -> Any:
+        """The pickle of a batch: the chosen columns and rows as a message, which `open_wire` opens.
+
+        `copy.copy` and `copy.deepcopy` return such a batch, too. It keeps columns, rows and `meta`.
+        It does not keep:
+
+        * the options of `open_wire`: tensors are on the CPU, `limits` are the defaults, and pickled
+          objects, in columns or in `meta`, raise WireFormatError when they are read;
+        * the `metas` of each message of a join: `metas` is a list of one, `meta`;
+        * gradients, and memory that is shared with the columns of a batch in memory.
+
+        From protocol 5 on, the frames are buffers that a pickler may send out of band. Below it,
+        they are copied.
+
+        Raises:
+            UnsupportedTypeError: A column of a batch in memory holds objects that `encode` rejects.
+        """
         frames = self.to_frames()
         if protocol >= 5:
             return open_wire, ([pickle.PickleBuffer(frame) for frame in frames],)
