@@ -12,7 +12,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, open_wire, pack_jagged_fields, stack_or_nest, to_blob
-from jagcodec.columns.batch import source_of
+from jagcodec.columns.batch import source_in
 from jagcodec.wire.node_columns import MessageSource
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,7 @@ def message(frames):
 
 def message_in(batch):
     """The open message that a batch reads its columns from."""
-    source = source_of(batch)
+    source = source_in(batch)
     assert isinstance(source, MessageSource)
     return source.message
 

@@ -214,15 +214,10 @@ WHOLE |= {"side by side"}
 
 
 def cells_of_table():
-    """Each kind with each form; those of `FAULTY` fail today."""
+    """Each kind with each form that can hold it."""
     for kind, form in itertools.product(KINDS, FORMS):
         if kind not in NOT_IN_TENSORDICTS or "TensorDict" not in form:
-            marks = [pytest.mark.xfail(strict=False)] if (kind, form) in FAULTY else []
-            yield pytest.param(kind, form, marks=marks, id=f"{kind}, {form}")
-
-
-# `_plan_rows_of_arrays` takes the size of the first text for that of each cell.
-FAULTY = {("texts", form) for form in ("rows of joined messages", "results of micro-batches")}
+            yield pytest.param(kind, form, id=f"{kind}, {form}")
 
 
 @pytest.mark.parametrize(("kind", "form"), [*cells_of_table()])

@@ -36,21 +36,20 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.plain_types import TENSOR_TYPES
-from jagcodec.ragged.row_index import Chosen
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.row_splits import Chosen, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
 from jagcodec.wire.lowered import Key
 from jagcodec.wire.wire_batch import WireBatch, check_batch, open_whole
 
-Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
+OpenBatch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
 """A batch that is open: a TensorDict, a `WireBatch`, a `BatchedDataDict`, or a dict of columns."""
 
-AnyBatch: TypeAlias = Batch | MessageLike
+AnyBatch: TypeAlias = OpenBatch | MessageLike
 """A batch in any form: an open one, or its frames or its blob."""
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=OpenBatch)
 
 _BATCHES = (dict, TensorDictBase, WireBatch)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec.columns.batch import closed, source_of
+from jagcodec.columns.batch import closed, source_in
 from jagcodec.columns.column import (
     Array,
     DictBatch,
@@ -101,7 +101,7 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
     left, right = column_of(a), column_of(b)
     if isinstance(left, Open) and isinstance(right, Open):
         found = compare(closed(a), closed(b), at)
-        return found or compare(source_of(a).meta(), source_of(b).meta(), _step(at, "meta"))
+        return found or compare(source_in(a).meta(), source_in(b).meta(), _step(at, "meta"))
     if isinstance(left, TensorColumn) and isinstance(right, TensorColumn):
         return _compare_tensors(a, b, at)
     both_unbatched = isinstance(left, Unbatched) and isinstance(right, Unbatched)

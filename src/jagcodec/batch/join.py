@@ -30,7 +30,7 @@ from jagcodec.columns.batch import (
     chosen_of,
     columns_in,
     leaves_of,
-    source_of,
+    source_in,
     views_of,
 )
 from jagcodec.columns.column import as_leaf
@@ -387,7 +387,7 @@ class JoinedRows(Source):
         rows = sum(counts)
         check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
-            first = source_of(parts[0])
+            first = source_in(parts[0])
             sizes = [rows, *first.sizes[1:]]
             super().__init__(names, sizes, first.device, first.allow_pickle)
         else:
@@ -714,7 +714,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         if not isinstance(parts[i], WireBatch):
             parts[i] = _open_one(i, parts[i])
         batch: WireBatch = parts[i]
-        source = source_of(batch)
+        source = source_in(batch)
         sizes = source.sizes
         inner = inner if i else sizes[1:]
         if sizes[1:] != inner:
@@ -735,7 +735,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
 
 def _joined_parts(source: Any) -> Sequence[Any]:
     """The batches that a batch was joined from; the batch itself if it is not a join."""
-    joined = source_of(source) if isinstance(source, WireBatch) else None
+    joined = source_in(source) if isinstance(source, WireBatch) else None
     if isinstance(joined, JoinedRows) and chosen_of(source) is None:
         return [part.select(source.fields) for part in joined.parts()]
     return [source]
@@ -760,7 +760,7 @@ class SideBySide(Source):
         self, columns: Mapping[str, Column], batches: Sequence[WireBatch], pool: RowSplitsPool
     ) -> None:
         """`columns` are those of `batches`; the pool knows the rows of columns in memory."""
-        sources = [source_of(batch) for batch in batches]
+        sources = [source_in(batch) for batch in batches]
         device = next((s.device for s in sources if s.device is not None), None)
         pickle = any(source.allow_pickle for source in sources)
         sizes = common_sizes(source.sizes for source in sources)
@@ -785,7 +785,7 @@ class SideBySide(Source):
 
     def prepare(self, how: Read) -> None:
         for batch in self._batches:
-            source_of(batch).prepare(how)
+            source_in(batch).prepare(how)
 
 
 def common_sizes(batches: Iterable[Sequence[int]]) -> list[int]:

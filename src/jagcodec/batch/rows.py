@@ -36,8 +36,8 @@ from jagcodec.memory.plain_types import host_array
 from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.row_index import Chosen, choose_rows
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.row_index import choose_rows
+from jagcodec.ragged.row_splits import Chosen, RowSplitsPool
 from jagcodec.wire.wire_batch import WireBatch, open_memory, rows_at
 
 

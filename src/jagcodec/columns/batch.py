@@ -193,7 +193,7 @@ def columns_in(batch: Batch) -> Mapping[str, Column]:
     return batch._columns
 
 
-def source_of(batch: Batch) -> Source:
+def source_in(batch: Batch) -> Source:
     """Where the columns of an open batch are from."""
     return batch._source
 
@@ -242,7 +242,7 @@ def _raise_fault(column: Column, error: Exception) -> NoReturn:
     raise found from error
 
 
-def row_lengths_of(batch: Batch, name: str) -> IntArray | None:
+def lengths_of_column(batch: Batch, name: str) -> IntArray | None:
     """(N,) lengths of the chosen rows of a column; None if its rows do not differ in length."""
     column = batch._columns[name]
     try:
@@ -297,7 +297,7 @@ def values_of_batch(batch: Batch, names: Sequence[str] | None = None) -> dict[st
 def to_send(batch: Batch) -> Any:
     """The chosen columns and rows as input for `encode`; rows of documents are not read."""
     if len(batch._source.sizes) > 1:
-        return tensordict_of(batch, leaves_of(batch))
+        return closed_batch(batch, leaves_of(batch))
     columns = batch._columns
     how, sent = Read(batch, columns, As.VIEW), dict[str, Any]()
     for name, column in columns.items():
@@ -323,7 +323,7 @@ def all_stored(each: Sequence[Stored]) -> Stored:
 def closed(column: Any) -> Any:
     """A column in memory: an open batch is read, also where it is a column of a dict."""
     if isinstance(column, Batch):
-        return tensordict_of(column, leaves_of(column))
+        return closed_batch(column, leaves_of(column))
     return with_closed(column) if type(column) is dict else column
 
 
@@ -334,7 +334,7 @@ def with_closed(columns: dict[str, Any]) -> dict[str, Any]:
     return {**columns, **read} if read else columns
 
 
-def tensordict_of(batch: Batch, leaves: dict[str, Any]) -> TensorDict:
+def closed_batch(batch: Batch, leaves: dict[str, Any]) -> TensorDict:
     """A TensorDict of the columns of a batch, which are passed as leaves."""
     source = batch._source
     # Values of registered types decide what TensorDict's constructor makes of them.

@@ -669,7 +669,7 @@ _KINDS: tuple[tuple[type, _Kind], ...] = (
 
 _KIND_OF_TYPE: dict[type, _Kind] = {
     **dict.fromkeys((int, float, bool, str, bytes, tuple, type(None)), HeldColumn),
-    **dict(_KINDS[4:]),
+    **dict(_KINDS),
     **dict.fromkeys(TENSOR_TYPES, _tensor_kind),
     **dict.fromkeys((NonTensorData, NonTensorStack), Payloads),
     TensorDict: TensorDictBatch,

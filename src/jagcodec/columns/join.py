@@ -11,6 +11,7 @@ choose or join rows of jagged leaves.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -56,8 +57,7 @@ from jagcodec.ragged.nested import (
     strided_parts,
 )
 from jagcodec.ragged.of_tensors import device_of
-from jagcodec.ragged.row_index import Chosen
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, concat_views, end_to_end, in_buffers
 
@@ -232,7 +232,7 @@ class _RowJoiner:
         if not plain or chosen is None:
             return np.concatenate(leaves, dtype=dtype)[_indexer(chosen)]
         rows, ones = self._rows_as_cells(chosen)
-        cell = leaves[0][0].nbytes
+        cell = like_array.itemsize * math.prod(inner)
         view = in_buffers(_as_buffers(leaves), torch.uint8, (cell,), rows * cell, ones)
         sizes = (len(rows), *inner)
         return InPlace(view, lambda cells: cells.numpy().reshape(-1).view(dtype).reshape(sizes))

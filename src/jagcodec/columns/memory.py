@@ -14,8 +14,8 @@ from jagcodec.columns.batch import (
     Column,
     Read,
     Source,
+    closed_batch,
     leaves_of,
-    tensordict_of,
 )
 from jagcodec.columns.column import (
     DictBatch,
@@ -201,7 +201,7 @@ class MemoryColumn(Column):
         holder = column_of(column)
         if isinstance(holder, DictBatch):
             batch = self._nested(column, how)
-            return tensordict_of(batch, leaves_of(batch, how))
+            return closed_batch(batch, leaves_of(batch, how))
         if has_host_cells(column):  # `encode` fetches tensors from devices, together
             view = self._view(column, chosen, detach=True)
             if view is not None:
@@ -213,7 +213,7 @@ class MemoryColumn(Column):
 
     def leaf(self, value: Any, how: Read) -> Any:
         if isinstance(value, Batch):
-            return tensordict_of(value, leaves_of(value, how))
+            return closed_batch(value, leaves_of(value, how))
         return leaf_in_memory(value, self.source, self._path())
 
     def face(self, value: Any, how: Read) -> Any:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from jagcodec._arguments import flag_of
 from jagcodec.batch.columns import AnyBatch, concat_in_memory, is_message
 from jagcodec.batch.join import join_rows
-from jagcodec.columns.batch import source_of, views_of
+from jagcodec.columns.batch import source_in, views_of
 from jagcodec.errors import (
     REASONS,
     ArgumentError,
@@ -254,7 +254,7 @@ class _Exchange:
         is_batch = isinstance(batch, WireBatch)
         self.is_open[self.place] = is_batch or is_message(batch)
         if is_batch:
-            return source_of(batch).frames(batch)
+            return source_in(batch).frames(batch)
         if not self.is_open[self.place]:
             return None
         # Checked before it is one blob, in which a frame that is cut would end with zeros.

@@ -27,13 +27,14 @@ from jagcodec.pack.warnings import first_unpadded, warn_of_leftovers, warn_of_re
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import (
+    NestedParts,
     check_jagged,
     is_jagged,
     nested_tensor,
     parts_of,
     view_of_parts,
 )
-from jagcodec.ragged.of_tensors import NestedParts, rows_of_rectangle
+from jagcodec.ragged.of_tensors import rows_of_rectangle
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, check_varlen, refuse_packed, view_of_varlen
 from jagcodec.ragged.views import RaggedView

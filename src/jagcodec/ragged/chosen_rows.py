@@ -9,8 +9,7 @@ import numpy as np
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.extents import check_extent, total_of
-from jagcodec.ragged.row_index import Chosen
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 
 

@@ -9,7 +9,7 @@ functions here read the parts as attributes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from jagcodec.memory.tensor_bytes import (
     plain_array,
     refill,
 )
-from jagcodec.ragged.of_tensors import NestedParts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 
@@ -87,6 +86,15 @@ def check_jagged(jagged: torch.Tensor, path: str) -> None:
 def is_jagged(value: object) -> bool:
     """Whether `value` is a `torch.jagged` nested tensor: ``value.layout is torch.jagged``."""
     return type(value) is NestedTensor
+
+
+class NestedParts(NamedTuple):
+    """The parts of a nested tensor, unread."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor  # (N + 1,), on the device of the values
+    lengths: torch.Tensor | None  # (N,) if there are holes between the rows
+    ragged_dim: int
 
 
 # --- taken apart -------------------------------------------------------------------------------

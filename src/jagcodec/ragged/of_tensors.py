@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,6 @@ def device_of(view: RaggedView) -> torch.device:
     """Where the memory of a view is."""
     memory: Any = view.memory
     return memory.device if view.is_tensor else _CPU
-
-
-class NestedParts(NamedTuple):
-    """The parts of a nested tensor, unread."""
-
-    values: torch.Tensor
-    offsets: torch.Tensor  # (N + 1,), on the device of the values
-    lengths: torch.Tensor | None  # (N,) if there are holes between the rows
-    ragged_dim: int
 
 
 def rows_of_rectangle(

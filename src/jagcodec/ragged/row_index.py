@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
 from jagcodec.memory.arrays import IntArray
-
-Chosen: TypeAlias = "range | IntArray"
-"""Rows that were chosen. A range is contiguous: its step is 1."""
+from jagcodec.ragged.row_splits import Chosen
 
 
 def choose_rows(index: Any, rows: int, where: str) -> Chosen:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jagcodec.memory.arrays import IntArray
+
+Chosen: TypeAlias = "range | IntArray"
+"""Rows that were chosen. A range is contiguous: its step is 1."""
 
 
 class RowSplits:

@@ -24,7 +24,7 @@ from jagcodec._arguments import (
     items_of,
     mapping_of,
 )
-from jagcodec.columns.batch import Batch, Columns, Name, source_of, stored, to_send
+from jagcodec.columns.batch import Batch, Columns, Name, source_in, stored, to_send
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.wire.compress import Compress, compressed, usable_level
@@ -195,7 +195,7 @@ def pending(
         if narrow is not True and as_stored.narrow:
             named = narrow if isinstance(narrow, frozenset) else frozenset()
             narrow = named.union(as_stored.narrow)
-        meta = {**source_of(obj).meta(), **(meta or {})} or None
+        meta = {**source_in(obj).meta(), **(meta or {})} or None
         elide = elide or as_stored.elided
         obj = to_send(obj)
     values = [] if meta is None else _values_of_meta(meta, allow_pickle, default)

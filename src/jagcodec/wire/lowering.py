@@ -38,8 +38,13 @@ from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import as_bytes, plain_array
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import CellIndices, values_of
-from jagcodec.ragged.nested import COLUMN_TYPES, NESTED_TENSOR, parts_of, view_of_checked_parts
-from jagcodec.ragged.of_tensors import NestedParts
+from jagcodec.ragged.nested import (
+    COLUMN_TYPES,
+    NESTED_TENSOR,
+    NestedParts,
+    parts_of,
+    view_of_checked_parts,
+)
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec

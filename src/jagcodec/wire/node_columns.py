@@ -18,8 +18,8 @@ from jagcodec.columns.batch import (
     Source,
     Stored,
     all_stored,
+    closed_batch,
     leaves_of,
-    tensordict_of,
 )
 from jagcodec.columns.column import DictBatch, Packed, column_of, row_count, row_counts
 from jagcodec.columns.fields import FieldSchema
@@ -360,14 +360,14 @@ class _BatchColumn(NodeColumn):
 
     def read(self, how: Read) -> Any:
         message, inner = self.source.message, self._inner()
-        sizes = sizes_of_batch(message, inner, self.source.sizes)
+        sizes = sizes_of_node(message, inner, self.source.sizes)
         return how.batch_type(MessageSource(message, inner, sizes), None, how.chosen)
 
     def to_send(self, how: Read) -> Any:
         return self.leaf(self.read(how), how)
 
     def leaf(self, value: Any, how: Read) -> Any:
-        return tensordict_of(value, leaves_of(value, how))
+        return closed_batch(value, leaves_of(value, how))
 
     def stored(self) -> Stored:
         inner = MessageSource(self.source.message, self._inner(), []).columns()
@@ -411,7 +411,7 @@ class _OtherColumn(NodeColumn):
 
     def leaf(self, value: Any, how: Read) -> Any:
         if isinstance(value, Batch):
-            return tensordict_of(value, leaves_of(value, how))
+            return closed_batch(value, leaves_of(value, how))
         return leaf_in_memory(value, self.source, "$")
 
     def face(self, value: Any, how: Read) -> Any:
@@ -491,7 +491,7 @@ def source_of_message(message: Message, remedy: str = "use decode") -> Source:
     found = batch_in(root)
     if found is not None:
         node, beside = found
-        return MessageSource(message, node, sizes_of_batch(message, node, []), beside, whole=True)
+        return MessageSource(message, node, sizes_of_node(message, node, []), beside, whole=True)
     state = _state_in_documents(message, root)
     if state is None:
         batches = sum(child.kind is Kind.TENSORDICT for child in root.children)
@@ -545,7 +545,7 @@ def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
     return None
 
 
-def sizes_of_batch(message: Message, node: Node, around: Sequence[int]) -> list[int]:
+def sizes_of_node(message: Message, node: Node, around: Sequence[int]) -> list[int]:
     """(N, ...) of a batch; `around` is the batch size of the one that it is in."""
     if node.kind is not Kind.MAP:
         sizes = message.numbers[node.dims : node.end]

@@ -15,10 +15,10 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from jagcodec._arguments import check_name, known_names, unknown_name
 from jagcodec.columns.batch import (
     Batch,
+    closed_batch,
     leaves_of,
+    lengths_of_column,
     names_of,
-    row_lengths_of,
-    tensordict_of,
     values_of_batch,
     with_closed,
 )
@@ -36,7 +36,8 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WireSource
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.row_index import Chosen, choose_rows
+from jagcodec.ragged.row_index import choose_rows
+from jagcodec.ragged.row_splits import Chosen
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame
@@ -44,9 +45,6 @@ from jagcodec.wire.limits import Limits
 from jagcodec.wire.message import Message
 from jagcodec.wire.node_columns import source_of_message
 from jagcodec.wire.opening import open_message, open_store, usable_reading
-from jagcodec.wire.spec import Kind
-
-_JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
 
 class WireBatch(Batch):
@@ -206,7 +204,7 @@ class WireBatch(Batch):
         Raises:
             ArgumentError: Rows were chosen of a column whose rows torch cannot choose.
         """
-        return tensordict_of(self, leaves_of(self))
+        return closed_batch(self, leaves_of(self))
 
     def to_frames(self) -> list[Frame]:
         """The chosen columns and rows as a message, to send on.
@@ -237,7 +235,7 @@ class WireBatch(Batch):
         check_name(name, "WireBatch.row_lengths(name)")
         if name not in self._columns:
             raise unknown_name(name, self._columns, "WireBatch.row_lengths")
-        return row_lengths_of(self, name)
+        return lengths_of_column(self, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The pickle of a batch: the chosen columns and rows as a message, which `open_wire` opens.
