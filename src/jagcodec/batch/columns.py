@@ -287,5 +287,5 @@ def each_column(
             inner = leaf if isinstance(holder, ColumnsBatch) else opened(leaf, path)
             columns[name] = each_column(inner, of_view, of_tensor, where, (*above, name))
         else:
-            columns[name] = holder.array()
+            columns[name] = holder.object_array()
     return columns

@@ -55,13 +55,12 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.extents import check_extent
-from jagcodec.memory.plain_types import usable_device
+from jagcodec.memory.plain_types import check_memory, usable_device
 from jagcodec.pack.warnings import warn_of_swapped_dims
 from jagcodec.packing.lengths import check_row_ends
 from jagcodec.ragged.copy_rows import owned_values
 from jagcodec.ragged.lengths import Lengths, read_lengths
 from jagcodec.ragged.nested import (
-    check_memory,
     is_jagged,
     nested_tensor,
     view_of,

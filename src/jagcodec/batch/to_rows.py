@@ -28,10 +28,9 @@ from jagcodec.columns.column import (
 )
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.extents import check_extent
-from jagcodec.memory.plain_types import check_plain
+from jagcodec.memory.plain_types import check_memory, check_plain
 from jagcodec.memory.tensor_bytes import array_tensor, lacks_kernel, number_array
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import check_memory
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView

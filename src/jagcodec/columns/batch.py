@@ -31,12 +31,18 @@ Name: TypeAlias = tuple[str, ...]
 class Columns(NamedTuple):
     """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
 
-    A column is a tensor, or the array over its memory; a `RaggedView`; an `Item`; a list of N
-    objects; or any other leaf of a TensorDict.
+    A column is a tensor, or the array over its memory; a `RaggedView`; a `CellRows`; an `Item`; a
+    list of N objects; or any other leaf of a TensorDict.
     """
 
     rows: int
     columns: Mapping[str, Any]
+
+
+class CellRows(NamedTuple):
+    """Rows of a tensor (N, ...) in place: each is one cell of the view."""
+
+    view: RaggedView
 
 
 class As(Enum):

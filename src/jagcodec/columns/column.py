@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import (
     LazyStackedTensorDict,
@@ -28,7 +29,7 @@ from jagcodec.columns.batch import Batch, Columns
 from jagcodec.columns.fields import FieldSchema, packed_field
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.plain_types import TENSOR_TYPES
-from jagcodec.memory.tensor_bytes import resolved
+from jagcodec.memory.tensor_bytes import array_in_storage, resolved
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import owned_values, values_of
 from jagcodec.ragged.nested import (
@@ -93,12 +94,25 @@ class HeldColumn:
         """Its rows in place, if its type lets them differ in length."""
         return None
 
+    def is_sent_in_place(self) -> bool:
+        """Whether its view is sent. `encode` fetches tensors from devices, together."""
+        cells = self.cells()
+        return cells is not None and cells.is_cpu
+
     def view_or_copy(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
         """Its rows, if its type lets them differ in length; gradients flow through them."""
         return self.view(path, pool, detach=False)
 
+    def array(self) -> npt.NDArray[Any] | None:
+        """Its rows of one size, in order on the host, as an array over them; None for others."""
+        return None
+
     def objects(self) -> list[Any] | None:
         """Its Python objects, one for each row; None if it has no such rows."""
+        return None
+
+    def own_objects(self) -> list[Any] | None:
+        """`objects` if each row has one of its own, and `Columns` may have them as a list."""
         return None
 
     def leaf(self, rows: int, path: str) -> Any:
@@ -109,7 +123,7 @@ class HeldColumn:
         """What `Columns` of these rows has of it: a list of objects, or its value."""
         return self.value
 
-    def array(self) -> Any:
+    def object_array(self) -> Any:
         """Its objects in an array (N,); any other value unchanged."""
         return self.value
 
@@ -198,6 +212,9 @@ class Dense(TensorColumn):
 
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("tensor", self.value.dtype, (rows, *self.value.shape[1:]))
+
+    def array(self) -> npt.NDArray[Any] | None:
+        return array_in_storage(self.value.detach())
 
 
 class Sparse(TensorColumn):
@@ -338,6 +355,9 @@ class ViewColumn(HeldColumn):
         view: RaggedView = self.value
         return view
 
+    def is_sent_in_place(self) -> bool:
+        return True
+
     def leaf(self, rows: int, path: str) -> Any:
         view = self.value
         return nested_tensor(owned_values(view), view.row_splits, view.ragged_dim)
@@ -453,11 +473,11 @@ class ObjectList(HeldColumn):
     def leaf(self, rows: int, path: str) -> Any:
         return non_tensor.leaf_of_rows(self.value)
 
-    def array(self) -> Any:
+    def object_array(self) -> Any:
         return non_tensor.object_array(self.value)
 
     def face(self, path: str) -> Any:
-        return self.array()
+        return self.object_array()
 
     def converted(self, other: HeldColumn, path: str) -> Any:
         return other.objects()
@@ -488,11 +508,15 @@ class Payloads(HeldColumn):
             return non_tensor.rows_of_leaf(self.value, rows)
         return Array(array).in_columns(rows)
 
-    def array(self) -> Any:
+    def own_objects(self) -> list[Any] | None:
+        stack = self.value
+        return non_tensor.payloads_of_stack(stack) if non_tensor.is_stack(stack) else None
+
+    def object_array(self) -> Any:
         return non_tensor.objects_of_leaf(self.value)
 
     def face(self, path: str) -> Any:
-        return self.array()
+        return self.object_array()
 
     def converted(self, other: HeldColumn, path: str) -> Any:
         if isinstance(other, ObjectList):
@@ -763,16 +787,3 @@ def _names_of(batch: Any) -> Any:
     """The dim names of a TensorDict; None if no dim has one."""
     # tensordict 0.10 rejects names, even None, if a leaf is a NonTensorStack.
     return batch.names if any(name is not None for name in batch.names) else None
-
-
-def has_host_cells(column: Any) -> bool:
-    """Whether a column has its cells in a CPU tensor."""
-    cells = column_of(column).cells()
-    return cells is not None and cells.is_cpu
-
-
-def view_in_memory(
-    column: Any, pool: RowSplitsPool, path: str, *, detach: bool
-) -> RaggedView | None:
-    """The rows of a jagged or packed column in memory; None for any other column."""
-    return column_of(column).view(path, pool, detach=detach)

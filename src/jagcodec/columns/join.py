@@ -45,17 +45,12 @@ from jagcodec.columns.column import (
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.extents import check_extent, total_of
+from jagcodec.memory.plain_types import check_memory
 from jagcodec.memory.tensor_bytes import array_in_storage, as_bytes, cat_bits
 from jagcodec.packing.lengths import check_size
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import gathered, take_rows, values_of
-from jagcodec.ragged.nested import (
-    COLUMN_TYPES,
-    check_memory,
-    nested_tensor,
-    strided_nested,
-    strided_parts,
-)
+from jagcodec.ragged.nested import COLUMN_TYPES, nested_tensor, strided_nested, strided_parts
 from jagcodec.ragged.of_tensors import device_of
 from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import varlen_column

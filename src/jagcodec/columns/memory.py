@@ -11,6 +11,7 @@ import torch
 from jagcodec.columns.batch import (
     As,
     Batch,
+    CellRows,
     Column,
     Read,
     Source,
@@ -19,10 +20,9 @@ from jagcodec.columns.batch import (
 )
 from jagcodec.columns.column import (
     DictBatch,
+    HeldColumn,
     Packed,
     column_of,
-    has_host_cells,
-    view_in_memory,
 )
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import plan_rows, select_leaf
@@ -85,8 +85,7 @@ class MemorySource(Source):
     def check_rows(self, column: Any, *names: str) -> None:
         """Check that a column, which the caller may have changed, has the rows of the batch."""
         sizes: Any = self.sizes
-        packed = isinstance(column_of(column), Packed)
-        found = [len(column.cu_seqlens) - 1] if packed else sizes_of(column, sizes)
+        found = sizes_of(column, sizes)
         if found != sizes:
             path = "".join([self.path, *(f"[{name!r}]" for name in names)])
             remedy = "open the batch again after a change of its columns"
@@ -176,7 +175,7 @@ class MemoryColumn(Column):
     def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
         source, value = self.source, self.value
         source.check_rows(value, *self._names())
-        view = view_in_memory(value, source.pool, self._path(), detach=True)
+        view = column_of(value).view(self._path(), source.pool, detach=True)
         if view is None:
             return None
         return view.row_splits.lengths if chosen is None else view.row_splits.lengths[chosen.at]
@@ -188,7 +187,7 @@ class MemoryColumn(Column):
         if isinstance(holder, DictBatch):
             return self._nested(column, how)
         if how.form is As.VIEW:
-            view = self._view(column, chosen, detach=False)
+            view = self._view(holder, chosen, detach=False)
             if view is not None:
                 return view
         if chosen is not None:
@@ -202,11 +201,14 @@ class MemoryColumn(Column):
         if isinstance(holder, DictBatch):
             batch = self._nested(column, how)
             return closed_batch(batch, leaves_of(batch, how))
-        if has_host_cells(column):  # `encode` fetches tensors from devices, together
-            view = self._view(column, chosen, detach=True)
+        if holder.is_sent_in_place():
+            view = self._view(holder, chosen, detach=True)
             if view is not None:
                 return view
         if chosen is not None:
+            found = _to_send(holder, chosen)
+            if found is not None:
+                return found
             column = select_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
         packed = isinstance(holder, Packed)
         return leaf_in_memory(column, self.source, self._path()) if packed else column
@@ -219,13 +221,17 @@ class MemoryColumn(Column):
     def face(self, value: Any, how: Read) -> Any:
         return face_in_memory(value, self.source, self._path(), how)
 
-    def _view(self, column: Any, chosen: ChosenRows | None, *, detach: bool) -> RaggedView | None:
+    def _view(
+        self, holder: HeldColumn, chosen: ChosenRows | None, *, detach: bool
+    ) -> RaggedView | None:
         """The chosen rows of a jagged or packed column in place; None for any other column."""
         pool = self.source.pool
-        view = view_in_memory(column, pool, self._path(), detach=detach)
+        view = holder.view(self._path(), pool, detach=detach)
         if view is None:
             return None
-        view = replace(view, row_splits=pool.unique(view.row_splits))
+        splits = pool.unique(view.row_splits)
+        if splits is not view.row_splits:
+            view = replace(view, row_splits=splits)
         return view if chosen is None else chosen.of_view(view)
 
     def _nested(self, column: Any, how: Read) -> Batch:
@@ -253,6 +259,17 @@ class MemoryColumn(Column):
 
     def _at(self, place: str) -> str:
         return place if self.name is None else f"{place}[{self.name!r}]"
+
+
+def _to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
+    """Chosen rows of one size in place, or of objects as a list; None for any other column."""
+    objects = holder.own_objects()
+    if objects is not None:
+        return [objects[i] for i in chosen.rows]
+    if isinstance(chosen.index, range):
+        return None  # of a tensor, which a slice aliases
+    array = holder.array()
+    return None if array is None else CellRows(chosen.of_array(array, holder.value.dtype))
 
 
 def columns_and_meta(batch: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -11,19 +11,25 @@ from jagcodec._arguments import ARRAY_TYPES
 from jagcodec.memory.plain_types import TENSOR_TYPES
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, rows_in
 from jagcodec.ragged.non_tensor import sizes_of_batch
+from jagcodec.ragged.varlen import rows_in_packed
+from jagcodec.ragged.views import RaggedView
 
 
 def sizes_of(column: Any, sizes: list[int]) -> list[int]:
     """The sizes that a column has in place of those of its batch; these if any fit.
 
-    It may be any column but a `PackedColumn`. Any sizes fit a dict: its columns are checked when
-    they are read.
+    Any sizes fit a dict: its columns are checked when they are read.
     """
     if not sizes:  # of a batch without dims
         return sizes
     if isinstance(column, list):
         return [list.__len__(column)]  # a subclass may report another length
     if type(column) not in _PLAIN:
+        if isinstance(column, RaggedView):
+            return [column.row_splits.rows]
+        packed = rows_in_packed(column)
+        if packed is not None:
+            return [packed]
         if isinstance(column, (dict, UnbatchedTensor)):
             return sizes
         if isinstance(column, TensorDictBase) or is_tensorclass(column):

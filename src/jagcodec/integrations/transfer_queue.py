@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -55,8 +55,9 @@ from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, same_wid
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged.nested import parts_of
 from jagcodec.ragged.non_tensor import batch_of, is_stack, rows_of_leaf
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.cut import parts_to_send
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
 from jagcodec.wire.wire_batch import WireBatch, open_wire
@@ -155,11 +156,24 @@ class StorageOptions:
     limits: Limits = DEFAULT_LIMITS
 
     def encode(self, columns: Columns, meta: Mapping[str, Any] | None = None) -> list[Any]:
-        try:
+        with self._remedy():
             return encode(columns, narrow=self.narrow, allow_pickle=self.allow_pickle, meta=meta)
+
+    @contextmanager
+    def _remedy(self) -> Iterator[None]:
+        """Errors of values that are not encoded name the option."""
+        try:
+            yield
         except UnsupportedTypeError as error:
             detail = f"{error.detail}; or set backend.{NAME}.jagcodec.allow_pickle to true"
             raise UnsupportedTypeError(error.reason, error.path, detail) from error
+
+    def parts(self, columns: Columns, groups: Sequence[Chosen]) -> list[Columns]:
+        """These rows of columns, which `encode` makes a message each."""
+        with self._remedy():
+            return parts_to_send(
+                columns, groups, narrow=self.narrow, allow_pickle=self.allow_pickle
+            )
 
     def open(self, frames: Any, limits: Limits | None = None) -> WireBatch:
         return open_wire(frames, allow_pickle=self.allow_pickle, limits=limits or self.limits)
@@ -225,16 +239,17 @@ def content_of(body: Any, where: str) -> Any:
 def sendable(data: Any) -> Columns:
     """The columns of a put; rectangles become jagged, because TransferQueue nests their rows."""
     splits: dict[int, RowSplits] = {}
-    rows = len(data)
+    rows, pool = len(data), RowSplitsPool()
 
     def column(name: str, leaf: Any) -> Any:
         holder = column_of(leaf)
         if isinstance(holder, Payloads):
             if is_stack(leaf):
-                return leaf
+                objects = holder.own_objects()
+                return leaf if objects is None else objects
             values = _dealt(leaf.data, rows)
             return _column_of(values, [1] * len(values))
-        view = holder.view(f"put({name!r})", RowSplitsPool(), detach=True)
+        view = holder.view(f"put({name!r})", pool, detach=True)
         if view is not None:
             return view
         if not isinstance(holder, Dense):
@@ -689,9 +704,8 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         columns, options = sendable(data), self._options
         if len(groups) == 1:
             return [options.encode(columns)]
-        wide = replace(options, narrow=False)  # each message is made narrow by itself
-        batch = wide.open(wide.encode(columns), NO_LIMITS)
-        return [options.encode(to_send(batch.rows(rows))) for rows in groups]
+        chosen = [np.array(rows, dtype=np.int64) for rows in groups]
+        return [options.encode(part) for part in options.parts(columns, chosen)]
 
 
 # --- registration ------------------------------------------------------------------------------

@@ -72,6 +72,12 @@ def check_plain(value: Any, path: str) -> None:
         raise ArgumentTypeError("bad_dtype", path, detail)
 
 
+def check_memory(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a tensor without memory to copy rows from. Meta tensors pass: they have shapes."""
+    if not (type(tensor) in TENSOR_TYPES and tensor.is_meta):
+        check_plain(tensor, path)
+
+
 def check_rectangle(value: Any, path: str) -> None:
     """Refuse anything but a plain strided tensor that is not nested."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 
 from jagcodec.memory import aligned
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
     as_words,
@@ -128,3 +130,10 @@ def _on_host(tensors: Sequence[torch.Tensor], kept: bool) -> list[torch.Tensor]:
         else:
             module.synchronize()
     return copies
+
+
+def host_numbers(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
+    """The numbers of a tensor as int64s on the host; from `copies`, if they were fetched."""
+    if not numbers.is_cpu:
+        numbers = numbers.cpu() if copies is None else copies.of(numbers)
+    return np.ascontiguousarray(numbers.detach().numpy(), dtype=np.int64)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import IntArray
@@ -12,11 +14,14 @@ from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 
+if TYPE_CHECKING:
+    import torch
+
 
 class ChosenRows:
     """Rows chosen of a batch, found once among equal rows for all of its columns."""
 
-    __slots__ = ("_found", "at", "index", "pool")
+    __slots__ = ("_cells", "_found", "at", "index", "pool")
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
@@ -25,9 +30,15 @@ class ChosenRows:
         self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows that were not found here
         # The splits of all rows are kept, so that their id stays theirs.
         self._found: dict[int, tuple[RowSplits, IntArray, RowSplits]] = {}
+        self._cells: tuple[RowSplits, IntArray] | None = None  # if each row is one cell
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def rows(self) -> Iterable[int]:
+        """The chosen rows, for a loop over them."""
+        return self.index if isinstance(self.index, range) else self.index.tolist()
 
     def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
         """The splits of the chosen rows, and the cell where each begins."""
@@ -40,14 +51,25 @@ class ChosenRows:
 
     def _rows_of(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
         if rows.one_cell_each:
-            starts = np.asarray(self.index, dtype=np.int64)
-            return RowSplits.of_cells(len(starts)), starts
+            return self._rows_as_cells()
         at = self.at
         lengths = np.ascontiguousarray(rows.lengths[at])
         # Rows may repeat, and cells without bytes cost nothing, so the sum may not fit.
         if len(lengths) * rows.max > INT64_MAX:
             check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
         return self.pool.unique(RowSplits.from_lengths(lengths)), rows.starts[at]
+
+    def _rows_as_cells(self) -> tuple[RowSplits, IntArray]:
+        """What `among` gives of rows of one cell each, however many there are."""
+        if self._cells is None:
+            starts = np.asarray(self.index, dtype=np.int64)
+            self._cells = RowSplits.of_cells(len(starts)), starts
+        return self._cells
+
+    def of_array(self, array: npt.NDArray[Any], dtype: torch.dtype) -> RaggedView:
+        """The chosen rows of an array in place, each as one cell."""
+        splits, starts = self._rows_as_cells()
+        return RaggedView(array, dtype, array.shape, 1, starts, splits)
 
     def of_view(self, view: RaggedView) -> RaggedView:
         """The chosen rows of a column in place; a range of rows that are end to end stays so."""

@@ -20,8 +20,8 @@ from jagcodec._dependencies import check_attributes, private_names
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.extents import check_extent, total_of
-from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
-from jagcodec.memory.staging import HostCopies, to_device
+from jagcodec.memory.plain_types import TENSOR_TYPES, check_memory, check_plain
+from jagcodec.memory.staging import HostCopies, host_numbers, to_device
 from jagcodec.memory.tensor_bytes import (
     as_words,
     cat_bits,
@@ -68,12 +68,6 @@ def check_column(column: Any, path: str) -> None:
     """Refuse a tensor or an array of any other type as a column."""
     if type(column) not in COLUMN_TYPES and isinstance(column, (torch.Tensor, np.ndarray)):
         check_plain(column, path)
-
-
-def check_memory(tensor: torch.Tensor, path: str) -> None:
-    """Refuse a tensor without memory to copy rows from. Meta tensors pass: they have shapes."""
-    if not (type(tensor) in TENSOR_TYPES and tensor.is_meta):
-        check_plain(tensor, path)
 
 
 def check_jagged(jagged: torch.Tensor, path: str) -> None:
@@ -204,13 +198,6 @@ def view_of_checked_parts(
         raise ArgumentError("bad_length", path, detail)
     row_splits = RowSplits.from_lengths(lengths)
     return RaggedView(values, values.dtype, shape, dim, starts, row_splits)
-
-
-def host_numbers(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
-    """The numbers of a tensor as int64s on the host; from `copies`, if they were fetched."""
-    if not numbers.is_cpu:
-        numbers = numbers.cpu() if copies is None else copies.of(numbers)
-    return np.ascontiguousarray(numbers.detach().numpy(), dtype=np.int64)
 
 
 # --- made --------------------------------------------------------------------------------------

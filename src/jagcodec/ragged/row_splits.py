@@ -12,10 +12,11 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from jagcodec.memory.arrays import IntArray
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
-Chosen: TypeAlias = "range | IntArray"
+Chosen: TypeAlias = range | IntArray
 """Rows that were chosen. A range is contiguous: its step is 1."""
 
 

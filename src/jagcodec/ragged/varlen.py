@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain
-from jagcodec.memory.staging import HostCopies, to_device
+from jagcodec.memory.plain_types import LENGTH_DTYPES, check_memory, check_plain
+from jagcodec.memory.staging import HostCopies, host_numbers, to_device
 from jagcodec.packing.lengths import check_size
 from jagcodec.ragged.copy_rows import cell_index, values_of
-from jagcodec.ragged.nested import check_memory, host_numbers
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 
@@ -39,6 +38,11 @@ class PackedColumn(NamedTuple):
 def is_packed(value: object) -> bool:
     """Whether a value is a varlen column."""
     return isinstance(value, PackedColumn)
+
+
+def rows_in_packed(column: object) -> int | None:
+    """N of a varlen column; None for anything else."""
+    return len(column.cu_seqlens) - 1 if isinstance(column, PackedColumn) else None
 
 
 def refuse_packed(value: object, path: str, expected: str) -> None:

@@ -380,10 +380,15 @@ def objects_in(
     else:
         items = _decode_messages(message, budget, depth, data, bounds, rows)
         if node.kind is Kind.NON_TENSOR_ROWS:
-            for row, item in zip(rows, items, strict=True):
-                if is_non_tensor(item):  # which tensordict would open
-                    raise inside(bad("a payload", type(item).__name__), int(row))
+            _check_payloads(items, rows)
     return items if index is None else [items[k] for k in index.tolist()]
+
+
+def _check_payloads(items: Sequence[Any], rows: Sequence[int]) -> None:
+    """Refuse objects that tensordict would open."""
+    for row, item in zip(rows, items, strict=True):
+        if is_non_tensor(item):
+            raise inside(bad("a payload", type(item).__name__), int(row))
 
 
 def arrays(message: Message, node: Node, chosen: ChosenRows | None = None) -> list[Any]:

@@ -20,7 +20,7 @@ from tensordict import (
 
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import result_of
-from jagcodec.columns.batch import Batch, Columns, Name, to_send
+from jagcodec.columns.batch import Batch, CellRows, Columns, Name, to_send
 from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import (
     ArgumentError,
@@ -102,7 +102,7 @@ class Lowering:
         self._indices: CellIndices = {}  # of rows on devices
         # What gives items their data once the devices were waited for, in this order.
         self._unread: list[Callable[[HostCopies], None]] = []
-        self._messages: list[RowMessages] = []
+        self.messages: list[RowMessages] = []
 
     @functools.cached_property
     def _pool(self) -> RowSplitsPool:
@@ -114,13 +114,29 @@ class Lowering:
             self.values.append(tree)
             tree = None
         self.values += values
-        lowered = self._lowered(tree, self._messages)
+        lowered = self._lowered(tree, self.messages)
+        self._fetch()
+        return lowered
+
+    def _fetch(self) -> None:
+        """Wait for the devices once, and give items the cells that were there."""
         if self._unread:
             copies = HostCopies()
             copies.fetch(self._on_devices)
             for read in self._unread:
                 read(copies)
-        return lowered
+
+    def items_of(self, batch: Columns) -> dict[str, Item]:
+        """The columns of a batch that are one item with its rows, once `messages` are written."""
+        found: dict[str, Any] = {}
+        items = self.items
+        for name, column in batch.columns.items():
+            first = len(items)
+            self._lower_each_column({name: column}, [batch.rows], _COLUMN_HANDLERS)
+            if len(items) == first + 1:
+                found[name] = items[first]
+        self._fetch()
+        return {name: item for name, item in found.items() if _has_rows(item, batch.rows)}
 
     def _lowered(self, tree: Tree, messages: Sequence[RowMessages] = ()) -> Lowered:
         packed = self._pack_document(self.values) if self.values else NO_VALUES
@@ -372,7 +388,7 @@ class Lowering:
         item = item_of_documents([b""] * len(rows), same)
         item.stored = PLAIN + spec.BLOBS
         self.items.append(item)
-        self._messages.append(RowMessages(item, lowered, places))
+        self.messages.append(RowMessages(item, lowered, places))
         return _OF_DOCUMENTS
 
     def _lower_row(self, i: int, row: Any) -> bytes | Lowered:
@@ -445,12 +461,21 @@ class Lowering:
 
     def _lower_cells(self, array: np.ndarray[Any, Any], dtype: str) -> Tree:
         """An array, of a dtype that torch has, as the tensor over its memory."""
-        shape = array.shape
-        if len(shape) > spec.MAX_NDIM:
-            rank = len(shape)
-            raise self._unsupported(array, f" with {rank} dims: the limit is {spec.MAX_NDIM}")
+        self._check_rank(array)
         data = array if array.flags.c_contiguous else bytes_in_order(array)
-        return self._add(Item(data, shape, None, dtype))
+        return self._add(Item(data, array.shape, None, dtype))
+
+    def _check_rank(self, cells: Any) -> None:
+        """Refuse an array or a tensor of more dims than messages have."""
+        if cells.ndim > spec.MAX_NDIM:
+            found = f" with {cells.ndim} dims: the limit is {spec.MAX_NDIM}"
+            raise self._unsupported(cells, found)
+
+    def _lower_cell_rows(self, rows: CellRows) -> Tree:
+        """Rows of an array in place, as the tensor of them."""
+        view: Any = rows.view
+        self._check_rank(view.memory)
+        return self._add(Item(view, view.values_shape, None, TORCH_NAMES[view.dtype]))
 
     def _lower_view(self, view: RaggedView) -> Tree:
         """The rows of a view: in place where they are scattered in memory on the host."""
@@ -530,16 +555,14 @@ class Lowering:
     def _lower_dense(self, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
         """A TENSOR; an `unchanged` one is not stored in another way."""
         dtype, dims = self._readable_dtype(tensor), tuple(tensor.shape)
-        rank = len(dims)
-        if rank > spec.MAX_NDIM:
-            raise self._unsupported(tensor, f" with {rank} dims: the limit is {spec.MAX_NDIM}")
+        self._check_rank(tensor)
         item = Item(None, dims, None, None if unchanged else dtype)
         if tensor.is_cpu:
             item.data = as_bytes(tensor)
         else:
             self._read_later(item, tensor)
         self._add(item)
-        return (Code.TENSOR, dtype, rank)
+        return (Code.TENSOR, dtype, len(dims))
 
     def _lower_jagged(self, jagged: torch.Tensor) -> Tree:
         """A jagged tensor; of one with holes on a device only rows leave it."""
@@ -677,14 +700,11 @@ class Lowering:
     def _check_batch_size(self, column: Any, sizes: list[int], name: str) -> None:
         """Refuse a column with other rows than its batch: the caller may have changed it."""
         nested = False
-        if type(column) is RaggedView:
-            found = [column.row_splits.rows]
-        else:
-            if type(column) not in _COLUMN_TYPES:
-                nested = isinstance(column, TensorDictBase) or is_tensorclass(column)
-                if not nested:
-                    return
-            found = sizes_of(column, sizes)
+        if type(column) not in _COLUMN_TYPES:
+            nested = isinstance(column, TensorDictBase) or is_tensorclass(column)
+            if not nested:
+                return
+        found = sizes_of(column, sizes)
         if found != sizes:
             if self._path[-1:] == [name]:
                 self._path.pop()  # the fault is that of its batch
@@ -809,7 +829,7 @@ _REMEDY_OF_BATCHES = (
     "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
 )
 
-_COLUMN_TYPES = COLUMN_TYPES | {list}
+_COLUMN_TYPES = COLUMN_TYPES | {list, RaggedView}
 
 _Handler = Callable[[Lowering, Any], Tree]
 
@@ -851,6 +871,7 @@ _LEAF_HANDLERS: dict[type, _Handler] = {
 _COLUMN_HANDLERS: dict[type, _Handler] = {
     **_LEAF_HANDLERS,
     RaggedView: Lowering._lower_view,
+    CellRows: Lowering._lower_cell_rows,
     np.ndarray: Lowering._lower_rectangle,
     list: Lowering._lower_object_rows,
 }

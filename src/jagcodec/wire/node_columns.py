@@ -253,8 +253,9 @@ class _JaggedColumn(NodeColumn):
         numbers = source.message.numbers
         rows = source.message.header.groups[numbers[node.number + GROUP]].rows
         if rows != source.rows:
+            _, _, dim = node.fields
             # Batches of several dims have columns that are ragged in a later one.
-            self._check_rows(rows, *numbers[node.dims : node.dims + node.fields[2] - 1])
+            self._check_rows(rows, *numbers[node.dims : node.dims + dim - 1])
 
     def _made(self, values: torch.Tensor, view: RaggedView, how: Read) -> Any:
         """The column of values that are end to end."""

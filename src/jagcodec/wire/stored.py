@@ -32,7 +32,7 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
     """
     tree, items, values, unbacked, messages, asks_for_more = lowered
     for rows in messages:
-        _write_rows(rows, narrows=narrows)
+        write_rows(rows, narrows=narrows)
     if narrows or elides:
         small = _smaller(items, elides=elides)
         writer = MessageWriter()
@@ -49,7 +49,7 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
     return writer.finish(start_of(tree), writer.place(items), values, unbacked)
 
 
-def _write_rows(messages: RowMessages, *, narrows: bool) -> None:
+def write_rows(messages: RowMessages, *, narrows: bool) -> None:
     """Give an item of rows its data: a message for each row."""
     made = {}
     for i, row in messages.rows.items():

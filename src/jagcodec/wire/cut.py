@@ -1,0 +1,76 @@
+"""`parts_to_send`: rows of one batch for several messages, whose values are lowered once.
+
+Objects are packed and cells on devices fetched for the whole batch. Each message then takes its
+rows in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec.columns.batch import Batch, Column, Columns, Read, to_send
+from jagcodec.columns.memory import MemorySource
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.row_splits import Chosen, RowSplits
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.items import Item, item_of_view
+from jagcodec.wire.lowering import Lowering
+from jagcodec.wire.stored import write_rows
+from jagcodec.wire.torch_dtypes import torch_dtype
+
+
+def parts_to_send(
+    batch: Columns, parts: Iterable[Chosen], *, narrow: bool, allow_pickle: bool
+) -> list[Any]:
+    """The rows of each part as input for `encode`, which must get the same options.
+
+    An error names the row of the batch.
+    """
+    lowering = Lowering(allow_pickle, narrow=narrow)
+    items = lowering.items_of(batch)
+    for rows in lowering.messages:
+        write_rows(rows, narrows=narrow)
+    source = MemorySource(batch.columns, [batch.rows], {})
+    one_each = RowSplits.of_cells(batch.rows)
+    columns: dict[str, Column] = {**source.columns()}
+    columns |= {name: _ItemColumn(item, one_each) for name, item in items.items()}
+    return [to_send(Batch(source, columns, ChosenRows(rows))) for rows in parts]
+
+
+class _ItemColumn(Column):
+    """A column that is ready to be placed; it can only be sent."""
+
+    __slots__ = ("_array", "_item", "_view")
+
+    def __init__(self, item: Item, one_each: RowSplits) -> None:
+        self._item = item
+        data, dtype = item.data, item.dtype
+        # Numbers, one for each row: to copy them at once is faster than to note where they are.
+        one = type(data) is np.ndarray and item.splits is None and len(item.dims) == 1
+        one = one and data.shape == item.dims
+        self._array = data if one else None
+        if not isinstance(data, RaggedView):
+            memory = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data
+            cells = torch.uint8 if dtype is None else torch_dtype(dtype)
+            splits = item.splits or one_each
+            data = RaggedView(memory, cells, item.dims, item.ragged_dim, None, splits)
+        self._view: RaggedView = data
+
+    def to_send(self, how: Read) -> Any:
+        item, chosen = self._item, how.chosen
+        if chosen is None:
+            return item
+        if item.dtype is None and not len(chosen):
+            return []  # objects
+        if self._array is not None:
+            return Item(self._array[chosen.at], (len(chosen),), None, item.dtype)
+        made = item_of_view(chosen.of_view(self._view), item.dtype, ragged=item.splits is not None)
+        made.stored = item.stored
+        if item.same is not None:
+            firsts: dict[int, int] = {}
+            made.same = [firsts.setdefault(item.same[row], i) for i, row in enumerate(chosen.rows)]
+        return made

@@ -1,0 +1,89 @@
+"""Rows of one batch in several messages: as if each were encoded by itself, lowered once."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import UnsupportedTypeError, decode, encode, open_wire
+from jagcodec.columns.batch import Columns
+from jagcodec.ragged.non_tensor import stack_of_payloads
+from jagcodec.ragged.row_index import choose_rows
+from jagcodec.wire import lowering
+from jagcodec.wire.cut import parts_to_send
+from tests.helpers import nested
+from tests.oracle import assert_same
+from tests.strategies import indices, tensordicts
+
+
+def columns_of(td):
+    return Columns(len(td), dict(td.items()))
+
+
+def cut(columns, groups, narrow=False):
+    parts = parts_to_send(columns, groups, narrow=narrow, allow_pickle=False)
+    return [encode(part, narrow=narrow) for part in parts]
+
+
+@given(st.data(), tensordicts(lazy=False), st.booleans())
+def test_parts_are_the_rows_of_the_message_of_all(data, td, narrow):
+    drawn = [data.draw(indices(len(td))) for _ in range(data.draw(st.integers(1, 3)))]
+    groups = [choose_rows(index, len(td), "index") for index, _ in drawn]
+    whole = open_wire(encode(columns_of(td)))
+    for frames, group in zip(cut(columns_of(td), groups, narrow), groups, strict=True):
+        assert_same(decode(frames), decode(whole.rows(group).to_frames()))
+
+
+def every_kind():
+    shared = {"role": "user", "text": "x" * 2000}
+    pictures = [{"image": np.full((40, 40), i, np.uint8), "id": i} for i in range(6)]
+    return TensorDict(
+        {
+            "ids": nested([range(i) for i in range(6)]),
+            "wide": torch.arange(6 * 5000).view(6, 5000),
+            "half": torch.arange(6).to(torch.bfloat16),
+            "reward": torch.rand(6, requires_grad=True),
+            "complex": torch.rand(6, dtype=torch.complex64).conj(),
+            "messages": stack_of_payloads([shared, "b", shared, None, 5, shared]),
+            "pictures": stack_of_payloads(pictures),
+            "arrays": stack_of_payloads([np.arange(i) for i in range(6)]),
+            "texts": NonTensorData(np.array(["a", "bcd"] * 3), batch_size=[6]),
+            "step": NonTensorData(7, batch_size=[6]),
+            "inner": TensorDict({"x": torch.arange(6)}, [6]),
+        },
+        [6],
+    )
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("rows", [[0, 3, 5], [5, 5, 1], [], range(2, 5), range(6)])
+def test_columns_of_every_kind(rows, narrow):
+    rows = rows if isinstance(rows, range) else np.array(rows, dtype=np.int64)
+    columns = columns_of(every_kind())
+    whole = open_wire(encode(columns))
+    for frames in cut(columns, [rows, rows], narrow):
+        assert_same(decode(frames), decode(whole.rows(rows).to_frames()))
+
+
+def test_objects_that_are_one_are_known_as_one_in_a_part():
+    columns = columns_of(every_kind().select("messages"))
+    (part,) = parts_to_send(columns, [np.array([3, 2, 5, 0, 1])], narrow=False, allow_pickle=False)
+    found = decode(encode(part, elide=True))["messages"].tolist()
+    assert found[1] is found[2] is found[3]
+
+
+def test_objects_are_packed_once_for_all_parts():
+    columns = columns_of(every_kind().select("messages", "ids"))
+    with mock.patch.object(lowering, "packed_at_once", wraps=lowering.packed_at_once) as packed:
+        cut(columns, [np.array([i]) for i in range(6)])
+    assert packed.call_count == 1
+
+
+def test_an_error_names_the_row_of_the_batch():
+    columns = Columns(3, {"x": NonTensorStack(1, 2, object())})
+    with pytest.raises(UnsupportedTypeError, match=r"^\$\.x\[2\]"):
+        cut(columns, [np.array([0]), np.array([2])])
