@@ -56,10 +56,9 @@ class RaggedView:
         """Whether the rows fill the memory, one after the other."""
         return self.starts is None
 
-    @property
-    def in_order(self) -> Any:
-        """What a writer copies: the memory, if the rows are end to end; else the view."""
-        return self.memory if self.starts is None else self
+    def to_write(self) -> tuple[Any, tuple[int, ...]]:
+        """What a writer copies, the memory or the view, and the dims of its values."""
+        return (self.memory, self.shape) if self.starts is None else (self, self.values_shape)
 
     @property
     def is_tensor(self) -> bool:
@@ -198,34 +197,26 @@ class RaggedView:
         outer = math.prod(self.shape[: self.ragged_dim - 1])
         return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)
 
-    def part(self, first: int, row_splits: RowSplits) -> RaggedView:
-        """Rows that are end to end from a cell on, of rows that are; `ragged_dim` is 1."""
-        memory: Any = self.memory
-        total, inner = row_splits.total, self.shape[1:]
-        if type(memory) is np.ndarray:
-            cell = math.prod(inner) * self.dtype.itemsize
-            if memory.itemsize > 1 or memory.ndim > 1:
-                memory = array_bytes(memory)
-            memory = memory[first * cell : (first + total) * cell]
-        else:
-            memory = memory[first : first + total]
-        return RaggedView(memory, self.dtype, (total, *inner), 1, None, row_splits)
-
     def pick(self, index: Any, starts: IntArray, row_splits: RowSplits) -> RaggedView:
         """Rows of an index, which is a slice or numbers; a range of rows end to end stays so.
 
         `starts` has the cells where they begin if the rows of this view are end to end.
         """
-        lengths = None
-        if self.starts is None:
-            if isinstance(index, slice) and self.ragged_dim == 1:
-                return self.part(starts.item(0) if len(starts) else 0, row_splits)
-        else:
+        memory: Any = self.memory
+        shape, dim, lengths = self.shape, self.ragged_dim, None
+        if self.starts is not None:
             starts = self.row_starts()[index]
             if self.run_lengths is not None:
                 lengths = self.run_lengths[index]
-        memory, dtype, shape, dim = self.memory, self.dtype, self.shape, self.ragged_dim
-        return RaggedView(memory, dtype, shape, dim, starts, row_splits, lengths)
+        elif isinstance(index, slice) and dim == 1:
+            first, total = starts.item(0) if len(starts) else 0, row_splits.total
+            unit, shape = 1, (total, *shape[1:])
+            if type(memory) is np.ndarray:
+                unit = math.prod(shape[1:]) * self.dtype.itemsize
+                memory = array_bytes(memory) if memory.itemsize > 1 or memory.ndim > 1 else memory
+            memory = memory[first * unit : (first + total) * unit]
+            return RaggedView(memory, self.dtype, shape, 1, None, row_splits)
+        return RaggedView(memory, self.dtype, shape, dim, starts, row_splits, lengths)
 
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """A view of some of the rows, in any order; `row_splits` has their lengths."""

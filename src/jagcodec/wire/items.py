@@ -94,8 +94,8 @@ def item_of_bytes(data: Any, dims: tuple[int, ...] = ()) -> Item:
 
 def item_of_view(view: Any, dtype: str | None, *, ragged: bool = True) -> Item:
     """The item of rows that are sent on as messages have them; without `ragged` of a rectangle."""
-    splits = view.row_splits if ragged else None
-    return Item(view.in_order, view.values_shape, splits, dtype, view.ragged_dim)
+    data, dims = view.to_write()
+    return Item(data, dims, view.row_splits if ragged else None, dtype, view.ragged_dim)
 
 
 def item_of_index(starts: IntArray) -> Item:

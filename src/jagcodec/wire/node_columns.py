@@ -182,9 +182,11 @@ class NodeColumn(Column):
         return value
 
     def stored(self) -> Stored:
-        message = self.source.message
-        cells = cells_of(self.node)
-        if all(message.numbers[node.number + STORED] == PLAIN for node in cells):
+        message, cells = self.source.message, cells_of(self.node)
+        for node in cells:
+            if message.numbers[node.number + STORED] != PLAIN:
+                break
+        else:  # as most are
             return AS_IT_IS
         narrow = [node.kind in (_TENSOR, _JAGGED) and message.is_narrow(node) for node in cells]
         return Stored([(self.name,)] * any(narrow), any(map(message.is_elided, cells)))
