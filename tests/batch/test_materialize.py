@@ -286,7 +286,7 @@ def test_small_messages_and_their_rows_are_padded_cell_by_cell(
         for i, dtype in enumerate(dtypes):
             pad_cell = torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)
             if i == 0 and pad is not None:
-                pad_cell = torch.tensor([pad]).to(dtype)
+                pad_cell = torch.tensor([pad], dtype=dtype)
             rows = columns[f"f{i}"].unbind()
             padding = pad_cell.reshape(1, *[1] * len(inner)).expand(width, *inner)
             wanted = [[*rows[row].unbind(), *padding[lengths[row] :].unbind()] for row in chosen]

@@ -506,12 +506,14 @@ class JoinedRows(Source):
 
         All such columns of one read are read together, because each batch is opened for it.
         """
-        known = how.known.setdefault(self, {})
-        if name not in known:
+        known = how.known.get(self)
+        if known is None:
             columns = how.columns.values()
             mine = [x for x in columns if isinstance(x, JoinedColumn) and x.source is self]
             names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
-            known |= self._batch_by_batch(names if name in names else [name], how.chosen)
+            known = how.known[self] = self._batch_by_batch(names, how.chosen) if names else {}
+        if name not in known:  # the table has it, but not all of its objects
+            known |= self._batch_by_batch([name], how.chosen)
         return known.pop(name)
 
     # Reading batch by batch
@@ -521,7 +523,10 @@ class JoinedRows(Source):
         each: dict[str, list[Any]] = {name: [] for name in names}
         wanted, order = self._rows_of_parts(chosen)
         for i, rows in wanted:
-            batch = self.part(i).select(names)
+            part = self.part(i)
+            columns = columns_in(part)
+            wanted_columns = {name: columns[name] for name in names}
+            batch = WireBatch(source_in(part), wanted_columns, chosen_of(part))
             batch = batch if rows is None else batch.rows(rows)
             try:
                 read = views_of if self.device is None else leaves_of

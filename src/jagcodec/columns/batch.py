@@ -157,7 +157,7 @@ class Source:
         """Do what makes it faster to read several columns."""
 
     def frames(self, batch: Batch) -> list[Any] | None:
-        """The frames of a batch that is a whole message in memory; else None."""
+        """The frames of a batch, taken from its message's; None if columns must be read."""
         return None
 
 

@@ -474,7 +474,8 @@ class ObjectList(HeldColumn):
         return non_tensor.leaf_of_rows(self.value)
 
     def object_array(self) -> Any:
-        return non_tensor.object_array(self.value)
+        # A subclass may report another length.
+        return non_tensor.object_array(list.copy(self.value))
 
     def face(self, path: str) -> Any:
         return self.object_array()

@@ -29,8 +29,8 @@ class ChosenRows:
         self.at: Any = slice(index.start, index.stop) if isinstance(index, range) else index
         self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows that were not found here
         # The splits of all rows are kept, so that their id stays theirs.
-        self._found: dict[int, tuple[RowSplits, IntArray, RowSplits]] = {}
-        self._cells: tuple[RowSplits, IntArray] | None = None  # if each row is one cell
+        self._found: dict[int, tuple[RowSplits, IntArray | int, RowSplits]] = {}
+        self._cells: tuple[RowSplits, IntArray | int] | None = None  # if each row is one cell
 
     def __len__(self) -> int:
         return len(self.index)
@@ -40,8 +40,8 @@ class ChosenRows:
         """The chosen rows, for a loop over them."""
         return self.index if isinstance(self.index, range) else self.index.tolist()
 
-    def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
-        """The splits of the chosen rows, and the cell where each begins."""
+    def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray | int]:
+        """The splits of the chosen rows, and the cell where each begins; of a range the first."""
         key = id(rows)
         known = self._found.get(key)
         if known is None:
@@ -49,25 +49,29 @@ class ChosenRows:
             known = self._found.setdefault(key, (*self._rows_of(rows), rows))
         return known[:2]
 
-    def _rows_of(self, rows: RowSplits) -> tuple[RowSplits, IntArray]:
+    def _rows_of(self, rows: RowSplits) -> tuple[RowSplits, IntArray | int]:
         if rows.one_cell_each:
             return self._rows_as_cells()
-        at = self.at
-        lengths = np.ascontiguousarray(rows.lengths[at])
+        index = self.index
+        lengths = np.ascontiguousarray(rows.lengths[self.at])
         # Rows may repeat, and cells without bytes cost nothing, so the sum may not fit.
         if len(lengths) * rows.max > INT64_MAX:
             check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
-        return self.pool.unique(RowSplits.from_lengths(lengths)), rows.starts[at]
+        splits = self.pool.unique(RowSplits.from_lengths(lengths))
+        if isinstance(index, range):
+            return splits, rows.starts.item(index.start) if index else 0
+        return splits, rows.starts[index]
 
-    def _rows_as_cells(self) -> tuple[RowSplits, IntArray]:
+    def _rows_as_cells(self) -> tuple[RowSplits, IntArray | int]:
         """What `among` gives of rows of one cell each, however many there are."""
         if self._cells is None:
-            starts = np.asarray(self.index, dtype=np.int64)
-            self._cells = RowSplits.of_cells(len(starts)), starts
+            index = self.index
+            starts = index.start if isinstance(index, range) else index
+            self._cells = RowSplits.of_cells(len(index)), starts
         return self._cells
 
     def of_array(self, array: npt.NDArray[Any], dtype: torch.dtype) -> RaggedView:
-        """The chosen rows of an array in place, each as one cell."""
+        """The chosen rows of an array in place, each as one cell; they are not a range."""
         splits, starts = self._rows_as_cells()
         return RaggedView(array, dtype, array.shape, 1, starts, splits)
 

@@ -197,25 +197,26 @@ class RaggedView:
         outer = math.prod(self.shape[: self.ragged_dim - 1])
         return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)
 
-    def pick(self, index: Any, starts: IntArray, row_splits: RowSplits) -> RaggedView:
+    def pick(self, index: Any, starts: IntArray | int, row_splits: RowSplits) -> RaggedView:
         """Rows of an index, which is a slice or numbers; a range of rows end to end stays so.
 
-        `starts` has the cells where they begin if the rows of this view are end to end.
+        `starts` has the cells where they begin if the rows of this view are end to end, of a slice
+        only the first.
         """
         memory: Any = self.memory
         shape, dim, lengths = self.shape, self.ragged_dim, None
-        if self.starts is not None:
-            starts = self.row_starts()[index]
-            if self.run_lengths is not None:
-                lengths = self.run_lengths[index]
-        elif isinstance(index, slice) and dim == 1:
-            first, total = starts.item(0) if len(starts) else 0, row_splits.total
-            unit, shape = 1, (total, *shape[1:])
+        if self.starts is None and dim == 1 and isinstance(starts, int):
+            first, total, unit = starts, row_splits.total, 1
+            shape = (total, *shape[1:])
             if type(memory) is np.ndarray:
                 unit = math.prod(shape[1:]) * self.dtype.itemsize
                 memory = array_bytes(memory) if memory.itemsize > 1 or memory.ndim > 1 else memory
             memory = memory[first * unit : (first + total) * unit]
             return RaggedView(memory, self.dtype, shape, 1, None, row_splits)
+        if self.starts is not None or isinstance(starts, int):
+            starts = self.row_starts()[index]
+            if self.run_lengths is not None:
+                lengths = self.run_lengths[index]
         return RaggedView(memory, self.dtype, shape, dim, starts, row_splits, lengths)
 
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:

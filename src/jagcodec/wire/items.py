@@ -92,6 +92,11 @@ def item_of_bytes(data: Any, dims: tuple[int, ...] = ()) -> Item:
     return item
 
 
+def item_of_cells(data: Any, dims: tuple[int, ...], splits: RowSplits | None) -> Item:
+    """The item of cells, or of documents, that are cut out of a message."""
+    return Item(data, dims, splits)
+
+
 def item_of_view(view: Any, dtype: str | None, *, ragged: bool = True) -> Item:
     """The item of rows that are sent on as messages have them; without `ragged` of a rectangle."""
     data, dims = view.to_write()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from jagcodec.columns.batch import (
     Source,
     Stored,
     all_stored,
+    chosen_of,
     closed_batch,
+    columns_in,
     leaves_of,
 )
 from jagcodec.columns.column import DictBatch, Packed, column_of, row_count, row_counts
@@ -72,6 +75,7 @@ from jagcodec.wire.leaf import (
 )
 from jagcodec.wire.message import Budget, Message
 from jagcodec.wire.schema import GROUP, STORED, Node
+from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import (
     BATCHED_DATA_DICT,
     IN_STACK,
@@ -88,7 +92,7 @@ _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 class MessageSource(Source):
     """One message, or a batch in it."""
 
-    __slots__ = ("beside", "message", "node", "rows", "whole")
+    __slots__ = ("_slicer", "beside", "message", "node", "rows", "whole")
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class MessageSource(Source):
         # such values.
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole  # whether the batch is all of the message
+        self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
 
     def columns(self) -> Mapping[str, Column]:
         pairs = zip(self.names, self.node.children, strict=True)
@@ -148,9 +153,23 @@ class MessageSource(Source):
         return meta | message_meta(message)
 
     def frames(self, batch: Batch) -> list[Frame] | None:
-        found = self.message.frames
-        if batch._chosen is None and self.whole and found and [*batch._columns] == self.names:
+        found, chosen, columns = self.message.frames, chosen_of(batch), columns_in(batch)
+        if chosen is None and self.whole and found and [*columns] == self.names:
             return [array.data.toreadonly() for array in found]
+        index = range(self.sizes[0]) if chosen is None else chosen.index
+        if not isinstance(index, range) or not index:
+            return None
+        # Keep the slicer: callers often cut many parts from one message.
+        known = self._slicer
+        if known is None or known[0] is not columns:
+            known = self._slicer = columns, self._slicer_of(columns)
+        return None if known[1] is None else known[1].cut(index.start, index.stop)
+
+    def _slicer_of(self, columns: Mapping[str, Column]) -> Slicer | None:
+        nodes = {x.name: x.node for x in columns.values() if isinstance(x, NodeColumn)}
+        if len(nodes) == len(columns) and not self.beside and self.in_memory() is not None:
+            with suppress(WireFormatError):  # which the reader of the column raises
+                return slicer_of(self.message, nodes, self.sizes[0])
         return None
 
 

@@ -220,8 +220,8 @@ class WireBatch(Batch):
         Returns:
             If the batch is a whole message in memory, its frames. Otherwise new frames, as `encode`
             makes them of this batch; columns that are stored narrow stay narrow, and elided ones
-            elided where that pays. A range of rows is not copied if its cells are together in a
-            message. Only read the frames: they may alias the messages.
+            elided where that pays. A range of rows of plain columns is cut out, which is faster.
+            Only read the frames: they may alias the messages.
         """
         source = self._source
         frames = source.frames(self)
