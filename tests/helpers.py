@@ -12,8 +12,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, open_wire, pack_jagged_fields, stack_or_nest, to_blob
-from jagcodec.columns.batch import source_in
-from jagcodec.wire.node_columns import MessageSource
+from jagcodec.columns.batch import columns_in, source_in
+from jagcodec.wire.node_columns import MessageSource, NodeColumn
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,6 +33,13 @@ def message_in(batch):
     source = source_in(batch)
     assert isinstance(source, MessageSource)
     return source.message
+
+
+def node_of(batch, name):
+    """The node of the message that a column of an open batch is."""
+    column = columns_in(batch)[name]
+    assert isinstance(column, NodeColumn)
+    return column.node
 
 
 def size(frames):

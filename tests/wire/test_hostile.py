@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize, open_wire, to_blob
-from jagcodec.columns.batch import columns_in
 from jagcodec.errors import REASONS, TransportError
 from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS
@@ -28,7 +27,7 @@ from jagcodec.wire.message import Message
 from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import BITS, INDIRECT, MAX_UNBACKED_ROWS, PLAIN, Kind
 from jagcodec.wire.stacked import _open_stack
-from tests.helpers import Store, message_in, nested, receive, rollout
+from tests.helpers import Store, message_in, nested, node_of, receive, rollout
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, readers, spec_reader
@@ -266,7 +265,7 @@ def test_what_was_checked_does_not_change_with_the_message():
         assert part(back).equal(part(value))
     frames = receive(GOOD["indirect_anywhere"])
     batch = open_wire(frames)
-    view = message_in(batch).view(columns_in(batch)["a"].node)
+    view = message_in(batch).view(node_of(batch, "a"))
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch["a"].values().shape == (5,)

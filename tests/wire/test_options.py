@@ -18,7 +18,6 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 import jagcodec
 from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materialize, open_wire
-from jagcodec.columns.batch import columns_in
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.types import FieldSchema
 from jagcodec.wire import compress, header_reader, spec
@@ -27,7 +26,7 @@ from jagcodec.wire.header_reader import read_header
 from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
 from tests import strategies
-from tests.helpers import Store, message, message_in, nested, receive, rollouts, size
+from tests.helpers import Store, message, message_in, nested, node_of, receive, rollouts, size
 from tests.oracle import assert_same
 from tests.wire.readers import assert_reads, refused
 from tests.wire.test_golden import BAD
@@ -215,7 +214,7 @@ def runs_of(frames, name):
     of a column that is sent as it is.
     """
     opened = open_wire(frames)
-    leaf = message_in(opened).leaf(columns_in(opened)[name].node)
+    leaf = message_in(opened).leaf(node_of(opened, name))
     if not leaf.runs:
         return None
     runs = runs_at(message_in(opened), leaf)
