@@ -569,8 +569,8 @@ class JoinedColumn(Column):
     __slots__ = ("name", "source")
 
     def __init__(self, source: JoinedRows, name: str) -> None:
-        self.source = source
-        self.name = name
+        self.source: JoinedRows = source
+        self.name: str = name
 
     def field(self, rows: int) -> FieldSchema:
         kind, dtype, shape = columns_in(self.source.part(0))[self.name].field(rows)

@@ -60,8 +60,8 @@ class Read:
     def __init__(self, batch: Batch, columns: Mapping[str, Column], form: As) -> None:
         self.batch_type: type[Batch] = type(batch)  # of batches inside the batch
         self.chosen: ChosenRows | None = batch._chosen
-        self.columns = columns
-        self.form = form
+        self.columns: Mapping[str, Column] = columns
+        self.form: As = form
         self.known: dict[Any, Any] = {}  # by what it belongs to: a message, a source
 
     def inside(self, batch: Batch) -> Read:
@@ -93,7 +93,7 @@ class Column:
     """N rows of an open batch, however they are held."""
 
     __slots__ = ()
-    is_of_user = False  # whether a type that a user registered decides what it is
+    is_of_user: bool = False  # whether a type that a user registered decides what it is
 
     def field(self, rows: int) -> FieldSchema:
         """The description of the column with `rows` chosen rows."""
@@ -174,7 +174,7 @@ class Batch:
     ) -> None:
         """Use `open_wire`; without `columns`, all those of the source."""
         self._source: Source = source
-        self._all_columns = columns
+        self._all_columns: Mapping[str, Column] | None = columns
         self._chosen: ChosenRows | None = chosen
 
     @property

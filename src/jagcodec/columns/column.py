@@ -77,7 +77,7 @@ class HeldColumn:
     is_in_dict: ClassVar[bool] = False  # whether a dict may have it, but not a TensorDict
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value: Any = value
 
     def check(self, path: str) -> None:
         """Refuse a subclass of a tensor or of an array."""
@@ -375,7 +375,9 @@ class Unbatched(HeldColumn):
 
     __slots__ = ()
     family = UnbatchedTensor
-    is_flat = issubclass(UnbatchedTensor, torch.Tensor)  # below 0.12 it is a tensorclass
+    is_flat: ClassVar[bool] = issubclass(
+        UnbatchedTensor, torch.Tensor
+    )  # below 0.12 it is a tensorclass
 
     def check(self, path: str) -> None:
         check_column(self.value, path)
@@ -612,7 +614,9 @@ class TensorClass(InnerBatch):
 
     __slots__ = ()
     family = "tensorclass"
-    row_count = TensorDictBatch.row_count
+
+    def row_count(self, path: str) -> int | None:
+        return TensorDictBatch(self.value).row_count(path)
 
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("user", None, None)

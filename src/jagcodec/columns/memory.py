@@ -165,9 +165,9 @@ class MemoryColumn(Column):
 
     def __init__(self, source: MemorySource, name: str | None, value: Any) -> None:
         """Without a name, it is the whole of its source."""
-        self.source = source
-        self.name = name
-        self.value = value
+        self.source: MemorySource = source
+        self.name: str | None = name
+        self.value: Any = value
 
     def field(self, rows: int) -> FieldSchema:
         return column_of(self.value).field(rows)

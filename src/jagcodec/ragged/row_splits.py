@@ -28,7 +28,7 @@ class RowSplits:
     """
 
     rows: int
-    one_cell_each = False  # whether they were made as rows of one cell: of a rectangle
+    one_cell_each: bool = False  # whether they were made as rows of one cell: of a rectangle
     _counts: tuple[int, ...] | None  # the lengths, or None if they came as an array
     lengths: IntArray  # (N,)
     offsets_array: IntArray  # (N + 1,), starting at 0

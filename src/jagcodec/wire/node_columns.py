@@ -187,9 +187,9 @@ class NodeColumn(Column):
     __slots__ = ("name", "node", "source")
 
     def __init__(self, source: MessageSource, name: str, node: Node) -> None:
-        self.source = source
-        self.name = name
-        self.node = node
+        self.source: MessageSource = source
+        self.name: str = name
+        self.node: Node = node
 
     def field(self, rows: int) -> FieldSchema:
         return field_of(self.node, self.source.message.numbers, rows)
