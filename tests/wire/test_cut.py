@@ -73,7 +73,7 @@ def test_columns_of_every_kind(rows, narrow):
 def test_objects_that_are_one_are_known_as_one_in_a_part():
     columns = columns_of(every_kind().select("messages"))
     (part,) = parts_to_send(columns, [np.array([3, 2, 5, 0, 1])], narrow=False, allow_pickle=False)
-    found = decode(encode(part, elide=True))["messages"].tolist()
+    found = open_wire(encode(part, elide=True))["messages"]
     assert found[1] is found[2] is found[3]
 
 
