@@ -166,12 +166,10 @@ class HeldColumn:
 # --- tensors -----------------------------------------------------------------------------------
 
 
-class TensorColumn(HeldColumn):
-    """A tensor of any layout."""
+class ShapedColumn(HeldColumn):
+    """A tensor or an array, whose first dim has the rows."""
 
     __slots__ = ()
-    family = torch.Tensor
-    is_flat = True
 
     def check(self, path: str) -> None:
         check_column(self.value, path)
@@ -181,6 +179,14 @@ class TensorColumn(HeldColumn):
         if not self.value.shape:
             raise not_a_column(self.value, path)
         return int(self.value.shape[0])
+
+
+class TensorColumn(ShapedColumn):
+    """A tensor of any layout."""
+
+    __slots__ = ()
+    family = torch.Tensor
+    is_flat = True
 
     def converted(self, other: HeldColumn, path: str) -> Any:
         numbers = isinstance(other, Array) and non_tensor.is_numeric(other.value)
@@ -401,21 +407,12 @@ class Unbatched(HeldColumn):
 # --- arrays and objects ------------------------------------------------------------------------
 
 
-class Array(HeldColumn):
+class Array(ShapedColumn):
     """A numpy array (N, ...): numbers, texts, dates, or objects."""
 
     __slots__ = ()
     family = np.ndarray
     is_in_dict = True
-
-    def check(self, path: str) -> None:
-        check_column(self.value, path)
-
-    def row_count(self, path: str) -> int | None:
-        check_column(self.value, path)
-        if not self.value.shape:
-            raise not_a_column(self.value, path)
-        return len(self.value)
 
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("object" if self.value.dtype == object else "array", None, None)
@@ -764,15 +761,6 @@ def field_in_memory(column: Any, rows: int) -> FieldSchema:
 def as_leaf(column: Any, rows: int, path: str) -> Any:
     """A column of a dict, or a `RaggedView`, as a TensorDict of these rows would hold it."""
     return column_of(column).leaf(rows, path)
-
-
-def like_column(column: Any, model: Any, path: str) -> Any:
-    """A column in the form of another; None if that form does not hold such rows.
-
-    Nothing is converted: numbers of an array are those of a tensor, objects are objects in a list,
-    an array or a leaf, and the rows of a packed column are those of a jagged one.
-    """
-    return column_of(model).converted(column_of(column), path)
 
 
 def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
