@@ -11,7 +11,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 from jagcodec import concat_rows, open_wire, plan_micro_batches, select_rows
 from jagcodec.columns import column as kinds
 from jagcodec.columns import join
-from jagcodec.columns.batch import Columns
 from jagcodec.columns.column import column_of
 from jagcodec.ragged import copy_rows
 from jagcodec.ragged.nested import view_of
@@ -35,7 +34,6 @@ HOLDERS = {
     "DictBatch": {"x": torch.arange(2)},
     "TensorDictBatch": TD,
     "LazyStack": lazy_stack([TD, TD]),
-    "ColumnsBatch": Columns(2, {}),
     "Open": open_wire(TD),
     "HeldColumn": object(),
 }

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec._arguments import items_of, known_names
+from jagcodec._arguments import items_of
 from jagcodec.batch.compare import agreed, same_values
-from jagcodec.columns.batch import Columns, values_of_batch, views_of, with_closed
+from jagcodec.columns.batch import values_of_batch, views_of, with_closed
 from jagcodec.columns.column import (
-    ColumnsBatch,
     DictBatch,
     Open,
     Packed,
@@ -30,7 +29,6 @@ from jagcodec.errors import (
     ArgumentTypeError,
     WireFormatError,
     brief,
-    column_name,
     describe,
 )
 from jagcodec.memory.arrays import ByteArray, IntArray
@@ -208,70 +206,28 @@ def common_lengths(known: Mapping[str, IntArray], path: str, remedy: str) -> Int
     return lengths
 
 
-def columns_of(
-    source: Any,
-    where: str,
-    *,
-    names: Iterable[str] | None = None,
-    kept: bool = False,
-    pool: RowSplitsPool | None = None,
-) -> Columns:
-    """The columns of an open batch or a message; with `kept`, the memory belongs to the caller."""
-    batch = opened(source, where)
-    rows = row_count_of(batch, where)
-    listed = None if names is None else known_names(names, batch.keys(), where)
-    pool = pool or RowSplitsPool()
-    read_offsets([batch], pool)
-    return _columns_of_open(batch, rows, listed, where, pool, kept)
-
-
-def with_offsets(batch: Any, where: str, pool: RowSplitsPool) -> Any:
-    """An open batch, with its offsets read into the pool; a dict becomes `Columns`."""
-    if isinstance(batch, dict):
-        return columns_of(batch, where, pool=pool)
-    read_offsets([batch], pool)
-    return batch
-
-
-def _columns_of_open(
-    batch: Any, rows: int, names: list[str] | None, where: str, pool: RowSplitsPool, kept: bool
-) -> Columns:
-    pairs: Iterable[tuple[str, Any]]
-    if isinstance(batch, WireBatch):
-        chosen = batch if names is None else batch.select(names)
-        pairs = (values_of_batch(chosen) if kept else views_of(chosen)).items()
-    else:
-        pairs = [(name, batch.get(name)) for name in (batch.keys() if names is None else names)]
-    columns: dict[str, Any] = {}
-    for name, leaf in pairs:
-        path, holder = f"{where}[{name!r}]", column_of(leaf)
-        holder.check(path)
-        view = holder.view(path, pool, detach=False)
-        if view is not None:
-            columns[name] = view
-        elif isinstance(holder, (DictBatch, TensorDictBatch, Open)):
-            columns[name] = _columns_of_open(opened(leaf, path), rows, None, path, pool, kept)
-        else:
-            columns[name] = holder.in_columns(rows)
-    return Columns(rows, columns)
-
-
 def each_column(
     batch: Any,
     of_view: Callable[[RaggedView, Key], Any],
     of_tensor: Callable[[torch.Tensor, Key], Any],
-    where: str,
+    path_of: Callable[[Key], str],
+    pool: RowSplitsPool,
+    *,
+    kept: bool = False,
     above: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The columns of an open batch that is inside the batches `above`, by name.
+    """The columns of an open batch, which is inside the batches `above`, by name.
 
-    `of_view` and `of_tensor` are called with each view and tensor, and return the column. Objects
-    become arrays of one object per row, and batches become dicts.
+    `of_view` is called with each `RaggedView`, and `of_tensor` with each tensor; they return the
+    column. Objects become arrays of one object per row, and batches become dicts. With `kept`, the
+    memory of columns of messages belongs to the caller. `path_of` names a column in errors.
     """
-    items = batch.columns if isinstance(batch, Columns) else batch
-    pairs = views_of(items).items() if isinstance(items, WireBatch) else items.items()
     columns: dict[str, Any] = {}
-    for name, leaf in pairs:
+    if isinstance(batch, WireBatch):
+        batch = values_of_batch(batch) if kept else views_of(batch)
+    elif not above:
+        read_offsets([batch], pool)
+    for name, leaf in batch.items():
         key, kind = (*above, name) if above else name, type(leaf)
         if kind is RaggedView:
             columns[name] = of_view(leaf, key)
@@ -279,13 +235,31 @@ def each_column(
         if kind in TENSOR_TYPES:
             columns[name] = of_tensor(leaf, key)
             continue
-        holder, path = column_of(leaf), f"{where}({column_name(key)})"
+        holder, path = column_of(leaf), path_of(key)
         holder.check(path)
         if isinstance(holder, TensorColumn):
             columns[name] = of_tensor(leaf, key)
-        elif isinstance(holder, (ColumnsBatch, TensorDictBatch, Open)):
-            inner = leaf if isinstance(holder, ColumnsBatch) else opened(leaf, path)
-            columns[name] = each_column(inner, of_view, of_tensor, where, (*above, name))
+        elif isinstance(holder, (DictBatch, TensorDictBatch, Open)):
+            inner, names = opened(leaf, path), (*above, name)
+            columns[name] = each_column(
+                inner, of_view, of_tensor, path_of, pool, kept=kept, above=names
+            )
         else:
-            columns[name] = holder.object_array()
+            view = holder.view(path, pool, detach=False)
+            columns[name] = holder.object_array() if view is None else of_view(view, key)
     return columns
+
+
+def columns_with_views(batch: Any, where: str, *, kept: bool = False) -> dict[str, Any]:
+    """The columns of an open batch as `each_column` returns them, jagged ones as views."""
+    pool = RowSplitsPool()
+
+    def path_of(key: Key) -> str:
+        names = (key,) if isinstance(key, str) else key
+        return where + "".join(f"[{name!r}]" for name in names)
+
+    def in_place(tensor: torch.Tensor, key: Key) -> Any:
+        view = column_of(tensor).view(path_of(key), pool, detach=False)
+        return tensor if view is None else view
+
+    return each_column(batch, lambda view, _: view, in_place, path_of, pool, kept=kept)

@@ -24,7 +24,6 @@ from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.columns import (
     AnyBatch,
     are_several,
-    columns_of,
     concat_in_memory,
     each_column,
     is_encoded,
@@ -32,7 +31,6 @@ from jagcodec.batch.columns import (
     opened,
     row_count_of,
     row_lengths_of,
-    with_offsets,
 )
 from jagcodec.batch.join import join_rows
 from jagcodec.batch.rectangles import (
@@ -49,7 +47,6 @@ from jagcodec.batch.rectangles import (
     path_of,
     rectangle_shape,
 )
-from jagcodec.columns.batch import Columns
 from jagcodec.columns.devices import moved
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.arrays import IntArray
@@ -251,19 +248,18 @@ def _open_source(source: Any, where: str) -> Any:
 
 
 def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> Any:
-    """An open batch whose tensors are on a device; None leaves them. A dict becomes `Columns`."""
-    where = "materialize(td)"
+    """An open batch, or a dict of its columns, whose tensors are on a device; None leaves them."""
+    if isinstance(batch, dict):
+        row_count_of(batch, "materialize(td)")  # which refuses one that does not hold columns
+    if device is None:
+        return batch
     if isinstance(batch, WireBatch):
-        if device is None:
-            return batch
-        opened_columns = columns_of(batch, where)
-        return opened_columns._replace(columns=moved(opened_columns.columns, device, pool, path_of))
-    if device is not None:
-        row_count_of(batch, where)  # which refuses a dict that does not hold columns
-    columns = batch if device is None else moved(batch, device, pool, path_of)
-    if isinstance(batch, dict) or device is None:
-        return with_offsets(columns, where, pool)
-    return Columns(batch.batch_size[0], columns)
+        batch = each_column(batch, _unchanged, _unchanged, path_of, pool)
+    return moved(batch, device, pool, path_of)
+
+
+def _unchanged(column: Any, key: Key) -> Any:
+    return column
 
 
 def _with_tensors(
@@ -410,12 +406,10 @@ def _read_prompts(batch: Any, options: _Options) -> IntArray | None:
     if "left_right" not in (placement.side, *placement.sides.values()) or given is None:
         detail = f"requires padding_side='left_right', found padding_side={placement.side!r}"
         raise ArgumentError("bad_option", where, detail)
-    rows = batch.rows if isinstance(batch, Columns) else row_count_of(batch, where)
     if isinstance(given, str):
-        columns = batch.columns if isinstance(batch, Columns) else batch
-        check_known([given], columns.keys(), where)
-        given = columns[given]
-    return read_lengths(given, where, rows=rows).lengths
+        check_known([given], batch.keys(), where)
+        given = batch[given]
+    return read_lengths(given, where, rows=row_count_of(batch, where)).lengths
 
 
 def _check_accelerator() -> None:
@@ -466,7 +460,7 @@ class _LayoutPlan:
         away = options.device is not None and options.device.type != "cpu"
         options.placement.prompts = _read_prompts(self.batch if away else source, options)
         of_view = self._pad_rows if self._pads_all else self._lay_out_view
-        columns = each_column(source, of_view, self._lay_out_tensor, "materialize")
+        columns = each_column(source, of_view, self._lay_out_tensor, path_of, self.pool)
         if options.ends:
             self._align_ends(columns)
         if options.masks:

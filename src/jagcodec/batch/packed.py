@@ -403,7 +403,6 @@ def _unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> di
         is_batch,
         opened,
         row_count_of,
-        with_offsets,
     )
     from jagcodec.batch.packer import is_column
 
@@ -419,8 +418,8 @@ def _unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> di
     if found != rows and [*batch.keys()]:
         detail = f"expected the {rows} rows of the plan, found {found}"
         raise ArgumentError("row_mismatch", where, detail)
-    known = with_offsets(batch, where, buffers.packer.pool)
-    columns = each_column(known, buffers.column, buffers.column, buffers.where)
+    pool = buffers.packer.pool
+    columns = each_column(batch, buffers.column, buffers.column, buffers.path, pool)
     buffers.check_packed(columns)
     buffers.add_labels(columns, labels_of)
     return columns

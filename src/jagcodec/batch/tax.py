@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from jagcodec._arguments import flag_of, integer_of, whole_number
-from jagcodec.batch.columns import bytes_of, columns_of, opened
+from jagcodec.batch.columns import bytes_of, opened
 from jagcodec.batch.describe import describe_message, open_source
 from jagcodec.columns.batch import to_send
 from jagcodec.columns.column import DictBatch, Jagged, Open, TensorDictBatch, column_of
@@ -29,7 +29,7 @@ from jagcodec.ragged.non_tensor import is_stack
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
 from jagcodec.wire.spec import TORCH_ITEMSIZES
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.wire_batch import WireBatch, open_memory
 
 
 def padding_tax(
@@ -95,8 +95,7 @@ def padding_tax(
     batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
         return _measured(to_send(batch), padded_width, options, {}, batch.meta or None)
-    columns = columns_of(batch, _SOURCE)  # which raises if it is not a batch
-    value = batch if isinstance(batch, TensorDictBase) else columns
+    value = batch if isinstance(batch, TensorDictBase) else to_send(open_memory(batch, _SOURCE))
     return _measured(value, padded_width, options, {})
 
 

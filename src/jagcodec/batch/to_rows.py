@@ -9,16 +9,14 @@ from typing import Any, Literal, get_args
 import numpy.typing as npt
 import torch
 
-from jagcodec._arguments import check_option, name_list
-from jagcodec.batch.columns import AnyBatch, columns_of
-from jagcodec.columns.batch import Columns
+from jagcodec._arguments import check_option, known_names, name_list
+from jagcodec.batch.columns import AnyBatch, columns_with_views, opened, row_count_of
 from jagcodec.columns.column import (
     Array,
-    ColumnsBatch,
     Dense,
+    DictBatch,
     HeldColumn,
     Jagged,
-    ObjectList,
     Sparse,
     StridedNested,
     TensorClass,
@@ -34,6 +32,7 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.wire_batch import WireBatch
 
 RowsAs = Literal["tensor", "list"]
 """What the rows of tensors and arrays become in `to_rows`."""
@@ -75,7 +74,13 @@ def to_rows(
     where = "to_rows"
     check_option(as_, get_args(RowsAs), f"{where}(as_)")
     names = None if columns is None else name_list(columns, f"{where}(columns)")
-    return _RowMaker(as_).samples(columns_of(batch, where, names=names, kept=True), where)
+    source = opened(batch, where)
+    rows = row_count_of(source, where)
+    if names is not None:
+        names = known_names(names, source.keys(), where)
+        is_open = isinstance(source, WireBatch)
+        source = source.select(names) if is_open else {name: source.get(name) for name in names}
+    return _RowMaker(as_).samples(columns_with_views(source, where, kept=True), rows, where)
 
 
 class _RowMaker:
@@ -86,29 +91,28 @@ class _RowMaker:
         # Row lengths in the form that torch needs, by the row splits.
         self._lengths: dict[RowSplits, list[int]] = {}
 
-    def samples(self, batch: Columns, path: str) -> list[dict[str, Any]]:
+    def samples(self, columns: dict[str, Any], rows: int, path: str) -> list[dict[str, Any]]:
         """One dict per row."""
-        names, rows = [*batch.columns], batch.rows
-        if not names:
+        if not columns:
             return [{} for _ in range(rows)]
-        columns = [
+        each = [
             self._rows_of_column(column, rows, f"{path}[{name!r}]")
-            for name, column in batch.columns.items()
+            for name, column in columns.items()
         ]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*each, strict=True)]
 
     def _rows_of_column(self, column: Any, rows: int, path: str) -> list[Any]:
         holder = column_of(column)
+        if isinstance(holder, DictBatch):
+            return self.samples(column, rows, path)
         if isinstance(holder, Unbatched):
             return [self._row_of_tensor(unbatched_parts(column)[1], path)] * rows
         return _ROWS_OF[type(holder)](self, column, path)
 
-    def _rows_of_list(self, column: list[Any], path: str) -> list[Any]:
-        return list.copy(column)
-
     def _rows_of_tensorclass(self, column: Any, path: str) -> list[Any]:
         fields, others = fields_of(column)
-        inner = self.samples(columns_of(fields, path, kept=True), path)
+        columns = columns_with_views(fields, path, kept=True)
+        inner = self.samples(columns, row_count_of(fields, path), path)
         return [{**row, **others} for row in inner]
 
     def _rows_of_view(self, view: RaggedView, path: str) -> list[Any]:
@@ -172,12 +176,10 @@ class _RowMaker:
 _ROWS_OF: dict[type[HeldColumn], Callable[[_RowMaker, Any, str], list[Any]]] = {
     **dict.fromkeys((Dense, Sparse, StridedNested, Jagged), _RowMaker._rows_of_tensor),
     ViewColumn: _RowMaker._rows_of_view,
-    ObjectList: _RowMaker._rows_of_list,
-    ColumnsBatch: _RowMaker.samples,
     Array: _RowMaker._rows_of_array,
     TensorClass: _RowMaker._rows_of_tensorclass,
 }
-"""The rows of each kind of column that `columns_of` returns."""
+"""The rows of each kind of column that `columns_with_views` returns."""
 
 
 def _unbound(column: torch.Tensor, path: str) -> list[torch.Tensor]:

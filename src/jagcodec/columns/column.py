@@ -25,7 +25,7 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import mapping_of
-from jagcodec.columns.batch import Batch, Columns
+from jagcodec.columns.batch import Batch
 from jagcodec.columns.fields import FieldSchema, packed_field
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.plain_types import TENSOR_TYPES
@@ -117,10 +117,6 @@ class HeldColumn:
 
     def leaf(self, rows: int, path: str) -> Any:
         """What a TensorDict of these rows holds of it."""
-        return self.value
-
-    def in_columns(self, rows: int) -> Any:
-        """What `Columns` of these rows has of it: a list of objects, or its value."""
         return self.value
 
     def object_array(self) -> Any:
@@ -428,10 +424,6 @@ class Array(ShapedColumn):
             detail = f"expected a dtype that torch has, {found}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
 
-    def in_columns(self, rows: int) -> Any:
-        objects = self.objects()
-        return self.value if objects is None else objects
-
     def face(self, path: str) -> Any:
         return self.leaf(0, path) if non_tensor.is_numeric(self.value) else self.value
 
@@ -501,12 +493,6 @@ class Payloads(HeldColumn):
 
     def objects(self) -> list[Any] | None:
         return non_tensor.rows_of_leaf(self.value, self.value.batch_size[0])
-
-    def in_columns(self, rows: int) -> Any:
-        array = non_tensor.array_of_leaf(self.value)
-        if array is None:
-            return non_tensor.rows_of_leaf(self.value, rows)
-        return Array(array).in_columns(rows)
 
     def own_objects(self) -> list[Any] | None:
         stack = self.value
@@ -630,29 +616,6 @@ class TensorClass(InnerBatch):
         return non_tensor.tensorclass_of(type(self.value), made, others)
 
 
-class ColumnsBatch(InnerBatch):
-    """A `Columns`: what the readers and writers of batches make."""
-
-    __slots__ = ()
-
-    def field(self, rows: int) -> FieldSchema:
-        return FieldSchema("user", None, None)
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        pairs: Iterable[tuple[str, Any]] = self.value.columns.items()
-        return pairs
-
-    def inner(self) -> Iterable[Any] | None:
-        values: Iterable[Any] = self.value.columns.values()
-        return values
-
-    def converted(self, other: HeldColumn, path: str) -> Any:
-        return None
-
-    def moved(self, mover: Mover, key: Key) -> Any:
-        return self.value._replace(columns=mover.columns(self.value.columns, key))
-
-
 class Open(HeldColumn):
     """An open batch, such as a `WireBatch`: it reads its columns when it is asked for them."""
 
@@ -688,7 +651,6 @@ _KINDS: tuple[tuple[type, _Kind], ...] = (
     (LazyStackedTensorDict, LazyStack),
     (TensorDictBase, _tensordict_kind),
     (RaggedView, ViewColumn),
-    (Columns, ColumnsBatch),
     (Batch, Open),
 )
 """Types and what holds a value of each; the first that fits counts."""

@@ -10,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec.batch.columns import columns_of
-from jagcodec.columns.batch import Columns
+from jagcodec.batch.columns import columns_with_views, opened, row_count_of
 from jagcodec.columns.column import (
     Array,
-    ColumnsBatch,
     Dense,
+    DictBatch,
     HeldColumn,
     Jagged,
-    ObjectList,
     StridedNested,
     ViewColumn,
     column_of,
@@ -66,32 +64,42 @@ def to_arrow(batch: Any) -> pyarrow.Table:
     except ImportError as error:
         detail = "expected pyarrow, which is not installed; pip install 'pyarrow>=15'"
         raise ArgumentError("bad_option", "to_arrow", detail) from error
-    columns = columns_of(batch, "to_arrow(batch)").columns
+    source = opened(batch, "to_arrow(batch)")
+    rows = row_count_of(source, "to_arrow(batch)")
+    columns = columns_with_views(source, "to_arrow(batch)")
     arrays = []
     for name, column in columns.items():
         path = f"column {brief(name)}"
         try:
-            arrays.append(_arrow_array(pa, column, path))
+            arrays.append(_arrow_array(pa, column, rows, path))
         except pa.ArrowException as error:
             raise _no_arrow_form(path, f"{describe(column)}: {error!s:.200}") from error
     return pa.Table.from_arrays(arrays, names=[*columns])
 
 
-def _arrow_array(pa: Any, column: Any, path: str) -> Any:
-    make = _ARROW_OF.get(type(column_of(column)))
+def _arrow_array(pa: Any, column: Any, rows: int, path: str) -> Any:
+    holder = column_of(column)
+    if isinstance(holder, DictBatch):
+        return _arrow_struct(pa, column, rows, path)
+    make = _ARROW_OF.get(type(holder))
     if make is None:
         raise _no_arrow_form(path, describe(column))
     return make(pa, column, path)
 
 
-def _arrow_struct(pa: Any, batch: Columns, path: str) -> Any:
-    parts = {name: _arrow_array(pa, x, f"{path}[{name!r}]") for name, x in batch.columns.items()}
+def _arrow_struct(pa: Any, columns: dict[str, Any], rows: int, path: str) -> Any:
+    parts = {
+        name: _arrow_array(pa, column, rows, f"{path}[{name!r}]")
+        for name, column in columns.items()
+    }
     if not parts:  # an array of no parts has no length
-        return pa.array([{}] * batch.rows, pa.struct([]))
+        return pa.array([{}] * rows, pa.struct([]))
     return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
 
 
 def _arrow_of_array(pa: Any, column: npt.NDArray[Any], path: str) -> Any:
+    if column.dtype == object and column.ndim == 1:
+        return _arrow_objects(pa, list(column), path)
     if column.dtype.kind not in "biuf":
         raise _no_arrow_form(path, describe(column))
     return _fixed(pa, column, column.shape[1:], path)
@@ -162,14 +170,12 @@ def _arrow_objects(pa: Any, items: list[Any], path: str) -> Any:
 
 _ARROW_OF: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
     ViewColumn: _arrow_lists,
-    ColumnsBatch: _arrow_struct,
-    ObjectList: _arrow_objects,
     Array: _arrow_of_array,
     StridedNested: _arrow_of_nested,
     Jagged: _arrow_of_nested,
     Dense: _arrow_of_dense,
 }
-"""What makes an Arrow array of each kind of column that `columns_of` returns."""
+"""What makes an Arrow array of each kind of column that `columns_with_views` returns."""
 
 
 def _no_arrow_form(path: str, found: str) -> ArgumentError:
