@@ -194,7 +194,7 @@ def integer_of(number: Any) -> int | None:
 
 def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
     """An integer of `least` or more, of any type that counts as one."""
-    whole = integer_of(number)
+    whole = number if type(number) is int else integer_of(number)
     if whole is None or not least <= whole <= _LARGEST:
         large = whole is not None and whole > _LARGEST
         expected = "less than 2**63" if large else expected or f"{least} or more"

@@ -45,7 +45,6 @@ from jagcodec.batch.rectangles import (
     fill_rectangles,
     no_memory,
     path_of,
-    rectangle_shape,
 )
 from jagcodec.columns.devices import moved
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
@@ -623,10 +622,10 @@ class _LayoutPlan:
 
     def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
         """A rectangle that is planned for the rows of a view."""
-        (left_pad, width), dtype = places, view.dtype
-        pads = self.options.pads
+        (left_pad, width), dtype, dims = places, view.dtype, view.shape
+        before, pads = view.ragged_dim - 1, self.options.pads
         bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
-        shape = rectangle_shape(view, width)
+        shape = (view.row_splits.rows, *dims[:before], width, *dims[before + 1 :])
         rectangle = Rectangle(shape, dtype, device_of(view), key, view, left_pad, width, bits)
         self._padded[key] = rectangle
         self.rectangles.append(rectangle)

@@ -114,12 +114,6 @@ class Placement:
         return -(-width // self.multiple) * self.multiple
 
 
-def rectangle_shape(view: RaggedView, width: int) -> tuple[int, ...]:
-    """(N, A..., width, B...): the shape of the rows of a view, padded to a width."""
-    dim, shape = view.ragged_dim, view.shape
-    return (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
-
-
 def check_width(row_splits: RowSplits, width: int, key: Key) -> None:
     """Refuse rows of more than `width` tokens; 0 is any width."""
     if width and row_splits.max > width:
@@ -138,10 +132,12 @@ def _too_long(key: Key, row: int, width: int, found: Any) -> ArgumentError:
 def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
     """Give each rectangle memory: new, or of `out`, tensors by name or one buffer."""
     wanted, path = rectangles, "materialize(out)"
-    if isinstance(out, Mapping):
+    if out is None:
+        pass
+    elif isinstance(out, Mapping):
         wanted = [rectangle for rectangle in wanted if not _take_memory_of(out, rectangle)]
         out = None
-    elif out is not None:
+    else:
         out = writable_bytes(out, path)
         for rectangle in wanted:
             _check_reusable(rectangle)

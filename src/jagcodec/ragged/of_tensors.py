@@ -19,7 +19,7 @@ _CPU = torch.device("cpu")
 def device_of(view: RaggedView) -> torch.device:
     """Where the memory of a view is."""
     memory: Any = view.memory
-    return memory.device if view.is_tensor else _CPU
+    return _CPU if type(memory) is np.ndarray or not view.is_tensor else memory.device
 
 
 def rows_of_rectangle(
