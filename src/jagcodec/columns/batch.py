@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, NoReturn, TypeAlias
-
-import torch
-from tensordict import TensorDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import IntArray
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import gathered
-from jagcodec.ragged.non_tensor import batch_of
 from jagcodec.ragged.views import RaggedView
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 Name: TypeAlias = tuple[str, ...]
 """A column: the names of the nested batches that it is in, and its own."""
@@ -231,6 +230,8 @@ def _make_all(
     waiting: Sequence[tuple[str, InPlace]], columns: Mapping[str, Column]
 ) -> dict[str, Any]:
     """What is made of the copies of rows, which one call makes."""
+    from jagcodec.ragged.copy_rows import gathered  # it makes tensors
+
     made = {}
     copies = gathered([each.view for _, each in waiting])
     for (name, each), values in zip(waiting, copies, strict=True):
@@ -342,6 +343,10 @@ def with_closed(columns: dict[str, Any]) -> dict[str, Any]:
 
 def closed_batch(batch: Batch, leaves: dict[str, Any]) -> TensorDict:
     """A TensorDict of the columns of a batch, which are passed as leaves."""
+    from tensordict import TensorDict
+
+    from jagcodec.ragged.non_tensor import batch_of
+
     source = batch._source
     # Values of registered types decide what TensorDict's constructor makes of them.
     try:

@@ -25,7 +25,7 @@ from jagcodec.memory.tensor_bytes import (
     plain_arrays,
 )
 from jagcodec.pack.cell_dtypes import STORED_DTYPES
-from jagcodec.wire.array_rows import has_dense_cells as has_dense_cells
+from jagcodec.wire.tensor_views import has_dense_cells as has_dense_cells
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
 

@@ -39,7 +39,7 @@ class RaggedView:
     # A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells in row-major
     # order, an array of any dtype; or several buffers of bytes, each with some of the rows.
     memory: torch.Tensor | npt.NDArray[Any] | tuple[ByteArray, ...]
-    dtype: torch.dtype  # of the cells
+    dtype: Any  # of the cells: torch's, or a name with an `itemsize` where nobody needs torch's
     shape: tuple[int, ...]  # (A..., M, B...): M cells along the ragged dim, A times
     ragged_dim: int  # of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`
     starts: IntArray | int | None
@@ -94,7 +94,7 @@ class RaggedView:
     @property
     def cell_bytes(self) -> int:
         """Bytes of one cell (B...)."""
-        return math.prod(self.shape[self.ragged_dim :]) * self.dtype.itemsize
+        return math.prod(self.shape[self.ragged_dim :]) * int(self.dtype.itemsize)
 
     def row_starts(self) -> IntArray:
         """`starts` as (N,) numbers; (N, K) if rows are in runs."""
@@ -233,7 +233,7 @@ def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1)
 
 def in_buffers(
     buffers: Sequence[ByteArray],
-    dtype: torch.dtype,
+    dtype: Any,
     inner: Sequence[int],
     starts: IntArray,
     row_splits: RowSplits,

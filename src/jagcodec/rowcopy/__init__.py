@@ -62,7 +62,7 @@ def _backend_named(name: str) -> tuple[Any, Backend]:
     return kernel, Backend("compiled", None)
 
 
-def _threads() -> int:
+def thread_count() -> int:
     """How many threads torch has; if it is not imported, how many the environment allows."""
     of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if of_torch is not None:
@@ -77,13 +77,13 @@ _active, _backend = _backend_named(os.environ.get("JAGCODEC_ROWCOPY", ""))
 def copy_all(tasks: Sequence[Copy]) -> None:
     """Copy the rows of all tasks, in CPU memory. The columns of a batch share threads."""
     if tasks:
-        _active.copy(tasks, _threads())
+        _active.copy(tasks, thread_count())
 
 
 def pad_all(tasks: Sequence[Pad]) -> None:
     """Write the rectangles of all tasks, in CPU memory, as `copy_all` does."""
     if tasks:
-        _active.pad(tasks, _threads())
+        _active.pad(tasks, thread_count())
 
 
 def ends(
@@ -92,5 +92,5 @@ def ends(
     """The starts and lengths that `Ends` measures, in CPU memory."""
     starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
     task = Ends(src, stride, width, cell_bytes, starts, lengths)
-    _active.ends([task], _threads())
+    _active.ends([task], thread_count())
     return starts, lengths

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.memory.arrays import IntArray
-from jagcodec.memory.plain_types import remedy_for
-from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words
+from jagcodec.memory.arrays import IntArray, tensor_type
 from jagcodec.wire.checks import bad, elements_of, inside, is_oversized_empty
-from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
+from jagcodec.wire.dtypes import NAME_OF_DTYPE, TORCH_NAME_OF_NUMPY
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, TORCH_ITEMSIZES
-from jagcodec.wire.torch_dtypes import TORCH_NAMES
 
 
 class ArrayRows(NamedTuple):
@@ -42,13 +38,15 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
         parts: list[Any] = [row[...] for row in rows if row is not None]
         dtype = _common(part.dtype for part in parts)
         name = None if dtype is None else TORCH_NAME_OF_NUMPY.get(dtype)
-    elif kinds == {torch.Tensor}:
+    elif kinds == {tensor_type()}:
+        from jagcodec.wire.tensor_views import has_dense_cells  # where tensors are, torch is
+
         tensors = [row for row in rows if row is not None]
         if not all(map(has_dense_cells, tensors)):
             return None
         parts = [tensor.detach() for tensor in tensors]
         dtype = _common(part.dtype for part in parts)
-        name = None if dtype is None else TORCH_NAMES.get(dtype)
+        name = None if dtype is None else NAME_OF_DTYPE.get(dtype)
     else:
         return None
     rank = _common(part.ndim for part in parts)
@@ -66,7 +64,7 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
     each = [none if row is None else next(of_parts) for row in rows]
     dims = [(0 if row is None else 1, *shape) for row, (_, shape) in zip(rows, each, strict=True)]
     lengths = tuple([size for size, _ in each])
-    is_tensor = kinds == {torch.Tensor}
+    is_tensor = kinds == {tensor_type()}
     return ArrayRows(parts, lengths, np.array(dims, dtype=np.int64), name, is_tensor)
 
 
@@ -76,23 +74,19 @@ def _common(values: Any) -> Any:
     return None if others else first
 
 
-def has_dense_cells(tensor: torch.Tensor) -> bool:
-    """Whether the cells of a tensor can be read, and be sent."""
-    strided = tensor.layout is torch.strided and not tensor.is_nested
-    return strided and tensor.dtype in TORCH_NAMES and not remedy_for(tensor)
-
-
 # --- read --------------------------------------------------------------------------------------
 
 
 def rows_of_arrays(
-    values: torch.Tensor, lengths: IntArray, dims: IntArray, tensors: bool, rows: Sequence[int]
+    values: Any, lengths: IntArray, dims: IntArray, tensors: bool, rows: Sequence[int]
 ) -> list[Any]:
     """The rows, which have these numbers in their column; dims from a message are checked.
 
     Arrays are views of `values`, which are then on the host. Each tensor has a storage of its own
     bytes: on the host over the same memory, on a device in a copy.
     """
+    from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words
+
     itemsize = values.itemsize
     _check_dims(dims, lengths, itemsize, rows)
     items: list[Any] = [None] * len(dims)

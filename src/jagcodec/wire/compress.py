@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
-import torch
 
 from jagcodec.errors import ArgumentError, WireFormatError, brief
 from jagcodec.memory.arrays import ByteArray, address, borrowed
+from jagcodec.rowcopy import thread_count
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import PendingMessage, blob_size, written
 from jagcodec.wire.header import Header, with_stored_sizes
@@ -98,7 +98,7 @@ def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
     """Call `work` for each key, the largest first, in several threads if that pays."""
     order = sorted(sizes, key=sizes.__getitem__, reverse=True)
     most = 1 + sum(sizes.values()) // _WORTH_A_THREAD
-    threads = min(torch.get_num_threads(), len(order), most)
+    threads = min(thread_count(), len(order), most)
     if threads < 2:
         return {key: work(key) for key in order}
     # Threads of this call alone: those of a pool that is kept are gone in a process that forked.

@@ -8,9 +8,25 @@ import numpy as np
 
 from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, array_bytes
 from jagcodec.wire.checks import fail
+from jagcodec.wire.spec import TORCH_ITEMSIZES
 
 TORCH_NAME_OF_NUMPY = {dtype: name for name, dtype in NUMPY_BY_NAME.items()}
 """The wire's names of numpy's dtypes, where torch has the same ones."""
+
+
+class DtypeName(str):
+    """The name of a dtype, in the place of torch's own where torch is not needed."""
+
+    __slots__ = ()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return TORCH_ITEMSIZES[self]
+
+
+NAME_OF_DTYPE: dict[Any, str] = {name: name for name in TORCH_ITEMSIZES}
+"""The wire's names of dtypes: of their names, and of torch's dtypes once torch is imported."""
 
 _KINDS = "biufcmMSUV"  # bool, int, uint, float, complex, timedelta, datetime, bytes, str, void
 _LONG_DOUBLES = "gG"  # real and complex; their bytes differ from machine to machine

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import pickle
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDictBase,
-    is_tensorclass,
-)
 
 from jagcodec import cells as cell_kernel
-from jagcodec._arguments import result_of
+from jagcodec._arguments import ARRAY_TYPES, array_remedy, result_of
 from jagcodec.columns.batch import Batch, CellRows, Columns, Name, to_send
-from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import (
-    ArgumentError,
     JagcodecError,
     Reason,
     UnsupportedTypeError,
@@ -31,42 +23,28 @@ from jagcodec.errors import (
     brief,
     child_path,
 )
-from jagcodec.memory import extent_of
-from jagcodec.memory.arrays import ByteArray, IntArray
-from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
-from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import as_bytes, plain_array
-from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import CellIndices, values_of
-from jagcodec.ragged.nested import (
-    COLUMN_TYPES,
-    NESTED_TENSOR,
-    NestedParts,
-    parts_of,
-    view_of_checked_parts,
-)
+from jagcodec.memory.arrays import ByteArray, IntArray, tensor_type
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.array_rows import array_rows
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
 from jagcodec.wire.documents import TAGS
-from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY, bytes_in_order, numpy_name
+from jagcodec.wire.dtypes import (
+    NAME_OF_DTYPE,
+    TORCH_NAME_OF_NUMPY,
+    DtypeName,
+    bytes_in_order,
+    numpy_name,
+)
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import Item, item_of_bytes, item_of_documents
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.lowered import (
-    ColumnDict,
-    Lowered,
-    RowMessages,
-    Tree,
-)
+from jagcodec.wire.lowered import ColumnDict, Lowered, RowMessages, Tree
 from jagcodec.wire.native import NATIVE, first_same, packed_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
-from jagcodec.wire.tensor_views import views_of_one_storage
-from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
 _STRING_TYPE = frozenset((str,))
 _MOST_ARRAY_ROWS = DEFAULT_LIMITS.expanded // (spec.EXPANSION * spec.ARRAY_COST)
@@ -93,19 +71,19 @@ class Lowering:
         self._default = default
         self._defaults = 0
         self._path: list[Any] = []
-        self._stacks = 0
+        self.stacks = 0
         self.items: list[Any] = []
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
         self._array_rows = 0  # rows that are arrays or None
-        self._on_devices: list[torch.Tensor] = []  # whose cells are fetched
-        self._indices: CellIndices = {}  # of rows on devices
+        self.on_devices: list[Any] = []  # tensors whose cells are fetched
+        self.indices: dict[Any, Any] = {}  # of rows on devices
         # What gives items their data once the devices were waited for, in this order.
-        self._unread: list[Callable[[HostCopies], None]] = []
+        self.unread: list[Callable[[Any], None]] = []
         self.messages: list[RowMessages] = []
 
     @functools.cached_property
-    def _pool(self) -> RowSplitsPool:
+    def pool(self) -> RowSplitsPool:
         return RowSplitsPool()
 
     def finished(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
@@ -120,11 +98,8 @@ class Lowering:
 
     def _fetch(self) -> None:
         """Wait for the devices once, and give items the cells that were there."""
-        if self._unread:
-            copies = HostCopies()
-            copies.fetch(self._on_devices)
-            for read in self._unread:
-                read(copies)
+        if self.unread:
+            _of_tensors().fetch(self.on_devices, self.unread)
 
     def items_of(self, batch: Columns) -> dict[str, Item]:
         """The columns of a batch that are one item with its rows, once `messages` are written."""
@@ -132,7 +107,7 @@ class Lowering:
         items = self.items
         for name, column in batch.columns.items():
             first = len(items)
-            self._lower_each_column({name: column}, [batch.rows], _COLUMN_HANDLERS)
+            self.lower_each_column({name: column}, [batch.rows], _COLUMN_HANDLERS)
             if len(items) == first + 1:
                 found[name] = items[first]
         self._fetch()
@@ -149,9 +124,9 @@ class Lowering:
         if kind in NATIVE:
             return value
         handler = _HANDLERS.get(kind) or _handler_of(kind)
-        return self._lower_foreign(value) if handler is None else handler(self, value)
+        return self.lower_foreign(value) if handler is None else handler(self, value)
 
-    def _lower_at(self, key: Any, value: Any) -> Tree:
+    def lower_at(self, key: Any, value: Any) -> Tree:
         if type(value) in NATIVE or (
             # The messages of a batch: a dict of plain values is its own document.
             type(value) is dict
@@ -176,7 +151,7 @@ class Lowering:
         has_nodes = False
         for key, value in zip(keys, values, strict=False):
             values_before = len(self.values)
-            tree = self._lower_at(key, value)
+            tree = self.lower_at(key, value)
             if has_nodes and type(tree) is not tuple:
                 self.values.append(tree)
                 tree = None
@@ -201,29 +176,31 @@ class Lowering:
         try:
             return self._msgpack(document)
         except ValueError as error:
-            raise self._error("too_large", f"msgpack: {error}") from error
+            raise self.error("too_large", f"msgpack: {error}") from error
 
     # Errors, and types that are not listed
 
-    def _where(self) -> str:
+    def where(self) -> str:
         return functools.reduce(child_path, self._path, "$")
 
-    def _error(self, reason: Reason, detail: str) -> UnsupportedTypeError:
-        return UnsupportedTypeError(reason, self._where(), detail)
+    def error(self, reason: Reason, detail: str) -> UnsupportedTypeError:
+        return UnsupportedTypeError(reason, self.where(), detail)
 
     def _too_deep(self) -> UnsupportedTypeError:
         detail = f"expected at most {spec.MAX_DEPTH} nested containers, found more (a cycle?)"
-        return self._error("too_deep", detail)
+        return self.error("too_deep", detail)
 
-    def _unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
+    def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
         cls = type(value)
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
-        if isinstance(value, (torch.Tensor, np.ndarray)):
-            remedy = remedy_for(value)
+        if isinstance(value, np.ndarray):
+            remedy = array_remedy(value)
             why = why or (f"; {remedy}, or register its type with register_type" if remedy else "")
-        why = why or (_REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY)
-        return self._error("unsupported_type", f"{name} cannot be encoded{why}")
+        elif not why and "torch" in sys.modules:
+            why = _of_tensors().remedy_of(value)
+        why = why or _REMEDY
+        return self.error("unsupported_type", f"{name} cannot be encoded{why}")
 
     def _lower_registered(self, value: Any) -> Tree:
         name = registered_name(type(value))
@@ -233,11 +210,11 @@ class Lowering:
             raise
         except Exception as error:  # whatever the user's function raises
             why = f": its to_state raises {type(error).__name__}: {error}"
-            raise self._unsupported(value, why) from error
-        tree = self._lower_at("state", state)
+            raise self.unsupported(value, why) from error
+        tree = self.lower_at("state", state)
         return (Code.USER, name, tree) if type(tree) is tuple else [TAGS[Kind.USER], name, tree]
 
-    def _lower_foreign(self, value: Any, why: str = "") -> Tree:
+    def lower_foreign(self, value: Any, why: str = "") -> Tree:
         """The tree of the result of `default`; or of a pickle; or an error."""
         if self._default is not None:
             if len(self._path) + self._defaults >= spec.MAX_DEPTH:
@@ -245,7 +222,7 @@ class Lowering:
                     "expected values of default that can be encoded, "
                     f"found none in {spec.MAX_DEPTH} calls"
                 )
-                raise self._error("too_deep", detail)
+                raise self.error("too_deep", detail)
             new = result_of(self._default, (value,), "default")
             if new is not value:
                 self._defaults += 1
@@ -253,30 +230,33 @@ class Lowering:
                 self._defaults -= 1
                 return tree
         if not self._allow_pickle:
-            raise self._unsupported(value, why)
+            raise self.unsupported(value, why)
         try:
             return [TAGS[Kind.PICKLE], pickle.dumps(value, protocol=5)]
         except Exception as error:  # whatever a __reduce__ raises
-            raise self._unsupported(value, f"; pickle failed too: {error}") from error
+            raise self.unsupported(value, f"; pickle failed too: {error}") from error
 
     # Python
 
-    def _lower_list(self, values: list[Any]) -> Tree:
+    def lower_list(self, values: list[Any]) -> Tree:
         if len(values) >= spec.LONG_LIST and (packed := cell_kernel.pack(values)) is not None:
             return [TAGS[Kind.NUMBERS], *packed]
-        if len(values) > 1 and (views := views_of_one_storage(values)) is not None:
-            return self._lower_tensor_views(*views)
+        if len(values) > 1 and type(values[0]) is tensor_type():
+            views = _of_tensors().lower_views_of_one_storage(self, values)
+            if views is not None:
+                return views
         trees, has_nodes = self._lower_items(values)
         return (Code.LIST, *trees) if has_nodes else trees
 
     def _lower_list_column(self, column: _ListColumn) -> Tree:
         """A list that is a column of a dict."""
         (rows,) = column
-        if len(rows) < 2 or views_of_one_storage(rows) is None:
+        are_tensors = len(rows) > 1 and type(rows[0]) is tensor_type()
+        if not (are_tensors and _of_tensors().are_views_of_one_storage(rows)):
             tree = self._lower_array_rows(list(rows), spec.IN_LIST)
             if tree is not None:
                 return tree
-        return self._lower_list(rows)
+        return self.lower_list(rows)
 
     def _lower_tuple(self, value: tuple[Any, ...]) -> Tree:
         trees, has_nodes = self._lower_items(value)
@@ -289,11 +269,10 @@ class Lowering:
         names: Iterable[str] = value
         columns: Iterable[Any] = value.values()
         if type(value) is ColumnDict:
-            self._note_unbacked_rows(value.rows)
+            self.note_unbacked_rows(value.rows)
             if self._narrow is not None:
                 names = self._each_named(value, self._narrow)
-            lists = non_tensor.LIST_TYPES
-            columns = [_ListColumn((x,)) if type(x) in lists else x for x in columns]
+            columns = [_ListColumn((x,)) if type(x) in _LIST_TYPES else x for x in columns]
         elif NATIVE.issuperset(map(type, value.values())):
             return value
         trees, has_nodes = self._lower_each(names, columns)
@@ -324,18 +303,18 @@ class Lowering:
             check_distinct(list(keys), "keys")
         except WireFormatError as error:
             # What every reader rejects is rejected here, where the keys come from.
-            raise self._error(error.reason, error.detail) from error
+            raise self.error(error.reason, error.detail) from error
 
     def _lower_key(self, key: Any) -> Tree:
         if type(key) is bytes:
             return key
         # What `default` returns may be equal to another key, or not be one.
         self._default, default = None, self._default
-        tree = self._lower_at(key, key)
+        tree = self.lower_at(key, key)
         self._default = default
         if type(tree) is tuple:
             why = " as a dict key or set member: tensors are hashed by identity"
-            raise self._unsupported(key, why)
+            raise self.unsupported(key, why)
         return tree
 
     def _lower_bytes(self, value: bytes) -> Tree:
@@ -355,15 +334,13 @@ class Lowering:
         parts, lengths, dims, dtype, tensors = found
         splits = RowSplits.from_counts(lengths)
         item = Item(None, (splits.total,), splits, dtype)
-        if tensors and not all(part.is_cpu for part in parts):
-            self._read_later(item, *parts)
-        else:
-            cells = [as_bytes(part) if tensors else bytes_in_order(part) for part in parts]
+        cells = _of_tensors().bytes_of(self, item, parts) if tensors else map(bytes_in_order, parts)
+        if cells is not None:
             item.data = _rows_in_place([data for data in cells if len(data)], dtype, splits)
-        children = self._add(item), self._add(Item(dims, dims.shape, None, "int64"))
+        children = self.add(item), self.add(Item(dims, dims.shape, None, "int64"))
         return (Code.ARRAY_ROWS, holder, int(tensors), *children)
 
-    def _lower_payloads(self, payloads: Iterable[Any], holder: int | None) -> Tree:
+    def lower_payloads(self, payloads: Iterable[Any], holder: int | None) -> Tree:
         """A document per row; if one needs buffers, each row is a message of its own.
 
         With a `holder`, rows that are arrays or None are written end to end.
@@ -397,7 +374,7 @@ class Lowering:
             return self._pack_document(row)
         outer = self.items, self.values, self.unbacked, self._array_rows
         self.items, self.values, self.unbacked, self._array_rows = [], [], [], 0
-        tree = self._lower_at(i, row)
+        tree = self.lower_at(i, row)
         made = self._lowered(tree) if type(tree) is tuple else self._pack_document(tree)
         self.items, self.values, self.unbacked, self._array_rows = outer
         return made
@@ -406,9 +383,9 @@ class Lowering:
 
     def _lower_array(self, array: np.ndarray[Any, Any]) -> Tree:
         dtype, shape = array.dtype, array.shape
-        self._check_dims(shape, dtype.itemsize)
+        self.check_dims(shape, dtype.itemsize)
         if dtype.kind == "O":
-            tree = self._lower_payloads(array.flat, spec.IN_ARRAY if len(shape) == 1 else None)
+            tree = self.lower_payloads(array.flat, spec.IN_ARRAY if len(shape) == 1 else None)
             if tree[0] == Code.ARRAY_ROWS:
                 return tree
             self.items += shape
@@ -423,7 +400,7 @@ class Lowering:
 
     def _lower_scalar(self, value: np.generic) -> Tree:
         if not type(value).__module__.startswith("numpy"):
-            raise self._unsupported(value)
+            raise self.unsupported(value)
         name = numpy_name(value.dtype)
         if name is None:
             return self._lower_unnamed_dtype(value)
@@ -433,11 +410,11 @@ class Lowering:
         """An array or a scalar of a dtype that messages do not have."""
         remedy = "make a dict of its fields" if value.dtype.names else "convert it with .astype"
         why = f" with dtype {value.dtype}; {remedy}, or pass allow_pickle=True on both sides"
-        return self._lower_foreign(value, why)
+        return self.lower_foreign(value, why)
 
     # Cells
 
-    def _add(self, item: Item) -> Tree:
+    def add(self, item: Item) -> Tree:
         """Add a column of cells, or of documents; its node."""
         self.items.append(item)
         dtype, dims = item.dtype, item.dims
@@ -445,51 +422,47 @@ class Lowering:
             return _OF_DOCUMENTS
         item.narrow = self._column_is_narrow and dtype in spec.INTEGER_DTYPES
         if 0 in dims:
-            self._check_dims(dims, spec.TORCH_ITEMSIZES[dtype])
+            self.check_dims(dims, spec.TORCH_ITEMSIZES[dtype])
         if item.splits is None:
             return (Code.TENSOR, dtype, len(dims))
         return (Code.JAGGED, dtype, len(dims), item.ragged_dim)
 
-    def _check_dims(self, dims: Sequence[int], itemsize: int) -> None:
+    def check_dims(self, dims: Sequence[int], itemsize: int) -> None:
         """Refuse dims next to one of 0 that no reader accepts."""
         if is_oversized_empty(dims, itemsize):
             detail = (
                 f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, "
                 f"found {brief(list(dims))} of {itemsize} each"
             )
-            raise self._error("too_large", detail)
+            raise self.error("too_large", detail)
 
-    def _lower_cells(self, array: np.ndarray[Any, Any], dtype: str) -> Tree:
+    def lower_cells(self, array: np.ndarray[Any, Any], dtype: str) -> Tree:
         """An array, of a dtype that torch has, as the tensor over its memory."""
-        self._check_rank(array)
+        self.check_rank(array)
         data = array if array.flags.c_contiguous else bytes_in_order(array)
-        return self._add(Item(data, array.shape, None, dtype))
+        return self.add(Item(data, array.shape, None, dtype))
 
-    def _check_rank(self, cells: Any) -> None:
+    def check_rank(self, cells: Any) -> None:
         """Refuse an array or a tensor of more dims than messages have."""
         if cells.ndim > spec.MAX_NDIM:
             found = f" with {cells.ndim} dims: the limit is {spec.MAX_NDIM}"
-            raise self._unsupported(cells, found)
+            raise self.unsupported(cells, found)
 
     def _lower_cell_rows(self, rows: CellRows) -> Tree:
         """Rows of an array in place, as the tensor of them."""
         view: Any = rows.view
-        self._check_rank(view.memory)
-        return self._add(Item(view, view.values_shape, None, TORCH_NAMES[view.dtype]))
+        self.check_rank(view.memory)
+        return self.add(Item(view, view.values_shape, None, NAME_OF_DTYPE[view.dtype]))
 
-    def _lower_view(self, view: RaggedView) -> Tree:
+    def lower_view(self, view: RaggedView) -> Tree:
         """The rows of a view: in place where they are scattered in memory on the host."""
-        memory: Any = view.memory
-        starts, splits, dims = view.starts, view.row_splits, view.values_shape
-        dtype = TORCH_NAMES.get(view.dtype)
-        array = memory
         if view.is_tensor:
-            array = plain_array(memory)
-        if dtype is None or array is None:
-            dtype = self._readable_dtype(memory)
-            if not memory.is_cpu:
-                return self._add_rows_on_device(view, dtype)
-            array = as_bytes(memory) if view.is_end_to_end else memory
+            return _of_tensors().lower_rows_of_tensor(self, view)
+        return self.add_rows(view, view.memory, NAME_OF_DTYPE[view.dtype])
+
+    def add_rows(self, view: RaggedView, array: Any, dtype: str) -> Tree:
+        """The rows of a view of the host's memory, which `array` has."""
+        starts, splits, dims = view.starts, view.row_splits, view.values_shape
         data: Any = view
         if view.is_end_to_end:
             data = array if _is_in_order(array) else bytes_in_order(array)
@@ -497,143 +470,12 @@ class Lowering:
             # The only row of a rectangle is its first cells.
             size = math.prod(dims)
             data = array if array.size == size else array.reshape(-1)[:size]
-        return self._add(Item(data, dims, splits, dtype, view.ragged_dim))
+        return self.add(Item(data, dims, splits, dtype, view.ragged_dim))
 
-    def _add_rows_on_device(self, view: RaggedView, dtype: str) -> Tree:
-        values = values_of(view, self._indices)  # only rows leave the device
-        item = Item(None, view.values_shape, view.row_splits, dtype, view.ragged_dim)
-        self._read_later(item, values)
-        return self._add(item)
-
-    def _read_later(self, item: Item, *tensors: torch.Tensor) -> None:
-        """Give an item the cells of tensors, end to end, once their devices were waited for."""
-        self._on_devices += tensors
-
-        def read(copies: HostCopies) -> None:
-            parts = [as_bytes(copies.of(tensor)) for tensor in tensors]
-            item.data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
-
-        self._unread.append(read)
-
-    # torch
-
-    def _lower_tensor(self, tensor: torch.Tensor) -> Tree:
-        array = plain_array(tensor)
-        if array is not None and _is_in_storage(array, tensor):  # most tensors
-            return self._lower_cells(array, TORCH_NAME_OF_NUMPY[array.dtype])
-        if type(tensor) not in TENSOR_TYPES:
-            return self._lower_foreign(tensor)
-        if tensor.layout is torch.strided:
-            return (
-                self._lower_strided_nested(tensor)
-                if tensor.is_nested
-                else self._lower_dense(tensor)
-            )
-        tensor = tensor.detach()
-        if tensor.layout is torch.sparse_coo:
-            shape = tuple(tensor.shape)
-            self.items += shape
-            indices = self._lower_dense(tensor._indices(), unchanged=True)
-            values = self._lower_tensor(tensor._values())
-            return (Code.SPARSE_COO, len(shape), int(tensor.is_coalesced()), indices, values)
-        remedy = ".to_sparse_coo()" if "sparse" in str(tensor.layout) else ".to_dense()"
-        raise self._unsupported(tensor, f" with layout {tensor.layout}; call {remedy} first")
-
-    def _readable_dtype(self, tensor: torch.Tensor) -> str:
-        """The wire's name of its dtype; an error for a tensor whose cells cannot be read."""
-        name = TORCH_NAMES.get(tensor.dtype)
-        if name is None:
-            remedy = "dequantise it first" if tensor.is_quantized else "convert it with .to()"
-            raise self._unsupported(tensor, f" with dtype {tensor.dtype}; {remedy}")
-        remedy = remedy_for(tensor)
-        if remedy:
-            raise self._unsupported(tensor, f": {remedy}")
-        if not tensor.is_nested:
-            self._check_dims(tensor.shape, tensor.itemsize)
-        return name
-
-    def _lower_dense(self, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
-        """A TENSOR; an `unchanged` one is not stored in another way."""
-        dtype, dims = self._readable_dtype(tensor), tuple(tensor.shape)
-        self._check_rank(tensor)
-        item = Item(None, dims, None, None if unchanged else dtype)
-        if tensor.is_cpu:
-            item.data = as_bytes(tensor)
-        else:
-            self._read_later(item, tensor)
-        self._add(item)
-        return (Code.TENSOR, dtype, len(dims))
-
-    def _lower_jagged(self, jagged: torch.Tensor) -> Tree:
-        """A jagged tensor; of one with holes on a device only rows leave it."""
-        parts = parts_of(jagged)
-        dtype = TORCH_NAMES.get(parts.values.dtype)
-        array = plain_array(parts.values)
-        if array is None or not _is_in_storage(array, parts.values):
-            dtype, array = self._readable_dtype(parts.values), None
-        if not (parts.offsets.is_cpu and parts.values.is_cpu):
-            return self._add_jagged_on_device(parts, dtype)
-        view = self._view_of(parts)
-        if array is None or not view.is_end_to_end:
-            return self._lower_view(view)
-        splits, dim = view.row_splits, parts.ragged_dim
-        return self._add(Item(array, array.shape, splits, dtype, dim))
-
-    def _add_jagged_on_device(self, parts: NestedParts, dtype: str | None) -> Tree:
-        """A jagged tensor that is read later; of one with holes only rows leave the device."""
-        where, holes = self._where(), parts.lengths
-        item = Item(None, tuple(parts.values.shape), None, dtype, parts.ragged_dim)
-        self._on_devices += (parts.offsets, parts.values if holes is None else holes)
-
-        def read(copies: HostCopies) -> None:
-            view = self._view_of(parts, where, copies)
-            values = values_of(view)
-            copies.fetch([values])  # of a tensor with holes only now
-            item.data, item.dims = as_bytes(copies.of(values)), view.values_shape
-            item.splits = view.row_splits
-
-        self._unread.append(read)
-        self._add(item)
-        return (Code.JAGGED, dtype, len(item.dims), item.ragged_dim)
-
-    def _view_of(
-        self, parts: NestedParts, where: str | None = None, copies: HostCopies | None = None
-    ) -> RaggedView:
-        """The rows of a jagged tensor; an error names `where` it is, or where the walk is."""
-        try:
-            return view_of_checked_parts(parts, "", self._pool, copies)
-        except ArgumentError as error:
-            path = (where or self._where()) + error.path
-            raise UnsupportedTypeError(error.reason, path, error.detail) from error
-
-    def _lower_tensor_views(self, view: RaggedView, bounds: IntArray) -> Tree:
-        memory: Any = view.memory
-        data = as_bytes(memory) if view.is_end_to_end else view
-        self.items.append(Item(data, view.values_shape))
-        base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
-        return (Code.TENSOR_VIEWS, base, self._lower_int64s(bounds))
-
-    def _lower_int64s(self, rows: IntArray) -> Tree:
+    def lower_int64s(self, rows: IntArray) -> Tree:
         """A TENSOR of rows of int64s, which is never stored narrow."""
         self.items.append(Item(rows, rows.shape))
         return (Code.TENSOR, "int64", 2)
-
-    def _lower_strided_nested(self, tensor: torch.Tensor) -> Tree:
-        name = self._readable_dtype(tensor)
-        with torch.no_grad():  # a `detach` of the whole would warn that it is a prototype
-            components = tensor.unbind() if tensor.size(0) else ()
-        rank = components[0].dim() if components else 0
-        shapes = [component.shape for component in components]
-        for shape in shapes:
-            self._check_dims(shape, tensor.itemsize)
-        # Without dims a component has a 1 for its one element: every component has bytes.
-        sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
-        elements = sum(component.numel() for component in components)
-        item = Item(NO_BYTES, (elements,))
-        self._read_later(item, *components)
-        self.items.append(item)
-        rows = self._lower_int64s(sizes.reshape(len(shapes), rank or 1))
-        return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
     # Columns
 
@@ -654,13 +496,13 @@ class Lowering:
     def _lower_columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
         if value.rows > spec.MAX_UNBACKED_ROWS:
-            self._note_unbacked_rows(value.rows)
+            self.note_unbacked_rows(value.rows)
         self.items.append(value.rows)
-        nodes = self._lower_each_column(value.columns, [value.rows], _COLUMN_HANDLERS)
+        nodes = self.lower_each_column(value.columns, [value.rows], _COLUMN_HANDLERS)
         return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
 
-    def _lower_each_column(
-        self, columns: Mapping[str, Any], sizes: list[int], handlers: Mapping[type, _Handler]
+    def lower_each_column(
+        self, columns: Mapping[str, Any], sizes: list[int], handlers: Mapping[type, Handler]
     ) -> list[Tree]:
         """The node of each column of a batch of these sizes."""
         if len(self._path) >= spec.MAX_DEPTH and columns:
@@ -673,7 +515,7 @@ class Lowering:
         for name in names:
             column = columns[name]
             if isinstance(column, Item):  # its maker knows the rows
-                nodes.append(self._add(column))
+                nodes.append(self.add(column))
                 continue
             lower = handlers.get(type(column))
             first = len(items)
@@ -694,117 +536,62 @@ class Lowering:
         node = self.lower(leaf)
         if not _is_column(node):
             remedy = "make it a NonTensorData of the batch's size"
-            raise self._unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
+            raise self.unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
         return node
 
     def _check_batch_size(self, column: Any, sizes: list[int], name: str) -> None:
         """Refuse a column with other rows than its batch: the caller may have changed it."""
-        nested = False
-        if type(column) not in _COLUMN_TYPES:
-            nested = isinstance(column, TensorDictBase) or is_tensorclass(column)
-            if not nested:
-                return
-        found = sizes_of(column, sizes)
-        if found != sizes:
+        kind, found, nested = type(column), sizes, False
+        if kind is list:
+            found = [len(column)]
+        elif kind is RaggedView:
+            found = [column.row_splits.rows]
+        elif kind in ARRAY_TYPES:
+            found = [*column.shape[: len(sizes)]]
+        elif "torch" in sys.modules:
+            found, nested = _of_tensors().sizes_of_column(column, sizes)
+        if found != sizes and sizes:
             if self._path[-1:] == [name]:
                 self._path.pop()  # the fault is that of its batch
             where = f"nested {name!r}" if nested else repr(name)
             detail = f"expected batch size {sizes} in {where} too, found {found}"
-            raise self._error("row_mismatch", detail)
+            raise self.error("row_mismatch", detail)
 
     def _lower_rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
         """An array as the tensor over its memory, or as TensorDicts hold it."""
         name = TORCH_NAME_OF_NUMPY.get(array.dtype)
-        if name is None:
-            if non_tensor.is_numeric(array) and numpy_name(array.dtype) is None:
+        if name is not None:
+            return self.lower_cells(array, name)
+        if array.dtype.kind in "biufc":
+            native = array.dtype.newbyteorder("=")
+            if native.name not in spec.TORCH_ITEMSIZES:
                 return self._lower_unnamed_dtype(array)
-            return self.lower(non_tensor.leaf_of_array(array))
-        return self._lower_cells(array, name)
+            return self.lower_cells(array.astype(native, copy=False), native.name)
+        if array.dtype == object and array.ndim == 1:
+            return self._lower_object_rows(list(array))
+        return self._lower_array_leaf(array)
 
     def _lower_object_rows(self, rows: list[Any]) -> Tree:
         if not rows:
-            return self.lower(non_tensor.leaf_of_rows(rows))
-        return self._lower_payloads(rows, spec.IN_STACK)
+            return self._lower_array_leaf(np.empty(0, dtype=object))
+        return self.lower_payloads(rows, spec.IN_STACK)
 
-    # tensordict
+    def _lower_array_leaf(self, array: np.ndarray[Any, Any]) -> Tree:
+        """An array with one item per row, as a leaf of a TensorDict holds it."""
+        self.note_unbacked_rows(len(array))
+        self.items.append(len(array))
+        return (Code.NON_TENSOR_DATA, 1, self.lower_at("data", array))
 
     def _lower_open_batch(self, batch: Batch) -> Tree:
         return self.lower(to_send(batch))
 
-    def _lower_tensordict(self, td: TensorDictBase) -> Tree:
-        self._append_batch_size(td)
-        leaves: dict[str, Any] = dict(td.items())
-        nodes = self._lower_each_column(leaves, [*td.batch_size], _LEAF_HANDLERS)
-        return (Code.TENSORDICT, len(td.batch_size), tuple(leaves), *nodes)
-
-    def _lower_lazy_view(self, view: Any) -> Tree:
-        try:
-            whole = non_tensor.tensordict_of_view(view)
-        except RuntimeError as error:  # of a stack of rows with different shapes
-            raise self._unsupported(
-                view, f": {error!s:.200}; encode what it is a view of"
-            ) from error
-        return self._lower_tensordict(whole)
-
-    def _lower_lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
-        if not stack.tensordicts and stack.batch_dims != 1:
-            remedy = "encode TensorDict({}, batch_size=x.batch_size)"
-            raise self._unsupported(stack, f" without members; {remedy}")
-        return (Code.LAZY_STACK, int(stack.stack_dim), *self._lower_members(stack))
-
-    def _lower_non_tensor_stack(self, stack: NonTensorStack) -> Tree:
-        payloads = non_tensor.payloads_of_stack(stack)
-        if payloads is not None:
-            self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
-            return self._lower_payloads(payloads, spec.IN_STACK)
-        if not stack.tensordicts:
-            remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
-            raise self._unsupported(stack, f" of several dims without members; {remedy}")
-        return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *self._lower_members(stack))
-
-    def _lower_members(self, stack: LazyStackedTensorDict) -> list[Tree]:
-        self._check_unnamed(stack, [non_tensor.stack_dim_name(stack)])
-        if self._stacks == spec.MAX_STACKS:
-            detail = f"expected at most {spec.MAX_STACKS} stacks in each other, found more"
-            raise self._error("too_deep", detail)
-        self._stacks += 1
-        members = [self._lower_at(i, member) for i, member in enumerate(stack.tensordicts)]
-        self._stacks -= 1
-        return members
-
-    def _lower_non_tensor_data(self, data: NonTensorData) -> Tree:
-        if isinstance(data.data, Batch):  # as tensordict takes it: all of it in each row
-            raise self._unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
-        self._append_batch_size(data)
-        values_before = len(self.values)
-        tree = self._lower_at("data", data.data)
-        if type(tree) is not tuple:
-            self.values.insert(values_before, tree)
-            tree = None
-        return (Code.NON_TENSOR_DATA, len(data.batch_size), tree)
-
-    def _check_unnamed(self, td: Any, names: Sequence[str | None]) -> None:
-        if any(name is not None for name in names):
-            raise self._unsupported(td, f" with dim names {list(names)}; set td.names = None")
-
-    def _append_batch_size(self, td: Any) -> None:
-        """The numbers of a batch size; its dims have no names."""
-        batch_size: torch.Size = td.batch_size
-        if batch_size:
-            self._check_unnamed(td, td.names)
-        if any(dim < 0 for dim in batch_size):
-            detail = f"expected a batch size from 0 on, found {list(batch_size)}"
-            raise self._error("bad_shape", detail)
-        self._note_unbacked_rows(extent_of(batch_size))
-        self.items += map(int, batch_size)  # a symbolic dim becomes a number
-
-    def _note_unbacked_rows(self, rows: int) -> None:
+    def note_unbacked_rows(self, rows: int) -> None:
         """Note rows above `MAX_UNBACKED_ROWS`.
 
         The writer refuses them unless the message has a byte for each.
         """
         if rows > spec.MAX_UNBACKED_ROWS:
-            self.unbacked.append((self._where(), rows))
+            self.unbacked.append((self.where(), rows))
 
 
 class _ListColumn(tuple[list[Any]]):
@@ -825,18 +612,15 @@ _REMEDY = (
     "type with register_type (datetime, enums and others of the standard library: "
     "jagcodec.stdlib.register_stdlib_types), or pass allow_pickle=True on both sides"
 )
-_REMEDY_OF_BATCHES = (
-    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
-)
+_LIST_TYPES: set[type] = {list}
 
-_COLUMN_TYPES = COLUMN_TYPES | {list, RaggedView}
+Handler = Callable[[Lowering, Any], Tree]
 
-_Handler = Callable[[Lowering, Any], Tree]
-
-_HANDLERS: dict[type, _Handler] = {
+_HANDLERS: dict[type, Handler] = {
     dict: Lowering._lower_dict,
     ColumnDict: Lowering._lower_dict,
     _ListColumn: Lowering._lower_list_column,
+    list: Lowering.lower_list,
     tuple: Lowering._lower_tuple,
     bytes: Lowering._lower_bytes,
     set: Lowering._lower_set,
@@ -844,37 +628,41 @@ _HANDLERS: dict[type, _Handler] = {
     np.ndarray: Lowering._lower_array,
     np.memmap: Lowering._lower_array,
     Columns: Lowering._lower_columns,
-    **dict.fromkeys(non_tensor.LIST_TYPES, Lowering._lower_list),
-    **dict.fromkeys(TENSOR_TYPES, Lowering._lower_tensor),
-    NESTED_TENSOR: Lowering._lower_jagged,
-    **dict.fromkeys(non_tensor.TENSORDICT_TYPES, Lowering._lower_tensordict),
-    LazyStackedTensorDict: Lowering._lower_lazy_stack,
-    NonTensorData: Lowering._lower_non_tensor_data,
-    NonTensorStack: Lowering._lower_non_tensor_stack,
 }
 
-_HANDLERS_OF_BASES: tuple[tuple[type, _Handler], ...] = (
-    (torch.Tensor, Lowering._lower_tensor),
+_HANDLERS_OF_BASES: list[tuple[type, Handler]] = [
     (np.generic, Lowering._lower_scalar),
-    (non_tensor.LAZY_VIEW, Lowering._lower_lazy_view),
     (Batch, Lowering._lower_open_batch),
-)
-
-# Most leaves of a TensorDict: one item, whose rows are those of the batch.
-_LEAF_HANDLERS: dict[type, _Handler] = {
-    NESTED_TENSOR: Lowering._lower_jagged,
-    **dict.fromkeys(TENSOR_TYPES, Lowering._lower_tensor),
-    NonTensorStack: Lowering._lower_non_tensor_stack,
-}
+]
 
 # Columns of `Columns`, in which a list of objects is rows, and an array the tensor over it.
-_COLUMN_HANDLERS: dict[type, _Handler] = {
-    **_LEAF_HANDLERS,
-    RaggedView: Lowering._lower_view,
+_COLUMN_HANDLERS: dict[type, Handler] = {
+    RaggedView: Lowering.lower_view,
     CellRows: Lowering._lower_cell_rows,
     np.ndarray: Lowering._lower_rectangle,
     list: Lowering._lower_object_rows,
 }
+
+
+def add_handlers(
+    handlers: Mapping[type, Handler],
+    *,
+    columns: Mapping[type, Handler],
+    bases: Iterable[tuple[type, Handler]],
+    lists: Iterable[type],
+) -> None:
+    """Lower values of more types: of values, of columns, of subclasses, and of lists."""
+    _HANDLERS.update(handlers)
+    _HANDLERS.update(dict.fromkeys(lists, Lowering.lower_list))
+    _LIST_TYPES.update(lists)
+    _COLUMN_HANDLERS.update(columns)
+    _HANDLERS_OF_BASES.extend(bases)
+
+
+@functools.cache
+def _of_tensors() -> Any:
+    """The module that lowers tensors: imported when there is one, because it imports torch."""
+    return importlib.import_module("jagcodec.wire.lowering_tensors")
 
 
 def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
@@ -884,13 +672,7 @@ def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) ->
     if splits.rows == 1:
         return cells[0]
     starts = splits.starts * spec.TORCH_ITEMSIZES[dtype]
-    return in_buffers(cells, torch_dtype(dtype), (), starts, splits)
-
-
-def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
-    """Whether the storage of a tensor holds all of its array; False is not certain."""
-    end = array.nbytes + tensor.storage_offset() * array.itemsize
-    return array.flags.c_contiguous and end <= tensor.untyped_storage().nbytes()
+    return in_buffers(cells, DtypeName(dtype), (), starts, splits)
 
 
 def _is_in_order(memory: Any) -> bool:
@@ -906,7 +688,13 @@ def _has_rows(item: Any, rows: int | None) -> bool:
     return item.dtype is not None and len(item.dims) > 0 and item.dims[0] == rows
 
 
-def _handler_of(kind: type) -> _Handler | None:
+def _handler_of(kind: type) -> Handler | None:
+    """The handler of a rarer type; the first of them after torch was imported adds its types."""
+    if "torch" in sys.modules:
+        _of_tensors()
+    found = _HANDLERS.get(kind)
+    if found is not None:
+        return found
     if registered_name(kind) is not None:
         return Lowering._lower_registered
     return next((handler for base, handler in _HANDLERS_OF_BASES if issubclass(kind, base)), None)

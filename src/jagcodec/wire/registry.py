@@ -15,15 +15,10 @@ from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import tensordict
-import torch
-from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDictBase, UnbatchedTensor
-from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import check_function
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
-from jagcodec.ragged import non_tensor
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import BATCHED_DATA_DICT, ORDERED_DICT, PACKED_COLUMN
 
@@ -111,6 +106,9 @@ def register_type(
 def registered_name(cls: type) -> str | None:
     """The name of a class in messages; None if it is not registered."""
     name = _name_of.get(cls)
+    if name is None and _qualified(cls).startswith(("torch.", "tensordict.")):
+        _of_tensors()
+        name = _name_of.get(cls)
     if name is None and _qualified(cls).startswith("jagcodec."):
         _register_own_types()
         name = _name_of.get(cls)
@@ -128,6 +126,8 @@ def state_of(value: Any) -> Any:
 
 def restore(name: str, state: Any) -> Any:
     """The value of a registered type from its state."""
+    if name not in _by_name and name in _NAMES_OF_TENSORS:
+        _of_tensors()
     if name not in _by_name and name in _OWN_NAMES:
         _register_own_types()
     cls = _loaded_class(name) if name not in _by_name else None
@@ -175,14 +175,10 @@ def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tu
         return lambda value: value.name, lambda name: cls.__members__[of_type(name, str)]
     if _is_named_tuple(cls):
         return tuple, partial(_named_tuple, cls)
-    if issubclass(cls, NonTensorDataBase):
-        return _non_tensor_data_of, partial(_non_tensor, cls)
-    if tensordict.is_tensorclass(cls):
-        return _parts_of_tensorclass, partial(_tensorclass, cls)
-    if issubclass(cls, TensorDictBase) and hasattr(cls, "__required_keys__"):
-        return non_tensor.source_of, lambda td: cls.from_tensordict(
-            _tensordict_of_state(td), check=False
-        )
+    if "tensordict" in sys.modules:
+        ways: Any = _of_tensors().ways_of(cls)
+        if ways is not None:
+            return ways  # type: ignore[no-any-return]
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
         return partial(_fields, names), partial(_dataclass, cls, names)
@@ -220,30 +216,6 @@ def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
         # Past a frozen class's own __setattr__, as its __init__ does.
         object.__setattr__(value, name, item)
     return value
-
-
-def _parts_of_tensorclass(value: Any) -> Any:
-    fields, others = non_tensor.fields_of(value)
-    return (fields, others) if others else fields
-
-
-def _tensorclass(cls: Any, state: Any) -> Any:
-    fields, others = state if type(state) is tuple else (state, {})
-    return non_tensor.tensorclass_of(cls, _tensordict_of_state(fields), of_type(others, dict))
-
-
-def _tensordict_of_state(state: Any) -> TensorDictBase:
-    if not isinstance(state, TensorDictBase) or isinstance(state, NonTensorStack):
-        raise ValueError(f"expected a TensorDict, found {type(state).__name__}")
-    return state
-
-
-def _non_tensor_data_of(value: Any) -> NonTensorData:
-    return NonTensorData(value.data, batch_size=value.batch_size, names=value.names)
-
-
-def _non_tensor(cls: Any, payload: Any) -> Any:
-    return cls(of_type(payload, NonTensorData).data, batch_size=payload.batch_size)
 
 
 # --- types that every reader knows by name -----------------------------------------------------
@@ -290,45 +262,6 @@ def _slice(state: Any) -> slice:
     return slice(start, stop, step)
 
 
-def _size(state: Any) -> torch.Size:
-    if not all(-(1 << 63) <= of_type(dim, int) < 1 << 63 for dim in of_type(state, list)):
-        raise ValueError("expected integers of 64 bits")
-    return torch.Size(state)
-
-
-# Of every dtype that this torch has: a dtype itself can be encoded even where its tensors cannot.
-_DTYPES = {
-    str(value).removeprefix("torch."): value
-    for value in vars(torch).values()
-    if isinstance(value, torch.dtype)
-}
-
-
-def _dtype(state: Any) -> torch.dtype:
-    if of_type(state, str) not in _DTYPES:
-        raise ValueError(f"expected a dtype of torch {torch.__version__}, found {brief(state)}")
-    return _DTYPES[state]
-
-
-def _device(state: Any) -> torch.device:
-    kind, number = state
-    # Before torch is asked, which quotes what it does not know.
-    if not (of_type(kind, str).isascii() and kind.isalnum()):
-        raise ValueError(f"expected a device type, found {brief(kind)}")
-    if number is None:
-        return torch.device(kind)
-    if not 0 <= of_type(number, int) < 128:
-        raise ValueError(f"expected a device number from 0 to 127, found {brief(number)}")
-    return torch.device(kind, number)
-
-
-def _unbatched_of_state(state: Any) -> Any:
-    size, tensor = state
-    if not (size is None or type(size) is torch.Size) or type(tensor) is not torch.Tensor:
-        raise ValueError("expected a batch size or None, and a tensor")
-    return non_tensor.unbatched_of(size, tensor)
-
-
 def register_types(types: Iterable[NamedType]) -> None:
     """Register types that are not registered yet."""
     for cls, name, to_state, from_state in types:
@@ -344,19 +277,21 @@ PLAIN_TYPES: tuple[NamedType, ...] = (
     (complex, "complex", operator.attrgetter("real", "imag"), of_fields(complex, float, float)),
     (range, "range", _bounds, of_fields(range, int, int, int)),
     (slice, "slice", _bounds, _slice),
-    (torch.Size, "torch.Size", list, _size),
-    (torch.dtype, "torch.dtype", lambda value: str(value).removeprefix("torch."), _dtype),
-    (torch.device, "torch.device", operator.attrgetter("type", "index"), _device),
     (np.str_, "numpy.str_", str, of_one(np.str_, str)),
     (np.bytes_, "numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
-    (MetaData, "tensordict.MetaData", _non_tensor_data_of, partial(_non_tensor, MetaData)),
-    (
-        UnbatchedTensor,
-        "tensordict.UnbatchedTensor",
-        non_tensor.unbatched_parts,
-        _unbatched_of_state,
-    ),
 )
+
+_NAMES_OF_TENSORS = (
+    *("torch.Size", "torch.dtype", "torch.device"),
+    *("tensordict.MetaData", "tensordict.UnbatchedTensor"),
+)
+"""The names of types that `registry_tensors` registers."""
+
+
+def _of_tensors() -> Any:
+    """The module for types of torch and tensordict, which it imports."""
+    return importlib.import_module("jagcodec.wire.registry_tensors")
+
 
 _OWN_NAMES = (BATCHED_DATA_DICT, PACKED_COLUMN)
 

@@ -9,11 +9,18 @@ import numpy as np
 import torch
 
 from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.plain_types import remedy_for
 from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import spec
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
+
+
+def has_dense_cells(tensor: torch.Tensor) -> bool:
+    """Whether the cells of a tensor can be read, and be sent."""
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return strided and tensor.dtype in TORCH_NAMES and not remedy_for(tensor)
 
 
 def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:

@@ -1,0 +1,353 @@
+"""`Lowering` of tensors and TensorDicts: imported when there is one, because it imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDictBase,
+    is_tensorclass,
+)
+
+from jagcodec.columns.batch import Batch
+from jagcodec.columns.sizes import sizes_of
+from jagcodec.errors import ArgumentError, UnsupportedTypeError
+from jagcodec.memory import extent_of
+from jagcodec.memory.arrays import ByteArray, IntArray
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
+from jagcodec.memory.staging import HostCopies
+from jagcodec.memory.tensor_bytes import as_bytes, plain_array
+from jagcodec.ragged import non_tensor
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import (
+    COLUMN_TYPES,
+    NESTED_TENSOR,
+    NestedParts,
+    parts_of,
+    view_of_checked_parts,
+)
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire import registry_tensors as registry_tensors
+from jagcodec.wire import spec
+from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
+from jagcodec.wire.frames import NO_BYTES
+from jagcodec.wire.items import Item
+from jagcodec.wire.lowered import Tree
+from jagcodec.wire.lowering import Handler, Lowering, add_handlers
+from jagcodec.wire.spec import Code
+from jagcodec.wire.tensor_views import views_of_one_storage
+from jagcodec.wire.torch_dtypes import TORCH_NAMES
+
+# --- cells -------------------------------------------------------------------------------------
+
+
+def bytes_of(walk: Lowering, item: Item, tensors: Sequence[torch.Tensor]) -> list[ByteArray] | None:
+    """The bytes of tensors; None if the item gets them later, because one is on a device."""
+    if all(tensor.is_cpu for tensor in tensors):
+        return list(map(as_bytes, tensors))
+    _read_later(walk, item, *tensors)
+    return None
+
+
+def _read_later(walk: Lowering, item: Item, *tensors: torch.Tensor) -> None:
+    """Give an item the cells of tensors, end to end, once their devices were waited for."""
+    walk.on_devices += tensors
+
+    def read(copies: HostCopies) -> None:
+        parts = [as_bytes(copies.of(tensor)) for tensor in tensors]
+        item.data = parts[0] if len(parts) == 1 else np.concatenate([NO_BYTES, *parts])
+
+    walk.unread.append(read)
+
+
+def fetch(tensors: Sequence[torch.Tensor], unread: Sequence[Callable[[HostCopies], None]]) -> None:
+    """Wait for the devices of tensors once, and give items the cells that were there."""
+    copies = HostCopies()
+    copies.fetch(tensors)
+    for read in unread:
+        read(copies)
+
+
+def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
+    """Whether the storage of a tensor holds all of its array; False is not certain."""
+    end = array.nbytes + tensor.storage_offset() * array.itemsize
+    return array.flags.c_contiguous and end <= tensor.untyped_storage().nbytes()
+
+
+def lower_rows_of_tensor(walk: Lowering, view: RaggedView) -> Tree:
+    """The rows of a view of a tensor."""
+    memory: Any = view.memory
+    dtype, array = TORCH_NAMES.get(view.dtype), plain_array(memory)
+    if dtype is None or array is None:
+        dtype = _readable_dtype(walk, memory)
+        if not memory.is_cpu:
+            return _add_rows_on_device(walk, view, dtype)
+        array = as_bytes(memory) if view.is_end_to_end else memory
+    return walk.add_rows(view, array, dtype)
+
+
+def remedy_of(value: Any) -> str:
+    """What to do with a tensor or a TensorDict that cannot be encoded; empty for other values."""
+    if isinstance(value, torch.Tensor):
+        remedy = remedy_for(value)
+        return f"; {remedy}, or register its type with register_type" if remedy else ""
+    return _REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else ""
+
+
+_REMEDY_OF_BATCHES = (
+    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
+)
+
+
+def sizes_of_column(column: Any, sizes: list[int]) -> tuple[list[int], bool]:
+    """The sizes that a column has in place of those of its batch, and whether it is a batch."""
+    is_batch = False
+    if type(column) not in COLUMN_TYPES:
+        is_batch = isinstance(column, TensorDictBase) or is_tensorclass(column)
+        if not is_batch:
+            return sizes, False
+    return sizes_of(column, sizes), is_batch
+
+
+def _add_rows_on_device(walk: Lowering, view: RaggedView, dtype: str) -> Tree:
+    values = values_of(view, walk.indices)  # only rows leave the device
+    item = Item(None, view.values_shape, view.row_splits, dtype, view.ragged_dim)
+    _read_later(walk, item, values)
+    return walk.add(item)
+
+
+def _lower_tensor(walk: Lowering, tensor: torch.Tensor) -> Tree:
+    array = plain_array(tensor)
+    if array is not None and _is_in_storage(array, tensor):  # most tensors
+        return walk.lower_cells(array, TORCH_NAME_OF_NUMPY[array.dtype])
+    if type(tensor) not in TENSOR_TYPES:
+        return walk.lower_foreign(tensor)
+    if tensor.layout is torch.strided:
+        return (
+            _lower_strided_nested(walk, tensor) if tensor.is_nested else _lower_dense(walk, tensor)
+        )
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        shape = tuple(tensor.shape)
+        walk.items += shape
+        indices = _lower_dense(walk, tensor._indices(), unchanged=True)
+        values = _lower_tensor(walk, tensor._values())
+        return (Code.SPARSE_COO, len(shape), int(tensor.is_coalesced()), indices, values)
+    remedy = ".to_sparse_coo()" if "sparse" in str(tensor.layout) else ".to_dense()"
+    raise walk.unsupported(tensor, f" with layout {tensor.layout}; call {remedy} first")
+
+
+def _readable_dtype(walk: Lowering, tensor: torch.Tensor) -> str:
+    """The wire's name of its dtype; an error for a tensor whose cells cannot be read."""
+    name = TORCH_NAMES.get(tensor.dtype)
+    if name is None:
+        remedy = "dequantise it first" if tensor.is_quantized else "convert it with .to()"
+        raise walk.unsupported(tensor, f" with dtype {tensor.dtype}; {remedy}")
+    remedy = remedy_for(tensor)
+    if remedy:
+        raise walk.unsupported(tensor, f": {remedy}")
+    if not tensor.is_nested:
+        walk.check_dims(tensor.shape, tensor.itemsize)
+    return name
+
+
+def _lower_dense(walk: Lowering, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
+    """A TENSOR; an `unchanged` one is not stored in another way."""
+    dtype, dims = _readable_dtype(walk, tensor), tuple(tensor.shape)
+    walk.check_rank(tensor)
+    item = Item(None, dims, None, None if unchanged else dtype)
+    if tensor.is_cpu:
+        item.data = as_bytes(tensor)
+    else:
+        _read_later(walk, item, tensor)
+    walk.add(item)
+    return (Code.TENSOR, dtype, len(dims))
+
+
+def _lower_jagged(walk: Lowering, jagged: torch.Tensor) -> Tree:
+    """A jagged tensor; of one with holes on a device only rows leave it."""
+    parts = parts_of(jagged)
+    dtype = TORCH_NAMES.get(parts.values.dtype)
+    array = plain_array(parts.values)
+    if array is None or not _is_in_storage(array, parts.values):
+        dtype, array = _readable_dtype(walk, parts.values), None
+    if not (parts.offsets.is_cpu and parts.values.is_cpu):
+        return _add_jagged_on_device(walk, parts, dtype)
+    view = _view_of(walk, parts)
+    if array is None or not view.is_end_to_end:
+        return walk.lower_view(view)
+    splits, dim = view.row_splits, parts.ragged_dim
+    return walk.add(Item(array, array.shape, splits, dtype, dim))
+
+
+def _add_jagged_on_device(walk: Lowering, parts: NestedParts, dtype: str | None) -> Tree:
+    """A jagged tensor that is read later; of one with holes only rows leave the device."""
+    where, holes = walk.where(), parts.lengths
+    item = Item(None, tuple(parts.values.shape), None, dtype, parts.ragged_dim)
+    walk.on_devices += (parts.offsets, parts.values if holes is None else holes)
+
+    def read(copies: HostCopies) -> None:
+        view = _view_of(walk, parts, where, copies)
+        values = values_of(view)
+        copies.fetch([values])  # of a tensor with holes only now
+        item.data, item.dims = as_bytes(copies.of(values)), view.values_shape
+        item.splits = view.row_splits
+
+    walk.unread.append(read)
+    walk.add(item)
+    return (Code.JAGGED, dtype, len(item.dims), item.ragged_dim)
+
+
+def _view_of(
+    walk: Lowering, parts: NestedParts, where: str | None = None, copies: HostCopies | None = None
+) -> RaggedView:
+    """The rows of a jagged tensor; an error names `where` it is, or where the walk is."""
+    try:
+        return view_of_checked_parts(parts, "", walk.pool, copies)
+    except ArgumentError as error:
+        path = (where or walk.where()) + error.path
+        raise UnsupportedTypeError(error.reason, path, error.detail) from error
+
+
+def are_views_of_one_storage(values: Sequence[Any]) -> bool:
+    """Whether all values are views of one storage, which a message has once."""
+    return views_of_one_storage(values) is not None
+
+
+def lower_views_of_one_storage(walk: Lowering, values: Sequence[Any]) -> Tree | None:
+    """A list of views of one storage; None for any other list."""
+    found = views_of_one_storage(values)
+    return None if found is None else _lower_tensor_views(walk, *found)
+
+
+def _lower_tensor_views(walk: Lowering, view: RaggedView, bounds: IntArray) -> Tree:
+    memory: Any = view.memory
+    data = as_bytes(memory) if view.is_end_to_end else view
+    walk.items.append(Item(data, view.values_shape))
+    base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
+    return (Code.TENSOR_VIEWS, base, walk.lower_int64s(bounds))
+
+
+def _lower_strided_nested(walk: Lowering, tensor: torch.Tensor) -> Tree:
+    name = _readable_dtype(walk, tensor)
+    with torch.no_grad():  # a `detach` of the whole would warn that it is a prototype
+        components = tensor.unbind() if tensor.size(0) else ()
+    rank = components[0].dim() if components else 0
+    shapes = [component.shape for component in components]
+    for shape in shapes:
+        walk.check_dims(shape, tensor.itemsize)
+    # Without dims a component has a 1 for its one element: every component has bytes.
+    sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
+    elements = sum(component.numel() for component in components)
+    item = Item(NO_BYTES, (elements,))
+    _read_later(walk, item, *components)
+    walk.items.append(item)
+    rows = walk.lower_int64s(sizes.reshape(len(shapes), rank or 1))
+    return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
+
+
+# --- TensorDicts -------------------------------------------------------------------------------
+
+
+def _lower_tensordict(walk: Lowering, td: TensorDictBase) -> Tree:
+    _append_batch_size(walk, td)
+    leaves: dict[str, Any] = dict(td.items())
+    nodes = walk.lower_each_column(leaves, [*td.batch_size], _LEAF_HANDLERS)
+    return (Code.TENSORDICT, len(td.batch_size), tuple(leaves), *nodes)
+
+
+def _lower_lazy_view(walk: Lowering, view: Any) -> Tree:
+    try:
+        whole = non_tensor.tensordict_of_view(view)
+    except RuntimeError as error:  # of a stack of rows with different shapes
+        raise walk.unsupported(view, f": {error!s:.200}; encode what it is a view of") from error
+    return _lower_tensordict(walk, whole)
+
+
+def _lower_lazy_stack(walk: Lowering, stack: LazyStackedTensorDict) -> Tree:
+    if not stack.tensordicts and stack.batch_dims != 1:
+        remedy = "encode TensorDict({}, batch_size=x.batch_size)"
+        raise walk.unsupported(stack, f" without members; {remedy}")
+    return (Code.LAZY_STACK, int(stack.stack_dim), *_lower_members(walk, stack))
+
+
+def _lower_non_tensor_stack(walk: Lowering, stack: NonTensorStack) -> Tree:
+    payloads = non_tensor.payloads_of_stack(stack)
+    if payloads is not None:
+        _check_unnamed(walk, stack, [non_tensor.stack_dim_name(stack)])
+        return walk.lower_payloads(payloads, spec.IN_STACK)
+    if not stack.tensordicts:
+        remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
+        raise walk.unsupported(stack, f" of several dims without members; {remedy}")
+    return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *_lower_members(walk, stack))
+
+
+def _lower_members(walk: Lowering, stack: LazyStackedTensorDict) -> list[Tree]:
+    _check_unnamed(walk, stack, [non_tensor.stack_dim_name(stack)])
+    if walk.stacks == spec.MAX_STACKS:
+        detail = f"expected at most {spec.MAX_STACKS} stacks in each other, found more"
+        raise walk.error("too_deep", detail)
+    walk.stacks += 1
+    members = [walk.lower_at(i, member) for i, member in enumerate(stack.tensordicts)]
+    walk.stacks -= 1
+    return members
+
+
+def _lower_non_tensor_data(walk: Lowering, data: NonTensorData) -> Tree:
+    if isinstance(data.data, Batch):  # as tensordict takes it: all of it in each row
+        raise walk.unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
+    _append_batch_size(walk, data)
+    values_before = len(walk.values)
+    tree = walk.lower_at("data", data.data)
+    if type(tree) is not tuple:
+        walk.values.insert(values_before, tree)
+        tree = None
+    return (Code.NON_TENSOR_DATA, len(data.batch_size), tree)
+
+
+def _check_unnamed(walk: Lowering, td: Any, names: Sequence[str | None]) -> None:
+    if any(name is not None for name in names):
+        raise walk.unsupported(td, f" with dim names {list(names)}; set td.names = None")
+
+
+def _append_batch_size(walk: Lowering, td: Any) -> None:
+    """The numbers of a batch size; its dims have no names."""
+    batch_size: torch.Size = td.batch_size
+    if batch_size:
+        _check_unnamed(walk, td, td.names)
+    if any(dim < 0 for dim in batch_size):
+        detail = f"expected a batch size from 0 on, found {list(batch_size)}"
+        raise walk.error("bad_shape", detail)
+    walk.note_unbacked_rows(extent_of(batch_size))
+    walk.items += map(int, batch_size)  # a symbolic dim becomes a number
+
+
+# --- their types -------------------------------------------------------------------------------
+
+
+# Most leaves of a TensorDict: one item, whose rows are those of the batch.
+_LEAF_HANDLERS: dict[type, Handler] = {
+    NESTED_TENSOR: _lower_jagged,
+    **dict.fromkeys(TENSOR_TYPES, _lower_tensor),
+    NonTensorStack: _lower_non_tensor_stack,
+}
+
+_HANDLERS: dict[type, Handler] = {
+    **_LEAF_HANDLERS,
+    **dict.fromkeys(non_tensor.TENSORDICT_TYPES, _lower_tensordict),
+    LazyStackedTensorDict: _lower_lazy_stack,
+    NonTensorData: _lower_non_tensor_data,
+}
+
+add_handlers(
+    _HANDLERS,
+    columns=_LEAF_HANDLERS,
+    bases=((torch.Tensor, _lower_tensor), (non_tensor.LAZY_VIEW, _lower_lazy_view)),
+    lists=non_tensor.LIST_TYPES,
+)
