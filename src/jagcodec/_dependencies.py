@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from types import ModuleType
+
+from jagcodec.errors import ArgumentError
 
 
 @contextmanager
@@ -30,3 +34,18 @@ def check_attributes(instance: object, *names: str) -> None:
     for name in names:
         if name not in vars(instance):
             raise AttributeError(f"{type(instance).__name__!r} object has no attribute {name!r}")
+
+
+def module_with_torch(name: str, path: str) -> ModuleType:
+    """A module of this package that imports torch or tensordict, for the value at `path`."""
+    try:
+        return importlib.import_module(f"jagcodec.{name}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "tensordict"):
+            raise
+        detail = (
+            f"expected the package {package}, which this needs, found none; "
+            "pip install torch tensordict"
+        )
+        raise ArgumentError("bad_option", path, detail) from error

@@ -300,7 +300,7 @@ def test_tokens_along_another_dim():
 def test_bad_options():
     for arguments, options, match in (
         (([],), {}, "dict of names to dtypes, found list"),
-        (({"x": np.int64},), {}, "a torch dtype, object or"),
+        (({"x": np.str_},), {}, "a dtype whose cells can be encoded .*, object or"),
         (({5: torch.int64},), {}, "names that are strings, found 5"),
         (({"x": torch.qint8},), {}, r"\['x'\].*qint8"),
         ((), {"same_length": "ids"}, "put it in a list"),

@@ -277,7 +277,7 @@ WIDE_FIELD = FieldSchema("jagged", torch.float32, (1, 3, None))
 ODD_FIELDS: list[Any] = [
     *(("jagged", torch.int64, shape) for shape in (None, (1,), (1, 2), [1, None], (1, "2", None))),
     *(("jagged", torch.int64, (1, None, size, 2**9)) for size in (2**44, 2**62, 10**5000)),
-    *(("tensor", dtype, (1,)) for dtype in ("int64", [torch.int64], torch.qint8)),
+    *(("tensor", dtype, (1,)) for dtype in ("int63", [torch.int64], torch.qint8)),
 ]
 ONE_EACH = FieldSchema("tensor", torch.float32, (1,))
 WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
@@ -293,7 +293,7 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"a": [[1]]}, {"same_length": ["a", 3]}, ArgumentTypeError, "expected names, found 3"),
     ({"a": [[1]]}, {"rectangular": ["x"]}, ArgumentKeyError, "rectangular.*'x'"),
     ({"a": [[1]]}, {"dtypes": {"x": torch.int8}}, ArgumentKeyError, "dtypes.*'x'"),
-    ({"a": [[1]]}, {"dtypes": {"a": "int8"}}, ArgumentTypeError, "'int8'"),
+    ({"a": [[1]]}, {"dtypes": {"a": "int9"}}, ArgumentTypeError, "'int9'"),
     ({"a": [[1]]}, {"dtypes": ["a"]}, ArgumentTypeError, "list"),
     ({"a": [[1]]}, {"dtypes": {"a": FieldSchema("tensordict", None, None)}}, ArgumentError, "'ten"),
     *(

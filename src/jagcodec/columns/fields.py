@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,8 @@ class FieldSchema(NamedTuple):
         kind: ``"jagged"`` (also of a `PackedColumn`), ``"tensor"``, ``"object"`` (also of a list
             and of an array of objects), ``"tensordict"`` (also of a dict), or another kind of the
             wire in small letters.
-        dtype: Of its cells; None if it has no cells.
+        dtype: Of its cells; None if it has no cells. Functions that take a schema also take the
+            name of a dtype here, such as "bfloat16".
         shape: With None for the ragged dim; None if it is not a tensor.
     """
 
@@ -32,7 +33,7 @@ def sizes_fit(wanted: Sequence[int | None], found: Sequence[int | None]) -> bool
 
 
 def packed_field(
-    dtype: torch.dtype, values: tuple[int, ...], position_ids: tuple[int, ...], rows: int
+    dtype: Any, values: tuple[int, ...], position_ids: tuple[int, ...], rows: int
 ) -> FieldSchema:
     """The description of a `PackedColumn`, whose parts have these shapes."""
     dim = 0 if values[:1] == position_ids else 1

@@ -184,9 +184,10 @@ class RowBuilder:
             if schema.kind not in ("", "jagged"):
                 self._dtypes[name] = schema
                 continue
+            dtype: Any = schema.dtype  # its name
             grown = _GrowingColumn(
                 schema=schema,
-                dtype=None if schema.dtype is None else TORCH_NAMES[schema.dtype],
+                dtype=dtype,
                 dtype_is_fixed=schema.dtype is not None,
             )
             self._columns[name] = grown

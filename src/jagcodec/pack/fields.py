@@ -40,11 +40,11 @@ from jagcodec.memory.buffers import Target
 from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_words, contiguous_bits, plain_arrays
+from jagcodec.pack.padding import first_unpadded
 from jagcodec.pack.row_kinds import are_objects, described
 from jagcodec.pack.warnings import (
     FEW_CELLS,
     MISSING_CELL,
-    first_unpadded,
     warn_of_leftovers,
     warn_of_narrow,
     warn_of_rectangle,

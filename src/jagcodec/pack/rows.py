@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
-import torch
-from tensordict import TensorDict, TensorDictBase
 
 from jagcodec._arguments import (
+    check_array,
     check_known,
     check_options,
     items_of,
@@ -20,18 +21,7 @@ from jagcodec._arguments import (
     named_columns,
     whole_number,
 )
-from jagcodec.columns.column import (
-    Array,
-    Dense,
-    DictBatch,
-    Jagged,
-    Open,
-    Packed,
-    Payloads,
-    StridedNested,
-    column_of,
-    row_count,
-)
+from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import (
     ArgumentError,
@@ -41,22 +31,19 @@ from jagcodec.errors import (
     brief,
     describe,
 )
-from jagcodec.memory.plain_types import check_plain
+from jagcodec.pack.cell_dtypes import STORED_DTYPES
 from jagcodec.pack.cells import cells_of_rows, error_at_column
-from jagcodec.pack.fields import leaf_of_column, tensordict_of
 from jagcodec.pack.row_kinds import OBJECT_TYPES, are_equal_arrays
-from jagcodec.pack.tensor_rows import tensor_of_cells
 from jagcodec.pack.warnings import warn_of_objects
-from jagcodec.ragged.nested import is_jagged, parts_of
-from jagcodec.ragged.non_tensor import is_nested_batch
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.dtypes import is_torch_dtype, name_of_dtype
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
-from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 _NO_NAMES: tuple[str, ...] = ()
 """The default of options that are names, known by identity: a caller's iterable is read once."""
@@ -120,14 +107,16 @@ def pack_rows(
             `NonTensorStack`; or `rows` or an argument is of another type.
     """
     where = "pack_rows"
+    tensordict_of = module_with_torch("pack.fields", where).tensordict_of
     columns = _checked_columns(
         rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
     )
     leaves = {
-        name: _view_of_cells(column) if type(column) is RowCells else column
+        name: _of_tensors().view_of_cells(column) if type(column) is RowCells else column
         for name, column in columns.columns.items()
     }
-    return tensordict_of(Columns(columns.rows, leaves), where)
+    made: TensorDict = tensordict_of(Columns(columns.rows, leaves), where)
+    return made
 
 
 def encode_rows(
@@ -216,7 +205,7 @@ def _checked_columns(
                 lengths[name] = made.lengths
                 _set_rows(made, made.lengths, ask, splits)
             if type(made.data) is not np.ndarray:
-                columns[name] = _view_of_cells(made)
+                columns[name] = _of_tensors().view_of_cells(made)
         elif type(made) is list and ask.field.kind != "object":
             _check_objects(made, f"{where}({name!r})", copied)
     if same_length is not _NO_NAMES:
@@ -267,38 +256,28 @@ def _asked_of_columns(
     }
 
 
-def _made_column(
-    column: Any, ask: _Asked, count: int, copied: bool
-) -> RowCells | Sequence[Any] | TensorDictBase:
+def _made_column(column: Any, ask: _Asked, count: int, copied: bool) -> Any:
     """The cells of a column, or the list of its objects, as asked; a batch of N rows itself."""
     field, dim, rectangular, named = ask
-    if type(column) not in _LISTS and is_nested_batch(column):
+    is_other = type(column) not in _LISTS and "torch" in sys.modules
+    if is_other and _of_tensors().is_nested_batch(column):
         if ask is not _NOTHING:
             raise _within_batch()
-        return column  # type: ignore[no-any-return]
+        return column
     if count:
-        dtype = object if field.kind == "object" else field.dtype and TORCH_NAMES[field.dtype]
+        dtype = object if field.kind == "object" else field.dtype
         made: Any = cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
     else:
         made = _without_rows(field, dim)
     if ask is _NOTHING:
-        return made  # type: ignore[no-any-return]
+        return made
     if count and field.shape is not None:
         check_row_shape(made, field.shape, dim)
     if type(made) is RowCells and made.lengths is not None:
         return _shaped(made, field, dim, rectangular)
     if named:
         raise _not_ragged(made)
-    return made  # type: ignore[no-any-return]
-
-
-def _view_of_cells(made: RowCells) -> Any:
-    """The cells as a TensorDict takes them."""
-    values = tensor_of_cells(made.data, made.dtype)
-    if made.splits is None:
-        return values
-    dtype, shape = torch_dtype(made.dtype), tuple(values.shape)
-    return RaggedView(values, dtype, shape, made.ragged_dim, None, made.splits)
+    return made
 
 
 def _within_batch() -> ArgumentTypeError:
@@ -320,12 +299,8 @@ def _check_objects(rows: Sequence[Any], path: str, to_tensors: bool) -> None:
     """
     if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
         warn_of_objects(path)
-    if not to_tensors:
-        return
-    tensor_types = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
-    for i, row in enumerate(rows if tensor_types else ()):
-        if type(row) in tensor_types and not is_jagged(row) and registered_name(type(row)) is None:
-            check_plain(row, f"{path}, row {i}")
+    if to_tensors:
+        _of_tensors().check_tensors(rows, path)
 
 
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
@@ -339,7 +314,8 @@ def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
         shape, lengths = shape_without_cells(field, dim), ()
     else:
         shape, lengths = shape_without_cells(field, 0), None
-    return RowCells(torch.empty(shape, dtype=field.dtype), lengths, TORCH_NAMES[field.dtype])
+    dtype: Any = field.dtype
+    return RowCells(np.empty(shape, STORED_DTYPES[dtype]), lengths, dtype)
 
 
 def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
@@ -466,7 +442,7 @@ def _collect_columns(
     if isinstance(rows, Mapping):
         return _collect_given_columns(rows, where)
     if isinstance(rows, np.ndarray):
-        check_plain(rows, f"{where}(rows)")
+        check_array(rows, f"{where}(rows)")
     sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
     if not sized or isinstance(rows, (str, bytes)):
         detail = (
@@ -519,10 +495,9 @@ def _collect_given_columns(
     count = 0
     for name, column in named_columns(rows, f"{where}(rows)").items():
         path = f"{where}({name!r})"
-        column = _as_leaf(column, path)
-        if is_jagged(column):
-            dims[name] = parts_of(column).ragged_dim
-        found = _rows_as_sequence(column, path)
+        found, dim = _rows_as_sequence(column, path)
+        if dim is not None:
+            dims[name] = dim
         if given and len(found) != count:
             detail = f"expected {count} rows like {next(iter(given))!r}, found {len(found)}"
             raise ArgumentError("row_mismatch", path, detail)
@@ -530,35 +505,30 @@ def _collect_given_columns(
     return count, given, dims
 
 
-def _as_leaf(column: Any, path: str) -> Any:
-    """A packed column as a jagged one, and a batch as a TensorDict; any other column itself."""
-    others = isinstance(column_of(column), (DictBatch, Open, Packed))
-    return leaf_of_column(column, path) if others else column
-
-
-def _rows_as_sequence(column: Any, path: str) -> Any:
-    """The rows of a column; a batch itself."""
+def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
+    """The rows of a column, and its ragged dim if it is jagged; a batch itself."""
     if type(column) is list or type(column) is tuple:
-        return column
-    holder = column_of(column)
-    if is_nested_batch(column) and row_count(column, path) is not None:
-        return column
-    if isinstance(column, (torch.Tensor, np.ndarray)) and not isinstance(holder, Jagged):
-        check_plain(column, path)
-    if isinstance(holder, (Dense, StridedNested, Jagged)) and column.dim():
-        has_rows = isinstance(holder, Dense) or column.size(0)
-        return list(column.detach().unbind(0)) if has_rows else []
-    if isinstance(holder, Payloads) and column.batch_dims:
-        return holder.objects()
-    if isinstance(holder, Array):
+        return column, None
+    if isinstance(column, np.ndarray):
+        check_array(column, path)
         if column.ndim:
-            return list(column)
-    elif isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
-        return items_of(column, path, "a list")
+            return list(column), None
+    elif isinstance(column, dict) or "torch" in sys.modules:
+        found: Any = module_with_torch("pack.tensor_columns", path).rows_of_column(column, path)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    if isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
+        return items_of(column, path, "a list"), None
     detail = (
         f"expected a list, tuple, array or tensor of N rows, found {describe(column)}{_IN_LIST}"
     )
     raise ArgumentTypeError("bad_type", path, detail)
+
+
+@functools.cache
+def _of_tensors() -> Any:
+    """The module for columns that are tensors: imported when there is one; it imports torch."""
+    return module_with_torch("pack.tensor_columns", "encode_rows")
 
 
 _ANY = FieldSchema("", None, None)
@@ -567,52 +537,57 @@ _DTYPES = "a dict of names to dtypes"
 
 
 def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
-    """What `dtypes` says about each column it names; of a bare dtype the kind is empty."""
+    """What `dtypes` says about each column it names, with names of dtypes.
+
+    The kind of a bare dtype is empty.
+    """
     fields: dict[str, FieldSchema] = {}
     for name, dtype in mapping_of(dtypes, path, _DTYPES).items():
         if not isinstance(name, str):
             detail = f"expected names that are strings, found {brief(name)}"
             raise ArgumentTypeError("bad_type", path, detail)
-        field = dtype
+        place = f"{path}[{brief(name)}]"
         if dtype is object:
-            field = FieldSchema("object", None, None)
-        elif _is_dtype(dtype):
-            field = FieldSchema("", dtype, None)
-        elif not isinstance(dtype, FieldSchema):
-            expected, found = "a torch dtype, object or a FieldSchema", brief(dtype)
-            if isinstance(dtype, torch.dtype):
-                expected, found = _SENDABLE, f"{dtype}; use another dtype"
-            detail = f"expected {expected}, found {found}"
-            raise ArgumentTypeError("bad_type", f"{path}[{brief(name)}]", detail)
-        elif dtype.kind != "object":
-            _check_makable(dtype, f"{path}[{brief(name)}]")
-        fields[name] = field
+            fields[name] = FieldSchema("object", None, None)
+        elif isinstance(dtype, FieldSchema):
+            fields[name] = dtype if dtype.kind == "object" else _makable(dtype, place)
+        else:
+            fields[name] = FieldSchema("", _usable_dtype(dtype, place), None)
     return fields
 
 
-_SENDABLE = "a torch dtype whose tensors can be encoded"
+def _usable_dtype(dtype: Any, path: str) -> Any:
+    """The name of a dtype of cells; an error for anything else."""
+    name = name_of_dtype(dtype)
+    if name is None:
+        expected, found = f"{_SENDABLE}, object or a FieldSchema", brief(dtype)
+        if isinstance(dtype, np.dtype) or is_torch_dtype(dtype):
+            expected, found = _SENDABLE, f"{dtype}; use another dtype"
+        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {found}")
+    return name
 
 
-def _is_dtype(value: Any) -> bool:
-    return isinstance(value, torch.dtype) and value in TORCH_NAMES
+_SENDABLE = "a dtype whose cells can be encoded (torch.float32, 'float32')"
 
 
-def _check_makable(field: FieldSchema, path: str) -> None:
-    """Refuse a schema that no column of rows can have."""
+def _makable(field: FieldSchema, path: str) -> FieldSchema:
+    """A schema with the name of its dtype; an error if no column of rows can have it."""
     shape: Any = field.shape
     sizes = shape[1:] if isinstance(shape, tuple) and shape else (-1,)
+    name: Any = None if field.dtype is None else name_of_dtype(field.dtype)
     if (
         not all(size is None or (type(size) is int and size >= 0) for size in sizes)
         or not (field.kind == "tensor" or (field.kind == "jagged" and None in sizes))
-        or not (field.dtype is None or _is_dtype(field.dtype))
+        or not (field.dtype is None or name is not None)
         or 16 * math.prod(size or 1 for size in sizes) >= MAX_BYTES
     ):
-        dtype = str(field.dtype) if isinstance(field.dtype, torch.dtype) else brief(field.dtype)
+        dtype = str(field.dtype) if is_torch_dtype(field.dtype) else brief(field.dtype)
         detail = (
             "expected the schema of a column that rows can make (tensor or jagged, "
             f"{_SENDABLE}, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
         )
         raise ArgumentError("bad_type", path, detail)
+    return field._replace(dtype=name)
 
 
 def ragged_dim_of(field: FieldSchema) -> int:

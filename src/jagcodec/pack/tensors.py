@@ -23,7 +23,8 @@ from jagcodec.memory.tensor_bytes import (
     number_array,
     plain_array,
 )
-from jagcodec.pack.warnings import first_unpadded, warn_of_leftovers, warn_of_rectangle
+from jagcodec.pack.padding import first_unpadded
+from jagcodec.pack.warnings import warn_of_leftovers, warn_of_rectangle
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.lengths import Lengths, read_rows
 from jagcodec.ragged.nested import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,28 @@ class DtypeName(str):
 
 NAME_OF_DTYPE: dict[Any, str] = {name: name for name in TORCH_ITEMSIZES}
 """The wire's names of dtypes: of their names, and of torch's dtypes once torch is imported."""
+
+
+def name_of_dtype(dtype: Any) -> str | None:
+    """The wire's name of a caller's dtype; None if messages do not have it.
+
+    A caller passes a dtype of torch or of numpy, a scalar type of numpy, or a name.
+    """
+    if isinstance(dtype, str):
+        return str(dtype) if dtype in TORCH_ITEMSIZES else None
+    if isinstance(dtype, type) and issubclass(dtype, np.generic):
+        dtype = np.dtype(dtype)
+    if isinstance(dtype, np.dtype):
+        found = dtype.name if dtype.isnative else ""
+    else:
+        found = str(dtype).removeprefix("torch.") if is_torch_dtype(dtype) else ""
+    return found if found in TORCH_ITEMSIZES else None
+
+
+def is_torch_dtype(dtype: Any) -> bool:
+    """Whether something is a dtype of torch, without an import of it."""
+    return isinstance(dtype, getattr(sys.modules.get("torch"), "dtype", ()))
+
 
 _KINDS = "biufcmMSUV"  # bool, int, uint, float, complex, timedelta, datetime, bytes, str, void
 _LONG_DOUBLES = "gG"  # real and complex; their bytes differ from machine to machine

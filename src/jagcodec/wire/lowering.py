@@ -334,7 +334,11 @@ class Lowering:
         parts, lengths, dims, dtype, tensors = found
         splits = RowSplits.from_counts(lengths)
         item = Item(None, (splits.total,), splits, dtype)
-        cells = _of_tensors().bytes_of(self, item, parts) if tensors else map(bytes_in_order, parts)
+        cells = (
+            _of_tensors().bytes_of_tensors(self, item, parts)
+            if tensors
+            else map(bytes_in_order, parts)
+        )
         if cells is not None:
             item.data = _rows_in_place([data for data in cells if len(data)], dtype, splits)
         children = self.add(item), self.add(Item(dims, dims.shape, None, "int64"))

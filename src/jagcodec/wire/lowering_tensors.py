@@ -47,7 +47,9 @@ from jagcodec.wire.torch_dtypes import TORCH_NAMES
 # --- cells -------------------------------------------------------------------------------------
 
 
-def bytes_of(walk: Lowering, item: Item, tensors: Sequence[torch.Tensor]) -> list[ByteArray] | None:
+def bytes_of_tensors(
+    walk: Lowering, item: Item, tensors: Sequence[torch.Tensor]
+) -> list[ByteArray] | None:
     """The bytes of tensors; None if the item gets them later, because one is on a device."""
     if all(tensor.is_cpu for tensor in tensors):
         return list(map(as_bytes, tensors))

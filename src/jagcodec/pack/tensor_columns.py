@@ -1,0 +1,67 @@
+"""Columns of rows that are tensors or batches: imported when there is one, as `tensor_rows` is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jagcodec.columns.column import (
+    Dense,
+    DictBatch,
+    Jagged,
+    Open,
+    Packed,
+    Payloads,
+    StridedNested,
+    column_of,
+    row_count,
+)
+from jagcodec.memory.plain_types import check_plain
+from jagcodec.pack.fields import leaf_of_column
+from jagcodec.pack.tensor_rows import tensor_of_cells
+from jagcodec.ragged.nested import is_jagged, parts_of
+from jagcodec.ragged.non_tensor import is_nested_batch as is_nested_batch
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.items import RowCells
+from jagcodec.wire.registry import registered_name
+from jagcodec.wire.torch_dtypes import torch_dtype
+
+
+def rows_of_column(column: Any, path: str) -> tuple[Any, int | None] | None:
+    """The rows of a column, and its ragged dim if it is jagged; None if it has no tensors.
+
+    A batch, which is a column of its own, is returned as a TensorDict.
+    """
+    if isinstance(column_of(column), (DictBatch, Open, Packed)):
+        column = leaf_of_column(column, path)
+    if is_nested_batch(column) and row_count(column, path) is not None:
+        return column, None
+    holder = column_of(column)
+    if isinstance(column, torch.Tensor) and not isinstance(holder, Jagged):
+        check_plain(column, path)
+    if isinstance(holder, (Dense, StridedNested, Jagged)) and column.dim():
+        dim = parts_of(column).ragged_dim if isinstance(holder, Jagged) else None
+        has_rows = isinstance(holder, Dense) or column.size(0)
+        return (list(column.detach().unbind(0)) if has_rows else []), dim
+    if isinstance(holder, Payloads) and column.batch_dims:
+        return holder.objects(), None
+    return None
+
+
+def check_tensors(rows: Sequence[Any], path: str) -> None:
+    """Refuse rows that are tensors whose values cannot be read."""
+    tensor_types = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
+    for i, row in enumerate(rows if tensor_types else ()):
+        if type(row) in tensor_types and not is_jagged(row) and registered_name(type(row)) is None:
+            check_plain(row, f"{path}, row {i}")
+
+
+def view_of_cells(made: RowCells) -> Any:
+    """The cells as a TensorDict takes them."""
+    values = tensor_of_cells(made.data, made.dtype)
+    if made.splits is None:
+        return values
+    dtype, shape = torch_dtype(made.dtype), tuple(values.shape)
+    return RaggedView(values, dtype, shape, made.ragged_dim, None, made.splits)
