@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Collection, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, Unpack
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from jagcodec._arguments import name_set, whole_number
-from jagcodec.columns.batch import views_of
-from jagcodec.columns.column import Array, Payloads, ViewColumn, column_of
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
-from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
-from jagcodec.memory.tensor_bytes import cat_bits, contiguous_bits, number_array
-from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES
+from jagcodec.memory.arrays import tensor_type
+from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, STORED_DTYPES
 from jagcodec.pack.cells import cells_of_rows, error_at_column
 from jagcodec.pack.number_types import (
     NARROW,
@@ -28,7 +28,7 @@ from jagcodec.pack.number_types import (
     types_of_rows,
 )
 from jagcodec.pack.numbers import cells_of_python
-from jagcodec.pack.row_kinds import OBJECT_ROW, described, kind_of_row
+from jagcodec.pack.row_kinds import OBJECT_ROW, described, kind_of_row, tensor_rows
 from jagcodec.pack.rows import (
     check_row_shape,
     encode_rows,
@@ -36,14 +36,12 @@ from jagcodec.pack.rows import (
     read_dtypes,
     shape_without_cells,
 )
-from jagcodec.pack.tensor_rows import tensor_of
-from jagcodec.ragged.copy_rows import gathered
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.pickled import pickled_parts
-from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
-from jagcodec.wire.wire_batch import WireBatch, open_wire
+
+Cells = npt.NDArray[Any]
+"""Cells of a dtype, as an array of `STORED_DTYPES`."""
 
 
 @dataclass
@@ -58,22 +56,24 @@ class _GrowingColumn:
     types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
     stored: str | None = None  # of the chunks: floats stay float64, as such may follow
     tokens: int = 0
-    chunks: list[torch.Tensor] = field(default_factory=list)  # none of them is empty
+    chunks: list[Cells] = field(default_factory=list)  # none of them is empty
 
-    def joined(self) -> torch.Tensor:
+    def joined(self) -> Cells:
         """All cells as they are stored; joins the chunks into one."""
         if not self.chunks:
             # Without numbers the dtype is float32, as that of torch.tensor([]).
-            return torch.empty(self.shape or (0,), dtype=torch_dtype(self.stored or "float32"))
+            stored = self.stored or self.dtype or "float32"
+            return np.empty(self.shape or (0,), STORED_DTYPES[stored])
         if len(self.chunks) > 1:
-            self.chunks = [cat_bits(self.chunks, self.dim)]
+            self.chunks = [np.concatenate(self.chunks, self.dim)]
         return self.chunks[0]
 
-    def whole(self) -> torch.Tensor:
+    def whole(self) -> RowCells:
         """A copy of all cells."""
-        joined = self.joined()
-        dtype = joined.dtype if self.dtype is None else torch_dtype(self.dtype)
-        return cat_bits([joined], 0) if joined.dtype == dtype else joined.to(dtype)
+        joined, dtype = self.joined(), self.dtype or self.stored or "float32"
+        with np.errstate(all="ignore"):  # a NaN may warn
+            cells = joined.astype(STORED_DTYPES[dtype], order="C")
+        return RowCells(cells, (self.tokens,), dtype)
 
     def with_types(self, types: Set[Any], chunk: Any) -> _GrowingColumn:
         """The column with a chunk of numbers of these types: its cells change dtype if they fit."""
@@ -89,9 +89,8 @@ class _GrowingColumn:
         joined = self.joined()
         made: Any = cells_of_rows([joined], dtype, dim=self.dim)
         if float in self.types and dtype in NARROW:
-            check_floats(number_array(joined).reshape(-1), dtype, lambda _: "")
-        same = stored == dtype
-        cells = tensor_of(made.data, dtype) if same else joined.to(torch_dtype(stored))
+            check_floats(joined.reshape(-1).astype(np.float64), dtype, lambda _: "")
+        cells = made.data if stored == dtype else joined.astype(STORED_DTYPES[stored])
         return replace(column, chunks=[cells])
 
     def first_tokens(self, tokens: int) -> _GrowingColumn:
@@ -99,7 +98,8 @@ class _GrowingColumn:
         if not self.chunks:
             return replace(self, chunks=[])
         whole = self.joined()
-        chunks = [cat_bits([whole.narrow(self.dim, 0, tokens)], 0)] if tokens else []
+        kept = whole[(slice(None),) * self.dim + (slice(tokens),)]
+        chunks = [kept.copy(order="C")] if tokens else []
         shape = tuple(0 if d == self.dim else size for d, size in enumerate(whole.shape))
         return replace(self, tokens=tokens, chunks=chunks, shape=shape)
 
@@ -111,22 +111,23 @@ class _GrowingColumn:
         """The shape of one token of cells of this shape."""
         return (*shape[: self.dim], *shape[self.dim + 1 :])
 
-    def filled(self, number: torch.Tensor, tokens: int) -> torch.Tensor:
+    def filled(self, number: Cells, tokens: int) -> Cells:
         """So many tokens, whose cells all hold the number."""
         like = self.shape_so_far() or (0,)
-        return number.expand(*like[: self.dim], tokens, *like[self.dim + 1 :])
+        shape = (*like[: self.dim], tokens, *like[self.dim + 1 :])
+        return np.full(shape, number, number.dtype)
 
-    def check_chunk(self, made: RowCells, cells: torch.Tensor) -> None:
+    def check_chunk(self, made: RowCells) -> None:
         """Refuse a chunk, or a number that fills one, that is not like those before."""
         shape = None if self.schema is None else self.schema.shape
         before = self.shape_so_far() if self.chunks or shape is None else None
         if made.lengths and before is not None:
-            expected, found = self.cell_shape(before), self.cell_shape(tuple(cells.shape))
+            expected, found = self.cell_shape(before), self.cell_shape(made.dims)
             if expected != found:
                 detail = f"expected tokens of shape {expected} like those before, found {found}"
                 raise ArgumentError("bad_shape", "", detail)
         if shape is not None:
-            chunk = made if made.lengths else RowCells(self.filled(cells, 1), (1,), made.dtype)
+            chunk = made if made.lengths else RowCells(self.filled(made.data, 1), (1,), made.dtype)
             check_row_shape(chunk, shape, self.dim + 1)
 
 
@@ -313,16 +314,11 @@ class RowBuilder:
     def to_row(self) -> dict[str, Any]:
         """What there is so far, by name: a snapshot, which no later call changes.
 
-        Per-token columns are numpy arrays that own their memory (tensors, where numpy lacks the
-        dtype). The values that were set follow; they are not copied.
+        Per-token columns are numpy arrays that own their memory. Where numpy lacks the dtype, they
+        are tensors, or arrays of unsigned words of its size if torch is not installed. The values
+        that were set follow; they are not copied.
         """
-        row: dict[str, Any] = {}
-        for name, column in self._columns.items():
-            cells = column.whole()
-            try:
-                row[name] = cells.numpy()
-            except TypeError:  # numpy does not have the dtype
-                row[name] = cells
+        row = {name: _readable(column.whole()) for name, column in self._columns.items()}
         return row | self._values
 
     def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
@@ -337,7 +333,7 @@ class RowBuilder:
         """
         dtypes = {name: dtype for name, dtype in self._dtypes.items() if name in self._values}
         dims = {name: column.dim + 1 for name, column in self._columns.items() if column.dim}
-        row = self.to_row()
+        row = {name: column.whole() for name, column in self._columns.items()} | self._values
         return encode_rows([row], dtypes=dtypes or None, ragged_dims=dims or None, **options)
 
     @classmethod
@@ -362,31 +358,24 @@ class RowBuilder:
             ArgumentTypeError: A column is a batch within the batch, or neither tensor nor payload.
             WireFormatError: As from `open_wire`.
         """
+        from jagcodec.pack.tensor_columns import columns_of_row
+        from jagcodec.wire.wire_batch import WireBatch, open_wire
+
         where = "RowBuilder.from_message"
         batch = message if isinstance(message, WireBatch) else open_wire(message)
         if tuple(batch.batch_size) != (1,):
             detail = f"expected one row, found {len(batch)} rows; choose it with .rows([i])"
             raise ArgumentError("row_mismatch", f"{where}(message)", detail)
         row, schema = cls(same_length=same_length), batch.schema
-        for name, leaf in views_of(batch).items():
-            path, holder = f"{where}({name!r})", column_of(leaf)
-            if isinstance(holder, ViewColumn):
-                (cells,), dim = gathered([leaf]), leaf.ragged_dim - 1
-                dtype = TORCH_NAMES[leaf.dtype]
-                grown = _GrowingColumn(
-                    dim, None, schema[name], dtype, dtype_is_fixed=True, chunks=[cells]
-                )
-                row._columns[name] = grown.first_tokens(leaf.row_splits.total)
+        for name, found in columns_of_row(batch, where).items():
+            if not isinstance(found, RowCells):
+                row._values[name], row._dtypes[name] = found, schema[name]
                 continue
-            if schema[name].kind == "tensor":
-                leaf = contiguous_bits(leaf).clone()
-            elif isinstance(holder, Payloads):
-                leaf = holder.objects()
-            elif not isinstance(holder, Array):
-                found = type(leaf).__name__
-                detail = f"expected a tensor or a payload, found {found}; select the other columns"
-                raise ArgumentTypeError("bad_type", path, detail)
-            row._values[name], row._dtypes[name] = leaf[0], schema[name]
+            dim, cells = found.ragged_dim - 1, found.data
+            grown = _GrowingColumn(
+                dim, None, schema[name], found.dtype, dtype_is_fixed=True, chunks=[cells]
+            )
+            row._columns[name] = grown.first_tokens(cells.shape[dim])
         row._check_token_counts(row._columns, {}, where)
         return row
 
@@ -412,7 +401,12 @@ class RowBuilder:
         for name, column in self._columns.items():
             column.joined()  # pickles one chunk instead of many
             columns[name] = vars(column)
-        return pickled_parts(_of_state, (type(self), {**vars(self), "_columns": columns}), protocol)
+        state = type(self), {**vars(self), "_columns": columns}
+        if "torch" not in sys.modules:
+            return _of_state, (state,)
+        from jagcodec.wire.pickled import pickled_parts  # values may be tensors
+
+        return pickled_parts(_of_state, state, protocol)
 
 
 def _of_state(state: Any) -> RowBuilder:
@@ -426,16 +420,16 @@ def _of_state(state: Any) -> RowBuilder:
 
 def _read_chunk(
     column: _GrowingColumn, chunk: Any, path: str
-) -> tuple[_GrowingColumn, torch.Tensor, int | None]:
+) -> tuple[_GrowingColumn, Cells, int | None]:
     """Read a chunk.
 
     Returns its column (the dtype may be new), its cells, and its token count, or None if it is one
     number.
     """
-    if type(chunk) in TENSOR_TYPES and not remedy_for(chunk):
-        chunk = chunk.detach().cpu()
+    if isinstance(chunk, tensor_type()):
+        chunk = tensor_rows().on_host(chunk)
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
-        return column, torch.empty(0), 0
+        return column, _NO_CELLS, 0
     try:
         column, made = _cells_of_chunk(column, chunk)
     except JagcodecError as error:
@@ -446,12 +440,21 @@ def _read_chunk(
             f"found {described(chunk)}"
         )
         raise ArgumentTypeError("bad_type", path, detail)
-    cells = tensor_of(made.data, made.dtype)
     try:
-        column.check_chunk(made, cells)
+        column.check_chunk(made)
     except JagcodecError as error:
         raise error_at_column(error, path) from None
-    return column, cells, made.lengths[0] if made.lengths else None
+    return column, made.data, made.lengths[0] if made.lengths else None
+
+
+_NO_CELLS: Cells = np.empty(0)
+
+
+def _readable(cells: RowCells) -> Any:
+    """Cells as an array; where numpy lacks their dtype as a tensor, or without torch as words."""
+    if STORED_DTYPES[cells.dtype].name == cells.dtype or find_spec("torch") is None:
+        return cells.data
+    return tensor_rows().tensor_of(cells.data, cells.dtype)
 
 
 def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn, Any]:

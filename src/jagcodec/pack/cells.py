@@ -165,12 +165,19 @@ def _of_arrays(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
     return RowCells(row, (row.shape[dim],), dtype)
 
 
+def _of_cells(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    """The cells of the only row, which are ready: those of a `RowBuilder`."""
+    (cells,) = rows
+    return cells  # type: ignore[no-any-return]
+
+
 _MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
     **dict.fromkeys(OBJECT_TYPES, _of_objects),
     **dict.fromkeys(PYTHON_TYPES, _of_numbers),
     list: _of_lists,
     tuple: _of_lists,
     np.ndarray: _of_arrays,
+    RowCells: _of_cells,
 }
 
 

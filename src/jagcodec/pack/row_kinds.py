@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jagcodec._arguments import ARRAY_TYPES, array_remedy
+from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES, TORCH_ARRAY_DTYPES
@@ -89,9 +90,7 @@ def _has_number_or_list(items: Sequence[Any]) -> bool:
 @cache
 def tensor_rows() -> Any:
     """The module that reads tensors: imported when there is one, because it imports torch."""
-    from jagcodec.pack import tensor_rows as module
-
-    return module
+    return module_with_torch("pack.tensor_rows", "")
 
 
 def has_dtype(item: Any) -> bool:

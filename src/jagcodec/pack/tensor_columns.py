@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from jagcodec.columns.batch import Batch, views_of
 from jagcodec.columns.column import (
+    Array,
     Dense,
     DictBatch,
     Jagged,
@@ -15,18 +17,22 @@ from jagcodec.columns.column import (
     Packed,
     Payloads,
     StridedNested,
+    ViewColumn,
     column_of,
     row_count,
 )
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.plain_types import check_plain
+from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.pack.fields import leaf_of_column
-from jagcodec.pack.tensor_rows import tensor_of_cells
+from jagcodec.pack.tensor_rows import array_of_tensor, tensor_of_cells
+from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import is_nested_batch as is_nested_batch
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.items import RowCells
 from jagcodec.wire.registry import registered_name
-from jagcodec.wire.torch_dtypes import torch_dtype
+from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 
 
 def rows_of_column(column: Any, path: str) -> tuple[Any, int | None] | None:
@@ -65,3 +71,25 @@ def view_of_cells(made: RowCells) -> Any:
         return values
     dtype, shape = torch_dtype(made.dtype), tuple(values.shape)
     return RaggedView(values, dtype, shape, made.ragged_dim, None, made.splits)
+
+
+def columns_of_row(batch: Batch, where: str) -> dict[str, Any]:
+    """The columns of a batch of one row: jagged ones as `RowCells`, of the others the row."""
+    row: dict[str, Any] = {}
+    for name, leaf in views_of(batch).items():
+        holder = column_of(leaf)
+        if isinstance(holder, ViewColumn):
+            (cells,), lengths = gathered([leaf]), (leaf.row_splits.total,)
+            row[name] = RowCells(array_of_tensor(cells), lengths, TORCH_NAMES[leaf.dtype])
+            row[name].ragged_dim = leaf.ragged_dim
+        elif isinstance(holder, Dense):
+            row[name] = contiguous_bits(leaf).clone()[0]
+        elif isinstance(holder, Payloads):
+            row[name] = holder.objects()[0]  # type: ignore[index]
+        elif isinstance(holder, Array):
+            row[name] = leaf[0]
+        else:
+            found = type(leaf).__name__
+            detail = f"expected a tensor or a payload, found {found}; select the other columns"
+            raise ArgumentTypeError("bad_type", f"{where}({name!r})", detail)
+    return row

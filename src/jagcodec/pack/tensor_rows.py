@@ -12,7 +12,7 @@ import torch
 
 from jagcodec.errors import describe
 from jagcodec.memory.arrays import NUMPY_BY_NAME, array_bytes, for_torch
-from jagcodec.memory.plain_types import with_remedy
+from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for, with_remedy
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
@@ -49,6 +49,12 @@ def array_of_tensor(tensor: torch.Tensor) -> Any:
         with suppress(ValueError):  # dims 0 and 2**62
             return as_bytes(part).view(STORED_DTYPES[TORCH_NAMES[part.dtype]]).reshape(part.shape)
     return part if array is None else array
+
+
+def on_host(tensor: Any) -> Any:
+    """A tensor on the host, without its history; one that cannot be read unchanged."""
+    plain = type(tensor) in TENSOR_TYPES and not remedy_for(tensor)
+    return tensor.detach().cpu() if plain else tensor
 
 
 def arrays_of_tensors(tensors: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
