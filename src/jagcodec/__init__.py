@@ -36,7 +36,6 @@ _NAMES = {
     "wire.registry": "register_type",
     "wire.wire_batch": "WireBatch open_wire",
 }
-_READERS = ("wire.blobs", "wire.decoder", "wire.wire_batch")
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 _MODULES = ("errors", "record", "schema", "stdlib", "testing", "types")
 
@@ -49,9 +48,17 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"jagcodec.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'jagcodec' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jagcodec.{_HOME_OF[name]}"), name)
-    if _HOME_OF[name] in _READERS:  # which make values of the types that it registers
-        importlib.import_module("jagcodec.batch.batched_data_dict")
+    try:
+        value = getattr(importlib.import_module(f"jagcodec.{_HOME_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "tensordict"):
+            raise
+        raise ImportError(
+            f"jagcodec.{name} needs {package}, which is not installed; pip install torch "
+            "tensordict. encode_rows, RowBuilder, to_blob, dump and plan_packing need neither",
+            name=error.name,
+        ) from error
     globals()[name] = value
     return value
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.util import find_spec
 from types import ModuleType
 
 from jagcodec.errors import ArgumentError
@@ -20,6 +21,8 @@ def private_names(package: str, tested: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, AttributeError, TypeError) as error:
+        from importlib.metadata import version  # it takes as long to import as all of `encode_rows`
+
         raise ImportError(
             f"jagcodec needs private names of {package}, one of which {package} {version(package)} "
             f"lacks ({error}); install the last version that was tested: "
@@ -36,16 +39,18 @@ def check_attributes(instance: object, *names: str) -> None:
             raise AttributeError(f"{type(instance).__name__!r} object has no attribute {name!r}")
 
 
+def check_torch(path: str) -> None:
+    """Refuse the call at `path`, which needs torch and tensordict, where they are not installed."""
+    for package in ("torch", "tensordict"):
+        if package not in sys.modules and find_spec(package) is None:
+            detail = (
+                f"expected the package {package}, which this needs, found none; "
+                "pip install torch tensordict"
+            )
+            raise ArgumentError("bad_option", path, detail)
+
+
 def module_with_torch(name: str, path: str) -> ModuleType:
-    """A module of this package that imports torch or tensordict, for the value at `path`."""
-    try:
-        return importlib.import_module(f"jagcodec.{name}")
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("torch", "tensordict"):
-            raise
-        detail = (
-            f"expected the package {package}, which this needs, found none; "
-            "pip install torch tensordict"
-        )
-        raise ArgumentError("bad_option", path, detail) from error
+    """A module of this package that imports torch or tensordict, for the call at `path`."""
+    check_torch(path)
+    return importlib.import_module(f"jagcodec.{name}")

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jagcodec._arguments import check_known, name_set
-from jagcodec.batch.columns import opened, row_count_of
-from jagcodec.columns.column import field_in_memory
+from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
-from jagcodec.wire.wire_batch import WireBatch
 
 
 def check_schema(
@@ -48,12 +46,7 @@ def check_schema(
         raise ArgumentTypeError("bad_type", f"{where}(schema)", detail)
     absent = name_set(optional, f"{where}(optional)")
     check_known(absent, schema, f"{where}(optional)")
-    source = opened(batch, f"{where}(batch)")
-    if isinstance(source, WireBatch):
-        found = source.schema
-    else:
-        rows = row_count_of(source, f"{where}(batch)") or 0
-        found = {name: field_in_memory(column, rows) for name, column in source.items()}
+    found = module_with_torch("batch.columns", where).schema_of(batch, f"{where}(batch)")
     for name in [name for name in found if name not in schema][:1]:
         raise _field_error(
             name, "new_field", "no such column", "one; add it to the schema, or drop it"

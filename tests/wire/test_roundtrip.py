@@ -17,6 +17,7 @@ from jagcodec import decode, encode, encode_fields, materialize, open_wire, sele
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
+from jagcodec.wire.dtypes import NAME_OF_DTYPE
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
 from tests import strategies
@@ -115,8 +116,10 @@ def test_no_torch_dtype_is_forgotten():
 
 
 def test_a_dtype_of_a_later_torch_is_refused_with_a_remedy(monkeypatch):
-    monkeypatch.delitem(TORCH_NAMES, torch.complex32)
     later = torch.complex32
+    monkeypatch.delitem(TORCH_NAMES, later)
+    monkeypatch.delitem(TORCH_ITEMSIZES, "complex32")
+    monkeypatch.setitem(NAME_OF_DTYPE, later, None)
     cells, offsets = torch.zeros(3, dtype=later), torch.tensor([0, 1, 3])
     jagged = torch.nested.nested_tensor_from_jagged(cells, offsets)
     batch = TensorDict({"x": jagged}, [2])

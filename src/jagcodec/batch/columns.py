@@ -19,10 +19,12 @@ from jagcodec.columns.column import (
     TensorColumn,
     TensorDictBatch,
     column_of,
+    field_in_memory,
     like,
     row_counts,
 )
 from jagcodec.columns.devices import read_offsets
+from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import join_leaves
 from jagcodec.errors import (
     ArgumentError,
@@ -124,6 +126,15 @@ def is_encoded(batch: Any) -> bool:
 def row_count_of(batch: Any, where: str) -> int:
     """N, the number of rows of an open batch."""
     return (row_counts(batch, where) or 0) if isinstance(batch, dict) else int(batch.batch_size[0])
+
+
+def schema_of(source: Any, where: str) -> Mapping[str, FieldSchema]:
+    """The descriptions of the columns of a batch in any form."""
+    batch = opened(source, where)
+    if isinstance(batch, WireBatch):
+        return batch.schema
+    rows = row_count_of(batch, where)
+    return {name: field_in_memory(column, rows) for name, column in batch.items()}
 
 
 def meta_of(batch: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import FOREIGN_ERRORS, check_option, integer_of, items_of
+from jagcodec._dependencies import check_torch
 from jagcodec.batch.column_buffers import ColumnBuffers
 from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentTypeError, brief, describe
 from jagcodec.packing.layout import (
@@ -173,6 +174,7 @@ class PackPlan:
 
     def _as_tensor(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """Numbers as a tensor, on the device of the plan."""
+        check_torch("PackPlan.cu_seqlens")
         from jagcodec.batch.packer import sent
 
         return sent(numbers, self._device)
@@ -185,6 +187,7 @@ class PackPlan:
         Raises:
             ArgumentError: There is no such device.
         """
+        check_torch("PackPlan.to")
         from jagcodec.memory.plain_types import usable_device
 
         found = usable_device(device, "PackPlan.to(device)")
@@ -193,6 +196,7 @@ class PackPlan:
     def _tensor_packer(self) -> Packer:
         """The packer, made when the first tensor comes."""
         if self._packer is None:
+            check_torch("PackPlan.unpack")
             from jagcodec.batch.packer import Packer
 
             self._packer = Packer.of_lengths(self.layout.lengths)
@@ -289,6 +293,7 @@ class PackPlan:
             ArgumentTypeError: `source` is neither a column nor a batch.
             WireFormatError: A message is malformed.
         """
+        check_torch(_PACK)
         from jagcodec.batch.packer import is_column
 
         rank = self.layout.rank(cp_rank, f"{_PACK}(cp_rank)")
@@ -656,6 +661,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 
     def _tensor_packer(self) -> Packer:
         """A packer for tensors of all rows; it knows the offsets of earlier calls."""
+        check_torch("MicroBatches.pack")
         from jagcodec.batch.packer import Packer
 
         if self._packer is None:
@@ -832,6 +838,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
     """Join batches or columns of these numbers of rows, and choose the rows of `index`."""
+    check_torch(where)
     from jagcodec.batch.columns import concat_in_memory, is_batch, is_encoded, opened, row_count_of
     from jagcodec.batch.compare import same_values
     from jagcodec.batch.join import join_rows

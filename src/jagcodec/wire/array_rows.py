@@ -46,7 +46,7 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
             return None
         parts = [tensor.detach() for tensor in tensors]
         dtype = _common(part.dtype for part in parts)
-        name = None if dtype is None else NAME_OF_DTYPE.get(dtype)
+        name = None if dtype is None else NAME_OF_DTYPE[dtype]
     else:
         return None
     rank = _common(part.ndim for part in parts)

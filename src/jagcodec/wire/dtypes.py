@@ -26,10 +26,6 @@ class DtypeName(str):
         return TORCH_ITEMSIZES[self]
 
 
-NAME_OF_DTYPE: dict[Any, str] = {name: name for name in TORCH_ITEMSIZES}
-"""The wire's names of dtypes: of their names, and of torch's dtypes once torch is imported."""
-
-
 def name_of_dtype(dtype: Any) -> str | None:
     """The wire's name of a caller's dtype; None if messages do not have it.
 
@@ -50,6 +46,17 @@ def is_torch_dtype(dtype: Any) -> bool:
     """Whether something is a dtype of torch, without an import of it."""
     return isinstance(dtype, getattr(sys.modules.get("torch"), "dtype", ()))
 
+
+class _Names(dict[Any, Any]):
+    """`name_of_dtype` of each dtype that was asked for; faster than a call."""
+
+    def __missing__(self, dtype: Any) -> str | None:
+        name = self[dtype] = name_of_dtype(dtype)
+        return name
+
+
+NAME_OF_DTYPE = _Names()
+"""The wire's name of a dtype, or None: by torch's dtypes and by names."""
 
 _KINDS = "biufcmMSUV"  # bool, int, uint, float, complex, timedelta, datetime, bytes, str, void
 _LONG_DOUBLES = "gG"  # real and complex; their bytes differ from machine to machine

@@ -6,7 +6,6 @@ import torch
 
 from jagcodec.errors import brief
 from jagcodec.wire.checks import fail
-from jagcodec.wire.dtypes import NAME_OF_DTYPE
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 
 TORCH_BY_NAME: dict[str, torch.dtype | None] = {
@@ -16,8 +15,6 @@ TORCH_BY_NAME: dict[str, torch.dtype | None] = {
 
 TORCH_NAMES = {dtype: name for name, dtype in TORCH_BY_NAME.items() if dtype is not None}
 """The wire's names of the dtypes that this torch has."""
-
-NAME_OF_DTYPE.update(TORCH_NAMES)
 
 
 def torch_dtype(name: str) -> torch.dtype:
