@@ -9,7 +9,7 @@ WITH_ALL = $(VENV)-integrations/bin/python
 # Every run gives the same result: Python visits the members of a set in the same order.
 export PYTHONHASHSEED = 0
 
-.PHONY: help demo test matrix check integrations gpu docs bench record fuzz sanitize wheel clean
+.PHONY: help demo test matrix producer check integrations gpu docs bench record fuzz sanitize wheel clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -40,6 +40,15 @@ test: $(VENV)/.dev $(if $(TENSORDICT),$(VENV)/.tensordict-$(TENSORDICT)) ## run 
 # CELL=3.13-torch2.11 runs one. Not part of .ci/run: an environment takes 7 GB, because PyPI's torch brings CUDA.
 matrix: ## the suite on other versions of Python, torch, tensordict and numpy, one after the other
 	@.ci/matrix $(CELL)
+
+# An environment without torch and tensordict, as a producer of rows may have it: numpy and msgpack alone.
+producer: $(VENV)/.dev ## what needs no torch, in an environment that lacks it
+	rm -rf $(VENV)-producer
+	$(PYTHON) -m venv $(VENV)-producer
+	$(VENV)-producer/bin/python $(INSTALL) numpy msgpack
+	$(VENV)-producer/bin/python $(INSTALL) setuptools
+	$(VENV)-producer/bin/python $(INSTALL) --no-deps --no-build-isolation .
+	JAGCODEC_PRODUCER=$(abspath $(VENV)-producer/bin/python) $(BIN)/python -m pytest -n 2 tests/test_without_torch.py
 
 check: $(VENV)/.dev ## lint, spelling, types, and the workflows
 	$(PIP) 'pyright[nodejs]' check-jsonschema zizmor

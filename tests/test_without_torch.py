@@ -1,7 +1,11 @@
 """What runs in a process that has neither torch nor tensordict: rows to messages, and plans.
 
-The same code runs here, with both. What it prints must be the same.
+The same code runs here, with both. What it prints must be the same. Without them means that nobody
+finds them, or, if `JAGCODEC_PRODUCER` names a Python, that this Python runs the code.
 """
+
+import os
+import subprocess
 
 import pytest
 
@@ -64,9 +68,19 @@ CASES = {
 }
 
 
+def run_blocked(code, status=0):
+    """A process without the two packages that ran code."""
+    producer = os.environ.get("JAGCODEC_PRODUCER")
+    if not producer:
+        return run_python(BLOCKED + code, status=status)
+    run = subprocess.run([producer, "-c", code], capture_output=True, text=True, timeout=100)
+    assert run.returncode == status, run.stderr
+    return run
+
+
 def printed(code, blocked):
-    start = BLOCKED if blocked else ""
-    return run_python(start + "from jagcodec.schema import FieldSchema\n" + code).stdout
+    code = f"from jagcodec.schema import FieldSchema\n{code}"
+    return (run_blocked(code) if blocked else run_python(code)).stdout
 
 
 FRAMES = "import hashlib; print([hashlib.sha256(bytes(f)).hexdigest() for f in frames])"
@@ -152,6 +166,14 @@ print(plan_micro_batches([3, 4, 5], max_tokens=8).rows(0))
     ],
 )
 def test_what_needs_torch_says_so_with_the_remedy(call, said):
-    last = run_python(BLOCKED + call, status=1).stderr.splitlines()[-1]
+    last = run_blocked(call, status=1).stderr.splitlines()[-1]
     assert said in last
     assert "pip install torch tensordict" in last
+
+
+def test_doctor_says_which_half_is_here():
+    report = run_blocked("import jagcodec.doctor as d; print(d.report_lines(d.doctor()))").stdout
+    if os.environ.get("JAGCODEC_PRODUCER"):
+        assert "encode_rows, RowBuilder, to_blob, dump and plans work without" in report
+        assert "row kernel" in report
+        assert "unknown" not in report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -12,6 +13,7 @@ from typing import Any
 from jagcodec._version import __version__
 
 REQUIRED = ("torch", "tensordict", "numpy", "msgpack")
+FOR_TENSORS = ("torch", "tensordict")  # a producer of rows may lack these
 OPTIONAL = (  # what integrations and options use; those that are installed are listed
     *("verl", "TransferQueue", "ray", "vllm", "sglang", "pyzmq", "pillow", "omegaconf"),
     *("transformers", "zstandard", "pyarrow", "hypothesis"),
@@ -43,13 +45,21 @@ def doctor() -> dict[str, Any]:
     }
     advice, problem = [], None
     try:
+        for name in FOR_TENSORS:
+            if report[name] is not None:
+                importlib.import_module(name)
         kernel, missing = _kernels()
     except Exception as error:  # torch and what it loads raise errors of every kind
         problem = f"{type(error).__name__}: {error}"
         advice.append(f"jagcodec cannot be imported: {problem}")
         kernel, missing = dict.fromkeys(("row kernel", "cells", "threads"), "unknown"), False
     absent = [name for name in REQUIRED if report[name] is None]
-    if absent:
+    if absent and set(absent) <= set(FOR_TENSORS):
+        advice.append(
+            f"not installed: {', '.join(absent)}; encode_rows, RowBuilder, to_blob, dump and "
+            "plans work without; to read batches, pip install torch tensordict"
+        )
+    elif absent:
         advice.append(f"not installed: {', '.join(absent)}; install jagcodec again with pip")
     if missing and os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
         advice.append(
@@ -77,16 +87,15 @@ def report_lines(report: dict[str, Any]) -> list[str]:
 
 def _kernels() -> tuple[dict[str, str], bool]:
     """What copies rows and packs lists here; and whether a compiled extension is missing."""
-    import torch
-
     from jagcodec import cells, rowcopy
 
     backend, without = rowcopy.backend(), cells.missing()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    of_torch = " of torch" if "torch" in sys.modules else ""
     rows = {
         "row kernel": backend.name + (f" ({backend.missing})" if backend.missing else ""),
         "cells": f"python ({without})" if without else "compiled",
-        "threads": f"{torch.get_num_threads()} of torch, on {cpus} processors",
+        "threads": f"{rowcopy.thread_count()}{of_torch}, on {cpus} processors",
     }
     return rows, bool(backend.missing or without)
 

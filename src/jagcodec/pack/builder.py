@@ -149,12 +149,13 @@ class RowBuilder:
         >>> resumed.to_row()["logprobs"].tolist()
         [0.0, 0.0, 0.0, -0.5, -0.25, -1.0]
 
-    ``len(row)`` is its tokens: those of the columns of `same_length`, or, if that is empty, of the
+    It needs neither torch nor tensordict, but for chunks and values that are tensors, and for
+    `from_message`. ``len(row)`` is its tokens: those of the columns of `same_length`, or, if that is empty, of the
     longest. A row can be pickled and copied. Only one thread may use it at a time.
 
     Args:
-        dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A torch
-            dtype, or the `FieldSchema` of a jagged column, which also says its ragged dim and the
+        dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A dtype,
+            or the `FieldSchema` of a jagged column, which also says its ragged dim and the
             shape of its tokens, makes a per-token column that is there from the start. `object`,
             and any other `FieldSchema`, is for a value that you `set`.
             Other columns are made at their first `append`, and have the dtype that `encode_rows`

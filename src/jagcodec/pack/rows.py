@@ -72,9 +72,9 @@ def pack_rows(
             batch of N rows, which stays one and is aliased. A row is a list, tuple,
             `range` or `array` of numbers, or of lists of equal lengths of them, a numpy array, a
             tensor, a number, or any other Python value.
-        dtypes: Name to the dtype of the column's cells (`torch.dtype`), to `object` for a column
-            of Python objects, or to a `FieldSchema` of the `schema` of an earlier `WireBatch`. In
-            other columns ints become int64, or float32 if there are floats and every int stays
+        dtypes: Name to the dtype of the column's cells (of torch, of numpy, or a name such as
+            ``"bfloat16"``), to `object` for a column of Python objects, or to a `FieldSchema` of
+            the `schema` of an earlier `WireBatch`. In other columns ints become int64, or float32 if there are floats and every int stays
             exact; floats float32, rounded as torch rounds; bools bool. Arrays, tensors and numpy
             scalars keep their dtype, which Python's numbers beside them take. No order matters. A
             `FieldSchema` also says the shape of the rows, but for their tokens. A row may be a list
@@ -129,6 +129,8 @@ def encode_rows(
     **options: Unpack[EncodeOptions],
 ) -> list[Frame]:
     """Rows straight to a message: no tensor and no TensorDict in between.
+
+    It needs neither torch nor tensordict, where no row and no column is a tensor or a batch.
 
     Example:
         >>> from jagcodec import decode, encode_rows, open_wire
