@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 SECONDS = 900  # for the tests of one mutant; those of `wire` take minutes
 TESTS = {
     **{name: [name] for name in ("wire", "pack", "cells", "batch")},
-    "columns": ["columns", "batch"],
+    "columns": ["columns", "batch", "wire"],
     "ragged": ["batch", "pack"],
 }
 MARKS = "not slow and not cluster and not cuda"

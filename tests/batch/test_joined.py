@@ -33,7 +33,7 @@ from jagcodec.pack.fields import encode_fields, pack_jagged_fields
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.testing import tensors
 from jagcodec.wire import spec
-from jagcodec.wire.torch_dtypes import TORCH_BY_NAME
+from jagcodec.wire.dtypes import CELL_DTYPES
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
@@ -102,7 +102,7 @@ def test_lists_of_frames_may_change_once_they_were_joined():
 def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch):
     batch = TensorDict({"a": torch.arange(2), "u": torch.zeros(2, dtype=torch.uint16)}, [2])
     frames = encode(batch)
-    monkeypatch.setitem(TORCH_BY_NAME, "uint16", None)
+    monkeypatch.delitem(CELL_DTYPES, "uint16")
     found = concat_rows([frames, frames])
     assert found.select(["a"])["a"].tolist() == [0, 1, 0, 1]
     with pytest.raises(WireFormatError, match="uint16"):
@@ -117,7 +117,7 @@ def test_errors_of_a_small_message_name_the_column_whatever_the_options(monkeypa
     for name, pads in tried:
         dtype = str(td[name].dtype).removeprefix("torch.")
         with monkeypatch.context() as patched:
-            patched.setitem(TORCH_BY_NAME, dtype, None)
+            patched.delitem(CELL_DTYPES, dtype)
             errors: list[str] = []
             each: list[Any] = [{}, {"pad_to_multiple": 2}]
             for options in each:

@@ -7,6 +7,8 @@ be copied, and each column makes of its copy what it is.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -226,14 +228,18 @@ def read_columns(columns: Mapping[str, Column], how: Read) -> dict[str, Any]:
     return found
 
 
+@functools.cache
+def _copy_rows() -> Any:
+    """The module that copies rows to tensors: imported when they are, because it imports torch."""
+    return importlib.import_module("jagcodec.ragged.copy_rows")
+
+
 def _make_all(
     waiting: Sequence[tuple[str, InPlace]], columns: Mapping[str, Column]
 ) -> dict[str, Any]:
     """What is made of the copies of rows, which one call makes."""
-    from jagcodec.ragged.copy_rows import gathered  # it makes tensors
-
     made = {}
-    copies = gathered([each.view for _, each in waiting])
+    copies = _copy_rows().gathered([each.view for _, each in waiting])
     for (name, each), values in zip(waiting, copies, strict=True):
         try:
             made[name] = each.make(values)

@@ -150,8 +150,8 @@ class RowBuilder:
         [0.0, 0.0, 0.0, -0.5, -0.25, -1.0]
 
     It needs neither torch nor tensordict, but for chunks and values that are tensors, and for
-    `from_message`. ``len(row)`` is its tokens: those of the columns of `same_length`, or, if that is empty, of the
-    longest. A row can be pickled and copied. Only one thread may use it at a time.
+    `from_message`. ``len(row)`` is its tokens: those of the columns of `same_length`, or, if that
+    is empty, of the longest. A row can be pickled and copied. Only one thread may use it at a time.
 
     Args:
         dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A dtype,

@@ -74,12 +74,12 @@ def pack_rows(
             tensor, a number, or any other Python value.
         dtypes: Name to the dtype of the column's cells (of torch, of numpy, or a name such as
             ``"bfloat16"``), to `object` for a column of Python objects, or to a `FieldSchema` of
-            the `schema` of an earlier `WireBatch`. In other columns ints become int64, or float32 if there are floats and every int stays
-            exact; floats float32, rounded as torch rounds; bools bool. Arrays, tensors and numpy
-            scalars keep their dtype, which Python's numbers beside them take. No order matters. A
-            `FieldSchema` also says the shape of the rows, but for their tokens. A row may be a list
-            of arrays of one shape, one per token, if `dtypes` names its dtype; otherwise it is an
-            object, with a warning.
+            the `schema` of an earlier `WireBatch`. In other columns ints become int64, or float32
+            if there are floats and every int stays exact; floats float32, rounded as torch rounds;
+            bools bool. Arrays, tensors and numpy scalars keep their dtype, which Python's numbers
+            beside them take. No order matters. A `FieldSchema` also says the shape of the rows, but
+            for their tokens. A row may be a list of arrays of one shape, one per token, if `dtypes`
+            names its dtype; otherwise it is an object, with a warning.
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.

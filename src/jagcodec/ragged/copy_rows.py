@@ -10,13 +10,9 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.memory import aligned
-from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes, for_torch
-from jagcodec.memory.blocks import new_block
-from jagcodec.memory.extents import check_extent
+from jagcodec.memory.arrays import IntArray, array_bytes, for_torch
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import (
-    as_bytes,
     as_words,
     contiguous_bits,
     from_bytes,
@@ -24,6 +20,7 @@ from jagcodec.memory.tensor_bytes import (
     refill,
     same_width_dtype,
 )
+from jagcodec.ragged.copy_bytes import gathered_bytes
 from jagcodec.ragged.views import RaggedView
 
 CellIndices: TypeAlias = dict[tuple[bytes, bytes, torch.device], torch.Tensor]
@@ -47,15 +44,6 @@ def values_of(view: RaggedView, indices: CellIndices | None = None) -> torch.Ten
     return values
 
 
-def bytes_of_cells(view: RaggedView) -> ByteArray:
-    """The cells of rows on the host, end to end, as bytes; aliased if they are end to end."""
-    if view.is_end_to_end and view.is_array:
-        memory: Any = view.memory
-        return memory if memory.itemsize == 1 and memory.ndim == 1 else array_bytes(memory)
-    data: ByteArray = as_bytes(values_of(view))
-    return data
-
-
 def owned_values(view: RaggedView) -> torch.Tensor:
     """What `values_of` returns, in memory that may be written to: never the memory of a message."""
     return values_of(view) if view.is_tensor else gathered([view])[0]
@@ -64,30 +52,18 @@ def owned_values(view: RaggedView) -> torch.Tensor:
 def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) -> list[torch.Tensor]:
     """The rows of each view, copied end to end; one call copies all CPU rows into one block."""
     values: list[Any] = []
-    here: list[tuple[RaggedView, tuple[int, ...], int, int]] = []  # on the host, and their places
-    end, indices = 0, {} if indices is None else indices
+    here: list[RaggedView] = []  # on the host
+    indices = {} if indices is None else indices
     for view in views:
-        if not view.uses_row_kernel:
+        if view.uses_row_kernel:
+            here.append(view)
+            values.append(None)
+        else:
             rows = gather_by_torch(*_cells_and_runs(view, by_row=False), indices)
             values.append(rows.view(view.values_shape))
-            continue
-        shape = view.values_shape
-        size = math.prod(shape) * view.dtype.itemsize
-        if not size:
-            check_extent(shape, view.dtype.itemsize, "rows")
-        here.append((view, shape, end, end + size))
-        values.append(None)
-        end += aligned(size)
-    block = new_block(end).data
-    copies, made = [], []
-    for view, shape, start, stop in here:
-        data = block[start:stop]
-        if start < stop:
-            copies.append(view.copy_task(data))
-        made.append(from_bytes(data, view.dtype, shape))
-    rowcopy.copy_all(copies)
-    in_turn = iter(made)
-    return [next(in_turn) if each is None else each for each in values]
+    pairs = zip(here, gathered_bytes(here), strict=True)
+    made = (from_bytes(data, view.dtype, view.values_shape) for view, data in pairs)
+    return [next(made) if each is None else each for each in values]
 
 
 def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:

@@ -22,7 +22,7 @@ from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import bytes_of_cells
+from jagcodec.ragged.copy_bytes import bytes_of_cells
 from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_of_payloads
 from jagcodec.ragged.row_splits import RowSplits
@@ -34,6 +34,7 @@ from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.message import Budget, Message, writable
+from jagcodec.wire.message_tensors import jagged_of_node, tensor_of_node, tensor_on_host
 from jagcodec.wire.native import are_values
 from jagcodec.wire.opening import open_message, open_row, usable_reading
 from jagcodec.wire.registry import restore
@@ -204,7 +205,7 @@ def _build_tensor_views(message: Message, node: Node, budget: Budget) -> list[to
         i = int(np.argmin(good))
         expected = f"expected a range within {rows}, found {brief(found[i].tolist())}"
         raise WireFormatError("out_of_bounds", f"$[{i}]", expected)
-    values = message.tensor(base)
+    values = tensor_of_node(message, base)
     return [values[a:b] for a, b in found.tolist()]
 
 
@@ -219,7 +220,7 @@ def _build_strided_nested(message: Message, node: Node, budget: Budget) -> torch
     (rank,) = node.fields
     found = _read_int64s(message, sizes)
     shapes = _checked_shapes(found, rank, message.numbers[values.dims], values.itemsize)
-    return strided_nested(message.tensor(values), shapes)
+    return strided_nested(tensor_of_node(message, values), shapes)
 
 
 def _checked_shapes(shapes: IntArray, rank: int, elements: int, itemsize: int) -> IntArray:
@@ -286,10 +287,10 @@ def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDic
     for key, child in zip(keys, node.children, strict=True):
         try:
             if child.kind is _JAGGED:
-                leaves[key] = message.jagged(child)
+                leaves[key] = jagged_of_node(message, child)
                 fits = fits and message.header.groups[numbers[child.number + GROUP]].rows == size[0]
             elif child.kind is _TENSOR:
-                leaves[key] = message.tensor(child)
+                leaves[key] = tensor_of_node(message, child)
                 fits = fits and child.fields[1] > 0 and numbers[child.dims] == size[0]
             else:
                 leaf = leaves[key] = build(message, child, budget)
@@ -400,7 +401,11 @@ def arrays(message: Message, node: Node, chosen: ChosenRows | None = None) -> li
     if chosen is not None:
         rows, splits = chosen.index, chosen.among(splits)[0]
     dims = message.integers(table, chosen)
-    values = message.tensor(cells, chosen) if tensors else message.on_host(cells, chosen)
+    values = (
+        tensor_of_node(message, cells, chosen)
+        if tensors
+        else tensor_on_host(message, cells, chosen)
+    )
     return rows_of_arrays(values, splits.lengths, dims, tensors, rows)
 
 
@@ -492,8 +497,8 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     ).tobytes(),
     Kind.ARRAY: _build_array,
     Kind.OBJECT_ARRAY: _build_object_array,
-    Kind.TENSOR: lambda message, node, budget: message.tensor(node),
-    Kind.JAGGED: lambda message, node, budget: message.jagged(node),
+    Kind.TENSOR: lambda message, node, budget: tensor_of_node(message, node),
+    Kind.JAGGED: lambda message, node, budget: jagged_of_node(message, node),
     Kind.STRIDED_NESTED: _build_strided_nested,
     Kind.SPARSE_COO: _build_sparse_coo,
     Kind.TENSOR_VIEWS: _build_tensor_views,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jagcodec.errors import brief
 from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, array_bytes
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import TORCH_ITEMSIZES
@@ -57,6 +58,20 @@ class _Names(dict[Any, Any]):
 
 NAME_OF_DTYPE = _Names()
 """The wire's name of a dtype, or None: by torch's dtypes and by names."""
+
+CELL_DTYPES: dict[str, Any] = {name: DtypeName(name) for name in TORCH_ITEMSIZES}
+"""Dtypes by name: once `torch_dtypes` is imported those that this torch has, until then names."""
+
+
+def cell_dtype(name: str) -> Any:
+    """The dtype of a checked name: torch's where torch is used, else a `DtypeName`."""
+    dtype = CELL_DTYPES.get(name)
+    if dtype is None:
+        version = sys.modules["torch"].__version__
+        detail = f"expected a dtype of torch {version}, found {brief(name)}"
+        raise fail("unknown_dtype", detail)
+    return dtype
+
 
 _KINDS = "biufcmMSUV"  # bool, int, uint, float, complex, timedelta, datetime, bytes, str, void
 _LONG_DOUBLES = "gG"  # real and complex; their bytes differ from machine to machine

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from jagcodec.columns.fields import FieldSchema, packed_field
+from jagcodec.wire.dtypes import cell_dtype
 from jagcodec.wire.schema import (
     DOCUMENT_ROWS,
     GROUP,
@@ -20,7 +19,6 @@ from jagcodec.wire.schema import (
     runs_of,
 )
 from jagcodec.wire.spec import BATCHED_DATA_DICT, BLOBS, PACKED_COLUMN, PLAIN, TORCH_ITEMSIZES, Kind
-from jagcodec.wire.torch_dtypes import torch_dtype
 
 _OBJECTS = (
     *(Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK),
@@ -40,7 +38,7 @@ def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
         packed = _parts_of_packed(node)
         if packed is not None:
             values, position_ids = [tuple(numbers[x.dims : x.end]) for x in packed[:2]]
-            return packed_field(torch_dtype(packed[0].fields[0]), values, position_ids, rows)
+            return packed_field(cell_dtype(packed[0].fields[0]), values, position_ids, rows)
         if columns_of_dict(node) is not None:
             return FieldSchema("tensordict", None, None)
         are_objects = kind is Kind.LIST or kind is Kind.OBJECT_ARRAY
@@ -50,7 +48,7 @@ def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
         dims[node.fields[2] - 1] = None
     else:
         del dims[:1]
-    return FieldSchema(kind.name.lower(), torch_dtype(node.fields[0]), (rows, *dims))
+    return FieldSchema(kind.name.lower(), cell_dtype(node.fields[0]), (rows, *dims))
 
 
 def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) -> int | None:
@@ -127,8 +125,8 @@ class Leaf(NamedTuple):
     blobs: bool  # whether each row is a message of its own
 
     @property
-    def dtype(self) -> torch.dtype:
-        return torch_dtype(self.place.dtype_name)
+    def dtype(self) -> Any:
+        return cell_dtype(self.place.dtype_name)
 
     @property
     def elements_per_cell(self) -> int:

@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from jagcodec.errors import brief
 from jagcodec.memory.arrays import (
-    NUMPY_BY_NAME,
     ByteArray,
     IntArray,
     address,
-    array_bytes,
     for_torch,
 )
 from jagcodec.memory.blocks import new_block
-from jagcodec.memory.extents import check_extent
-from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import from_bytes
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import bytes_of_cells, values_of
-from jagcodec.ragged.nested import nested_tensor
+from jagcodec.ragged.copy_bytes import bytes_of_cells
 from jagcodec.ragged.row_index import joined_ranges, joined_rows
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import bad, expect, fail
+from jagcodec.wire.dtypes import CELL_DTYPES, cell_dtype
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node, stored_size
-from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, TORCH_ITEMSIZES
-from jagcodec.wire.torch_dtypes import TORCH_BY_NAME, torch_dtype
+from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Reading(NamedTuple):
@@ -293,7 +289,7 @@ class Message:
         size, offset = math.prod(shape) * TORCH_ITEMSIZES[name], numbers[i + OFFSET]
         data = self.buffers[numbers[i]] if size else NO_BYTES  # an empty value needs no buffer
         data = data(offset, size) if callable(data) else data[offset : offset + size]
-        dtype = TORCH_BY_NAME[name] or torch_dtype(name)
+        dtype = CELL_DTYPES.get(name) or cell_dtype(name)
         view = RaggedView(data, dtype, shape, dim, None, splits)
         return view if chosen is None else chosen.of_view(view)
 
@@ -366,36 +362,6 @@ class Message:
         """Whether rows of a TENSOR, a JAGGED or documents share cells."""
         return self.numbers[node.number + STORED] != PLAIN and self.leaf(node).runs > 0
 
-    # Tensors
-
-    def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
-        """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
-        device = self.device
-        values = self.on_host(node, chosen, leaves=self.away is not None)
-        return values if device is None else to_device(values, device)
-
-    def on_host(
-        self, node: Node, chosen: ChosenRows | None = None, *, leaves: bool = False
-    ) -> torch.Tensor:
-        """As `tensor`, on the host; if it `leaves` for a device, in memory that is only read."""
-        numbers = self.numbers
-        if chosen is None and numbers[node.number + STORED] <= INDIRECT:
-            return self._whole_tensor(node, tuple(numbers[node.dims : node.end]), leaves)
-        view = self.view(node, chosen)
-        values = self.owned(view, leaves=leaves)
-        return values_of(view) if values is None else values
-
-    def owned(self, view: RaggedView, *, leaves: bool = False) -> torch.Tensor | None:
-        """Cells that are end to end, in memory that may be kept; None if they are elsewhere."""
-        if not view.is_end_to_end:
-            return None
-        memory: Any = view.memory
-        data, shape, itemsize = array_bytes(memory), view.shape, view.dtype.itemsize
-        if not len(data):  # rows without bytes may be many, and be chosen again
-            check_extent(shape, itemsize, "WireBatch.rows(index)")
-        copy = False if leaves else self.reading.copy
-        return from_bytes(writable(data, copy, itemsize), view.dtype, shape)
-
     def integers(self, node: Node, chosen: ChosenRows | None = None) -> IntArray:
         """The cells of a TENSOR of int64s, or of its chosen rows, in a copy.
 
@@ -403,37 +369,6 @@ class Message:
         """
         view = self.view(node, chosen)
         return np.ndarray(view.values_shape, np.int64, bytes_of_cells(view).tobytes())
-
-    def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
-        """A JAGGED column, or its chosen rows, as a nested tensor."""
-        numbers, dim = self.numbers, node.fields[2]
-        row_splits = self.splits(numbers[node.number + GROUP], numbers[node.dims + dim - 1])
-        values = self.tensor(node, chosen)
-        if chosen is not None:
-            row_splits = chosen.among(row_splits)[0]
-        return nested_tensor(values, row_splits, dim)
-
-    def _whole_tensor(self, node: Node, shape: tuple[int, ...], leaves: bool) -> torch.Tensor:
-        numbers, name = self.numbers, node.fields[0]
-        dtype = torch_dtype(name)
-        buffer, offset, stored = numbers[node.number : node.number + GROUP]
-        elements = math.prod(shape)
-        # `stored` is ignored where there are no elements.
-        if stored != PLAIN and elements:
-            place = CellPlace(buffer, offset, stored, elements, name)
-            return from_bytes(self.elements(place, 0, elements), dtype, shape)
-        known = NUMPY_BY_NAME.get(name)
-        # Numpy's flag `aligned`, which is read below, is ten times as fast as `address`.
-        alignment = node.itemsize if known is None else 1
-        size = elements * node.itemsize
-        if leaves:
-            data = writable(self.read(buffer, offset, size), False, alignment)
-        else:
-            data = self.bytes_at(buffer, offset, size, alignment)
-        if known is None or not elements:
-            return from_bytes(data, dtype, shape)
-        array: Any = np.ndarray(shape, known, data)
-        return torch.from_numpy(array if array.flags.aligned else array.copy())
 
 
 _JAGGED, _TENSOR = spec.Kind.JAGGED, spec.Kind.TENSOR

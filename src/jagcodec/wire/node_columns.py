@@ -74,6 +74,7 @@ from jagcodec.wire.leaf import (
     rows_of_node,
 )
 from jagcodec.wire.message import Budget, Message
+from jagcodec.wire.message_tensors import jagged_of_node, owned_cells, tensor_of_node
 from jagcodec.wire.schema import GROUP, STORED, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import (
@@ -252,11 +253,11 @@ class _JaggedColumn(NodeColumn):
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
         if chosen is None and how.form is As.VALUE:
-            return message.jagged(node)
+            return jagged_of_node(message, node)
         view = message.view(node, chosen)
         if how.form is As.VIEW and message.away is None:
             return view
-        values = message.owned(view, leaves=message.away is not None)
+        values = owned_cells(message, view, leaves=message.away is not None)
         if values is not None:
             return self._made(values, view, how)
         return self._in_place(view, lambda values: self._made(values, view, how))
@@ -296,9 +297,9 @@ class _TensorColumn(NodeColumn):
         self._check()
         message, chosen = self.source.message, how.chosen
         if chosen is None:
-            return message.tensor(self.node)
+            return tensor_of_node(message, self.node)
         view = message.view(self.node, chosen)
-        values = message.owned(view, leaves=message.away is not None)
+        values = owned_cells(message, view, leaves=message.away is not None)
         return self._in_place(view, self._made) if values is None else self._made(values)
 
     def to_send(self, how: Read) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jagcodec._arguments import flag_of, result_of
+from jagcodec._dependencies import module_with_torch
 from jagcodec.memory import aligned
 from jagcodec.memory.arrays import ByteArray
-from jagcodec.memory.plain_types import usable_device
 from jagcodec.wire.checks import bad, expect
 from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.frames import (
@@ -41,7 +41,9 @@ def usable_reading(
     if limits is None and device is None and copy is None and allow_pickle is False:
         return _WITHOUT_OPTIONS[by_range, verify]
     limits = usable_limits(limits, f"{where}(limits)")
-    device = usable_device(device, f"{where}(device)")
+    if device is not None:
+        types = module_with_torch("memory.plain_types", f"{where}(device)")
+        device = types.usable_device(device, f"{where}(device)")
     copy = None if copy is None else flag_of(copy, f"{where}(copy)")
     allow_pickle = flag_of(allow_pickle, f"{where}(allow_pickle)")
     return Reading(limits, copy, device, allow_pickle, by_range, verify)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from jagcodec.errors import brief
-from jagcodec.wire.checks import fail
+from jagcodec.wire.dtypes import CELL_DTYPES, cell_dtype
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 
-TORCH_BY_NAME: dict[str, torch.dtype | None] = {
-    name: getattr(torch, name, None) for name in TORCH_ITEMSIZES
+TORCH_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in TORCH_ITEMSIZES if hasattr(torch, name)
 }
-"""The dtypes by name; None if this torch does not have it."""
-
-TORCH_NAMES = {dtype: name for name, dtype in TORCH_BY_NAME.items() if dtype is not None}
 """The wire's names of the dtypes that this torch has."""
+
+CELL_DTYPES.clear()
+CELL_DTYPES.update({name: dtype for dtype, name in TORCH_NAMES.items()})
 
 
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a checked name."""
-    dtype = TORCH_BY_NAME[name]
-    if dtype is None:
-        detail = f"expected a dtype of torch {torch.__version__}, found {brief(name)}"
-        raise fail("unknown_dtype", detail)
+    dtype: torch.dtype = cell_dtype(name)
     return dtype
