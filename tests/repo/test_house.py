@@ -67,11 +67,11 @@ def _module(full):
     return full or None
 
 
-def test_imports_go_down_and_make_no_circle_and_no_chain_of_more_than_twelve_files():
+def test_imports_go_down_and_make_no_circle_and_no_chain_of_more_than_thirteen_files():
     """The command line is built on the library, and does not count.
 
-    Two of the twelve are the table of column types and what joins its columns, between the rooms of
-    rows and of the wire.
+    Two of the thirteen are the table of column types and what joins its columns, between the rooms
+    of rows and of the wire. Another is the half of copying that needs no torch.
     """
     chains: dict[str, tuple[str, ...]] = {}
     for name in graphlib.TopologicalSorter(arrows()).static_order():
@@ -80,7 +80,7 @@ def test_imports_go_down_and_make_no_circle_and_no_chain_of_more_than_twelve_fil
             assert below <= layer, f"{name} imports {other}, which is above it"
         longest = max((chains[other] for other in arrows()[name]), key=len, default=())
         chains[name] = (name, *longest)
-        assert len(chains[name]) <= 12 or name.startswith(("cli", "__main__")), chains[name]
+        assert len(chains[name]) <= 13 or name.startswith(("cli", "__main__")), chains[name]
 
 
 def test_no_place_in_an_error_names_a_function_of_a_layer_above():
