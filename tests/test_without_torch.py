@@ -171,6 +171,13 @@ def test_what_needs_torch_says_so_with_the_remedy(call, said):
     assert "pip install torch tensordict" in last
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "export"])
+def test_a_command_says_without_torch_that_there_is_no_such_file(command):
+    arguments = [command, "missing.jag", *(["out.jsonl"] if command == "export" else [])]
+    code = f"import sys; from jagcodec import cli; sys.exit(cli.main({arguments!r}))"
+    assert "No such file or directory: 'missing.jag'" in run_blocked(code, status=2).stderr
+
+
 def test_doctor_says_which_half_is_here():
     report = run_blocked("import jagcodec.doctor as d; print(d.report_lines(d.doctor()))").stdout
     if os.environ.get("JAGCODEC_PRODUCER"):

@@ -112,14 +112,17 @@ def _add_doctor(parsers: Any) -> None:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from jagcodec.batch.describe import differences, read_whole
-
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")
-    read = []
-    for file in (options.left, options.right):
+    files, sources, read = (options.left, options.right), [], []
+    for file in files:
+        with naming(file):
+            sources.append(read_message(file))
+    from jagcodec.batch.describe import differences, read_whole
+
+    for file, source in zip(files, sources, strict=True):
         with naming(file, "WireBatch.select"):
-            read.append(read_whole(read_message(file), display_name(file), options.columns))
+            read.append(read_whole(source, display_name(file), options.columns))
     found = list(islice(differences(*read), None if options.all else 1))
     if options.json:
         document = {"same": not found, "differences": [vars(each) for each in found]}
@@ -130,13 +133,14 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from jagcodec.batch.describe import check_message
-
     status = 0
     for file in options.files:
         try:
             with naming(file, "check_message(source)"):
-                found, unknown = check_message(read_message(file))
+                source = read_message(file)
+                from jagcodec.batch.describe import check_message
+
+                found, unknown = check_message(source)
         except (JagcodecError, OSError) as error:
             status = 2
             print(error_line(error), file=sys.stderr)
@@ -237,16 +241,17 @@ _ENDINGS = (".parquet", ".arrow", ".jsonl")
 
 
 def _export(options: argparse.Namespace) -> int:
-    from jagcodec.batch.describe import names_of_meta
-    from jagcodec.wire.files import file_path, write_whole
-    from jagcodec.wire.wire_batch import open_whole
-
     ending = os.path.splitext(options.target)[1].lower()
     if ending not in _ENDINGS:
         found = display_name(options.target)
         options.fail(f"expected OUT with an ending of {', '.join(_ENDINGS)}, found {found}")
     with naming(options.file, "to_arrow(batch)"):
-        batch = open_whole(read_message(options.file), display_name(options.file))
+        source = read_message(options.file)
+        from jagcodec.batch.describe import names_of_meta
+        from jagcodec.wire.files import file_path, write_whole
+        from jagcodec.wire.wire_batch import open_whole
+
+        batch = open_whole(source, display_name(options.file))
         left = names_of_meta(lambda: batch.meta)
         if options.columns is not None:
             batch = batch.select(options.columns)

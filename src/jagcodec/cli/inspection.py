@@ -48,16 +48,16 @@ def add_inspect(parsers: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from jagcodec.batch.describe import chosen_entries, describe_message, open_source
-    from jagcodec.batch.tax import padding_tax
-
     if options.all and options.row is None:
         options.fail("expected --row N with --all")
     if os.path.isdir(options.file):
         return _list_steps(options)
     name = display_name(options.file)
     with naming(options.file, "WireBatch.rows(index)"):
-        source = read_message(options.file)
+        source = read_message(options.file)  # before torch is imported: there may be no such file
+        from jagcodec.batch.describe import chosen_entries, describe_message, open_source
+        from jagcodec.batch.tax import padding_tax
+
         message = open_source(source, name)
         entries = message.entries
         if options.columns is not None:
