@@ -58,6 +58,14 @@ OF_ROWS: Options = {
     **{"dtypes": None, "same_length": (), "rectangular": (), "ragged_dims": None},
 }
 BATCH: Options = {"batch": odd.batch()}
+ENVELOPE: Options = {"data": "AQACAAMABAA=", "shape": [2, 2], "dtype": "int16"}
+SAMPLE_OF_SGLANG: Options = {
+    "output_ids": [7, 8],
+    "meta_info": {
+        **{"finish_reason": None, "prompt_tokens": 1},
+        **{"routed_experts": "AQAAAAIAAAA=", "routed_experts_start_len": 1},
+    },
+}
 
 
 def data():
@@ -217,7 +225,14 @@ CALLS: dict[str, Options] = {
     "testing.is_same": {"actual": 1, "expected": 1},
     "integrations.arrow.to_arrow": BATCH,
     "integrations.pillow.register_images": {},
-    "integrations.sglang.rows_of": {"responses": []},
+    "integrations.json_arrays.array_of_envelope": {"envelope": ENVELOPE, "max_bytes": 8},
+    "integrations.json_arrays.smallest_ids": {
+        **{"ids": np.array([[3, 1]]), "experts": 8, "pad": -1}
+    },
+    "integrations.sglang.rows_of": {
+        **{"responses": [SAMPLE_OF_SGLANG], "layers": 1, "top_k": 2, "start_len": [1]},
+        **{"earlier": [np.zeros((1, 1, 2), np.uint8)], "max_bytes": 8},
+    },
     "integrations.torch_distributed.all_gather_rows": {
         **{"batch": odd.batch(), "group": None, "default": None, **LOAD}
     },
@@ -225,6 +240,9 @@ CALLS: dict[str, Options] = {
         **{"batch": odd.batch(), "src": 0, "group": None, "default": None, **LOAD}
     },
     "integrations.vllm.rows_of": {"outputs": []},
+    "integrations.vllm.rows_of_replies": {
+        **{"replies": [{"choices": [{"token_ids": [7]}]}], "prompts": [[1, 2]], "max_bytes": 8}
+    },
 }
 
 # Other calls, for options that are only read together: what differs, all of which is changed.
@@ -344,7 +362,12 @@ def inside(option):
         (in_list, ("values", "pad", "groups", "results", "keep_jagged")),
         (in_list, ("lengths", "sizes", "times", "index", "prompt_lengths", "narrow", "obj")),
         (in_list, ("same_length", "token_aligned_fields", "batches", "frames", "tensors")),
-        (in_list, ("outputs", "responses")),
+        (in_list, ("outputs", "responses", "replies", "prompts", "earlier", "start_len")),
+        (lambda value: {**ENVELOPE, "data": value}, ("envelope",)),
+        (lambda value: {**ENVELOPE, "shape": value}, ("envelope",)),
+        (lambda value: {**ENVELOPE, "shape": [value]}, ("envelope",)),
+        (lambda value: {**ENVELOPE, "dtype": value}, ("envelope",)),
+        (lambda value: {"choices": [{"token_ids": [7], "routed_experts": value}]}, ("replies",)),
         (called, ("source", "container", "out", "default", "cost")),
         (lambda value: ("zstd", value), ("compress",)),
         (samples, ("rows",)),

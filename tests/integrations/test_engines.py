@@ -165,8 +165,6 @@ REFUSED_OF_SGLANG = [
             response(["a"], None),
             response([7], None, meta={"finish_reason": "stop"}),
             response([7], None, meta={"output_token_logprobs": [(-0.5, 7)]}),
-            response([7], None, meta={"routed_experts": "AAAA!AAAAAAAAAAAA"}),
-            response([7], None, meta={"routed_experts": "AAAA", "routed_experts_dtype": "int"}),
         )
     ),
 ]

@@ -413,7 +413,8 @@ def test_the_table_of_modules_is_that_of_the_docstrings_and_has_every_module():
 
 HEAVY = ["torch", "tensordict", "numpy", "msgpack", "pyarrow"]
 EXTRAS = ["zmq", "ray", "transfer_queue", "verl", "PIL", "hypothesis", "zstandard"]
-ENGINES = "from jagcodec.integrations import sglang, vllm\nvllm.rows_of([]), sglang.rows_of([])"
+ENGINES = "from jagcodec.integrations import json_arrays, sglang, vllm\n"
+ENGINES += "vllm.rows_of([]), sglang.rows_of([]), vllm.rows_of_replies([])"
 
 
 def said_by(code):

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from jagcodec.errors import ArgumentError, brief
+from jagcodec._arguments import integer_of, items_of, whole_number
+from jagcodec.errors import ArgumentError, brief, describe
+from jagcodec.integrations._base64_arrays import (
+    MAX_BYTES,
+    decoded_base64,
+    dtype_named,
+    flat_array,
+)
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 
 
-def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]]:
+def rows_of(
+    responses: Mapping[str, Any] | Sequence[Any],
+    *,
+    layers: int | None = None,
+    top_k: int | None = None,
+    start_len: int | Sequence[int] | None = None,
+    earlier: Sequence[npt.NDArray[Any] | None] | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> list[dict[str, Any]]:
     """One row per sample that `Engine.generate` or the endpoint ``/generate`` returns.
 
     Example:
@@ -40,6 +55,13 @@ def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]
 
     Args:
         responses: A response of SGLang 0.5.23, also as JSON, or lists of them of any depth.
+        layers: How many layers have experts, and so expert ids. SGLang does not send the shape.
+        top_k: How many experts each token has in a layer. Pass both or neither.
+        start_len: The `routed_experts_start_len` of your request, or one for each response: expert
+            ids of the tokens before it were not sent. None: what `meta_info` says, otherwise 0.
+        earlier: For each response, the expert ids (tokens, layers, top k) of at least the first
+            `start_len` tokens, such as those of the turn before; None if its start is 0.
+        max_bytes: The most bytes that the expert ids of a response may have.
 
     Returns:
         A dict per response, in order. `prompt_ids` (`prompt_token_ids`, which you get for
@@ -47,18 +69,64 @@ def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]
         the prompt) and `response_ids` are lists of ints. `logprobs` (of the sampled tokens,
         ``return_logprob=True``) and `prompt_logprobs` (``logprob_start_len=0``; the first one is
         0.0) are lists of floats. `finish_reason` is the `type` of SGLang's dict.
-        `routed_experts` is an array, flat and read-only: ``reshape(-1, layers, top_k)`` has a row
-        per token. A key that SGLang returned for no sample is in no row. Lists belong to their row.
+        `routed_experts` is a read-only array (tokens, layers, top k) if you pass `layers` and
+        `top_k`, and flat otherwise. It has no row for the last token, which was not forwarded. If
+        its start is not 0, it is a new array: the beginning of `earlier`, and then what was sent.
+        A key that SGLang returned for no sample is in no row. Lists belong to their row.
 
     Raises:
         ArgumentError: Only some samples have a key, a response is not one of ``/generate``, or its
-            logprobs are not those of its tokens. The error names the first such sample.
+            logprobs or expert ids are not those of its tokens, or `earlier` ends before the expert
+            ids start. The error names the first such sample.
+        ArgumentTypeError: `start_len` or `earlier` is not a list.
     """
+    where = "sglang.rows_of"
+    with reading_output(f"{where}(responses)", "responses of SGLang's /generate"):
+        samples = dict(_each_response(responses, f"{where}(responses)"))
+    most = whole_number(max_bytes, 0, f"{where}(max_bytes)")
+    shape = _shape_of_token(layers, top_k, where)
+    starts = _starts_of(start_len, len(samples), f"{where}(start_len)")
+    before: list[Any] = [None] * len(samples)
+    if earlier is not None:
+        before = items_of(earlier, f"{where}(earlier)", "an array or None for each response")
+        check_count(len(before), len(samples), f"{where}(earlier)", "responses")
     rows: dict[str, Row] = {}
-    for path, response in _each_response(responses, "sglang.rows_of(responses)"):
+    for i, (path, response) in enumerate(samples.items()):
+        known = _Known(shape, starts[i], before[i], f"{where}(earlier)[{i}]", most)
         with reading_output(path, "a response of SGLang's /generate"):
-            rows[path] = _row_of_response(response, path)
+            rows[path] = _row_of_response(response, known, path)
     return same_keys(rows)
+
+
+class _Known(NamedTuple):
+    """What a caller knows of the expert ids of a response."""
+
+    shape: tuple[int, int] | None  # layers and top k
+    start: int | None
+    earlier: Any
+    path_of_earlier: str
+    most: int  # bytes
+
+
+def _shape_of_token(layers: Any, top_k: Any, where: str) -> tuple[int, int] | None:
+    if layers is None and top_k is None:
+        return None
+    both = "1 or more, for layers and for top_k"
+    return (
+        whole_number(layers, 1, f"{where}(layers)", both),
+        whole_number(top_k, 1, f"{where}(top_k)", both),
+    )
+
+
+def _starts_of(given: Any, count: int, path: str) -> list[int | None]:
+    """The start of the expert ids of each response; None: the response says it."""
+    if given is None:
+        return [None] * count
+    if integer_of(given) is not None:
+        return [whole_number(given, 0, path)] * count
+    listed = items_of(given, path, "an integer, or a list of one for each response")
+    check_count(len(listed), count, path, "responses")
+    return [whole_number(start, 0, f"{path}[{i}]") for i, start in enumerate(listed)]
 
 
 def _each_response(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -69,21 +137,66 @@ def _each_response(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, responses
 
 
-def _row_of_response(response: Any, path: str) -> Row:
+def _row_of_response(response: Any, known: _Known, path: str) -> Row:
     meta, ids = response["meta_info"], [*map(index, response["output_ids"])]
-    finish, experts = meta["finish_reason"], meta.get("routed_experts")
+    finish = meta["finish_reason"]
     prompt, prompt_logprobs = _prompt(response, meta, f"{path}.input_token_logprobs")
-    if experts is not None:  # versions that send other dtypes than int32 name them
-        dtype = np.dtype(meta.get("routed_experts_dtype", "int32"))
-        experts = np.frombuffer(base64.b64decode(experts, validate=True), dtype)
+    of_prompt = meta.get("prompt_tokens") if prompt is None else len(prompt)
+    tokens = None if of_prompt is None else index(of_prompt) + len(ids)
     return {
         "prompt_ids": prompt,
         "response_ids": ids,
         "logprobs": _logprobs_of_triples(meta.get("output_token_logprobs"), ids, path),
         "finish_reason": None if finish is None else finish["type"],
         "prompt_logprobs": prompt_logprobs,
-        "routed_experts": experts,
+        "routed_experts": _experts_of_response(meta, tokens, known, f"{path}.routed_experts"),
     }
+
+
+def _experts_of_response(
+    meta: Any, tokens: int | None, known: _Known, path: str
+) -> npt.NDArray[Any] | None:
+    """The expert ids of all tokens but the last; `tokens` is None if SGLang did not count them."""
+    if meta.get("routed_experts") is None:
+        return None
+    # Versions that send other dtypes than int32 name them.
+    dtype = dtype_named(meta.get("routed_experts_dtype", "int32"), f"{path}_dtype")
+    flat = flat_array(decoded_base64(meta["routed_experts"], known.most, path), dtype, path)
+    start = known.start
+    if start is None:
+        start = whole_number(meta.get("routed_experts_start_len") or 0, 0, f"{path}_start_len")
+    if known.shape is None:
+        if start:
+            detail = f"expected layers= and top_k= for expert ids that start at token {start}"
+            raise ArgumentError("bad_option", path, f"{detail}, found neither")
+        return flat
+    layers, top_k = known.shape
+    count, rest = divmod(len(flat), layers * top_k)
+    expected = count if tokens is None else max(tokens - 1 - start, 0)
+    if rest or count != expected:
+        of_each = f"{layers} layers x {top_k} experts"
+        detail = f"expected {expected} tokens x {of_each} = {expected * layers * top_k} ids"
+        remedy = "; check layers=, top_k= and start_len="
+        raise ArgumentError("bad_length", path, f"{detail}, found {len(flat)}{remedy}")
+    sent = flat.reshape(count, layers, top_k)
+    return np.concatenate([_begun(known, start, path), sent]) if start else sent
+
+
+def _begun(known: _Known, start: int, path: str) -> npt.NDArray[Any]:
+    """The expert ids of the tokens before `start`, which the caller has from before."""
+    earlier = known.earlier
+    has = 0 if earlier is None else len(earlier)
+    if has < start:
+        detail = f"expected expert ids of the first {start} tokens in earlier=, found {has}"
+        remedy = "; pass those of the turn before, or ask with routed_experts_start_len=0"
+        raise ArgumentError("bad_length", path, detail + remedy)
+    whole = isinstance(earlier, np.ndarray) and earlier.dtype.kind in "iu"
+    if not whole or earlier.shape[1:] != known.shape or earlier.itemsize > 4:
+        expected = f"expected int32 or smaller integers of shape (tokens, *{brief(known.shape)})"
+        found = f"{earlier.dtype} of shape {earlier.shape}" if whole else describe(earlier)
+        raise ArgumentError("bad_shape", known.path_of_earlier, f"{expected}, found {found}")
+    begun: npt.NDArray[Any] = earlier[:start]
+    return begun
 
 
 def _logprobs_of_triples(triples: Any, ids: list[int], path: str) -> list[float] | None:

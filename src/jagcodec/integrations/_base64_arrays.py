@@ -1,0 +1,107 @@
+"""Arrays that engines put into JSON as base64: raw numbers, and `.npy` files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.memory.arrays import NUMPY_BY_NAME
+from jagcodec.wire.spec import MAX_NDIM
+
+MAX_BYTES = 1 << 30
+"""Bytes of one array, unless the caller passes another bound."""
+
+_NAMED = {**NUMPY_BY_NAME, **{name: np.dtype(name) for name in ("uint16", "uint32", "uint64")}}
+_DTYPES = {key: dtype for name, dtype in _NAMED.items() for key in (name, dtype.str)}
+_MOST_HEADER = 1024  # bytes; numpy writes 118 for an array of three dims
+_READ_HEADER = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def decoded_base64(text: Any, most: int, path: str) -> bytes:
+    """The bytes that a text holds, if they are not more than `most`."""
+    if not isinstance(text, (str, bytes)):
+        found = f"expected base64 in a string, found {brief(text)}"
+        raise ArgumentError("bad_type", path, found)
+    _check_size(len(text) // 4 * 3 - 2, most, path)  # before anything is allocated
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        detail = f"expected base64, found {len(text)} characters that are not: {error!s:.100}"
+        remedy = "; was the body cut on its way?"
+        raise ArgumentError("bad_value", path, detail + remedy) from error
+    _check_size(len(data), most, path)
+    return data
+
+
+def _check_size(size: int, most: int, path: str) -> None:
+    if size > most:
+        detail = f"expected at most {most} bytes (max_bytes), found {size} in base64"
+        raise ArgumentError("too_large", path, f"{detail}; if they are honest, raise max_bytes")
+
+
+def dtype_named(name: Any, path: str) -> np.dtype[Any]:
+    """The dtype of a name such as "int16" or "<i2"."""
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        expected = f"expected a dtype of numbers, such as {', '.join(map(repr, _NAMED))}"
+        raise ArgumentError("bad_dtype", path, f"{expected}; found {brief(name)}")
+    return dtype
+
+
+def flat_array(data: bytes, dtype: np.dtype[Any], path: str) -> npt.NDArray[Any]:
+    """Bytes as a read-only array of one dim over their memory."""
+    if len(data) % dtype.itemsize:
+        detail = f"expected a multiple of {dtype.itemsize} bytes ({dtype.name}), found {len(data)}"
+        raise ArgumentError("bad_length", path, f"{detail}; was the body cut on its way?")
+    return shaped_array(data, dtype, (len(data) // dtype.itemsize,), path)
+
+
+def array_of_npy(data: bytes, path: str) -> npt.NDArray[Any]:
+    """What `numpy.save` wrote, as a read-only array over the memory of `data`; no pickles."""
+    file = io.BytesIO(data)
+    try:
+        read_header = _READ_HEADER[np.lib.format.read_magic(file)]
+        shape, fortran, dtype = read_header(file, max_header_size=_MOST_HEADER)
+    except Exception as error:  # the header is an expression: its parser raises many types
+        found = f"{len(data)} bytes without its header: {type(error).__name__}: {error!s:.100}"
+        detail = f"expected a .npy file of version 1 or 2, as numpy.save writes it, found {found}"
+        raise ArgumentError("bad_value", path, detail) from error
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    return shaped_array(data, dtype_named(dtype.str, path), shape, path, file.tell(), order)
+
+
+def shaped_array(
+    data: bytes,
+    dtype: np.dtype[Any],
+    shape: Sequence[Any],
+    path: str,
+    begin: int = 0,
+    order: Literal["F", "C"] = "C",
+) -> npt.NDArray[Any]:
+    """The bytes from `begin` on as an array; they must be as many as its shape says."""
+    sizes = [size for size in shape if type(size) is int and 0 <= size < 1 << 63]
+    if len(sizes) != len(shape) or len(sizes) > MAX_NDIM:
+        detail = f"expected a shape of at most {MAX_NDIM} sizes from 0 on, found {brief(shape)}"
+        raise ArgumentError("bad_shape", path, detail)
+    expected, found = math.prod(sizes) * dtype.itemsize, len(data) - begin
+    if expected != found:
+        detail = f"expected {expected} bytes of shape {brief(sizes)} and dtype {dtype.name}, found"
+        raise ArgumentError("bad_length", path, f"{detail} {found}; was the body cut on its way?")
+    try:
+        array: npt.NDArray[Any] = np.ndarray(sizes, dtype, data, begin, order=order)
+    except ValueError as error:  # of no cells, but of sizes that overflow
+        detail = f"expected a shape that numpy has, found {brief(sizes)}: {error!s:.100}"
+        raise ArgumentError("bad_shape", path, detail) from error
+    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+        raise ArgumentError("bad_value", path, "expected bools, bytes of 0 or 1, found others")
+    return array

@@ -1,0 +1,139 @@
+"""Arrays of replies in JSON: envelopes in base64 as arrays, and expert ids in few bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._arguments import check_array, integer_of, mapping_of, whole_number
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.integrations._base64_arrays import (
+    MAX_BYTES,
+    decoded_base64,
+    dtype_named,
+    shaped_array,
+)
+
+__all__ = ["array_of_envelope", "smallest_ids"]
+
+
+def array_of_envelope(envelope: Any, *, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
+    """The array of a dict of `data` in base64, `shape` and `dtype`.
+
+    Example:
+        >>> from jagcodec.integrations.json_arrays import array_of_envelope
+        >>> array_of_envelope({"data": "AQACAAMABAA=", "shape": [2, 2], "dtype": "int16"})
+        array([[1, 2],
+               [3, 4]], dtype=int16)
+
+    Args:
+        envelope: What `json.loads` returned. Other keys, such as `start`, are not read. A dtype is
+            "bool", "int8" to "int64", "uint8" to "uint64", or "float16" to "float64", also
+            as numpy writes it, such as "<i2".
+        max_bytes: The most bytes that the array may have.
+
+    Returns:
+        A read-only array over the memory of the decoded bytes. Nothing else holds that memory.
+
+    Raises:
+        ArgumentError: A key is missing, `data` is not base64, cut or larger than `max_bytes`, or
+            its bytes are not as many as the shape and the dtype say.
+        ArgumentTypeError: This is not a dict.
+    """
+    path = "array_of_envelope(envelope)"
+    most = whole_number(max_bytes, 0, "array_of_envelope(max_bytes)")
+    parts = mapping_of(envelope, path, "a dict of data, shape and dtype")
+    missing = [name for name in ("data", "shape", "dtype") if name not in parts]
+    if missing:
+        detail = f"expected a dict of data, shape and dtype, found one without {missing[0]!r}"
+        raise ArgumentError("no_such_field", path, detail)
+    shape = parts["shape"]
+    if not isinstance(shape, (list, tuple)):
+        detail = f"expected a list of sizes, found {brief(shape)}"
+        raise ArgumentError("bad_shape", f"{path}.shape", detail)
+    dtype = dtype_named(parts["dtype"], f"{path}.dtype")
+    data = decoded_base64(parts["data"], most, f"{path}.data")
+    return shaped_array(data, dtype, shape, f"{path}.data")
+
+
+_SMALLEST_FIRST = tuple(np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64"))
+
+
+def smallest_ids(
+    ids: npt.NDArray[Any], *, experts: int | None = None, pad: int | None = None
+) -> npt.NDArray[Any]:
+    """Expert ids in the smallest dtype that holds all of them, and the pad.
+
+    Example:
+        >>> import numpy as np
+        >>> from jagcodec.integrations.json_arrays import smallest_ids
+        >>> ids = np.array([[[3, 127], [0, 64]]], dtype=np.int32)
+        >>> smallest_ids(ids, experts=256).dtype
+        dtype('uint8')
+        >>> smallest_ids(ids, experts=256, pad=-1).dtype
+        dtype('int16')
+
+    Args:
+        ids: An array of integers of any shape.
+        experts: How many experts the model has. Pass it: then all rows have one dtype. None: the
+            dtype depends on the ids of this array, and rows of two dtypes do not join.
+        pad: The id that you will pass in `pad_value_dict`, which is not one of an expert. None if
+            you pad with ids of experts, such as ``torch.arange(top_k)``.
+
+    Returns:
+        The array, as uint8, int8, int16, int32 or int64: the first that holds all ids. These are
+        also dtypes of torch that can be indexed and compared. It is the array itself if it has
+        this dtype, and a copy otherwise.
+
+    Raises:
+        ArgumentError: An id is neither below `experts` nor the pad, the pad is the id of an expert,
+            or there is a pad without `experts`.
+        ArgumentTypeError: This is not an array of integers.
+    """
+    path = "smallest_ids(ids)"
+    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
+        kind = ids.dtype if isinstance(ids, np.ndarray) else describe(ids)
+        raise ArgumentTypeError("bad_type", path, f"expected an array of integers, found {kind}")
+    check_array(ids, path)
+    if experts is None and pad is None:
+        return _as_smallest(ids, int(ids.min(initial=0)), int(ids.max(initial=0)))
+    low, high = _range_with_pad(experts, pad)
+    found = _as_smallest(ids, low, high)  # first, because there may be no memory for it
+    _check_ids(ids, whole_number(experts, 1, "smallest_ids(experts)"), pad, path)
+    return found
+
+
+def _as_smallest(ids: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
+    """The ids in the first dtype that holds both numbers; uint64 above all of them stays."""
+    for dtype in _SMALLEST_FIRST:
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return ids.astype(dtype, copy=False)
+    return ids
+
+
+def _range_with_pad(experts: int | None, pad: int | None) -> tuple[int, int]:
+    """The smallest and the largest id of these experts and of the pad."""
+    last = whole_number(experts, 1, "smallest_ids(experts)", "the number of experts") - 1
+    if pad is None:
+        return 0, last
+    number, path = integer_of(pad), "smallest_ids(pad)"
+    if number is None:
+        raise ArgumentError("bad_pad", path, f"expected an integer or None, found {brief(pad)}")
+    if 0 <= number <= last:
+        detail = f"expected a pad that is not the id of an expert (0 to {last}), found {number}"
+        raise ArgumentError("bad_pad", path, f"{detail}; pass -1")
+    return min(number, 0), max(number, last)
+
+
+def _check_ids(ids: npt.NDArray[Any], experts: int, pad: int | None, path: str) -> None:
+    if not ids.size or (ids.min() >= 0 and ids.max() < experts):
+        return
+    outside = (ids < 0) | (ids >= experts)
+    if pad is not None:
+        outside &= ids != pad
+    if outside.any():
+        at = [int(i) for i in np.argwhere(outside)[0]]
+        found = f"expected ids of {experts} experts, found {ids[tuple(at)]} at {at}"
+        raise ArgumentError("bad_value", path, found)
