@@ -171,6 +171,29 @@ def test_what_needs_torch_says_so_with_the_remedy(call, said):
     assert "pip install torch tensordict" in last
 
 
+@pytest.mark.skipif("JAGCODEC_PRODUCER" in os.environ, reason="it has no torch")
+def test_a_server_with_torch_and_without_tensordict_sends_rows():
+    without = BLOCKED.replace('in ("torch", "tensordict")', '== "tensordict"')
+    code = f"""
+{ROWS}
+import datetime, torch
+from jagcodec import JagcodecError, encode, encode_rows
+from jagcodec.stdlib import register_stdlib_types
+register_stdlib_types()
+rows[0]["at"] = rows[1]["at"] = rows[2]["at"] = datetime.datetime(2026, 1, 2)
+frames = encode_rows(rows, **options)
+frames += encode_rows({{"x": range(3), "y": [range(2)] * 3}})
+for value in ({{"x": torch.ones(2)}}, {{"x": [torch.ones(2)]}}):
+    try:
+        encode_rows(value)
+    except JagcodecError as error:
+        assert "expected the package tensordict" in str(error)
+    else:
+        raise AssertionError("expected an error")
+"""
+    run_python(without + code)
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify", "export"])
 def test_a_command_says_without_torch_that_there_is_no_such_file(command):
     arguments = [command, "missing.jag", *(["out.jsonl"] if command == "export" else [])]

@@ -31,6 +31,7 @@ from jagcodec.errors import (
     brief,
     describe,
 )
+from jagcodec.memory.arrays import tensor_type
 from jagcodec.pack.cell_dtypes import STORED_DTYPES
 from jagcodec.pack.cells import cells_of_rows, error_at_column
 from jagcodec.pack.row_kinds import OBJECT_TYPES, are_equal_arrays
@@ -261,7 +262,7 @@ def _asked_of_columns(
 def _made_column(column: Any, ask: _Asked, count: int, copied: bool) -> Any:
     """The cells of a column, or the list of its objects, as asked; a batch of N rows itself."""
     field, dim, rectangular, named = ask
-    is_other = type(column) not in _LISTS and "torch" in sys.modules
+    is_other = type(column) not in _LISTS and "tensordict" in sys.modules
     if is_other and _of_tensors().is_nested_batch(column):
         if ask is not _NOTHING:
             raise _within_batch()
@@ -515,7 +516,7 @@ def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
         check_array(column, path)
         if column.ndim:
             return list(column), None
-    elif isinstance(column, dict) or "torch" in sys.modules:
+    elif isinstance(column, (dict, tensor_type())) or "tensordict" in sys.modules:
         found: Any = module_with_torch("pack.tensor_columns", path).rows_of_column(column, path)
         if found is not None:
             return found  # type: ignore[no-any-return]

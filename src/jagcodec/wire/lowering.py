@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import pickle
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 
 from jagcodec import cells as cell_kernel
 from jagcodec._arguments import ARRAY_TYPES, array_remedy, result_of
+from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import Batch, CellRows, Columns, Name, to_send
 from jagcodec.errors import (
     JagcodecError,
@@ -197,7 +197,7 @@ class Lowering:
         if isinstance(value, np.ndarray):
             remedy = array_remedy(value)
             why = why or (f"; {remedy}, or register its type with register_type" if remedy else "")
-        elif not why and "torch" in sys.modules:
+        elif not why and _is_of_torch(cls):
             why = _of_tensors().remedy_of(value)
         why = why or _REMEDY
         return self.error("unsupported_type", f"{name} cannot be encoded{why}")
@@ -552,7 +552,7 @@ class Lowering:
             found = [column.row_splits.rows]
         elif kind in ARRAY_TYPES:
             found = [*column.shape[: len(sizes)]]
-        elif "torch" in sys.modules:
+        elif _is_of_torch(kind):
             found, nested = _of_tensors().sizes_of_column(column, sizes)
         if found != sizes and sizes:
             if self._path[-1:] == [name]:
@@ -666,7 +666,12 @@ def add_handlers(
 @functools.cache
 def _of_tensors() -> Any:
     """The module that lowers tensors: imported when there is one, because it imports torch."""
-    return importlib.import_module("jagcodec.wire.lowering_tensors")
+    return module_with_torch("wire.lowering_tensors", "encode")
+
+
+def _is_of_torch(kind: type) -> bool:
+    """Whether a type may be one of torch, or of tensordict, which may not be here."""
+    return "tensordict" in sys.modules or issubclass(kind, tensor_type())
 
 
 def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
@@ -693,8 +698,8 @@ def _has_rows(item: Any, rows: int | None) -> bool:
 
 
 def _handler_of(kind: type) -> Handler | None:
-    """The handler of a rarer type; the first of them after torch was imported adds its types."""
-    if "torch" in sys.modules:
+    """The handler of a rarer type; the first of them that may be torch's adds its types."""
+    if _is_of_torch(kind):
         _of_tensors()
     found = _HANDLERS.get(kind)
     if found is not None:

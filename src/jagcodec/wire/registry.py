@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from jagcodec._arguments import check_function
+from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.wire.checks import fail
@@ -290,7 +291,7 @@ _NAMES_OF_TENSORS = (
 
 def _of_tensors() -> Any:
     """The module for types of torch and tensordict, which it imports."""
-    return importlib.import_module("jagcodec.wire.registry_tensors")
+    return module_with_torch("wire.registry_tensors", "types of torch")
 
 
 _OWN_NAMES = (BATCHED_DATA_DICT, PACKED_COLUMN)
