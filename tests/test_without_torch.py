@@ -155,6 +155,10 @@ print(plan_micro_batches([3, 4, 5], max_tokens=8).rows(0))
         ),
         ("import jagcodec; jagcodec.pack_rows([{'a': 1}])", "pack_rows: expected the package t"),
         ("import jagcodec; jagcodec.load('x')", "load: expected the package t"),
+        (
+            "import jagcodec; jagcodec.RowBuilder.from_message([b''])",
+            "RowBuilder.from_message: expected the package t",
+        ),
         *(
             (f"import jagcodec; plan = jagcodec.plan_packing([3, 4]); {call}", said)
             for call, said in (

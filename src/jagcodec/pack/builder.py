@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import name_set, whole_number
+from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.arrays import tensor_type
@@ -359,10 +360,10 @@ class RowBuilder:
             ArgumentTypeError: A column is a batch within the batch, or neither tensor nor payload.
             WireFormatError: As from `open_wire`.
         """
-        from jagcodec.pack.tensor_columns import columns_of_row
+        where = "RowBuilder.from_message"
+        columns_of_row = module_with_torch("pack.tensor_columns", where).columns_of_row
         from jagcodec.wire.wire_batch import WireBatch, open_wire
 
-        where = "RowBuilder.from_message"
         batch = message if isinstance(message, WireBatch) else open_wire(message)
         if tuple(batch.batch_size) != (1,):
             detail = f"expected one row, found {len(batch)} rows; choose it with .rows([i])"
