@@ -7,8 +7,9 @@ import torch
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
+from jagcodec.memory.arrays import object_array
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
-from jagcodec.ragged.non_tensor import object_array, stack_of_payloads
+from jagcodec.ragged.non_tensor import stack_of_payloads
 from jagcodec.testing import cells, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import nested

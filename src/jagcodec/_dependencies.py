@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 from jagcodec.errors import ArgumentError
 
@@ -39,10 +41,30 @@ def check_attributes(instance: object, *names: str) -> None:
             raise AttributeError(f"{type(instance).__name__!r} object has no attribute {name!r}")
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported for the answer."""
+    return package in sys.modules or find_spec(package) is not None
+
+
+@functools.cache
+def has_torch() -> bool:
+    """Whether columns are tensors here: torch and tensordict are installed."""
+    return is_installed("torch") and is_installed("tensordict")
+
+
+@functools.cache
+def half(of_tensors: str, of_arrays: str) -> Any:
+    """One of two modules of this package with the same functions.
+
+    The first makes tensors, where torch and tensordict are installed; the other one makes arrays.
+    """
+    return importlib.import_module(f"jagcodec.{of_tensors if has_torch() else of_arrays}")
+
+
 def check_torch(path: str) -> None:
     """Refuse the call at `path`, which needs torch and tensordict, where they are not installed."""
     for package in ("torch", "tensordict"):
-        if package not in sys.modules and find_spec(package) is None:
+        if not is_installed(package):
             detail = (
                 f"expected the package {package}, which this needs, found none; "
                 "pip install torch tensordict"

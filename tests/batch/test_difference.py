@@ -103,7 +103,7 @@ ROWS, LONGER = nested([[1, 1], [1, 1, 1]]), nested([[1, 1], [1, 1, 1, 1]])
 TURNED, OTHER = nested([[[1], [1]], [[1, 1, 1]] * 2]), nested([[[1], [1]], [[1, 1, 7], [1, 1, 1]]])
 EYE, BATCH = torch.eye(2), batch(ids=IDS)
 COLUMNS: list[tuple[Any, Any, str]] = [
-    (IDS, IDS.int(), ": dtype torch.int64 and torch.int32"),
+    (IDS, IDS.int(), ": dtype int64 and int32"),
     (IDS, IDS[:, :1], ": shape [2, 2] and [2, 1]"),
     (NAN, OTHER_NAN, ", row 0: value nan (bits 7fc00000) and nan (bits 7fc00001)"),
     (torch.zeros(2), -torch.zeros(2), ", row 0: value 0.0 and -0.0"),

@@ -26,13 +26,12 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.rows import concat_rows, join_columns, select_rows, split_rows
-from jagcodec.columns import column as forms
 from jagcodec.columns.batch import stored, views_of
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.pack.fields import encode_fields, pack_jagged_fields
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.testing import tensors
-from jagcodec.wire import spec
+from jagcodec.wire import spec, tensor_values
 from jagcodec.wire.dtypes import CELL_DTYPES
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of
@@ -400,7 +399,7 @@ def test_rows_of_any_ragged_dim_are_joined_as_views(dim, dtype, data):
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
     for order in (range(len(rows)), chosen):
         part = joined(batches).rows(order)
-        with mock.patch.object(forms, "nested_tensor", side_effect=AssertionError):
+        with mock.patch.object(tensor_values, "nested_tensor", side_effect=AssertionError):
             (view,) = views_of(part).values()
         expected_rows = [rows[i] for i in order]
         assert_same(part["x"], stack_or_nest(expected_rows, always_nest=True, ragged_dim=dim))

@@ -698,7 +698,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
     to_rows: [
         (({"a": [1]}, "a"), ArgumentTypeError, "found the string .a.; put it in a list"),
         (({"a": [1]}, ["a", "b"]), ArgumentKeyError, "expected one of 'a'"),
-        (({"a": [1]}, None, "numpy"), ArgumentError, "'tensor', 'list', found 'numpy'"),
+        (({"a": [1]}, None, "numpy"), ArgumentError, "'tensor', 'array', 'list', found 'numpy'"),
         (({"a": torch.ones(2, device="meta")}, ["a"], "list"), ArgumentTypeError, "meta"),
         ((COO, None, "list"), ArgumentTypeError, "sparse_coo; use as_='tensor'"),
         ((CSR,), ArgumentTypeError, "sparse_csr; leave it out"),

@@ -20,7 +20,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from benchmarks import operations
 from jagcodec import WireFormatError, decode, encode, stack_or_nest
 from jagcodec.errors import TransportError
-from jagcodec.ragged.non_tensor import object_array
+from jagcodec.memory.arrays import object_array
 from jagcodec.testing import tensors
 from tests.oracle import assert_same
 from tests.wire import forge

@@ -33,9 +33,9 @@ from jagcodec import (
 from jagcodec.batch import join
 from jagcodec.batch.describe import describe_message, differences, open_source, read_whole
 from jagcodec.columns.batch import stored
-from jagcodec.memory.arrays import NUMPY_BY_NAME
+from jagcodec.memory.arrays import NUMPY_BY_NAME, object_array
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
-from jagcodec.ragged.non_tensor import object_array, stack_of_payloads
+from jagcodec.ragged.non_tensor import stack_of_payloads
 from jagcodec.wire import spec
 from jagcodec.wire.array_rows import array_rows as split_rows
 from jagcodec.wire.spec import Kind

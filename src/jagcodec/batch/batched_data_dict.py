@@ -21,8 +21,9 @@ from jagcodec._arguments import (
 from jagcodec.batch.compare import same_values
 from jagcodec.columns.batch import closed, with_closed
 from jagcodec.columns.column import row_count, row_counts
-from jagcodec.columns.devices import moved, read_offsets
+from jagcodec.columns.devices import moved
 from jagcodec.columns.join import select_leaf
+from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import LENGTH_DTYPES, usable_device
 from jagcodec.ragged.row_index import choose_rows

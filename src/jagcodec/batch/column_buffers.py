@@ -153,8 +153,9 @@ class ColumnBuffers:
         self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
     ) -> list[dict[str, Any]]:
         """The columns of each step, which has these rows, and so many cells of each buffer."""
-        from jagcodec.columns.column import Array, Dense, ViewColumn, column_of
+        from jagcodec.columns.column import Array, ViewColumn, column_of
         from jagcodec.columns.join import select_leaf
+        from jagcodec.columns.of_tensors import Dense
         from jagcodec.ragged.row_splits import RowSplits
 
         filled, pool = self.filled(), self.packer.pool

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
 
 import numpy as np
-import torch
-from tensordict import TensorDictBase
 
 from jagcodec._arguments import items_of
 from jagcodec.batch.compare import agreed, same_values
 from jagcodec.columns.batch import values_of_batch, views_of, with_closed
-from jagcodec.columns.column import (
-    DictBatch,
-    Open,
-    Packed,
-    TensorColumn,
-    TensorDictBatch,
-    column_of,
-    field_in_memory,
-    like,
-    row_counts,
-)
-from jagcodec.columns.devices import read_offsets
+from jagcodec.columns.column import column_of, field_in_memory, like, row_counts
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import join_leaves
+from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -35,7 +23,6 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.plain_types import TENSOR_TYPES
 from jagcodec.ragged.row_splits import Chosen, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import in_message
@@ -43,15 +30,17 @@ from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
 from jagcodec.wire.lowered import Key
 from jagcodec.wire.wire_batch import WireBatch, check_batch, open_whole
 
-OpenBatch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDictBase
+
+OpenBatch: TypeAlias = Union["TensorDictBase", WireBatch, dict[str, Any]]
 """A batch that is open: a TensorDict, a `WireBatch`, a `BatchedDataDict`, or a dict of columns."""
 
 AnyBatch: TypeAlias = OpenBatch | MessageLike
 """A batch in any form: an open one, or its frames or its blob."""
 
-B = TypeVar("B", bound=OpenBatch)
-
-_BATCHES = (dict, TensorDictBase, WireBatch)
+B = TypeVar("B", bound="TensorDictBase | WireBatch | dict[str, Any]")
 
 
 def opened(source: Any, where: str) -> Any:
@@ -59,7 +48,7 @@ def opened(source: Any, where: str) -> Any:
 
     Only columns of a dict that are a `WireBatch` are read.
     """
-    if isinstance(source, _BATCHES):
+    if column_of(source).has_columns:
         check_batch(source, where)
         return with_closed(source) if type(source) is dict else source
     if _is_one_message(source):
@@ -71,7 +60,7 @@ def opened(source: Any, where: str) -> Any:
 
 def several(batches: Iterable[Any], where: str) -> list[Any]:
     """The batches of a list, in any forms."""
-    one = isinstance(batches, _BATCHES) or bytes_of(batches) is not None
+    one = column_of(batches).has_columns or bytes_of(batches) is not None
     listed = [] if one else items_of(batches, where, "a list of batches")
     if one or (listed and not are_several(listed)):
         raise ArgumentTypeError("bad_type", where, "expected a list of batches, found one batch")
@@ -106,9 +95,9 @@ def bytes_of(value: Any) -> ByteArray | None:
 def is_batch(value: Any) -> bool:
     """Whether a value is a batch in any form, rather than a column."""
     holder = column_of(value)
-    if isinstance(holder, Packed):  # a tuple, as a message may be
+    if holder.is_packed:  # a tuple, as a message may be
         return False
-    return isinstance(holder, (DictBatch, TensorDictBatch, Open)) or is_message(value)
+    return holder.has_columns or is_message(value)
 
 
 def is_message(value: Any) -> bool:
@@ -125,6 +114,8 @@ def is_encoded(batch: Any) -> bool:
 
 def row_count_of(batch: Any, where: str) -> int:
     """N, the number of rows of an open batch."""
+    if isinstance(batch, WireBatch):
+        return len(batch)
     return (row_counts(batch, where) or 0) if isinstance(batch, dict) else int(batch.batch_size[0])
 
 
@@ -243,14 +234,11 @@ def each_column(
         if kind is RaggedView:
             columns[name] = of_view(leaf, key)
             continue
-        if kind in TENSOR_TYPES:
-            columns[name] = of_tensor(leaf, key)
-            continue
         holder, path = column_of(leaf), path_of(key)
         holder.check(path)
-        if isinstance(holder, TensorColumn):
+        if holder.is_tensor:
             columns[name] = of_tensor(leaf, key)
-        elif isinstance(holder, (DictBatch, TensorDictBatch, Open)):
+        elif holder.has_columns:
             inner, names = opened(leaf, path), (*above, name)
             columns[name] = each_column(
                 inner, of_view, of_tensor, path_of, pool, kept=kept, above=names

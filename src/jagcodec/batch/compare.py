@@ -8,32 +8,26 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
+from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import closed, source_in
 from jagcodec.columns.column import (
     Array,
+    CellsColumn,
     DictBatch,
     HeldColumn,
-    LazyStack,
     ObjectList,
+    OneObjectColumn,
     Open,
-    Payloads,
-    TensorClass,
-    TensorColumn,
-    TensorDictBatch,
-    Unbatched,
+    ViewColumn,
     column_of,
 )
 from jagcodec.errors import brief, child_path, describe, shown
-from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import as_bytes, as_words
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import fields_of, is_stack, unbatched_parts
+from jagcodec.memory.small_floats import numbers_of
+from jagcodec.ragged.copy_bytes import array_of_view
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import bytes_in_order
 from jagcodec.wire.registry import registered_name, state_of
@@ -62,6 +56,16 @@ class Difference:
 
 
 WHOLE = Difference()
+
+Comparison: TypeAlias = Callable[[Any, Any, Difference], Difference | None]
+
+
+class BatchColumns(dict[str, Any]):
+    """The columns of a batch of this size, read without torch."""
+
+    def __init__(self, columns: Mapping[str, Any], batch_size: Sequence[int]) -> None:
+        super().__init__(columns)
+        self.batch_size: list[int] = [*batch_size]
 
 
 def first_difference(left: Any, right: Any) -> Difference | None:
@@ -100,74 +104,50 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
         return None
     left, right = column_of(a), column_of(b)
     if isinstance(left, Open) and isinstance(right, Open):
-        found = compare(closed(a), closed(b), at)
-        return found or compare(source_in(a).meta(), source_in(b).meta(), _step(at, "meta"))
-    if isinstance(left, TensorColumn) and isinstance(right, TensorColumn):
-        return _compare_tensors(a, b, at)
-    both_unbatched = isinstance(left, Unbatched) and isinstance(right, Unbatched)
-    if type(a) is not type(b) and not both_unbatched:
+        of_columns = compare(closed(a), closed(b), at)
+        return of_columns or compare(source_in(a).meta(), source_in(b).meta(), step(at, "meta"))
+    if left.is_tensor and right.is_tensor:
+        found: Difference | None = _of_tensors().compare_tensors(a, b, at)
+        return found
+    in_place = isinstance(left, _IN_PLACE) and isinstance(right, _IN_PLACE)
+    if type(a) is not type(b) and not in_place:
         return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
-    compare_both = _COMPARE.get(type(left))
+    compare_both = _comparison_of(left)
     if compare_both is not None:
         return compare_both(a, b, at)
     if isinstance(a, tuple):
-        return _compare_items(a, b, at)
+        return compare_items(a, b, at)
     if isinstance(a, slice):
-        return _compare_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
-    return None if _are_same(a, b) else _unlike(at, a, b)
+        return compare_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
+    return None if _are_same(a, b) else unlike(at, a, b)
 
 
-def _compare_unbatched(a: Any, b: Any, at: Difference) -> Difference | None:
-    (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
-    return _other(at, "batch size", size, other) or compare(left, right, at)
-
-
-def _compare_payloads(a: Any, b: Any, at: Difference) -> Difference | None:
-    found = _other(at, "batch size", a.batch_size, b.batch_size)
-    if not is_stack(a):
-        return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
-    if -1 in a.batch_size:  # it may have no list
-        return _compare_stacks(a, b, at)
-    return found or _compare_items(a.tolist(), b.tolist(), at)
-
-
-def _compare_stacks(a: Any, b: Any, at: Difference) -> Difference | None:
-    return (
-        _other(at, "batch size", a.batch_size, b.batch_size)
-        or _other(at, "stack dim", a.stack_dim, b.stack_dim)
-        or _compare_items(a.tensordicts, b.tensordicts, at)
-    )
-
-
-def _compare_batches(a: Any, b: Any, at: Difference) -> Difference | None:
+def compare_batches(a: Any, b: Any, at: Difference) -> Difference | None:
     return next(each_difference(a, b, at), None)
 
 
-def _compare_tensorclasses(a: Any, b: Any, at: Difference) -> Difference | None:
-    (left, others), (right, more) = fields_of(a), fields_of(b)
-    return compare(left, right, at) or compare(others, more, at)
-
-
 def _compare_arrays(a: Any, b: Any, at: Difference) -> Difference | None:
-    found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
+    found = difference_of(at, "dtype", a.dtype, b.dtype) or difference_of(
+        at, "shape", a.shape, b.shape
+    )
     if found is None and (a.dtype.hasobject or a.dtype.kind == "T"):
-        pairs = (compare(a[i], b[i], _step(at, i)) for i in np.ndindex(a.shape))
+        pairs = (compare(a[i], b[i], step(at, i)) for i in np.ndindex(a.shape))
         return next((each for each in pairs if each is not None), None)
-    return found or _compare_cells(a, b, at)
+    return found or compare_cells(a, b, at)
 
 
 def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
     """The first difference; for two batches or dicts, names, and the first in each column."""
     holder = column_of(a)
-    batches = isinstance(holder, (DictBatch, TensorDictBatch)) and not isinstance(holder, LazyStack)
-    if type(a) is not type(b) or not batches:
+    leaves = holder.leaves()
+    if type(a) is not type(b) or not (isinstance(holder, DictBatch) or leaves is not None):
         found = compare(a, b, at)
         if found is not None:
             yield found
         return
     nested = False  # whether the keys are those of columns within a column
-    if isinstance(holder, TensorDictBatch):
-        found = _other(at, "batch size", a.batch_size, b.batch_size)
+    if leaves is not None or isinstance(a, BatchColumns):
+        found = difference_of(at, "batch size", a.batch_size, b.batch_size)
         if found is not None:
             yield found
         nested = at.column != "" and at.row is None
@@ -183,20 +163,20 @@ def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
         left = {key: left[key] for key in left if key in right}
         right = {key: right[key] for key in left}
     for (key, x), y in zip(left.items(), right.values(), strict=True):
-        inner = replace(at, column=f"{at.column}.{key}") if nested else _step(at, key)
+        inner = replace(at, column=f"{at.column}.{key}") if nested else step(at, key)
         yield from each_difference(x, y, inner)
     if hasattr(a, "meta_info"):
-        yield from each_difference(a.meta_info, b.meta_info, _step(at, "meta_info"))
+        yield from each_difference(a.meta_info, b.meta_info, step(at, "meta_info"))
 
 
-def _other(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
+def difference_of(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
     if a == b:
         return None
-    left, right = (str(list(x) if isinstance(x, torch.Size) else x) for x in (a, b))
+    left, right = (str(list(x) if type(x).__name__ == "Size" else x) for x in (a, b))
     return replace(at, what=what, left=left, right=right)
 
 
-def _step(at: Difference, key: Any) -> Difference:
+def step(at: Difference, key: Any) -> Difference:
     """A place further in: by a name, an index, or the index of a cell (after a row or not)."""
     if isinstance(key, tuple):
         if at.row is None and not at.inside:
@@ -218,28 +198,16 @@ def _names(names: Collection[Any]) -> str:
     return (", ".join(first) or "none") + more
 
 
-def _compare_items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Difference | None:
+def compare_items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Difference | None:
     if len(a) != len(b):
-        return _other(at, "length", len(a), len(b))
+        return difference_of(at, "length", len(a), len(b))
     kinds = list(map(type, a))
     if _COMPARED.issuperset(kinds) and kinds == list(map(type, b)) and a == b:
         return None
     pairs = enumerate(zip(a, b, strict=True))
-    found = (compare(x, y, _step(at, i)) for i, (x, y) in pairs)
+    found = (compare(x, y, step(at, i)) for i, (x, y) in pairs)
     return next((each for each in found if each is not None), None)
 
-
-_COMPARE: dict[type[HeldColumn], Callable[[Any, Any, Difference], Difference | None]] = {
-    Unbatched: _compare_unbatched,
-    Payloads: _compare_payloads,
-    LazyStack: _compare_stacks,
-    DictBatch: _compare_batches,
-    TensorDictBatch: _compare_batches,
-    TensorClass: _compare_tensorclasses,
-    ObjectList: _compare_items,
-    Array: _compare_arrays,
-}
-"""How two values of one type are compared, by what holds them."""
 
 _COMPARED = frozenset((int, bool, str, bytes, type(None)))
 """Types of values that are the same if they are equal, and of one type."""
@@ -275,62 +243,64 @@ def _exact_key(value: Any) -> Any:
 # --- cells -------------------------------------------------------------------------------------
 
 
-def _compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
-    found = _other(at, "layout", _layout_name(a), _layout_name(b)) or _other(
-        at, "dtype", a.dtype, b.dtype
+def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
+    """Rows of cells: each a `RaggedView`, or the `CellRows` of a rectangle."""
+    views: list[RaggedView] = [x if isinstance(x, RaggedView) else x.view for x in (a, b)]
+    layouts = ("jagged" if isinstance(x, RaggedView) else "strided" for x in (a, b))
+    found = difference_of(at, "layout", *layouts) or difference_of(
+        at, "dtype", *map(dtype_name, views)
     )
     if found is not None:
         return found
-    if is_jagged(a):
-        return _compare_jagged(a, b, at)
-    if a.is_nested:
-        return _compare_items(a.unbind(), b.unbind(), at)
-    found = _other(at, "shape", a.shape, b.shape)
-    if found is not None:
-        return found
-    if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
-        return _compare_cells(a, b, at)
-    if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
-        return _unlike(at, a, b)
-    found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
-    for part in ("_indices", "_values"):
-        x, y = (getattr(tensor, part)() for tensor in (a, b))
-        found = found or _compare_tensors(x, y, _step(at, part.strip("_")))
-    return found
+    left, right = map(array_of_view, views)
+    if isinstance(a, RaggedView):
+        return compare_rows(views, at) or compare_row_cells(views, (left, right), at)
+    found = difference_of(at, "shape", [*left.shape], [*right.shape])
+    return found or compare_cells(left, right, at, dtype_name(views[0]))
 
 
-def _layout_name(tensor: torch.Tensor) -> str:
-    kind = "jagged" if is_jagged(tensor) else str(tensor.layout).removeprefix("torch.")
-    return "nested" if tensor.is_nested and kind == "strided" else kind
+def dtype_name(value: Any) -> str:
+    """The name of the dtype of cells."""
+    return str(value.dtype).removeprefix("torch.")
 
 
-def _compare_jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
-    left, right = view_of(a, "left"), view_of(b, "right")
+def compare_rows(views: Sequence[RaggedView], at: Difference) -> Difference | None:
+    """The first difference in the shapes, or the lengths of rows, of two jagged columns."""
+    left, right = views
     dim = left.ragged_dim
-    shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
+    shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in views]
     for shape in shapes:
         shape[dim] = "*"
-    found = _other(at, "ragged dim", dim, right.ragged_dim) or _other(at, "shape", *shapes)
+    found = difference_of(at, "ragged dim", dim, right.ragged_dim)
+    found = found or difference_of(at, "shape", *shapes)
     if found is not None:
         return found
     lengths = left.row_splits.lengths, right.row_splits.lengths
     rows = np.flatnonzero(lengths[0] != lengths[1])
-    if len(rows):
-        row = int(rows[0])
-        return _other(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
-    # Tokens first, so that the first difference is that of the first row.
-    x, y = (values_of(view).movedim(dim - 1, 0) for view in (left, right))
-    return _compare_cells(x, y, at, left)
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    return difference_of(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
 
 
-def _compare_cells(
-    a: Any, b: Any, at: Difference, rows: RaggedView | None = None
+def compare_row_cells(
+    views: Sequence[RaggedView], values: Sequence[Any], at: Difference
 ) -> Difference | None:
-    """The first difference of two arrays or tensors of one shape, which may hold jagged `rows`."""
-    is_tensor, shape = isinstance(a, torch.Tensor), tuple(a.shape)
-    if is_tensor and torch.equal(as_words(a), as_words(to_device(b, a.device))):
-        return None  # the comparison above needs no memory
-    x, y = (as_bytes(each) if is_tensor else bytes_in_order(each) for each in (a, b))
+    """The first difference in the cells of two jagged columns, whose rows are in these arrays."""
+    # Tokens first, so that the first difference is that of the first row.
+    x, y = (np.moveaxis(each, views[0].ragged_dim - 1, 0) for each in values)
+    return compare_cells(x, y, at, dtype_name(views[0]), views[0])
+
+
+def compare_cells(
+    a: Any, b: Any, at: Difference, dtype: str = "", rows: RaggedView | None = None
+) -> Difference | None:
+    """The first difference of two arrays of one shape, which may hold jagged `rows`.
+
+    Arrays of unsigned words hold cells of a `dtype` that numpy lacks.
+    """
+    shape = a.shape
+    x, y = bytes_in_order(a), bytes_in_order(b)
     differs = x != y
     if not differs.any():
         return None
@@ -341,41 +311,81 @@ def _compare_cells(
         row = int(np.searchsorted(rows.row_splits.offsets_array, token, side="right")) - 1
         index.insert(dim, token - int(rows.row_splits.offsets_array[row]))
         index.insert(0, row)
-    return _unlike(_step(at, tuple(index)), a[cell], b[cell])
+    return unlike(step(at, tuple(index)), a[cell], b[cell], dtype)
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def _compare_one_objects(a: Any, b: Any, at: Difference) -> Difference | None:
+    return compare(a.data, b.data, replace(at, inside=at.inside or "$"))
+
+
+_COMPARE: dict[type[HeldColumn], Comparison] = {
+    DictBatch: compare_batches,
+    ObjectList: compare_items,
+    Array: _compare_arrays,
+    ViewColumn: _compare_in_place,
+    CellsColumn: _compare_in_place,
+    OneObjectColumn: _compare_one_objects,
+}
+"""How two values of one type are compared, by what holds them."""
+
+_IN_PLACE = (ViewColumn, CellsColumn)
+
+
+def add_comparisons(comparisons: Mapping[type[HeldColumn], Comparison]) -> None:
+    """Compare values of more types."""
+    _COMPARE.update(comparisons)
+
+
+def _comparison_of(holder: HeldColumn) -> Comparison | None:
+    """How values of one type are compared; None if they hold no columns."""
+    kind = type(holder)
+    if kind not in _COMPARE and kind is not HeldColumn and kind is not Open:
+        _of_tensors()
+    return _COMPARE.get(kind)
+
+
+def _of_tensors() -> Any:
+    """The module that compares tensors: imported when there is one."""
+    return module_with_torch("batch.compare_tensors", "differences")
 
 
 # --- texts -------------------------------------------------------------------------------------
 
 
-def _unlike(at: Difference, a: Any, b: Any) -> Difference:
+def unlike(at: Difference, a: Any, b: Any, dtype: str = "") -> Difference:
     """The difference of two values, with their bits if their texts are the same."""
-    left, right = _text(a), _text(b)
-    if left == right and isinstance(a, (float, np.generic, torch.Tensor)):
-        left, right = (f"{_text(x)} (bits {_bits_as_text(x)})".strip() for x in (a, b))
+    left, right = (_text_of_cell(x, dtype) if dtype else _text(x) for x in (a, b))
+    if left == right and isinstance(a, (float, np.generic)):
+        left, right = (f"{text} (bits {_bits(x)})".strip() for text, x in ((left, a), (right, b)))
     return replace(at, what="value", left=left, right=right)
 
 
-def _bits_as_text(value: Any) -> str:
-    data = as_bytes(value) if isinstance(value, torch.Tensor) else np.asarray(value)
-    return data.tobytes()[::-1].hex()
+def _bits(value: Any) -> str:
+    return np.asarray(value).tobytes()[::-1].hex()
 
 
-_PRINTED = (complex, np.generic, range, torch.dtype, torch.device)
+def _text_of_cell(cell: Any, dtype: str) -> str:
+    """The number in a cell; empty if Python has none for it."""
+    try:
+        return repr(numbers_of(np.asarray(cell), dtype).item())
+    except TypeError:
+        return ""
+
+
+_PRINTED = (complex, np.generic, range)
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        if value.dim() or value.layout is not torch.strided or value.is_meta:
-            return describe(value)
-        try:
-            return repr(value.item())
-        except (RuntimeError, NotImplementedError):  # torch cannot print the dtype
-            return ""
     if isinstance(value, (str, bytes)):
         return shown(repr(value[:1000]), 80)
     with suppress(ValueError):  # Python refuses to print very long ints
         if isinstance(value, (set, frozenset)):  # sort: the hash seed decides a set's order
             return shown(f"{{{', '.join(sorted(map(_text, value)))}}}", 80)
-        if isinstance(value, _PRINTED):
+        if column_of(value).is_tensor:
+            return describe(value)
+        if isinstance(value, _PRINTED) or type(value).__module__ == "torch":
             return shown(repr(value)[:1000], 80)
     return brief(value)

@@ -15,7 +15,8 @@ import msgpack
 import numpy as np
 
 from jagcodec._arguments import known_names
-from jagcodec.batch.compare import WHOLE, Difference, each_difference
+from jagcodec.batch.compare import WHOLE, BatchColumns, Difference, each_difference
+from jagcodec.columns.batch import As, source_in, views_of
 from jagcodec.errors import WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.ragged.row_splits import RowSplits
@@ -29,7 +30,7 @@ from jagcodec.wire.node_columns import batch_in
 from jagcodec.wire.opening import open_message
 from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
-from jagcodec.wire.wire_batch import batch_of_message, open_whole
+from jagcodec.wire.wire_batch import WireBatch, batch_of_message, open_whole
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -290,26 +291,63 @@ def _document_bounds(packed: bytes) -> list[tuple[int, int]]:
     return bounds
 
 
-# --- soundness ---------------------------------------------------------------------------------
+# --- read whole --------------------------------------------------------------------------------
+
+
+def batch_of(message: Message) -> WireBatch | None:
+    """The one batch of a message; None for another value, or a batch without rows."""
+    try:
+        return batch_of_message(message)
+    except WireFormatError:  # if the message is unsound, to build its value finds it again
+        return None
+
+
+def columns_of(batch: WireBatch) -> BatchColumns:
+    """The columns of an open batch, and of those inside it, without torch."""
+    columns = views_of(batch, As.HOST)
+    sizes = source_in(batch).sizes[1:]
+    return BatchColumns(
+        {name: columns_of(x) if isinstance(x, WireBatch) else x for name, x in columns.items()},
+        [len(batch), *sizes],
+    )
+
+
+def column_inside(batch: WireBatch, keys: Sequence[str]) -> WireBatch:
+    """The batch of one column, by the names of the batches that it is in and its own."""
+    *above, name = keys
+    for key in above:
+        batch = views_of(batch.select([key]), As.HOST)[key]
+    return batch.select([name])
 
 
 def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     """Read a whole message; returns the errors of values that this process cannot make, by name."""
     found = open_source(source, "check_message(source)")
     message = found.message
+    batch = batch_of(message)
     try:
-        build(message, message.header.schema.root)
-        message_meta(message)
+        if batch is None:
+            build(message, message.header.schema.root)
+            message_meta(message)
+        else:
+            columns_of(batch)
+            source_in(batch).meta()
         return found, {}
     except WireFormatError as error:
         whole = error
     unknown: dict[str, str] = {}
     for entry in (*found.entries, None):  # find which one fails; None is the meta
         try:
-            message_meta(message) if entry is None else build(message, entry.node)
+            if entry is None:
+                message_meta(message)
+            elif batch is None or not entry.keys:
+                build(message, entry.node)
+            else:
+                columns_of(column_inside(batch, entry.keys))
         except WireFormatError as error:
             if error.reason not in UNKNOWN:
-                raise (in_entry(entry, error) if entry else error) from None
+                named = entry is None or (batch is not None and entry.keys)
+                raise (error if named or entry is None else in_entry(entry, error)) from None
             unknown["meta" if entry is None else entry.name] = str(error)
     if not unknown:
         raise whole  # each is sound, but they do not fit together
@@ -331,22 +369,35 @@ def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
 class Whole(NamedTuple):
     """A whole message, or some columns of it."""
 
-    value: Any
+    kind: str  # of a batch; empty for another value
+    value: Any  # the columns of a batch
     meta: dict[str, Any]
-    is_batch: bool
 
 
 def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> Whole:
     """The parts of a message that `differences` compares; errors call it `path`."""
     if columns is not None:
-        return Whole(open_whole(source, path).select(columns).to_tensordict(), {}, True)
+        return Whole("columns", columns_of(open_whole(source, path).select(columns)), {})
     message = open_message(source, path, Reading(by_range=True))
-    root = message.header.schema.root
-    return Whole(build(message, root), message_meta(message), batch_in(root) is not None)
+    root, batch = message.header.schema.root, batch_of(message)
+    if batch is None:
+        return Whole("", build(message, root), message_meta(message))
+    read, found = columns_of(batch), batch_in(root)
+    if root.kind is Kind.TENSORDICT:
+        return Whole("TensorDict", read, message_meta(message))
+    if found is None or root.kind is not Kind.MAP:
+        return Whole("BatchedDataDict", read, batch.meta)
+    names = zip(root.fields[0], root.children, strict=True)
+    value = {name: read if x is found[0] else build(message, x) for name, x in names}
+    return Whole("dict", value, message_meta(message))
 
 
 def differences(a: Whole, b: Whole) -> Iterator[Difference]:
     """The first difference of each column."""
-    at = WHOLE if a.is_batch and b.is_batch else replace(WHOLE, column="$")
-    yield from each_difference(a.value, b.value, at)
+    at = WHOLE if a.kind and b.kind else replace(WHOLE, column="$")
+    if a.kind == b.kind:
+        yield from each_difference(a.value, b.value, at)
+    else:
+        left, right = (x.kind or type(x.value).__name__ for x in (a, b))
+        yield replace(at, what="type", left=left, right=right)
     yield from each_difference(a.meta, b.meta, replace(WHOLE, column="meta"))

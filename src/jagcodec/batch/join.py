@@ -15,42 +15,45 @@ from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from jagcodec._dependencies import half
 from jagcodec.batch.compare import agreed, same_values, uncontradicted
 from jagcodec.columns.batch import (
     AS_IT_IS,
+    VALUES,
     As,
+    CellRows,
     Column,
     InPlace,
+    OneObject,
     Read,
     Source,
     Stored,
     all_stored,
     chosen_of,
+    closed_batch,
     columns_in,
     leaves_of,
+    sent_inside,
     source_in,
     views_of,
 )
-from jagcodec.columns.column import as_leaf
+from jagcodec.columns.column import as_leaf, column_of
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import join_leaves, join_views, require_same_names
-from jagcodec.columns.memory import face_in_memory
+from jagcodec.columns.memory import face_in_memory, nested_source
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory import INT64_MAX, extent_of
-from jagcodec.memory.arrays import ByteArray, IntArray
+from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.extents import check_extent
-from jagcodec.memory.tensor_bytes import as_bytes
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
-from jagcodec.ragged.non_tensor import object_array
+from jagcodec.ragged.copy_bytes import array_of_cells, gathered_bytes
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
-from jagcodec.wire.array_rows import rows_of_arrays
+from jagcodec.wire.array_rows import array_maker, rows_of_arrays
 from jagcodec.wire.checks import in_message
+from jagcodec.wire.dtypes import DtypeName, cell_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import item_of_view
 from jagcodec.wire.limits import DEFAULT_LIMITS
@@ -68,7 +71,6 @@ from jagcodec.wire.spec import (
     Kind,
 )
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
-from jagcodec.wire.torch_dtypes import torch_dtype
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 # --- several messages as one table -------------------------------------------------------------
@@ -148,7 +150,11 @@ class MessageTable:
             self._columns[name] = None
             with suppress(WireFormatError):  # this torch lacks the dtype
                 self._columns[name] = self._column_in_place(name)
-        return self._columns[name]
+        found = self._columns[name]
+        if found and found.view.dtype is not cell_dtype(found.dtype):  # torch was imported since
+            view = replace(found.view, dtype=cell_dtype(found.dtype))
+            found = self._columns[name] = found._replace(view=view)
+        return found
 
     def by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
         """A table of the messages in which a column of objects has one form, for each form.
@@ -244,15 +250,15 @@ class MessageTable:
         memory, start, size = self._buffers, cells.start, cells.size
         if narrow:
             memory, start = self._widened(cells)
-        dtype, shape = torch_dtype(cells.dtype), (rows.splits.total, *cells.inner)
+        dtype, shape = cell_dtype(cells.dtype), (rows.splits.total, *cells.inner)
         is_small = rows.splits.rows <= _SMALL_MESSAGE_ROWS * len(self._counts)
         if is_small or size * rows.splits.total >= 8 * rows.splits.rows:
             starts = rows.begins * size + start.repeat(self._counts)
             return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
         # Copy rows that need less memory than their starts.
         of_messages = RowSplits.from_lengths(rows.cells)
-        data = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
-        return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
+        data = gathered_bytes([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
+        return RaggedView(data, dtype, shape, 1, None, rows.splits)
 
     def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
         """The numbers of all messages, in their order, given those of each stack."""
@@ -270,8 +276,9 @@ class MessageTable:
             if code == BITS:  # each message has whole bytes
                 counts = 8 * sizes
             runs = RowSplits.from_lengths(sizes)
-            narrow = RaggedView(self._buffers, torch.uint8, (runs.total,), 1, starts[members], runs)
-            data = as_bytes(gathered([narrow])[0])
+            dtype = DtypeName("uint8")
+            narrow = RaggedView(self._buffers, dtype, (runs.total,), 1, starts[members], runs)
+            data = gathered_bytes([narrow])[0]
             wide = widened(data, code, column.dtype, int(counts.sum()))
             starts[members] = end + (counts.cumsum() - counts) * TORCH_ITEMSIZES[column.dtype]
             memory.append(wide)
@@ -445,6 +452,9 @@ class JoinedRows(Source):
             part = self._parts[index] = _open_one(index, part)
         return part
 
+    def pool_inside(self) -> RowSplitsPool:
+        return self._pool
+
     def meta(self) -> dict[str, Any]:
         if any(NO_VALUES in stack.values for stack in self._stacks()):
             return {}  # a message without documents has no `meta` to agree on
@@ -476,12 +486,12 @@ class JoinedRows(Source):
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
 
-    def by_form(self, name: str, chosen: ChosenRows | None) -> Any:
+    def by_form(self, name: str, how: Read) -> Any:
         """A column of objects whose form is not the same in all messages, read form by form.
 
         None for any other column, and if a message must be read to name its fault.
         """
-        forms = self.forms(name)
+        forms, chosen = self.forms(name), how.chosen
         if not forms:
             return None
         index = np.arange(self.sizes[0])[slice(None) if chosen is None else chosen.at]
@@ -496,7 +506,7 @@ class JoinedRows(Source):
             some = None if everything else ChosenRows(wanted[at])
             column = {name: JoinedColumn(part, name)}
             try:
-                made[at] = views_of(WireBatch(part, column, some))[name]
+                made[at] = views_of(WireBatch(part, column, some), As.HOST)[name]
             except WireFormatError:
                 return None
         return made
@@ -511,15 +521,16 @@ class JoinedRows(Source):
             columns = how.columns.values()
             mine = [x for x in columns if isinstance(x, JoinedColumn) and x.source is self]
             names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
-            known = how.known[self] = self._batch_by_batch(names, how.chosen) if names else {}
+            known = how.known[self] = self._batch_by_batch(names, how) if names else {}
         if name not in known:  # the table has it, but not all of its objects
-            known |= self._batch_by_batch([name], how.chosen)
+            known |= self._batch_by_batch([name], how)
         return known.pop(name)
 
     # Reading batch by batch
 
-    def _batch_by_batch(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
-        """Read columns from each batch and join them, in the form of `As.VIEW`."""
+    def _batch_by_batch(self, names: Sequence[str], how: Read) -> dict[str, Any]:
+        """Read columns from each batch and join them, in the form of `As.VIEW` or `As.HOST`."""
+        chosen, form = how.chosen, As.HOST if how.form is As.HOST else As.VIEW
         each: dict[str, list[Any]] = {name: [] for name in names}
         wanted, order = self._rows_of_parts(chosen)
         for i, rows in wanted:
@@ -529,10 +540,9 @@ class JoinedRows(Source):
             batch = WireBatch(source_in(part), wanted_columns, chosen_of(part))
             batch = batch if rows is None else batch.rows(rows)
             try:
-                read = views_of if self.device is None else leaves_of
-                for name, column in read(batch).items():
-                    nested = isinstance(column, WireBatch)
-                    each[name].append(column.to_tensordict() if nested else column)
+                away = self.device is not None and form is As.VIEW
+                for name, column in (leaves_of(batch) if away else views_of(batch, form)).items():
+                    each[name].append(_columns_inside(column, form))
             except WireFormatError as error:
                 raise in_message(error, i) from error
         pool = self._pool_of(chosen)
@@ -613,28 +623,31 @@ class JoinedColumn(Column):
             return self._read_parts(how) if rows is None else rows
         splits = view.row_splits
         if found.kind is Kind.JAGGED:
-            if how.form is As.VIEW:
-                return view
-            return InPlace(view, lambda values: nested_tensor(values, splits))
+            return view if how.form is not As.VALUE else _jagged_in_place(view, how)
         if found.kind is Kind.TENSOR:
-            return InPlace(view, lambda values: values)
+            if how.form is As.HOST:
+                return CellRows(view)
+            return InPlace(view, lambda cells: how.half.of_cells(cells, view))
 
-        def objects(values: torch.Tensor) -> Any:
-            rows = _joined_objects(values, splits, found.levels)
+        def objects(cells: ByteArray) -> Any:
+            rows = _joined_objects(cells, splits, found.levels)
             return self._read_parts(how) if rows is None else rows
 
         return InPlace(view, objects)
 
     def _read_parts(self, how: Read) -> Any:
         """The column from each form, or from each batch, because the table cannot read it."""
-        rows = self.source.by_form(self.name, how.chosen)
+        rows = self.source.by_form(self.name, how)
         if rows is not None:
             return rows
         column = self.source.one_by_one(self.name, how)
-        if how.form is As.VIEW or not isinstance(column, RaggedView):
+        if type(column) is dict:  # a batch inside
+            rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
+            path = _path(self.name)
+            return how.batch_type(nested_source(column, [rows], self.source, path))
+        if how.form is not As.VALUE or not isinstance(column, RaggedView):
             return column
-        splits, dim = column.row_splits, column.ragged_dim
-        return InPlace(column, lambda values: nested_tensor(values, splits, dim))
+        return _jagged_in_place(column, how)
 
     def to_send(self, how: Read) -> Any:
         found, source = self.source.in_place(self.name), self.source
@@ -646,11 +659,15 @@ class JoinedColumn(Column):
                 return item_of_view(view, dtype, ragged=found.kind is not Kind.TENSOR)
         column = self.read(how)
         if isinstance(column, InPlace):  # of no rows
-            column = column.make(values_of(column.view))
+            column = column.make(gathered_bytes([column.view])[0])
+        if isinstance(column, WireBatch):
+            return sent_inside(column, how)
         objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
         return list(column) if objects else column
 
     def leaf(self, value: Any, how: Read) -> Any:
+        if isinstance(value, WireBatch):
+            return closed_batch(value, leaves_of(value, how))
         rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
         return as_leaf(value, rows, _path(self.name))
 
@@ -658,9 +675,17 @@ class JoinedColumn(Column):
         return face_in_memory(value, self.source, _path(self.name), how)
 
 
-def _joined_objects(data: torch.Tensor, row_splits: RowSplits, levels: int) -> Any:
+def _jagged_in_place(view: RaggedView, how: Read) -> InPlace:
+    """A jagged column, which waits for the copy of its rows."""
+    values, splits, dim = how.half, view.row_splits, view.ragged_dim
+    return InPlace(
+        view, lambda cells: values.jagged_of_values(values.of_cells(cells, view), splits, dim)
+    )
+
+
+def _joined_objects(data: ByteArray, row_splits: RowSplits, levels: int) -> Any:
     """Documents end to end as (N,) objects; None if each message must be read."""
-    raw, bounds = data.numpy().tobytes(), row_splits.offsets_array.tolist()
+    raw, bounds = data.tobytes(), row_splits.offsets_array.tolist()
     with suppress(WireFormatError):  # reading each message finds it again
         items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
         if are_values(items, levels):
@@ -670,11 +695,14 @@ def _joined_objects(data: torch.Tensor, row_splits: RowSplits, levels: int) -> A
 
 def _joined_arrays(view: RaggedView, dims: RaggedView, column: ColumnInPlace) -> Any:
     """Rows that are arrays as (N,) objects; None if each message must be read."""
-    values, table = gathered([view, dims])
-    lengths = view.row_splits.lengths
+    data, table = gathered_bytes([view, dims])
+    lengths, itemsize = view.row_splits.lengths, view.dtype.itemsize
+    of_row = half(*VALUES).rows_of_cells(data, view) if column.tensors else None
+    if of_row is None:
+        of_row = array_maker(array_of_cells(data, view))
     with suppress(WireFormatError):  # reading each message finds it again
-        rows = rows_of_arrays(values, lengths, table.numpy(), column.tensors, range(len(lengths)))
-        return object_array(rows)
+        numbers = array_of_cells(table, dims)
+        return object_array(rows_of_arrays(of_row, itemsize, lengths, numbers, range(len(lengths))))
     return None
 
 
@@ -689,9 +717,33 @@ def _joined_column(
         if order is not None:  # the chosen rows keep sharing cells as in their messages
             view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
         return replace(view, row_splits=pool.unique(view.row_splits))
+    if not all(isinstance(column, OneObject) for column in columns):
+        columns = [
+            column_of(column).object_array() if isinstance(column, OneObject) else column
+            for column in columns
+        ]
+    if all(type(column) is dict for column in columns):
+        each = enumerate([*column] for column in columns)
+        inner = require_same_names(each, _path(name))
+        return {x: _joined_column(x, [each[x] for each in columns], order, pool) for x in inner}
+    if all(isinstance(column, CellRows) for column in columns):
+        return CellRows(join_views([column.view for column in columns], order, pool, _path(name)))
     leaves = [as_leaf(x, 0, _path(name)) if isinstance(x, RaggedView) else x for x in columns]
     joined = join_leaves(leaves, order, pool, _path(name), same_values)
-    return view_of(joined, _path(name), pool) if is_jagged(joined) else joined
+    view = column_of(joined).jagged_view(_path(name), pool)
+    return joined if view is None else view
+
+
+def _columns_inside(column: Any, form: As) -> Any:
+    """A batch in a batch, read in a form: a TensorDict, or without torch a dict of its columns.
+
+    Any other column is returned unchanged.
+    """
+    if not isinstance(column, WireBatch):
+        return column
+    if form is As.VIEW and half(*VALUES).HAS_LEAVES:  # whose rows share their offsets
+        return column.to_tensordict()
+    return {name: _columns_inside(x, form) for name, x in views_of(column, form).items()}
 
 
 def _path(name: str) -> str:
@@ -803,14 +855,7 @@ def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
     """The column; a jagged one gets the offsets that the pool has for its row lengths."""
     if isinstance(column, RaggedView):
         return replace(column, row_splits=pool.unique(column.row_splits))
-    if not is_jagged(column):
-        return column
-    view = view_of(column, path, pool, detach=False)
-    row_splits = pool.unique(view.row_splits)
-    shared = row_splits.offsets_tensors.get(column.device) is parts_of(column).offsets
-    if shared and view.is_end_to_end:
-        return column
-    return nested_tensor(values_of(view), row_splits, view.ragged_dim)
+    return column_of(column).sharing(path, pool)
 
 
 def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) -> WireBatch:

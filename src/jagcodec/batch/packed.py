@@ -843,8 +843,8 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     from jagcodec.batch.compare import same_values
     from jagcodec.batch.join import join_rows
     from jagcodec.columns.column import row_count
-    from jagcodec.columns.devices import read_offsets
     from jagcodec.columns.join import join_leaves
+    from jagcodec.columns.offsets import read_offsets
     from jagcodec.ragged.row_splits import RowSplitsPool
     from jagcodec.wire.wire_batch import rows_at
 

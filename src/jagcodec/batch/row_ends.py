@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jagcodec.columns.batch import with_closed
-from jagcodec.columns.column import (
-    DictBatch,
-    Open,
-    TensorColumn,
-    TensorDictBatch,
-    column_of,
-    like,
-)
+from jagcodec.columns.column import DictBatch, Open, column_of, like
 from jagcodec.columns.memory import MemorySource
+from jagcodec.columns.of_tensors import TensorColumn, TensorDictBatch
 from jagcodec.packing.lengths import IntArray, check_row_ends
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.wire.wire_batch import WireBatch

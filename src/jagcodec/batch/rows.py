@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack, overload
 
 import numpy as np
-import torch
-from tensordict import TensorDictBase
 
 from jagcodec._arguments import flag_of, whole_number
 from jagcodec.batch.columns import (
@@ -25,20 +23,22 @@ from jagcodec.batch.columns import (
 )
 from jagcodec.batch.compare import uncontradicted
 from jagcodec.batch.join import common_sizes, join_rows, sharing, side_by_side
-from jagcodec.columns.column import as_leaf, like
-from jagcodec.columns.devices import moved, read_offsets
+from jagcodec.columns.column import as_leaf, column_of, like
 from jagcodec.columns.join import select_leaf
+from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory import INT64_MAX
-from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.arrays import IntArray, host_array, tensor_type
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.plain_types import host_array
 from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.lengths import Lengths, read_rows
-from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import Chosen, RowSplitsPool
 from jagcodec.wire.wire_batch import WireBatch, open_memory, rows_at
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDictBase
 
 
 @overload
@@ -86,7 +86,7 @@ def select_rows(batch: Any, index: Any) -> Any:
     return _choose_from(source, choose_rows(index, rows, f"{where}(index)"), where)
 
 
-Times = int | Sequence[int] | torch.Tensor
+Times = Union[int, Sequence[int], "torch.Tensor"]
 
 
 @overload
@@ -151,7 +151,7 @@ def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
 
 def _shown_numbers(value: Any) -> str:
     """A caller's numbers in a few words."""
-    return describe(value) if isinstance(value, torch.Tensor) else brief(value)
+    return describe(value) if isinstance(value, tensor_type()) else brief(value)
 
 
 class _SplitOptions(TypedDict, total=False):
@@ -376,8 +376,9 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     if len(in_memory_ones) < len(open_ones):
         # Let columns of the messages share the offsets of columns in memory.
         for name, leaf in itertools.chain.from_iterable(batch.items() for batch in in_memory_ones):
-            if is_jagged(leaf):
-                pool.unique(view_of(leaf, f"{where}[{name!r}]", pool).row_splits)
+            view = column_of(leaf).jagged_view(f"{where}[{name!r}]", pool)
+            if view is not None:
+                pool.unique(view.row_splits)
         each = [open_memory(b, f"{where}(batches[{i}])") for i, b in enumerate(open_ones)]
         return side_by_side(each, where, pool)
     model_batch = open_ones[0]
@@ -389,6 +390,8 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
             columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
     device = getattr(model_batch, "device", None)
     if device is not None:
+        from jagcodec.columns.devices import moved  # where there is a device, torch is here
+
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
     return with_meta(like(model_batch, columns, rows), open_ones, uncontradicted)
@@ -401,7 +404,7 @@ def _with_common_sizes(td: TensorDictBase, batches: Sequence[Any]) -> TensorDict
     if [*td.batch_size] == sizes:
         return td
     model = td.empty()
-    model.batch_size = torch.Size(sizes)
+    model.batch_size = type(td.batch_size)(sizes)
     return model
 
 

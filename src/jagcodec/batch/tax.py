@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from tensordict import TensorDictBase
 
 from jagcodec._arguments import flag_of, integer_of, whole_number
+from jagcodec._dependencies import module_with_torch
 from jagcodec.batch.columns import bytes_of, opened
 from jagcodec.batch.describe import describe_message, open_source
 from jagcodec.columns.batch import to_send
-from jagcodec.columns.column import DictBatch, Jagged, Open, TensorDictBatch, column_of
+from jagcodec.columns.column import column_of
 from jagcodec.errors import ArgumentTypeError, brief, describe
-from jagcodec.pack.fields import pack_jagged_fields
+from jagcodec.memory.arrays import tensor_type
 from jagcodec.packing.tax import (
     OVERHEAD,
     ColumnTax,
@@ -25,7 +24,7 @@ from jagcodec.packing.tax import (
     tax_of_lengths,
 )
 from jagcodec.ragged.lengths import Lengths, read_lengths
-from jagcodec.ragged.non_tensor import is_stack
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
 from jagcodec.wire.spec import TORCH_ITEMSIZES
@@ -79,11 +78,13 @@ def padding_tax(
     options = flag_of(options, "padding_tax(options)")
     if isinstance(source, Mapping) and lengths is not None:
         names = token_aligned_fields
-        td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=names)
+        pack = module_with_torch("pack.fields", _SOURCE).pack_jagged_fields
+        td = pack(source, lengths=lengths, token_aligned_fields=names)
+        holders = {name: column_of(column) for name, column in source.items()}
         padded = {
-            name: column.numel() * column.itemsize
-            for name, column in source.items()
-            if isinstance(column, torch.Tensor) and not isinstance(column_of(column), Jagged)
+            name: holder.value.numel() * holder.value.itemsize
+            for name, holder in holders.items()
+            if holder.is_tensor and holder.jagged_view(_SOURCE, RowSplitsPool()) is None
         }
         return _measured(td, padded_width, options, padded if padded_width is None else {})
     if not _is_open(source) and not _may_be_message(source):
@@ -95,7 +96,8 @@ def padding_tax(
     batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
         return _measured(to_send(batch), padded_width, options, {}, batch.meta or None)
-    value = batch if isinstance(batch, TensorDictBase) else to_send(open_memory(batch, _SOURCE))
+    is_tensordict = column_of(batch).leaves() is not None
+    value = batch if is_tensordict else to_send(open_memory(batch, _SOURCE))
     return _measured(value, padded_width, options, {})
 
 
@@ -110,7 +112,7 @@ _LAYOUT_OF_KIND = {
 def _is_open(source: Any) -> bool:
     """Whether it is a batch, and neither a message nor the lengths of rows."""
     holder = column_of(source)
-    return isinstance(holder, (DictBatch, TensorDictBatch, Open)) or is_stack(source)
+    return holder.has_columns or holder.own_objects() is not None
 
 
 def _may_be_batch(item: Any) -> bool:
@@ -130,7 +132,7 @@ def _may_be_message(source: Any) -> bool:
 
 
 def _of_lengths(source: Any, padded_width: int | None) -> PaddingTax:
-    if not isinstance(source, (list, tuple, np.ndarray, torch.Tensor)):
+    if not isinstance(source, (list, tuple, np.ndarray, tensor_type())):
         detail = f"expected a batch, columns or lengths, found {describe(source)}"
         raise ArgumentTypeError("bad_type", _SOURCE, detail)
     return tax_of_lengths(read_lengths(source, _SOURCE).lengths, padded_width, _SOURCE)

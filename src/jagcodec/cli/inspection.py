@@ -127,20 +127,18 @@ def _list_steps(options: argparse.Namespace) -> int:
 
 def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tuple[str, Any]]:
     """The name and the value of each column in one row; or the error of an unknown type."""
-    from jagcodec.batch.describe import UNKNOWN, in_entry
-    from jagcodec.batch.to_rows import to_rows
+    from jagcodec.batch.describe import UNKNOWN, column_inside, in_entry
+    from jagcodec.batch.to_rows import rows_on_host
     from jagcodec.wire.wire_batch import batch_of_message
 
     batch = batch_of_message(message).rows([row])
     for entry in entries:
         if not entry.keys:
             continue  # a value next to the columns, such as `meta_info`, which has no rows
-        *above, name = entry.keys
         try:
-            inner = batch
-            for key in above:
-                inner = inner[key]
-            yield entry.name, to_rows(inner, [name])[0][name]
+            one = column_inside(batch, entry.keys)
+            (cells,) = rows_on_host(one, "numbers", "to_rows")[0].values()
+            yield entry.name, cells
         except WireFormatError as error:
             if error.reason not in UNKNOWN:
                 raise in_entry(entry, error) from error
@@ -182,12 +180,18 @@ def cells_text(value: Any) -> str:
 
 
 def _as_array(value: Any) -> Any:
-    """A tensor as an array; one that numpy has no dtype for by its values, or by its bytes."""
-    import torch
+    """A tensor, as an object may hold it, as an array; of bytes if numpy has no numbers for it."""
+    import numpy as np
 
-    from jagcodec.memory.tensor_bytes import as_bytes, number_array
+    from jagcodec.columns.column import column_of
 
-    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if not column_of(value).is_tensor:
+        return value
+    from jagcodec.memory.tensor_bytes import as_bytes, number_array  # a tensor, so torch is here
+
+    if value.is_nested or str(value.layout) != "torch.strided":
         return value
     try:
         return number_array(value)

@@ -7,18 +7,19 @@ be copied, and each column makes of its copy what it is.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
+from jagcodec._dependencies import check_torch, half
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import IntArray
 from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.copy_bytes import gathered_cells
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Columns(NamedTuple):
     """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
 
     A column is a tensor, or the array over its memory; a `RaggedView`; a `CellRows`; an `Item`; a
-    list of N objects; or any other leaf of a TensorDict.
+    list of N objects; a `OneObject`; `Columns` inside; or any other leaf of a TensorDict.
     """
 
     rows: int
@@ -46,17 +47,25 @@ class CellRows(NamedTuple):
     view: RaggedView
 
 
+class OneObject(NamedTuple):
+    """An object of a whole batch, which is that of each of its N rows."""
+
+    data: Any
+    rows: int
+
+
 class As(Enum):
     """The forms in which columns are read."""
 
     VIEW = "rows whose lengths may differ as a `RaggedView`; else as VALUE"
     VALUE = "tensors; objects in an array; a batch as an open one; what is in memory as it is"
+    HOST = "without torch: a `RaggedView`, `CellRows`, objects or a `OneObject`; else as VALUE"
 
 
 class Read:
     """One read of columns: of which rows, in which form, and what it has used so far."""
 
-    __slots__ = ("batch_type", "chosen", "columns", "form", "known")
+    __slots__ = ("batch_type", "chosen", "columns", "form", "half", "known")
 
     def __init__(self, batch: Batch, columns: Mapping[str, Column], form: As) -> None:
         self.batch_type: type[Batch] = type(batch)  # of batches inside the batch
@@ -64,6 +73,8 @@ class Read:
         self.columns: Mapping[str, Column] = columns
         self.form: As = form
         self.known: dict[Any, Any] = {}  # by what it belongs to: a message, a source
+        # What makes values of cells: tensors, or arrays where torch is not installed.
+        self.half: Any = None if form is As.HOST else half(*VALUES)
 
     def inside(self, batch: Batch) -> Read:
         """The same read of the columns of a batch inside the batch."""
@@ -72,11 +83,15 @@ class Read:
         return inner
 
 
+VALUES = "wire.tensor_values", "wire.array_values"
+"""The two modules that make values of the cells of messages."""
+
+
 class InPlace(NamedTuple):
     """Rows that must be copied end to end, and what makes a column of the copy."""
 
     view: RaggedView
-    make: Callable[[torch.Tensor], Any]
+    make: Callable[[Any], Any]  # of bytes; of a tensor if torch copies the rows
 
 
 class Stored(NamedTuple):
@@ -154,6 +169,10 @@ class Source:
         """Columns that were read, with the offsets that this source has for equal rows."""
         return columns
 
+    def pool_inside(self) -> RowSplitsPool:
+        """The pool of all rows, which batches inside share."""
+        return RowSplitsPool()
+
     def prepare(self, how: Read) -> None:
         """Do what makes it faster to read several columns."""
 
@@ -228,21 +247,15 @@ def read_columns(columns: Mapping[str, Column], how: Read) -> dict[str, Any]:
     return found
 
 
-@functools.cache
-def _copy_rows() -> Any:
-    """The module that copies rows to tensors: imported when they are, because it imports torch."""
-    return importlib.import_module("jagcodec.ragged.copy_rows")
-
-
 def _make_all(
     waiting: Sequence[tuple[str, InPlace]], columns: Mapping[str, Column]
 ) -> dict[str, Any]:
     """What is made of the copies of rows, which one call makes."""
     made = {}
-    copies = _copy_rows().gathered([each.view for _, each in waiting])
-    for (name, each), values in zip(waiting, copies, strict=True):
+    copies = gathered_cells([each.view for _, each in waiting])
+    for (name, each), cells in zip(waiting, copies, strict=True):
         try:
-            made[name] = each.make(values)
+            made[name] = each.make(cells)
         except Exception as error:
             _raise_fault(columns[name], error)
     return made
@@ -270,13 +283,13 @@ def _read(batch: Batch, columns: Mapping[str, Column], form: As) -> tuple[dict[s
     return read_columns(columns, how), how
 
 
-def views_of(batch: Batch) -> dict[str, Any]:
-    """Each column in the form from which a rectangle is cheapest.
+def views_of(batch: Batch, form: As = As.VIEW) -> dict[str, Any]:
+    """Each column in the form from which a rectangle is cheapest, or in `As.HOST`.
 
     A jagged one is a `RaggedView` over the messages, only to be read; an object of the whole batch
     stays one; any other is what ``batch[name]`` gives.
     """
-    found, _ = _read(batch, batch._columns, As.VIEW)
+    found, _ = _read(batch, batch._columns, form)
     return batch._source.shared(found, batch._chosen)
 
 
@@ -311,8 +324,14 @@ def to_send(batch: Batch) -> Any:
     """The chosen columns and rows as input for `encode`; rows of documents are not read."""
     if len(batch._source.sizes) > 1:
         return closed_batch(batch, leaves_of(batch))
-    columns = batch._columns
-    how, sent = Read(batch, columns, As.VIEW), dict[str, Any]()
+    return sent_inside(batch, Read(batch, batch._columns, As.HOST))
+
+
+def sent_inside(batch: Batch, how: Read) -> Any:
+    """`to_send` of a batch inside the batch that `how` reads."""
+    columns, known, sent = batch._columns, how.known, dict[str, Any]()
+    how = Read(batch, columns, As.HOST)
+    how.known = known
     for name, column in columns.items():
         try:
             sent[name] = column.to_send(how)
@@ -349,6 +368,7 @@ def with_closed(columns: dict[str, Any]) -> dict[str, Any]:
 
 def closed_batch(batch: Batch, leaves: dict[str, Any]) -> TensorDict:
     """A TensorDict of the columns of a batch, which are passed as leaves."""
+    check_torch("WireBatch.to_tensordict")
     from tensordict import TensorDict
 
     from jagcodec.ragged.non_tensor import batch_of

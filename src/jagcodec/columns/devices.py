@@ -5,15 +5,14 @@ Separate copies to the host would each wait for everything that the device was a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from jagcodec.columns.column import HeldColumn, Key, column_of
-from jagcodec.errors import ArgumentError
+from jagcodec.columns.column import Key, column_of
+from jagcodec.columns.offsets import each_leaf
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.ragged.copy_rows import values_of
@@ -39,7 +38,7 @@ def moved(
     """
     move = _Move(device, pool, path_of, non_blocking)
     if device.type == "cpu":
-        each = (part for leaf in _each_leaf(columns.values()) for part in leaf.tensors())
+        each = (part for leaf in each_leaf(columns.values()) for part in leaf.tensors())
         move.copies.fetch(part for part in each if _is_plain(part))
     return move.columns(columns, ())
 
@@ -59,6 +58,9 @@ class _Move:
     def columns(self, columns: Any, key: Key) -> dict[str, Any]:
         # Use items: iterating over a TensorDict gives its rows.
         return {name: column_of(leaf).moved(self, (*key, name)) for name, leaf in columns.items()}
+
+    def has(self, view: RaggedView) -> bool:
+        return view.device_name == str(self.device)
 
     def is_there(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
@@ -87,38 +89,6 @@ class _Move:
             self.copies.fetch([tensor])  # does nothing, unless the tensor was compacted only now
             return self.copies.of(tensor)
         return to_device(tensor, self.device, non_blocking=self.non_blocking)
-
-
-def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
-    """Read the row lengths of columns on devices into a pool, with one wait for each device.
-
-    Columns with holes between their rows are left out: their readers wait for them.
-    """
-    away: list[tuple[torch.Tensor, HeldColumn]] = []
-    for leaf in _each_leaf(leaves):
-        numbers = leaf.offsets()
-        if numbers is None or numbers.is_cpu or numbers.is_meta:
-            continue
-        if pool.of_source(numbers) is None:
-            away.append((numbers, leaf))
-    if not away:
-        return
-    copies = HostCopies()
-    copies.fetch(numbers for numbers, _ in away)
-    for _, leaf in away:
-        with suppress(ArgumentError):  # the reader of the column raises it, with its name
-            leaf.read_offsets(pool, copies)
-
-
-def _each_leaf(leaves: Iterable[Any]) -> Iterator[HeldColumn]:
-    """All columns, with inner batches replaced by their columns."""
-    for leaf in leaves:
-        column = column_of(leaf)
-        inner = column.inner()
-        if inner is None:
-            yield column
-        else:
-            yield from _each_leaf(inner)
 
 
 def _is_plain(leaf: Any) -> bool:

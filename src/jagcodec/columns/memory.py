@@ -4,39 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from jagcodec.columns.batch import (
     As,
     Batch,
     CellRows,
     Column,
+    OneObject,
     Read,
     Source,
     closed_batch,
     leaves_of,
+    sent_inside,
 )
-from jagcodec.columns.column import (
-    DictBatch,
-    HeldColumn,
-    Packed,
-    column_of,
-)
+from jagcodec.columns.column import DictBatch, HeldColumn, column_of, not_a_column
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import plan_rows, select_leaf
-from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.arrays import IntArray
-from jagcodec.memory.staging import to_device
+from jagcodec.memory.arrays import IntArray, object_array
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.non_tensor import (
-    TENSORDICT_TYPES,
-    object_array,
-)
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import RaggedView
+
+if TYPE_CHECKING:
+    import torch
 
 CHOSEN = "WireBatch.rows(index)"
 """The place of an error about rows that were chosen."""
@@ -64,7 +56,8 @@ class MemorySource(Source):
         self.device: torch.device | None = None if around is None else around.device
         self.allow_pickle: bool = around is not None and around.allow_pickle
         self.path: str = path
-        self.pool: RowSplitsPool = RowSplitsPool()  # of all rows
+        inside = isinstance(around, Source)
+        self.pool: RowSplitsPool = around.pool_inside() if inside else RowSplitsPool()
         self._values = columns
         self._meta = meta
 
@@ -73,6 +66,9 @@ class MemorySource(Source):
 
     def meta(self) -> dict[str, Any]:
         return dict(self._meta)
+
+    def pool_inside(self) -> RowSplitsPool:
+        return self.pool
 
     def take(self, name: str | None, value: Any) -> Any:
         """A column that a caller may have, and change."""
@@ -85,15 +81,17 @@ class MemorySource(Source):
     def check_rows(self, column: Any, *names: str) -> None:
         """Check that a column, which the caller may have changed, has the rows of the batch."""
         sizes: Any = self.sizes
-        found = sizes_of(column, sizes)
-        if found != sizes:
+        holder = column_of(column)
+        found = holder.sizes(sizes) if sizes else sizes
+        if found != sizes or type(holder) is HeldColumn:
             path = "".join([self.path, *(f"[{name!r}]" for name in names)])
+            if type(holder) is HeldColumn:
+                raise not_a_column(column, path)
             remedy = "open the batch again after a change of its columns"
             detail = f"expected batch size {sizes}, as when it was opened, found {found}; {remedy}"
             raise ArgumentError("row_mismatch", path, detail)
-        if type(column) in TENSORDICT_TYPES:
-            for name, leaf in column.items():
-                self.check_rows(leaf, *names, name)
+        for name, leaf in holder.leaves() or ():
+            self.check_rows(leaf, *names, name)
 
 
 class DocumentSource(MemorySource):
@@ -184,23 +182,35 @@ class MemoryColumn(Column):
         self._check_all(how)
         column, chosen = self.source.take(self.name, self.value), how.chosen
         holder = column_of(column)
-        if isinstance(holder, DictBatch):
+        if isinstance(holder, DictBatch) or (how.form is As.HOST and holder.leaves() is not None):
             return self._nested(column, how)
-        if how.form is As.VIEW:
-            view = self._view(holder, chosen, detach=False)
-            if view is not None:
-                return view
+        if holder.is_in_place:
+            return _chosen_in_place(column, chosen)
+        found = self._in_form(holder, how)
+        if found is not None:
+            return found
         if chosen is not None:
             column = plan_rows(column, chosen.index, chosen.pool, self._at(CHOSEN))
-        return object_array(column) if how.form is As.VIEW and type(column) is list else column
+        as_array = how.form is not As.VALUE and type(column) is list
+        return object_array(column) if as_array else column
+
+    def _in_form(self, holder: HeldColumn, how: Read) -> Any:
+        """The chosen rows in place, or on the host; None for a column that is read as VALUE."""
+        if how.form is As.VALUE:
+            return None
+        if how.form is As.VIEW:
+            return self._view(holder, how.chosen, detach=False)
+        found = holder.on_host(self._path())
+        return None if found is None else _chosen_in_place(found, how.chosen)
 
     def to_send(self, how: Read) -> Any:
         self._check_all(how)
         column, chosen = self.source.take(self.name, self.value), how.chosen
         holder = column_of(column)
         if isinstance(holder, DictBatch):
-            batch = self._nested(column, how)
-            return closed_batch(batch, leaves_of(batch, how))
+            return sent_inside(self._nested(column, how), how)
+        if holder.is_in_place:
+            return _chosen_in_place(column, chosen)
         if holder.is_sent_in_place():
             view = self._view(holder, chosen, detach=True)
             if view is not None:
@@ -210,8 +220,7 @@ class MemoryColumn(Column):
             if found is not None:
                 return found
             column = select_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
-        packed = isinstance(holder, Packed)
-        return leaf_in_memory(column, self.source, self._path()) if packed else column
+        return leaf_in_memory(column, self.source, self._path()) if holder.is_packed else column
 
     def leaf(self, value: Any, how: Read) -> Any:
         if isinstance(value, Batch):
@@ -261,6 +270,17 @@ class MemoryColumn(Column):
         return place if self.name is None else f"{place}[{self.name!r}]"
 
 
+def _chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
+    """The chosen rows of what was read as `As.HOST`."""
+    if chosen is None:
+        return found
+    if isinstance(found, CellRows):
+        return CellRows(chosen.of_view(found.view))
+    if isinstance(found, OneObject):
+        return found._replace(rows=len(chosen))
+    return chosen.of_view(found) if isinstance(found, RaggedView) else found[chosen.at]
+
+
 def _to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
     """Chosen rows of one size in place, or of objects as a list; None for any other column."""
     objects = holder.own_objects()
@@ -302,14 +322,16 @@ def face_in_memory(column: Any, source: Source, path: str, how: Read) -> Any:
     """A column in memory as ``batch[name]`` gives it."""
     if isinstance(column, Batch):
         return column
-    if isinstance(column, TENSORDICT_TYPES):
-        return how.batch_type(nested_source(column, [*column.batch_size], source, path))
     holder = column_of(column)
+    if holder.leaves() is not None:
+        return how.batch_type(nested_source(column, [*column.batch_size], source, path))
     found = holder.face(path)
     return _on_device(found, source) if holder.is_in_dict else found
 
 
 def _on_device(leaf: Any, source: Source) -> Any:
-    if isinstance(leaf, torch.Tensor) and source.device is not None:
-        return to_device(leaf, source.device)
-    return leaf
+    if source.device is None:
+        return leaf
+    from jagcodec.columns.of_tensors import on_device  # where there is a device, torch is here
+
+    return on_device(leaf, source.device)

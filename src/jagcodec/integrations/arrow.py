@@ -11,16 +11,8 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.batch.columns import columns_with_views, opened, row_count_of
-from jagcodec.columns.column import (
-    Array,
-    Dense,
-    DictBatch,
-    HeldColumn,
-    Jagged,
-    StridedNested,
-    ViewColumn,
-    column_of,
-)
+from jagcodec.columns.column import Array, DictBatch, HeldColumn, ViewColumn, column_of
+from jagcodec.columns.of_tensors import Dense, Jagged, StridedNested
 from jagcodec.errors import ArgumentError, brief, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import number_array

@@ -31,7 +31,8 @@ from jagcodec import concat_rows
 from jagcodec._arguments import check_options
 from jagcodec._version import __version__
 from jagcodec.columns.batch import closed, to_send
-from jagcodec.columns.column import (
+from jagcodec.columns.column import column_of
+from jagcodec.columns.of_tensors import (
     Dense,
     Jagged,
     Payloads,
@@ -39,7 +40,6 @@ from jagcodec.columns.column import (
     TensorColumn,
     TensorDictBatch,
     Unbatched,
-    column_of,
 )
 from jagcodec.errors import (
     ArgumentError,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from jagcodec._arguments import FOREIGN_ERRORS, array_of, check_array
+from jagcodec.errors import ArgumentTypeError, describe
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -22,6 +25,27 @@ NUMPY_BY_NAME = {
 """The dtypes that numpy has under every supported torch, by name; most columns have one of them."""
 
 
+IN_NUMPY = NUMPY_BY_NAME | {
+    name: np.dtype(name) for name in ("uint16", "uint32", "uint64", "complex64", "complex128")
+}
+"""The dtypes that numpy and a recent torch have, by name."""
+
+
+def stored_dtype(name: str, itemsize: int) -> np.dtype[Any]:
+    """The dtype of arrays of cells: numpy's own, or unsigned words of the same size."""
+    return IN_NUMPY.get(name) or np.dtype(f"u{itemsize}")
+
+
+def object_array(items: Sequence[Any]) -> npt.NDArray[np.object_]:
+    """(N,) object array of the unchanged items; `numpy.array` would unpack nested sequences."""
+    return np.fromiter(items, dtype=object, count=len(items))
+
+
+def is_numeric(array: npt.NDArray[Any]) -> bool:
+    """Whether an array holds numbers or bools."""
+    return array.dtype.kind in "biufc"
+
+
 class _NoTensor:
     """Stands for the type of tensors before torch is imported: nothing has this type."""
 
@@ -29,6 +53,35 @@ class _NoTensor:
 def tensor_type() -> Any:
     """The type of tensors, without an import of torch: before one, there are no tensors."""
     return getattr(sys.modules.get("torch"), "Tensor", _NoTensor)
+
+
+def is_of_torch(kind: type) -> bool:
+    """Whether a type may be one of torch, of tensordict, or of a column of tensors.
+
+    They are not imported for the answer.
+    """
+    if "torch" not in sys.modules:
+        return False
+    modules = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    return "tensordict" in sys.modules or not modules.isdisjoint(("torch", "jagcodec"))
+
+
+def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
+    """A caller's tensor, array or list as an array on the host, aliased if possible."""
+    if isinstance(value, np.ndarray):
+        check_array(value, path)
+    try:
+        if not isinstance(value, tensor_type()):
+            return array_of(value)
+        from jagcodec.memory.plain_types import (
+            host_tensor,  # where there is a tensor, torch is here
+        )
+
+        return host_tensor(value, path)
+    # Lists differ in length, or numpy lacks the dtype or the layout.
+    except FOREIGN_ERRORS as error:
+        detail = f"expected {expected}, found {describe(value)}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
 
 
 def array_bytes(array: npt.NDArray[Any]) -> ByteArray:

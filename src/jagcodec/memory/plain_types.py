@@ -123,20 +123,12 @@ def check_not_followed(memory: Any, path: str) -> None:
         raise ArgumentError("conflict", path, detail)
 
 
-def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
-    """A caller's tensor, array or list as an array on the host, aliased if possible."""
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
-        check_rectangle(value, path)
-        value = resolved(value.detach().cpu())
-    elif isinstance(value, np.ndarray):
-        check_plain(value, path)
-    try:
-        return value.numpy() if type(value) is torch.Tensor else array_of(value)
-    except (
-        FOREIGN_ERRORS
-    ) as error:  # lists differ in length, or numpy lacks the dtype or the layout
-        detail = f"expected {expected}, found {describe(value)}"
-        raise ArgumentTypeError("bad_type", path, detail) from error
+def host_tensor(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
+    """A caller's tensor as an array on the host, aliased if possible."""
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        check_rectangle(tensor, path)
+        tensor = resolved(tensor.detach().cpu())
+    return tensor.numpy() if type(tensor) is torch.Tensor else array_of(tensor)
 
 
 def usable_device(device: Any, path: str) -> torch.device | None:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, array_bytes
+from jagcodec.memory.arrays import IN_NUMPY, NUMPY_BY_NAME, ByteArray, array_bytes, stored_dtype
+from jagcodec.memory.small_floats import numbers_of
 
 # Integers of the same width. A strided tensor can be viewed as one of these without a copy. They
 # compare as bits, and have the kernels, on every device, that torch's rarer dtypes lack.
@@ -127,13 +128,11 @@ def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     array = plain_array(tensor)
     if array is not None:
         return array
-    host = resolved(tensor.detach().cpu())
-    two_per_element = str(host.dtype).endswith("_x2")  # two numbers in each element
-    if host.is_floating_point() and host.itemsize < 4 and not two_per_element:
-        host = host.to(torch.float32)
-    elif host.dtype == torch.complex32:
-        host = host.to(torch.complex64)
-    return host.numpy()
+    host, name = resolved(tensor.detach().cpu()), str(tensor.dtype).removeprefix("torch.")
+    if name in IN_NUMPY:
+        return host.numpy()
+    words = as_bytes(host).view(stored_dtype(name, host.itemsize)).reshape(host.shape)
+    return numbers_of(words, name)
 
 
 def array_tensor(array: npt.NDArray[Any]) -> torch.Tensor:

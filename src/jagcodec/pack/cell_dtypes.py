@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec.memory.arrays import NUMPY_BY_NAME
+from jagcodec.memory.arrays import IN_NUMPY, stored_dtype
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 
 # How `cells.fill` writes numbers of a dtype: code, stored dtype, and bits of precision. It writes
@@ -28,15 +28,12 @@ FILL_CODES: dict[str, tuple[str, np.dtype[Any], int]] = {
 DEFAULT_DTYPES: dict[type, str] = {bool: "bool", int: "int64", float: "float32"}
 """The dtypes of columns whose numbers are all of one Python type."""
 
-_IN_NUMPY = {*NUMPY_BY_NAME, "uint16", "uint32", "uint64", "complex64", "complex128"}
-
 STORED_DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(name if name in _IN_NUMPY else f"u{size}")
-    for name, size in TORCH_ITEMSIZES.items()
+    name: stored_dtype(name, size) for name, size in TORCH_ITEMSIZES.items()
 }
 """The dtypes of arrays of cells: numpy's own, or unsigned words of the same size."""
 
-TORCH_ARRAY_DTYPES = {STORED_DTYPES[name] for name in _IN_NUMPY}
+TORCH_ARRAY_DTYPES = set(IN_NUMPY.values())
 """All array dtypes that torch has."""
 
 # The dtypes whose cells can be read as Python numbers.

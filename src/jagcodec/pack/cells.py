@@ -22,7 +22,7 @@ from jagcodec.pack.number_types import (
     type_of_item,
     types_of_items,
 )
-from jagcodec.pack.numbers import cast_array, cells_of_python, fill_cells, numbers_of, place_of
+from jagcodec.pack.numbers import cast_array, cell_numbers, cells_of_python, fill_cells, place_of
 from jagcodec.pack.row_kinds import (
     ARRAY_ROW,
     BLANK_ROW,
@@ -423,7 +423,7 @@ def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
     if not are_numbers or "bool" in (dtype, before):
         detail = f"expected torch.{dtype}, found torch.{before}; convert the rows{OR_OBJECTS}"
         raise ArgumentTypeError("bad_dtype", ", row 0", detail)
-    numbers = numbers_of(values, before)
+    numbers = cell_numbers(values, before)
     cells: Any = cast_array(numbers, dtype)
     if cells is None:  # let the rule for lists name the first misfit
         if lengths is not None:

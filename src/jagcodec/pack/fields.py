@@ -20,20 +20,8 @@ from jagcodec._arguments import (
     unknown_name,
 )
 from jagcodec.columns.batch import closed
-from jagcodec.columns.column import (
-    Array,
-    Dense,
-    Jagged,
-    ObjectList,
-    Open,
-    Packed,
-    Payloads,
-    Sparse,
-    Unbatched,
-    as_leaf,
-    column_of,
-    row_count,
-)
+from jagcodec.columns.column import Array, ObjectList, Open, as_leaf, column_of, row_count
+from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, Sparse, Unbatched
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import Target

@@ -29,8 +29,8 @@ import numpy.typing as npt
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
 from jagcodec.memory.arrays import tensor_type
+from jagcodec.memory.small_floats import LEAST_INFINITE, numbers_of, rounded
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES
-from jagcodec.pack.half_floats import LEAST_INFINITE, as_float32, rounded
 from jagcodec.pack.row_kinds import (
     OBJECT_ROW,
     OR_OBJECTS,
@@ -162,7 +162,7 @@ def dtype_of_types(types: Set[Any], located: Callable[[], Located]) -> str:
 def check_floats(floats: npt.NDArray[np.float64], dtype: str, place: Callable[[int], str]) -> None:
     """Refuse (n,) Python floats of which a narrow dtype, which other numbers have, changes one."""
     with np.errstate(all="ignore"):
-        cells = as_float32(rounded(floats.astype(np.float32), dtype), dtype)
+        cells = numbers_of(rounded(floats.astype(np.float32), dtype), dtype)
     changed = np.flatnonzero((cells != floats) & ~np.isnan(floats))
     if len(changed):
         raise _inexact_float(floats[changed[0]].item(), dtype, place(int(changed[0])))

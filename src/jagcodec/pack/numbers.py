@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from jagcodec import cells as cell_kernel
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
+from jagcodec.memory.small_floats import LEAST_INFINITE, numbers_of, rounded
 from jagcodec.pack.cell_dtypes import DEFAULT_DTYPES, FILL_CODES
-from jagcodec.pack.half_floats import LEAST_INFINITE, as_float32, rounded
 from jagcodec.pack.row_kinds import (
     OR_OBJECTS,
     dtypes_remedy,
@@ -128,10 +128,10 @@ def _as_dtype(stored: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     return rounded(stored, dtype) if dtype in LEAST_INFINITE else stored
 
 
-def numbers_of(cells: Any, dtype: str) -> npt.NDArray[Any]:
+def cell_numbers(cells: Any, dtype: str) -> npt.NDArray[Any]:
     """The numbers in cells of a dtype, an array of `STORED_DTYPES` or a tensor."""
-    if isinstance(cells, np.ndarray) and dtype in FILL_CODES:
-        return as_float32(cells, dtype) if dtype in LEAST_INFINITE else cells
+    if isinstance(cells, np.ndarray):
+        return numbers_of(cells, dtype)
     numbers: npt.NDArray[Any] = tensor_rows().numbers_of_tensor(cells, dtype)
     return numbers
 
@@ -160,7 +160,7 @@ def cast_array(numbers: npt.NDArray[Any], dtype: str) -> Any:
 def _exact_floats(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: str) -> Any:
     """Ints as cells of a float dtype; None if one is not exact."""
     cells = _as_dtype(stored, dtype)
-    back, whole = numbers_of(cells, dtype), np.iinfo(numbers.dtype)
+    back, whole = cell_numbers(cells, dtype), np.iinfo(numbers.dtype)
     # A float outside the range of the int dtype cannot be cast back, so it is not exact.
     in_range = whole.min <= back.min().item() and back.max().item() <= whole.max
     return cells if in_range and (back.astype(numbers.dtype) == numbers).all() else None

@@ -8,19 +8,8 @@ from typing import Any
 import torch
 
 from jagcodec.columns.batch import Batch, views_of
-from jagcodec.columns.column import (
-    Array,
-    Dense,
-    DictBatch,
-    Jagged,
-    Open,
-    Packed,
-    Payloads,
-    StridedNested,
-    ViewColumn,
-    column_of,
-    row_count,
-)
+from jagcodec.columns.column import Array, DictBatch, Open, ViewColumn, column_of, row_count
+from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, StridedNested
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import contiguous_bits

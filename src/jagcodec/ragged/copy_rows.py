@@ -51,19 +51,28 @@ def owned_values(view: RaggedView) -> torch.Tensor:
 
 def gathered(views: Iterable[RaggedView], indices: CellIndices | None = None) -> list[torch.Tensor]:
     """The rows of each view, copied end to end; one call copies all CPU rows into one block."""
-    values: list[Any] = []
-    here: list[RaggedView] = []  # on the host
+    views, indices = list(views), {} if indices is None else indices
+    copies = iter(gathered_bytes([view for view in views if view.uses_row_kernel]))
+    return [
+        values_of_cells(next(copies), view)
+        if view.uses_row_kernel
+        else gathered_by_torch(view, indices)
+        for view in views
+    ]
+
+
+def values_of_cells(cells: Any, view: RaggedView) -> torch.Tensor:
+    """A copy of the rows of a view, as `gathered_cells` makes it, as a tensor over its memory."""
+    if isinstance(cells, torch.Tensor):
+        return cells
+    return from_bytes(cells, view.dtype, view.values_shape)
+
+
+def gathered_by_torch(view: RaggedView, indices: CellIndices | None = None) -> torch.Tensor:
+    """The rows of a tensor, copied end to end on its device; gradients flow through them."""
     indices = {} if indices is None else indices
-    for view in views:
-        if view.uses_row_kernel:
-            here.append(view)
-            values.append(None)
-        else:
-            rows = gather_by_torch(*_cells_and_runs(view, by_row=False), indices)
-            values.append(rows.view(view.values_shape))
-    pairs = zip(here, gathered_bytes(here), strict=True)
-    made = (from_bytes(data, view.dtype, view.values_shape) for view, data in pairs)
-    return [next(made) if each is None else each for each in values]
+    rows = gather_by_torch(*_cells_and_runs(view, by_row=False), indices)
+    return rows.view(view.values_shape)
 
 
 def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:

@@ -9,7 +9,7 @@ of its fields, and a dict of the fields that a TensorDict cannot hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from tensordict import (
 
 from jagcodec._dependencies import check_attributes, private_names
 from jagcodec.errors import ArgumentTypeError
+from jagcodec.memory.arrays import is_numeric, object_array
 from jagcodec.memory.tensor_bytes import array_tensor
 
 _TESTED = "0.15.3"
@@ -47,8 +48,6 @@ with private_names("tensordict", tested=_TESTED):
     _LIKE = NonTensorStack(_MEMBER)
     check_attributes(_LIKE, "_batch_size", "tensordicts")
     _PROPERTY: Any = _LIKE._td_dim_name
-
-ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
 TENSORDICT_TYPES = (TensorDict, TensorDictParams, PersistentTensorDict, _SubTensorDict)
 """The types that hold leaves by name, with a batch size."""
@@ -148,11 +147,6 @@ def array_of_leaf(leaf: Any) -> npt.NDArray[Any] | None:
     return array if len(sizes) and array.shape[: len(sizes)] == sizes else None
 
 
-def is_numeric(array: npt.NDArray[Any]) -> bool:
-    """Whether an array holds numbers or bools."""
-    return array.dtype.kind in "biufc"
-
-
 def leaf_of_array(array: npt.NDArray[Any]) -> Any:
     """An array (N, ...) as a leaf; TypeError for numbers of a dtype that torch lacks."""
     if is_numeric(array):
@@ -160,11 +154,6 @@ def leaf_of_array(array: npt.NDArray[Any]) -> Any:
     if array.dtype == object and array.ndim == 1:
         return leaf_of_rows(list(array))
     return NonTensorData(array, batch_size=[len(array)])
-
-
-def object_array(items: Sequence[Any]) -> ObjectArray:
-    """(N,) object array of the unchanged items; `numpy.array` would unpack nested sequences."""
-    return np.fromiter(items, dtype=object, count=len(items))
 
 
 def leaf_of_rows(items: Sequence[Any]) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
-from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.arrays import IntArray, host_array
 from jagcodec.ragged.row_splits import Chosen
 
 
@@ -26,8 +26,6 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
             return range(chosen.start, max(chosen.start, chosen.stop))
         picked: IntArray = np.arange(rows)[index].copy()
         return picked
-    from jagcodec.memory.plain_types import host_array  # needs torch, and a range does not
-
     array = host_array(index, where, f"a slice, integers, or {rows} booleans")
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)

@@ -79,6 +79,12 @@ class RaggedView:
         return bool(memory.is_cpu and not memory.requires_grad)
 
     @property
+    def device_name(self) -> str:
+        """Where the memory is."""
+        memory: Any = self.memory
+        return str(memory.device) if self.is_tensor else "cpu"
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of the unit of `starts`: a cell in one memory, a byte in several."""
         return 1 if isinstance(self.memory, tuple) else self.cell_bytes

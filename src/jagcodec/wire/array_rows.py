@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.arrays import IntArray, tensor_type
@@ -77,17 +78,19 @@ def _common(values: Any) -> Any:
 # --- read --------------------------------------------------------------------------------------
 
 
+MakeRow: TypeAlias = Callable[[int, int, list[int]], Any]
+"""Makes an array, or a tensor, of these dims of the elements from one to another."""
+
+
+def array_maker(values: npt.NDArray[Any]) -> MakeRow:
+    """Makes arrays that are views of values, which are end to end."""
+    return lambda start, end, shape: values[start:end].reshape(shape)
+
+
 def rows_of_arrays(
-    values: Any, lengths: IntArray, dims: IntArray, tensors: bool, rows: Sequence[int]
+    make: MakeRow, itemsize: int, lengths: IntArray, dims: IntArray, rows: Sequence[int]
 ) -> list[Any]:
-    """The rows, which have these numbers in their column; dims from a message are checked.
-
-    Arrays are views of `values`, which are then on the host. Each tensor has a storage of its own
-    bytes: on the host over the same memory, on a device in a copy.
-    """
-    from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words
-
-    itemsize = values.itemsize
+    """The rows, which have these numbers in their column; dims from a message are checked."""
     _check_dims(dims, lengths, itemsize, rows)
     items: list[Any] = [None] * len(dims)
     ends = lengths.cumsum()
@@ -97,18 +100,8 @@ def rows_of_arrays(
         *(exists.tolist(), (ends - lengths)[exists].tolist(), ends[exists].tolist(), shapes),
         strict=True,
     )
-    if not tensors:
-        flat = values.numpy()
-        for i, start, end, shape in places:
-            items[i] = flat[start:end].reshape(shape)
-    elif values.is_cpu:
-        data, dtype = as_bytes(values), values.dtype
-        for i, start, end, shape in places:
-            items[i] = from_bytes(data[start * itemsize : end * itemsize], dtype, tuple(shape))
-    else:
-        words = as_words(values)
-        for i, start, end, shape in places:
-            items[i] = from_words(words[start:end].clone(), values.dtype).view(shape)
+    for i, start, end, shape in places:
+        items[i] = make(start, end, shape)
     return items
 
 

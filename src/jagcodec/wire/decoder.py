@@ -6,40 +6,38 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
-import tensordict
-import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import cells
 from jagcodec._arguments import check_options
+from jagcodec._dependencies import check_torch, half
+from jagcodec.columns.batch import VALUES
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import JagcodecError, WireFormatError, brief
-from jagcodec.memory.arrays import ByteArray, IntArray
+from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.ragged import non_tensor
 from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.copy_bytes import bytes_of_cells
-from jagcodec.ragged.nested import strided_nested
-from jagcodec.ragged.non_tensor import batch_of, is_leaf, is_non_tensor, stack_of_payloads
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.array_rows import rows_of_arrays
-from jagcodec.wire.checks import bad, check_distinct, elements_of, expect, fail, inside
+from jagcodec.wire.array_rows import array_maker, rows_of_arrays
+from jagcodec.wire.checks import bad, check_distinct, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
-from jagcodec.wire.message import Budget, Message, writable
-from jagcodec.wire.message_tensors import jagged_of_node, tensor_of_node, tensor_on_host
+from jagcodec.wire.message import Budget, Message, owned_array, writable
 from jagcodec.wire.native import are_values
 from jagcodec.wire.opening import open_message, open_row, usable_reading
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
-from jagcodec.wire.spec import IN_ARRAY, IN_LIST, MAX_BYTES, ONE_OBJECT, PLAIN, Kind
+from jagcodec.wire.spec import IN_ARRAY, IN_LIST, ONE_OBJECT, PLAIN, Kind
+
+if TYPE_CHECKING:
+    import torch
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -101,6 +99,7 @@ def decode(
     that you registered and, after `register_stdlib_types`, among enums and named tuples that are
     imported already. Safe to call from several threads at once.
     """
+    check_torch("decode")
     how = usable_reading("decode", limits, copy, device, allow_pickle)
     opened = open_message(frames, "decode(frames)", how)
     return build(opened, opened.header.schema.root)
@@ -132,7 +131,8 @@ class MsgpackDecoder:
 def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
     """The value of one node; `budget` is that of the whole read."""
     try:
-        return _BUILDERS[node.kind](message, node, budget or Budget(message))
+        make = _BUILDERS.get(node.kind) or _values().BUILDERS[node.kind]
+        return make(message, node, budget or Budget(message))
     except (JagcodecError, OSError, MemoryError):  # some are from the source of the bytes
         raise
     except Exception as error:  # torch, numpy and tensordict raise all kinds
@@ -140,7 +140,12 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
         raise bad(f"a {node.kind.name}", error) from error
 
 
-def _build_children(message: Message, node: Node, budget: Budget) -> list[Any]:
+def _values() -> Any:
+    """What makes values of cells here: the module of tensors, or of arrays."""
+    return half(*VALUES)
+
+
+def build_children(message: Message, node: Node, budget: Budget) -> list[Any]:
     budget.check_depth(message, node.depth + 1)
     values = []
     for i, child in enumerate(node.children):
@@ -170,12 +175,12 @@ def message_meta(message: Message) -> dict[str, Any]:
 
 
 def _build_user(message: Message, node: Node, budget: Budget) -> Any:
-    (state,) = _build_children(message, node, budget)
+    (state,) = build_children(message, node, budget)
     return restore(node.fields[0], state)
 
 
 def _build_dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
-    keys, *items = _build_children(message, node, budget)
+    keys, *items = build_children(message, node, budget)
     if type(keys) is not list or node.children[0].kind is not Kind.VALUE:
         raise bad("a list of keys", type(keys).__name__)
     return _dict_of(keys, items)
@@ -193,146 +198,23 @@ def _build_array(message: Message, node: Node, budget: Budget) -> AnyArray:
     return array
 
 
-# Tensors
-
-
-def _build_tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
+def _build_tensor_views(message: Message, node: Node, budget: Budget) -> list[Any]:
     base, bounds = node.children
-    found, rows = _read_int64s(message, bounds), message.numbers[base.dims]
+    found, rows = read_int64s(message, bounds), message.numbers[base.dims]
     starts, ends = found.T
     good = (starts >= 0) & (starts <= ends) & (ends <= rows)
     if not good.all():
         i = int(np.argmin(good))
         expected = f"expected a range within {rows}, found {brief(found[i].tolist())}"
         raise WireFormatError("out_of_bounds", f"$[{i}]", expected)
-    values = tensor_of_node(message, base)
+    values = _values().tensor_of_node(message, base)
     return [values[a:b] for a, b in found.tolist()]
 
 
-def _read_int64s(message: Message, node: Node) -> IntArray:
+def read_int64s(message: Message, node: Node) -> IntArray:
     """A TENSOR of int64s that are not narrowed, on the host."""
     buffer, offset, _, *shape = message.numbers[node.number : node.end]
     return message.int64s(buffer, offset, math.prod(shape)).reshape(shape)
-
-
-def _build_strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
-    values, sizes = node.children
-    (rank,) = node.fields
-    found = _read_int64s(message, sizes)
-    shapes = _checked_shapes(found, rank, message.numbers[values.dims], values.itemsize)
-    return strided_nested(tensor_of_node(message, values), shapes)
-
-
-def _checked_shapes(shapes: IntArray, rank: int, elements: int, itemsize: int) -> IntArray:
-    """Check the shapes against the number of elements; return them as (components, rank).
-
-    Components of rank 0 have a 1 each in `shapes`.
-    """
-    if not rank:
-        if (shapes != 1).any():
-            raise bad("a 1 for each component without dims", "another number")
-        shapes = shapes[:, :0]
-    # A float does not wrap around, but may be a little less than the product.
-    extents = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * itemsize
-    for shape in shapes[(extents >= MAX_BYTES / 2) | (shapes < 0).any(axis=1)].tolist():
-        elements_of(shape, itemsize)
-    sizes = shapes.prod(axis=1)
-    total = sizes.sum(dtype=np.float64)
-    found = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
-    expect(found == elements, "bad_offsets", f"component sizes of {elements} cells", found)
-    return shapes
-
-
-def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
-    shape = message.shape(node)
-    for child in node.children:
-        expect(child.kind is Kind.TENSOR, "bad_value", "a dense tensor", child.kind.name)
-    stored = message.numbers[node.children[0].number + STORED]
-    expect(stored == PLAIN, "bad_value", "indices as wide as their dtype", stored)
-    indices, values = _build_children(message, node, budget)
-    if indices.dtype != torch.int64:
-        raise fail("bad_sparse", f"expected int64 indices, found {indices.dtype}")
-    invariants: Any = torch.sparse.check_sparse_tensor_invariants
-    if not invariants.is_enabled():
-        invariants.disable()  # torch 2.11 warns at `check_invariants` where nobody said either
-    try:
-        # Copied: torch relies on indices, so what was checked must not change with the memory.
-        copied = indices.clone()
-        tensor = torch.sparse_coo_tensor(
-            copied, values, shape, device=values.device, check_invariants=True
-        )
-        if not node.fields[1]:
-            # torch marks tensors of at most one cell as coalesced; restore the sender's flag.
-            return tensor._coalesced_(False)
-        # torch believes this flag, so see that the indices rise.
-        if not _indices_rise(copied):
-            raise ValueError("coalesced indices that do not rise")
-        return tensor._coalesced_(True)
-    except (RuntimeError, ValueError) as error:
-        pass_on(error)
-        expected = f"expected indices within {shape}, found {error!s:.200}"
-        raise fail("bad_sparse", expected) from error
-
-
-_TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
-
-
-def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
-    numbers = message.numbers
-    rank, keys = node.fields
-    size = numbers[node.dims : node.end]
-    leaves: dict[str, Any] = {}
-    # Whether a TensorDict would accept every leaf unchanged.
-    fits = rank == 1 and message.device is None
-    for key, child in zip(keys, node.children, strict=True):
-        try:
-            if child.kind is _JAGGED:
-                leaves[key] = jagged_of_node(message, child)
-                fits = fits and message.header.groups[numbers[child.number + GROUP]].rows == size[0]
-            elif child.kind is _TENSOR:
-                leaves[key] = tensor_of_node(message, child)
-                fits = fits and child.fields[1] > 0 and numbers[child.dims] == size[0]
-            else:
-                leaf = leaves[key] = build(message, child, budget)
-                _check_leaf(leaf, child, size)
-                stacked = type(leaf) is NonTensorStack and leaf.batch_dims == 1
-                fits = fits and stacked and len(leaf.tensordicts) == size[0]
-        except WireFormatError as error:
-            raise inside(error, key) from error
-    if fits:
-        return batch_of(leaves, size[0])
-    return TensorDict(leaves, batch_size=torch.Size(size), device=message.device)
-
-
-def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
-    if not is_leaf(leaf):
-        raise bad("a leaf", type(leaf).__name__)
-    of_user = node.kind is Kind.USER and not isinstance(
-        leaf, (torch.Tensor, tensordict.UnbatchedTensor)
-    )
-    if of_user or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        # tensordict would change the batch size of these rather than reject them.
-        found = list(leaf.batch_size)
-        if found[: len(size)] != size:
-            raise rows_differ(size, found)
-
-
-def _build_stack(
-    message: Message, node: Node, budget: Budget
-) -> LazyStackedTensorDict | NonTensorStack:
-    members = _build_children(message, node, budget)
-    batches = node.kind is Kind.LAZY_STACK
-    for member in members:
-        is_batch = is_leaf(member) and not isinstance(member, torch.Tensor)
-        if not (is_batch if batches else is_non_tensor(member)):
-            raise bad(f"members of a {node.kind.name}", type(member).__name__)
-    make = LazyStackedTensorDict if batches else NonTensorStack
-    return make(*members, stack_dim=node.fields[0])
-
-
-def _build_non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
-    (payload,) = _build_children(message, node, budget)
-    return NonTensorData(payload, batch_size=torch.Size(message.shape(node)))
 
 
 # Rows of objects
@@ -343,7 +225,7 @@ def _build_object_array(message: Message, node: Node, budget: Budget) -> AnyArra
     items = objects(message, node, budget)
     if len(items) != math.prod(shape):
         raise bad(f"{math.prod(shape)} items", len(items))
-    return non_tensor.object_array(items).reshape(shape)
+    return object_array(items).reshape(shape)
 
 
 def objects(
@@ -387,8 +269,9 @@ def objects_in(
 
 def _check_payloads(items: Sequence[Any], rows: Sequence[int]) -> None:
     """Refuse objects that tensordict would open."""
+    is_payload = _values().is_payload
     for row, item in zip(rows, items, strict=True):
-        if is_non_tensor(item):
+        if not is_payload(item):
             raise inside(bad("a payload", type(item).__name__), int(row))
 
 
@@ -400,13 +283,11 @@ def arrays(message: Message, node: Node, chosen: ChosenRows | None = None) -> li
     rows: Any = range(splits.rows)
     if chosen is not None:
         rows, splits = chosen.index, chosen.among(splits)[0]
-    dims = message.integers(table, chosen)
-    values = (
-        tensor_of_node(message, cells, chosen)
-        if tensors
-        else tensor_on_host(message, cells, chosen)
-    )
-    return rows_of_arrays(values, splits.lengths, dims, tensors, rows)
+    dims, itemsize = message.integers(table, chosen), cells.itemsize
+    of_row = _values().maker_of_rows(message, cells, chosen) if tensors else None
+    if of_row is None:
+        of_row = array_maker(owned_array(message, message.view(cells, chosen)))
+    return rows_of_arrays(of_row, itemsize, splits.lengths, dims, rows)
 
 
 def _build_array_rows(message: Message, node: Node, budget: Budget) -> Any:
@@ -414,7 +295,7 @@ def _build_array_rows(message: Message, node: Node, budget: Budget) -> Any:
     items, holder = arrays(message, node), node.fields[0]
     if holder == IN_LIST:
         return items
-    return non_tensor.object_array(items) if holder == IN_ARRAY else stack_of_payloads(items)
+    return object_array(items) if holder == IN_ARRAY else _values().column_of_objects(items)
 
 
 def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
@@ -474,22 +355,14 @@ def rows_differ(expected: Any, found: Any) -> WireFormatError:
     return WireFormatError("bad_rows", "$", f"expected batch size {expected}, found {brief(found)}")
 
 
-def _indices_rise(indices: torch.Tensor) -> bool:
-    """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
-    if 0 in indices.shape:
-        return indices.shape[1] <= 1
-    in_order: torch.Tensor = torch.unique(indices, dim=1)
-    return torch.equal(indices, in_order)
-
-
 _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     Kind.VALUE: lambda message, node, budget: _read_document(
         message, node.value, budget.outer + node.depth
     ),
-    Kind.TUPLE: lambda message, node, budget: tuple(_build_children(message, node, budget)),
-    Kind.LIST: _build_children,
+    Kind.TUPLE: lambda message, node, budget: tuple(build_children(message, node, budget)),
+    Kind.LIST: build_children,
     Kind.MAP: lambda message, node, budget: dict(
-        zip(node.fields[0], _build_children(message, node, budget), strict=True)
+        zip(node.fields[0], build_children(message, node, budget), strict=True)
     ),
     Kind.DICT: _build_dict,
     Kind.BYTES: lambda message, node, budget: message.read(
@@ -497,21 +370,14 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     ).tobytes(),
     Kind.ARRAY: _build_array,
     Kind.OBJECT_ARRAY: _build_object_array,
-    Kind.TENSOR: lambda message, node, budget: tensor_of_node(message, node),
-    Kind.JAGGED: lambda message, node, budget: jagged_of_node(message, node),
-    Kind.STRIDED_NESTED: _build_strided_nested,
-    Kind.SPARSE_COO: _build_sparse_coo,
-    Kind.TENSOR_VIEWS: _build_tensor_views,
-    Kind.TENSORDICT: _build_tensordict,
-    Kind.LAZY_STACK: _build_stack,
-    Kind.NON_TENSOR_DATA: _build_non_tensor_data,
-    Kind.NON_TENSOR_ROWS: lambda message, node, budget: stack_of_payloads(
+    Kind.NON_TENSOR_ROWS: lambda message, node, budget: _values().column_of_objects(
         objects(message, node, budget)
     ),
-    Kind.NON_TENSOR_STACK: _build_stack,
     Kind.ARRAY_ROWS: _build_array_rows,
+    Kind.TENSOR_VIEWS: _build_tensor_views,
     Kind.USER: _build_user,
 }
+"""Builders of values that are the same with and without torch; others are in `VALUES`."""
 
 
 # --- records of documents ----------------------------------------------------------------------

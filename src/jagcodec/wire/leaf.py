@@ -35,7 +35,7 @@ def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
     """The header's description of a column of `rows` rows."""
     kind = node.kind
     if kind is not Kind.JAGGED and kind is not Kind.TENSOR:
-        packed = _parts_of_packed(node)
+        packed = parts_of_packed(node)
         if packed is not None:
             values, position_ids = [tuple(numbers[x.dims : x.end]) for x in packed[:2]]
             return packed_field(cell_dtype(packed[0].fields[0]), values, position_ids, rows)
@@ -89,11 +89,11 @@ def columns_of_dict(node: Node) -> Node | None:
 
 def offsets_of_packed(node: Node) -> Node | None:
     """The `cu_seqlens` of a `PackedColumn`."""
-    parts = _parts_of_packed(node)
+    parts = parts_of_packed(node)
     return None if parts is None else parts[2]
 
 
-def _parts_of_packed(node: Node) -> list[Node] | None:
+def parts_of_packed(node: Node) -> list[Node] | None:
     """Values, position ids and `cu_seqlens` of a `PackedColumn`; None if `node` is not one."""
     state = node.children[0] if node.kind is Kind.USER and node.children else None
     if state is None or node.fields[0] != PACKED_COLUMN or state.kind is not Kind.MAP:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import math
 import pickle
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jagcodec import cells as cell_kernel
-from jagcodec._arguments import ARRAY_TYPES, array_remedy, result_of
+from jagcodec._arguments import array_remedy, result_of
 from jagcodec._dependencies import module_with_torch
-from jagcodec.columns.batch import Batch, CellRows, Columns, Name, to_send
+from jagcodec.columns.batch import Batch, CellRows, Columns, Name, OneObject, to_send
+from jagcodec.columns.column import column_of
 from jagcodec.errors import (
     JagcodecError,
     Reason,
@@ -23,7 +23,7 @@ from jagcodec.errors import (
     brief,
     child_path,
 )
-from jagcodec.memory.arrays import ByteArray, IntArray, tensor_type
+from jagcodec.memory.arrays import ByteArray, IntArray, is_of_torch, tensor_type
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
@@ -197,7 +197,7 @@ class Lowering:
         if isinstance(value, np.ndarray):
             remedy = array_remedy(value)
             why = why or (f"; {remedy}, or register its type with register_type" if remedy else "")
-        elif not why and _is_of_torch(cls):
+        elif not why and is_of_torch(cls):
             why = _of_tensors().remedy_of(value)
         why = why or _REMEDY
         return self.error("unsupported_type", f"{name} cannot be encoded{why}")
@@ -545,19 +545,12 @@ class Lowering:
 
     def _check_batch_size(self, column: Any, sizes: list[int], name: str) -> None:
         """Refuse a column with other rows than its batch: the caller may have changed it."""
-        kind, found, nested = type(column), sizes, False
-        if kind is list:
-            found = [len(column)]
-        elif kind is RaggedView:
-            found = [column.row_splits.rows]
-        elif kind in ARRAY_TYPES:
-            found = [*column.shape[: len(sizes)]]
-        elif _is_of_torch(kind):
-            found, nested = _of_tensors().sizes_of_column(column, sizes)
+        holder = column_of(column)
+        found = holder.sizes(sizes)
         if found != sizes and sizes:
             if self._path[-1:] == [name]:
                 self._path.pop()  # the fault is that of its batch
-            where = f"nested {name!r}" if nested else repr(name)
+            where = f"nested {name!r}" if holder.is_batch else repr(name)
             detail = f"expected batch size {sizes} in {where} too, found {found}"
             raise self.error("row_mismatch", detail)
 
@@ -585,6 +578,20 @@ class Lowering:
         self.note_unbacked_rows(len(array))
         self.items.append(len(array))
         return (Code.NON_TENSOR_DATA, 1, self.lower_at("data", array))
+
+    def _lower_one_object(self, one: OneObject) -> Tree:
+        self.note_unbacked_rows(one.rows)
+        self.items.append(one.rows)
+        return self.lower_payload(one.data, 1)
+
+    def lower_payload(self, data: Any, dims: int) -> Tree:
+        """An object of a batch of so many dims, whose sizes were added."""
+        values_before = len(self.values)
+        tree = self.lower_at("data", data)
+        if type(tree) is not tuple:
+            self.values.insert(values_before, tree)
+            tree = None
+        return (Code.NON_TENSOR_DATA, dims, tree)
 
     def _lower_open_batch(self, batch: Batch) -> Tree:
         return self.lower(to_send(batch))
@@ -643,6 +650,7 @@ _HANDLERS_OF_BASES: list[tuple[type, Handler]] = [
 _COLUMN_HANDLERS: dict[type, Handler] = {
     RaggedView: Lowering.lower_view,
     CellRows: Lowering._lower_cell_rows,
+    OneObject: Lowering._lower_one_object,
     np.ndarray: Lowering._lower_rectangle,
     list: Lowering._lower_object_rows,
 }
@@ -667,11 +675,6 @@ def add_handlers(
 def _of_tensors() -> Any:
     """The module that lowers tensors: imported when there is one, because it imports torch."""
     return module_with_torch("wire.lowering_tensors", "encode")
-
-
-def _is_of_torch(kind: type) -> bool:
-    """Whether a type may be one of torch, or of tensordict, which may not be here."""
-    return "tensordict" in sys.modules or issubclass(kind, tensor_type())
 
 
 def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
@@ -699,7 +702,7 @@ def _has_rows(item: Any, rows: int | None) -> bool:
 
 def _handler_of(kind: type) -> Handler | None:
     """The handler of a rarer type; the first of them that may be torch's adds its types."""
-    if _is_of_torch(kind):
+    if is_of_torch(kind):
         _of_tensors()
     found = _HANDLERS.get(kind)
     if found is not None:

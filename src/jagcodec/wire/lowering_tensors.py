@@ -12,11 +12,9 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDictBase,
-    is_tensorclass,
 )
 
 from jagcodec.columns.batch import Batch
-from jagcodec.columns.sizes import sizes_of
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
 from jagcodec.memory import extent_of
 from jagcodec.memory.arrays import ByteArray, IntArray
@@ -26,7 +24,6 @@ from jagcodec.memory.tensor_bytes import as_bytes, plain_array
 from jagcodec.ragged import non_tensor
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
-    COLUMN_TYPES,
     NESTED_TENSOR,
     NestedParts,
     parts_of,
@@ -105,16 +102,6 @@ def remedy_of(value: Any) -> str:
 _REMEDY_OF_BATCHES = (
     "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
 )
-
-
-def sizes_of_column(column: Any, sizes: list[int]) -> tuple[list[int], bool]:
-    """The sizes that a column has in place of those of its batch, and whether it is a batch."""
-    is_batch = False
-    if type(column) not in COLUMN_TYPES:
-        is_batch = isinstance(column, TensorDictBase) or is_tensorclass(column)
-        if not is_batch:
-            return sizes, False
-    return sizes_of(column, sizes), is_batch
 
 
 def _add_rows_on_device(walk: Lowering, view: RaggedView, dtype: str) -> Tree:
@@ -305,12 +292,7 @@ def _lower_non_tensor_data(walk: Lowering, data: NonTensorData) -> Tree:
     if isinstance(data.data, Batch):  # as tensordict takes it: all of it in each row
         raise walk.unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
     _append_batch_size(walk, data)
-    values_before = len(walk.values)
-    tree = walk.lower_at("data", data.data)
-    if type(tree) is not tuple:
-        walk.values.insert(values_before, tree)
-        tree = None
-    return (Code.NON_TENSOR_DATA, len(data.batch_size), tree)
+    return walk.lower_payload(data.data, len(data.batch_size))
 
 
 def _check_unnamed(walk: Lowering, td: Any, names: Sequence[str | None]) -> None:

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from jagcodec.errors import brief
 from jagcodec.memory.arrays import (
     ByteArray,
     IntArray,
     address,
+    array_bytes,
     for_torch,
 )
 from jagcodec.memory.blocks import new_block
+from jagcodec.memory.extents import check_extent
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_bytes import bytes_of_cells
+from jagcodec.ragged.copy_bytes import array_of_cells, bytes_of_cells, gathered_bytes
 from jagcodec.ragged.row_index import joined_ranges, joined_rows
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, in_buffers
@@ -344,7 +347,7 @@ class Message:
         if not self.in_memory:
             return rows_in_runs(self, leaf, splits, chosen)
         whole = self._in_runs.get(node.number)
-        if whole is None:
+        if whole is None or whole.dtype is not leaf.dtype:  # torch was imported since
             whole = self._in_runs[node.number] = rows_in_runs(self, leaf, splits, None)
         if chosen is None:
             return whole
@@ -390,6 +393,26 @@ def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArra
     if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
         data = copied(data)
     return for_torch(data)  # read-only only with `copy=False`
+
+
+def owned_bytes(message: Message, view: RaggedView, *, leaves: bool = False) -> ByteArray | None:
+    """Cells that are end to end, in memory that may be kept; None if they are elsewhere.
+
+    Cells that leave for a device are only read.
+    """
+    if not view.is_end_to_end:
+        return None
+    memory: Any = view.memory
+    data, itemsize = array_bytes(memory), view.dtype.itemsize
+    if not len(data):  # rows without bytes may be many, and be chosen again
+        check_extent(view.shape, itemsize, "WireBatch.rows(index)")
+    return writable(data, False if leaves else message.reading.copy, itemsize)
+
+
+def owned_array(message: Message, view: RaggedView) -> npt.NDArray[Any]:
+    """The cells of rows, end to end, as an array in memory that may be kept."""
+    data = owned_bytes(message, view)
+    return array_of_cells(gathered_bytes([view])[0] if data is None else data, view)
 
 
 def copied(data: ByteArray) -> ByteArray:

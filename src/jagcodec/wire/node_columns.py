@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from tensordict import UnbatchedTensor
+import numpy as np
+import numpy.typing as npt
 
+from jagcodec._dependencies import half
 from jagcodec.columns.batch import (
     AS_IT_IS,
+    VALUES,
     As,
     Batch,
+    CellRows,
     Column,
     InPlace,
+    OneObject,
     Read,
     Source,
     Stored,
@@ -23,8 +27,15 @@ from jagcodec.columns.batch import (
     closed_batch,
     columns_in,
     leaves_of,
+    sent_inside,
 )
-from jagcodec.columns.column import DictBatch, Packed, column_of, row_count, row_counts
+from jagcodec.columns.column import (
+    DictBatch,
+    HeldColumn,
+    column_of,
+    row_count,
+    row_counts,
+)
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import select_leaf
 from jagcodec.columns.memory import (
@@ -36,27 +47,20 @@ from jagcodec.columns.memory import (
     leaf_in_memory,
 )
 from jagcodec.columns.outside import pass_on
-from jagcodec.columns.sizes import sizes_of
-from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError
-from jagcodec.memory.arrays import IntArray
+from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
+from jagcodec.memory.arrays import ByteArray, IntArray, is_numeric, object_array
 from jagcodec.memory.extents import check_extent
-from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import as_bytes
 from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.nested import nested_tensor
-from jagcodec.ragged.non_tensor import (
-    is_leaf,
-    leaf_of_rows,
-    object_array,
-    stack_of_payloads,
-)
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.column_arrays import arrays_of_view
+from jagcodec.ragged.copy_bytes import array_of_view, bytes_of_cells
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import (
     arrays,
     build,
+    build_children,
     message_meta,
     objects,
     objects_in,
@@ -70,11 +74,10 @@ from jagcodec.wire.leaf import (
     cells_of,
     columns_of_dict,
     field_of,
-    offsets_of_packed,
+    parts_of_packed,
     rows_of_node,
 )
 from jagcodec.wire.message import Budget, Message
-from jagcodec.wire.message_tensors import jagged_of_node, owned_cells, tensor_of_node
 from jagcodec.wire.schema import GROUP, STORED, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import (
@@ -86,6 +89,9 @@ from jagcodec.wire.spec import (
     Kind,
 )
 from jagcodec.wire.stacked import MessageInMemory
+
+if TYPE_CHECKING:
+    import torch
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
@@ -231,7 +237,7 @@ class NodeColumn(Column):
         if [*found[: len(sizes)]] != sizes:
             raise rows_differ(sizes, [*found])
 
-    def _in_place(self, view: RaggedView, make: Callable[[torch.Tensor], Any]) -> InPlace:
+    def _in_place(self, view: RaggedView, make: Callable[[Any], Any]) -> InPlace:
         """Rows that wait for the copy."""
         if 0 in view.shape:  # rows without bytes may be many, and be chosen again
             check_extent(view.values_shape, view.dtype.itemsize, CHOSEN)
@@ -253,14 +259,15 @@ class _JaggedColumn(NodeColumn):
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
         if chosen is None and how.form is As.VALUE:
-            return jagged_of_node(message, node)
+            return how.half.jagged_of_node(message, node)
         view = message.view(node, chosen)
-        if how.form is As.VIEW and message.away is None:
+        if how.form is As.HOST or (how.form is As.VIEW and message.away is None):
             return view
-        values = owned_cells(message, view, leaves=message.away is not None)
+        values = how.half.owned_cells(message, view, leaves=message.away is not None)
         if values is not None:
             return self._made(values, view, how)
-        return self._in_place(view, lambda values: self._made(values, view, how))
+        of_cells = how.half.of_cells
+        return self._in_place(view, lambda cells: self._made(of_cells(cells, view), view, how))
 
     def to_send(self, how: Read) -> Any:
         self._check()
@@ -279,13 +286,13 @@ class _JaggedColumn(NodeColumn):
             # Batches of several dims have columns that are ragged in a later one.
             self._check_rows(rows, *numbers[node.dims : node.dims + dim - 1])
 
-    def _made(self, values: torch.Tensor, view: RaggedView, how: Read) -> Any:
+    def _made(self, values: Any, view: RaggedView, how: Read) -> Any:
         """The column of values that are end to end."""
         if self.source.device is not None:
-            values = to_device(values, self.source.device)
+            values = how.half.to_device(values, self.source.device)
         if how.form is As.VIEW:
             return end_to_end(values, view.row_splits, view.ragged_dim)
-        return nested_tensor(values, view.row_splits, view.ragged_dim)
+        return how.half.jagged_of_values(values, view.row_splits, view.ragged_dim)
 
 
 class _TensorColumn(NodeColumn):
@@ -296,11 +303,16 @@ class _TensorColumn(NodeColumn):
     def read(self, how: Read) -> Any:
         self._check()
         message, chosen = self.source.message, how.chosen
+        if how.form is As.HOST:
+            return CellRows(message.view(self.node, chosen))
         if chosen is None:
-            return tensor_of_node(message, self.node)
+            return how.half.tensor_of_node(message, self.node)
         view = message.view(self.node, chosen)
-        values = owned_cells(message, view, leaves=message.away is not None)
-        return self._in_place(view, self._made) if values is None else self._made(values)
+        values = how.half.owned_cells(message, view, leaves=message.away is not None)
+        if values is not None:
+            return self._made(values, how)
+        of_cells = how.half.of_cells
+        return self._in_place(view, lambda cells: self._made(of_cells(cells, view), how))
 
     def to_send(self, how: Read) -> Any:
         self._check()
@@ -316,9 +328,9 @@ class _TensorColumn(NodeColumn):
         if found[: len(sizes)] != sizes:
             raise rows_differ(sizes, found)
 
-    def _made(self, values: torch.Tensor) -> torch.Tensor:
+    def _made(self, values: Any, how: Read) -> Any:
         device = self.source.device
-        return values if device is None else to_device(values, device)
+        return values if device is None else how.half.to_device(values, device)
 
 
 class _DocumentColumn(NodeColumn):
@@ -333,8 +345,8 @@ class _DocumentColumn(NodeColumn):
         if view.is_end_to_end or message.numbers[node.number + STORED] != PLAIN:
             return object_array(objects_in(message, node, budget, chosen, view))
 
-        def made(values: torch.Tensor) -> Any:
-            return object_array(objects_in(message, node, budget, chosen, view, as_bytes(values)))
+        def made(cells: ByteArray) -> Any:
+            return object_array(objects_in(message, node, budget, chosen, view, cells))
 
         return self._in_place(view, made)
 
@@ -349,8 +361,7 @@ class _DocumentColumn(NodeColumn):
         return objects(message, node, _budget(how, message), chosen)
 
     def leaf(self, value: Any, how: Read) -> Any:
-        # As `decode` makes it: a stack also of no rows.
-        return (stack_of_payloads if how.chosen is None else leaf_of_rows)(list(value))
+        return half(*VALUES).leaf_of_objects(list(value), whole=how.chosen is None)
 
     def _check(self) -> None:
         message = self.source.message
@@ -373,7 +384,7 @@ class _ArraysColumn(NodeColumn):
 
     def leaf(self, value: Any, how: Read) -> Any:
         whole = how.chosen is None and self.node.fields[0] == IN_STACK
-        return (stack_of_payloads if whole else leaf_of_rows)(list(value))
+        return half(*VALUES).leaf_of_objects(list(value), whole=whole)
 
 
 class _BatchColumn(NodeColumn):
@@ -387,7 +398,7 @@ class _BatchColumn(NodeColumn):
         return how.batch_type(MessageSource(message, inner, sizes), None, how.chosen)
 
     def to_send(self, how: Read) -> Any:
-        return self.leaf(self.read(how), how)
+        return sent_inside(self.read(how), how)
 
     def leaf(self, value: Any, how: Read) -> Any:
         return closed_batch(value, leaves_of(value, how))
@@ -417,12 +428,6 @@ class _OtherColumn(NodeColumn):
             is_batch = type(message.document(node.value)) is dict
             return FieldSchema("tensordict" if is_batch else "object", None, None)
         return field_of(node, message.numbers, rows)
-
-    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
-        if offsets_of_packed(self.node) is None:
-            return None
-        message = self.source.message
-        return self._in_memory(build(message, self.node)).row_lengths(chosen)
 
     def read(self, how: Read) -> Any:
         column = self._built(how)
@@ -460,17 +465,87 @@ class _OtherColumn(NodeColumn):
     def _leaf(self, column: Any, how: Read) -> Any:
         """The chosen rows of a column that a TensorDict can hold; an error for any other."""
         sizes: Any = self.source.sizes
-        unbatched = isinstance(column, UnbatchedTensor)
-        if not (unbatched or is_leaf(column)):
+        holder = column_of(column)
+        if type(holder) is HeldColumn or holder.is_in_dict:
             name = type(column).__name__
             detail = f"expected a leaf of a TensorDict, found {name}; decode reads such a column"
             raise fail("bad_value", detail)
-        found = sizes_of(column, sizes)
+        found = holder.sizes(sizes)
         if found != sizes:
             raise rows_differ(sizes, found)
-        if how.chosen is None or unbatched:
+        if how.chosen is None or holder.row_count("$") is None:
             return column
         return select_leaf(column, how.chosen.index, RowSplitsPool(), CHOSEN)
+
+
+class _PayloadColumn(_OtherColumn):
+    """A NON_TENSOR_DATA: an object of the whole batch, or an array with one item per row."""
+
+    __slots__ = ()
+
+    def read(self, how: Read) -> Any:
+        is_host = how.form is As.HOST or not how.half.HAS_LEAVES
+        return self._objects(how) if is_host else super().read(how)
+
+    def to_send(self, how: Read) -> Any:
+        return self._objects(how)
+
+    def face(self, value: Any, how: Read) -> Any:
+        return (
+            column_of(value).object_array()
+            if isinstance(value, OneObject)
+            else super().face(value, how)
+        )
+
+    def _objects(self, how: Read) -> Any:
+        """An array with one item per row, or a `OneObject`."""
+        message, sizes, chosen = self.source.message, self.source.sizes, how.chosen
+        self._check_rows(*message.shape(self.node))
+        (payload,) = build_children(message, self.node, _budget(how, message))
+        of_rows = isinstance(payload, np.ndarray) and not is_numeric(payload)
+        if of_rows and [*payload.shape[: len(sizes)]] == sizes:
+            array: npt.NDArray[Any] = payload
+            return array if chosen is None else array[chosen.at]
+        return OneObject(payload, sizes[0] if chosen is None else len(chosen))
+
+
+class _PackedColumn(_OtherColumn):
+    """A `PackedColumn`."""
+
+    __slots__ = ()
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        return self._view(chosen).row_splits.lengths
+
+    def read(self, how: Read) -> Any:
+        if how.form is As.HOST:
+            return self._view(how.chosen)
+        if how.half.HAS_LEAVES:
+            return super().read(how)
+        return arrays_of_view(self._view(how.chosen))
+
+    def to_send(self, how: Read) -> Any:
+        view = self._view(how.chosen)
+        return item_of_view(view, str(view.dtype).removeprefix("torch."))
+
+    def _view(self, chosen: ChosenRows | None) -> RaggedView:
+        """The chosen rows in place."""
+        message, parts = self.source.message, parts_of_packed(self.node) or []
+        values, _, offsets = parts
+        found = array_of_view(message.view(offsets)).astype(np.int64)
+        splits = RowSplits.from_offsets(found)
+        if splits is None:
+            detail = f"expected cu_seqlens that never fall, found {brief(found.tolist())}"
+            raise fail("bad_shape", detail)
+        self._check_rows(splits.rows)
+        whole = message.view(values)
+        fits = [dim for dim in (0, 1) if whole.values_shape[dim : dim + 1] == (splits.total,)]
+        if len(fits) != 1:
+            detail = f"expected values with one dim of {splits.total} tokens by cu_seqlens, found "
+            raise fail("bad_shape", f"{detail}shape {whole.values_shape}")
+        data, dim = bytes_of_cells(whole), 1 + fits[0]
+        view = RaggedView(data, whole.dtype, whole.values_shape, dim, None, splits)
+        return view if chosen is None else chosen.of_view(view)
 
 
 _CLASSES: dict[Kind, type[NodeColumn]] = {
@@ -479,13 +554,16 @@ _CLASSES: dict[Kind, type[NodeColumn]] = {
     Kind.NON_TENSOR_ROWS: _DocumentColumn,
     Kind.ARRAY_ROWS: _ArraysColumn,
     Kind.TENSORDICT: _BatchColumn,
+    Kind.NON_TENSOR_DATA: _PayloadColumn,
 }
 """The classes of most columns; all others are an `_OtherColumn`, or in a dict a `_BatchColumn`."""
 
 
 def _class_in_dict(node: Node) -> type[NodeColumn]:
     """The class of a column of a dict, which may be a dict, too."""
-    known = _BatchColumn if columns_of_dict(node) is not None else _OtherColumn
+    if columns_of_dict(node) is not None:
+        return _BatchColumn
+    known = _OtherColumn if parts_of_packed(node) is None else _PackedColumn
     return _CLASSES.get(node.kind, known)
 
 
@@ -498,7 +576,7 @@ def _check_packed(column: Any, pool: RowSplitsPool) -> None:
                 _check_packed(inner, pool)
             except WireFormatError as error:
                 raise inside(error, name) from error
-    elif isinstance(holder, Packed):
+    elif holder.is_packed:
         try:
             holder.view("$", pool, detach=False)
         except ArgumentError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import importlib
 import operator
 import sys
 from collections import OrderedDict
@@ -299,7 +298,7 @@ _OWN_NAMES = (BATCHED_DATA_DICT, PACKED_COLUMN)
 
 def _register_own_types() -> None:
     """Register the types of `_OWN_NAMES`, whose modules import this one."""
-    importlib.import_module("jagcodec.batch.batched_data_dict")
+    module_with_torch("batch.batched_data_dict", "types of jagcodec")
 
 
 # --- classes that the other side knows by their name -------------------------------------------

@@ -6,27 +6,27 @@ import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import check_name, known_names, unknown_name
+from jagcodec._dependencies import half
 from jagcodec.columns.batch import (
+    VALUES,
+    As,
     Batch,
+    CellRows,
     closed_batch,
     leaves_of,
     lengths_of_column,
     names_of,
     values_of_batch,
+    views_of,
     with_closed,
 )
-from jagcodec.columns.column import (
-    row_counts,
-)
+from jagcodec.columns.column import column_of, row_counts
 from jagcodec.columns.fields import FieldSchema
-from jagcodec.columns.join import LAZY_STACK
 from jagcodec.columns.memory import MemorySource, columns_and_meta
 from jagcodec.errors import (
     ArgumentError,
@@ -36,8 +36,10 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WireSource
 from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import Chosen
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame
@@ -45,6 +47,10 @@ from jagcodec.wire.limits import Limits
 from jagcodec.wire.message import Message
 from jagcodec.wire.node_columns import source_of_message
 from jagcodec.wire.opening import open_message, open_store, usable_reading
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict, TensorDictBase
 
 
 class WireBatch(Batch):
@@ -81,12 +87,17 @@ class WireBatch(Batch):
 
     @property
     def batch_size(self) -> torch.Size:
-        """(N, ...): N rows as chosen."""
-        return torch.Size([len(self), *self._source.sizes[1:]])
+        """(N, ...): N rows as chosen; a tuple where torch is not installed."""
+        size: torch.Size = half(*VALUES).Size([len(self), *self._source.sizes[1:]])
+        return size
 
     @property
     def schema(self) -> Mapping[str, FieldSchema]:
-        """Name to `FieldSchema`, from the headers alone, for the rows as chosen."""
+        """Name to `FieldSchema`, from the headers alone, for the rows as chosen.
+
+        Where torch is not installed, dtypes are names.
+        """
+        half(*VALUES)  # with torch, dtypes are torch's
         rows = len(self)
         return MappingProxyType(
             {name: column.field(rows) for name, column in self._columns.items()}
@@ -122,9 +133,11 @@ class WireBatch(Batch):
             Cells as a tensor: jagged, strided or sparse. Python objects as an array (N,) of the
             objects that were sent; an object of the whole batch fills N rows. Arrays of text, bytes
             or times as they are. A nested batch as a `WireBatch` of the same rows. Tensorclasses,
-            lazy stacks and an `UnbatchedTensor` as `decode` returns them.
+            lazy stacks and an `UnbatchedTensor` as `decode` returns them. Where torch is not
+            installed, cells are arrays, those of a jagged column a `ColumnArrays`.
 
         Raises:
+            ArgumentError: The column needs torch, which is not installed.
             ArgumentKeyError: There is no such column.
             ArgumentTypeError: `name` is not a string.
         """
@@ -135,6 +148,46 @@ class WireBatch(Batch):
         if name not in self._columns:
             raise unknown_name(name, self._columns, "WireBatch.__getitem__")
         return values_of_batch(self, [name])[name]
+
+    def arrays(self, name: str) -> ColumnArrays:
+        """Read one column as arrays on the host, the same with and without torch.
+
+        Example:
+            >>> from jagcodec import encode_rows, open_wire
+            >>> batch = open_wire(encode_rows({"ids": [[5], [6, 7]], "uid": ["a", "b"]}))
+            >>> ids = batch.arrays("ids")
+            >>> ids.values.tolist(), ids.row_splits.tolist()
+            ([5, 6, 7], [0, 1, 3])
+            >>> batch.arrays("uid").values.tolist()
+            ['a', 'b']
+
+        Returns:
+            Its values and row splits, as `ColumnArrays` describes them. The values may alias the
+            message, or a tensor of a batch in memory: only read them.
+
+        Raises:
+            ArgumentKeyError: There is no such column.
+            ArgumentTypeError: The column has no rows of cells or objects: it is sparse, a strided
+                nested tensor, a tensor of the whole batch, or a batch, whose own columns have.
+        """
+        check_name(name, "WireBatch.arrays(name)")
+        columns = self._columns
+        if name not in columns:
+            raise unknown_name(name, columns, "WireBatch.arrays")
+        found = views_of(WireBatch(self._source, {name: columns[name]}, self._chosen), As.HOST)[
+            name
+        ]
+        if isinstance(found, RaggedView):
+            return arrays_of_view(found)
+        if isinstance(found, CellRows):
+            return rectangle_of_view(found.view)
+        if isinstance(found, np.ndarray):
+            return ColumnArrays(found, None, None)
+        remedy = "read batch[name]"
+        if isinstance(found, Batch):
+            remedy = "call .arrays of one of its columns"
+        detail = f"expected a column of cells or objects, found {describe(found)}; {remedy}"
+        raise ArgumentTypeError("bad_type", f"WireBatch.arrays({name!r})", detail)
 
     def get(self, name: str, default: Any = None) -> Any:
         """``batch[name]``; `default` if there is no such column.
@@ -332,7 +385,7 @@ def open_wire(
         with noted_file(name):
             data = read_file(name, where, how.limits, mmap=True)
             return batch_of_message(open_message(data, where, how._replace(file=name)))
-    if isinstance(source, (Batch, TensorDictBase, dict)):
+    if column_of(source).has_columns:
         if how.has_options():
             detail = (
                 "expected a message, to which the options apply, found a batch in memory; "
@@ -364,11 +417,7 @@ def open_memory(batch: Any, where: str) -> WireBatch:
 
 def check_batch(batch: Any, where: str) -> None:
     """Check that a TensorDict has rows, and that all rows have the same columns."""
-    if isinstance(batch, LazyStackedTensorDict):
-        raise ArgumentTypeError("bad_type", where, LAZY_STACK)
-    if isinstance(batch, TensorDictBase) and not batch.batch_dims:
-        detail = "expected batch size (N, ...), found no batch dim; set batch_size = [N]"
-        raise ArgumentError("bad_shape", where, detail)
+    column_of(batch).check_batch(where)
 
 
 _MESSAGE_TYPES = (list, bytes, bytearray)

@@ -1,0 +1,260 @@
+"""Rows of tensors and of leaves of TensorDicts, chosen and joined: imported when there is one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData
+
+from jagcodec.columns.batch import InPlace
+from jagcodec.columns.column import HeldColumn, column_of
+from jagcodec.columns.join import (
+    CONVERT,
+    PACK,
+    RowJoiner,
+    add_joins,
+    as_buffers,
+    check_each,
+    check_equal,
+    filled,
+    indexer,
+)
+from jagcodec.columns.of_tensors import (
+    Dense,
+    Jagged,
+    LazyStack,
+    Packed,
+    Payloads,
+    Sparse,
+    StridedNested,
+    TensorClass,
+    TensorDictBatch,
+    Unbatched,
+)
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.plain_types import check_memory
+from jagcodec.memory.tensor_bytes import array_in_storage, as_bytes, cat_bits
+from jagcodec.packing.lengths import check_size
+from jagcodec.ragged import non_tensor
+from jagcodec.ragged.copy_rows import gathered as gathered
+from jagcodec.ragged.copy_rows import take_rows, values_of, values_of_cells
+from jagcodec.ragged.nested import nested_tensor, strided_nested, strided_parts
+from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
+from jagcodec.ragged.varlen import varlen_column
+from jagcodec.ragged.views import RaggedView, end_to_end, in_buffers
+
+
+def join_unbatched(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    tensors = [non_tensor.unbatched_parts(column.value)[1] for column in columns]
+    remedy = "make it a column with a row for each"
+    return non_tensor.unbatched_of(
+        None, joiner.require_same(tensors, "UnbatchedTensor", remedy, path)
+    )
+
+
+def join_payloads(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    leaves = [column.value for column in columns]
+    first = leaves[0]
+    rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
+    check_equal(rest, "batch dims after the first", path)
+    arrays = [non_tensor.array_of_leaf(leaf) for leaf in leaves]
+    if all(array is not None for array in arrays):
+        joined = filled({"": joiner.join_arrays([*map(column_of, arrays)], path)})[""]
+        return NonTensorData(joined, batch_size=[len(joined), *rest[0]])
+    whole = not any(map(non_tensor.is_stack, leaves)) and all(x is None for x in arrays)
+    if whole and (len(leaves) == 1 or all(joiner.same(first.data, x.data) for x in leaves)):
+        return type(first)(first.data, batch_size=[joiner.total_rows(leaves, path), *rest[0]])
+    if rest[0]:
+        detail = "expected objects of one batch dim, found a stack of several; flatten the batch"
+        raise ArgumentError("bad_option", path, detail)
+    payloads = (column.objects() or () for column in columns)
+    return non_tensor.leaf_of_rows(joiner.pick_items(itertools.chain.from_iterable(payloads)))
+
+
+def join_packed(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    views: list[Any] = [column.view(path, joiner.pool, detach=False) for column in columns]
+
+    def wrap(values: torch.Tensor, row_splits: RowSplits, dim: int) -> Any:
+        return varlen_column(end_to_end(values, row_splits, dim), path)
+
+    return _plan_views(joiner, views, path, wrap, lambda splits: check_size(splits.total, path))
+
+
+def join_tensors(joiner: RowJoiner, columns: Sequence[Any], path: str) -> Any:
+    check_each(columns, path)
+    leaves = [column.value for column in columns]
+    kind = type(columns[0])
+    if len(columns) > 1:
+        if kind is Sparse or any(type(column) is not kind for column in columns):
+            check_equal([column.layout_name for column in columns], "layout", path, PACK)
+        check_equal([leaf.dtype for leaf in leaves], "dtype", path, CONVERT)
+        check_equal([leaf.device for leaf in leaves], "device", path)
+    if kind is Jagged:
+        views = [column.view(path, joiner.pool, detach=False) for column in columns]
+        return _plan_views(joiner, views, path, nested_tensor)
+    if kind is StridedNested:
+        return _join_strided_nested(joiner, leaves, path)
+    if len(columns) > 1:
+        shapes = [leaf.shape[1:] for leaf in leaves]
+        if shapes.count(shapes[0]) < len(shapes):
+            check_equal([*map(tuple, shapes)], "row shape", path, PACK)
+    if kind is Dense:
+        return _join_dense(joiner, leaves, path)
+    detail = (
+        f"expected a column whose rows can be chosen and joined, found a {leaves[0].layout}; "
+        "call .to_dense() or select the others"
+    )
+    raise ArgumentError("bad_option", path, detail)
+
+
+def _join_dense(joiner: RowJoiner, leaves: Sequence[torch.Tensor], path: str) -> Any:
+    first, chosen = leaves[0], joiner.chosen
+    rows = sum([leaf.shape[0] for leaf in leaves])
+    joiner.check_extent(rows, first.shape[1:], first.itemsize, path)
+    if len(leaves) == 1 and isinstance(chosen, range):
+        return _slice_of(first, chosen, path)
+    arrays = []
+    for i, leaf in enumerate(leaves):
+        arrays.append(array_in_storage(leaf))
+        if arrays[i] is None:
+            check_memory(leaf, f"{path} of batch {i}" if i else path)
+            arrays[i] = _rows_in_order(leaf)
+    if all(array is not None for array in arrays):
+        view = _view_of_arrays(joiner, arrays, first)
+        return InPlace(view, lambda cells: values_of_cells(cells, view))
+    whole = first if joiner.is_one_column(leaves) else cat_bits(leaves, 0)
+    if isinstance(chosen, range):
+        return _slice_of(whole, chosen, path)
+    return whole if chosen is None else take_rows(whole, chosen)
+
+
+def _view_of_arrays(joiner: RowJoiner, arrays: Sequence[Any], like: torch.Tensor) -> RaggedView:
+    """The wanted rows of arrays in order: each row is a cell."""
+    inner, dtype = like.shape[1:], like.dtype
+    cell = inner.numel() * dtype.itemsize
+    if joiner.chosen is None:
+        splits = RowSplits.from_counts(tuple(map(len, arrays)))
+        return in_buffers(as_buffers(arrays), dtype, inner, splits.starts * cell, splits)
+    rows, ones = joiner.rows_as_cells(joiner.chosen)
+    if len(arrays) == 1:
+        return RaggedView(arrays[0], dtype, (len(arrays[0]), *inner), 1, rows, ones)
+    return in_buffers(as_buffers(arrays), dtype, inner, rows * cell, ones)
+
+
+def _join_strided_nested(joiner: RowJoiner, leaves: Sequence[torch.Tensor], path: str) -> Any:
+    for leaf in leaves:
+        check_memory(leaf, path)
+    parts = [strided_parts(leaf) for leaf in leaves if leaf.size(0)]
+    if not parts:
+        return leaves[0]
+    check_equal([shapes.shape[1] for _, shapes in parts], "number of dims", path)
+    views = [
+        end_to_end(values, RowSplits.from_lengths(shapes.prod(axis=1))) for values, shapes in parts
+    ]
+    shapes = np.concatenate([shapes for _, shapes in parts])
+    if joiner.chosen is not None:
+        shapes = shapes[indexer(joiner.chosen)]
+    return _plan_views(joiner, views, path, lambda values, *_: strided_nested(values, shapes))
+
+
+def _plan_views(
+    joiner: RowJoiner,
+    views: Sequence[RaggedView],
+    path: str,
+    wrap: Callable[[torch.Tensor, RowSplits, int], Any],
+    check: Callable[[RowSplits], None] = lambda _: None,
+) -> Any:
+    """The wanted rows of views, end to end, as `wrap` makes a column of them."""
+    dim = views[0].ragged_dim
+    if joiner.is_one_column(views):
+        view = joiner.in_place(views[0], path)
+        row_splits = view.row_splits
+    else:
+        joiner.check_alike(views, path)
+        row_splits = joiner.pool.joined([view.row_splits for view in views])
+        inner = views[0].cell_bytes > 0 and dim == 1
+        if inner and all(view.uses_row_kernel for view in views):
+            if joiner.chosen is not None:
+                row_splits = joiner.picked(row_splits, views[0], path)
+            view = _in_buffers_of(views, joiner.chosen, row_splits)
+        else:
+            view = joiner.concat(views)
+            if joiner.chosen is not None:
+                view = joiner.in_place(view, path)
+                row_splits = view.row_splits
+    check(row_splits)
+    if view.is_end_to_end:
+        return wrap(values_of(view), row_splits, dim)
+    return InPlace(view, lambda cells: wrap(values_of_cells(cells, view), row_splits, dim))
+
+
+def join_tensorclasses(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    leaves = [column.value for column in columns]
+    check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
+    fields, others = zip(*map(non_tensor.fields_of, leaves), strict=True)
+    remedy = "make such fields NonTensorStacks, with a value for each row"
+    rest = joiner.require_same(others, f"{brief(others[0])} next to its tensors", remedy, path)
+    return non_tensor.tensorclass_of(type(leaves[0]), joiner.joined(fields, path), rest)
+
+
+def concat(views: Sequence[RaggedView], pool: RowSplitsPool) -> RaggedView:
+    """The rows of views, end to end, joined by torch."""
+    dim = views[0].ragged_dim
+    values = cat_bits([values_of(each) for each in views], dim - 1)
+    return end_to_end(values, pool.joined([each.row_splits for each in views]), dim)
+
+
+def _rows_in_order(tensor: torch.Tensor) -> Any:
+    """Rows on the host, of a dtype that numpy lacks, as an array of them; None for others."""
+    plain = type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.requires_grad
+    if not plain or not tensor.is_contiguous() or not tensor.numel():
+        return None
+    return as_bytes(tensor).reshape(len(tensor), -1)
+
+
+def _in_buffers_of(
+    views: Sequence[RaggedView], chosen: Chosen | None, row_splits: RowSplits
+) -> RaggedView:
+    """The wanted rows of views of CPU cells, in the buffers of all of them.
+
+    `row_splits` has the wanted rows. If all are wanted and end to end, each view is one run.
+    """
+    first = views[0]
+    dtype, inner, cell = first.dtype, first.shape[1:], first.cell_bytes
+    buffers = [view.host_bytes() for view in views]
+    together = [*itertools.chain.from_iterable(buffers)]
+    if chosen is None and all(view.is_end_to_end for view in views):
+        runs = RowSplits.from_counts(tuple(view.row_splits.total for view in views))
+        return in_buffers(together, dtype, inner, runs.starts * cell, runs)
+    sizes = (sum(map(len, parts)) for parts in buffers)
+    begins = itertools.accumulate(sizes, initial=0)
+    starts: IntArray = np.concatenate(
+        [view.row_starts() * view.unit_bytes + begin for view, begin in zip(views, begins)]  # noqa: B905
+    )
+    wanted = starts if chosen is None else starts[indexer(chosen)]
+    return in_buffers(together, dtype, inner, wanted, row_splits)
+
+
+def _slice_of(tensor: torch.Tensor, chosen: range, path: str) -> torch.Tensor:
+    try:
+        return tensor[chosen.start : chosen.stop]
+    except RuntimeError:  # rare: the tensor may lack memory
+        check_memory(tensor, path)
+        raise
+
+
+add_joins(
+    {
+        **dict.fromkeys((Dense, Sparse, StridedNested, Jagged), join_tensors),
+        **dict.fromkeys((TensorDictBatch, LazyStack), RowJoiner.join_batches),
+        Unbatched: join_unbatched,
+        Packed: join_packed,
+        Payloads: join_payloads,
+        TensorClass: join_tensorclasses,
+    }
+)

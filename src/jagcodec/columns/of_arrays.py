@@ -1,0 +1,26 @@
+"""The values of columns where torch is not installed: what `of_tensors` makes, as arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from jagcodec.ragged.column_arrays import ColumnArrays, arrays_of_view
+from jagcodec.ragged.copy_bytes import array_of_view
+from jagcodec.ragged.views import RaggedView
+
+
+def face_of_view(view: RaggedView) -> ColumnArrays:
+    """The rows of a view as an array and their row splits, in memory that may be written to."""
+    return arrays_of_view(view)
+
+
+def face_of_rectangle(view: RaggedView) -> npt.NDArray[Any]:
+    """Rows of one cell each as an array."""
+    return array_of_view(view)
+
+
+def face_of_numbers(array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
+    """An array of numbers, which is what it is."""
+    return array

@@ -1,0 +1,96 @@
+"""Values of a message where torch is not installed: what `tensor_values` makes, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._dependencies import check_torch
+from jagcodec.memory.arrays import object_array
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.column_arrays import ColumnArrays
+from jagcodec.ragged.copy_bytes import array_of_cells
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.message import Budget, Message, owned_array, owned_bytes
+from jagcodec.wire.schema import Node
+from jagcodec.wire.spec import Kind
+
+Size: TypeAlias = tuple[int, ...]
+"""The type of batch sizes."""
+
+HAS_LEAVES = False
+"""Whether there are leaves of TensorDicts."""
+
+
+def tensor_of_node(
+    message: Message, node: Node, chosen: ChosenRows | None = None
+) -> npt.NDArray[Any]:
+    """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
+    return owned_array(message, message.view(node, chosen))
+
+
+def owned_cells(
+    message: Message, view: RaggedView, *, leaves: bool = False
+) -> npt.NDArray[Any] | None:
+    """Cells that are end to end, in memory that may be kept; None if they are elsewhere."""
+    data = owned_bytes(message, view, leaves=leaves)
+    return None if data is None else array_of_cells(data, view)
+
+
+def jagged_of_node(message: Message, node: Node) -> ColumnArrays:
+    """A JAGGED column."""
+    view = message.view(node)
+    return jagged_of_values(owned_array(message, view), view.row_splits, view.ragged_dim)
+
+
+def of_cells(cells: Any, view: RaggedView) -> npt.NDArray[Any]:
+    """The copy of the rows of a view, as `gathered_cells` makes it, as an array."""
+    return array_of_cells(cells, view)
+
+
+def jagged_of_values(values: npt.NDArray[Any], row_splits: RowSplits, dim: int) -> ColumnArrays:
+    """The jagged column of values, which are end to end."""
+    return ColumnArrays(values, row_splits.offsets_array, dim - 1)
+
+
+def column_of_objects(items: list[Any]) -> npt.NDArray[np.object_]:
+    """Objects as an array of one per row."""
+    return object_array(items)
+
+
+def is_payload(item: Any) -> bool:
+    """Whether tensordict would leave an object as it is: it makes none here."""
+    return True
+
+
+def maker_of_rows(message: Message, cells: Node, chosen: ChosenRows | None) -> None:
+    """Rows that are tensors are made as arrays are."""
+    return
+
+
+def rows_of_cells(cells: Any, view: RaggedView) -> None:
+    """The same of the copy of the rows of a view."""
+    return
+
+
+def _of_torch(message: Message, node: Node, budget: Budget) -> Any:
+    """Refuse a value that torch or tensordict makes."""
+    check_torch(f"a {node.kind.name}")
+
+
+BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
+    Kind.TENSOR: lambda message, node, budget: tensor_of_node(message, node),
+    Kind.JAGGED: lambda message, node, budget: jagged_of_node(message, node),
+    **dict.fromkeys(
+        (
+            *(Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.TENSORDICT),
+            *(Kind.LAZY_STACK, Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_STACK),
+        ),
+        _of_torch,
+    ),
+}
+"""What makes the value of a node, by its kind."""

@@ -1,0 +1,318 @@
+"""Values of a message that are tensors, or hold them: the half of the decoder that needs torch.
+
+Functions that `array_values` has, too, make arrays there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensordict
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec.columns.outside import pass_on
+from jagcodec.errors import WireFormatError
+from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray
+from jagcodec.memory.staging import to_device as to_device
+from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words
+from jagcodec.ragged.chosen_rows import ChosenRows
+from jagcodec.ragged.copy_rows import values_of, values_of_cells
+from jagcodec.ragged.nested import nested_tensor, strided_nested
+from jagcodec.ragged.non_tensor import (
+    batch_of,
+    is_leaf,
+    is_non_tensor,
+    leaf_of_rows,
+    stack_of_payloads,
+)
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.checks import bad, elements_of, expect, fail, inside
+from jagcodec.wire.decoder import build, build_children, read_int64s, rows_differ
+from jagcodec.wire.leaf import CellPlace
+from jagcodec.wire.message import Budget, Message, owned_bytes, writable
+from jagcodec.wire.schema import GROUP, STORED, Node
+from jagcodec.wire.spec import INDIRECT, MAX_BYTES, PLAIN, Kind
+from jagcodec.wire.torch_dtypes import torch_dtype
+
+Size: TypeAlias = torch.Size
+"""The type of batch sizes."""
+
+HAS_LEAVES = True
+"""Whether there are leaves of TensorDicts."""
+
+# --- cells -------------------------------------------------------------------------------------
+
+
+def tensor_of_node(message: Message, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
+    """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
+    device = message.device
+    values = tensor_on_host(message, node, chosen, leaves=message.away is not None)
+    return values if device is None else to_device(values, device)
+
+
+def tensor_on_host(
+    message: Message, node: Node, chosen: ChosenRows | None = None, *, leaves: bool = False
+) -> torch.Tensor:
+    """As `tensor`, on the host; if it `leaves` for a device, in memory that is only read."""
+    numbers = message.numbers
+    if chosen is None and numbers[node.number + STORED] <= INDIRECT:
+        return _whole_tensor(message, node, tuple(numbers[node.dims : node.end]), leaves)
+    view = message.view(node, chosen)
+    values = owned_cells(message, view, leaves=leaves)
+    return values_of(view) if values is None else values
+
+
+def owned_cells(message: Message, view: RaggedView, *, leaves: bool = False) -> torch.Tensor | None:
+    """Cells that are end to end, in memory that may be kept; None if they are elsewhere."""
+    data = owned_bytes(message, view, leaves=leaves)
+    return None if data is None else from_bytes(data, view.dtype, view.shape)
+
+
+def jagged_of_node(message: Message, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
+    """A JAGGED column, or its chosen rows, as a nested tensor."""
+    numbers, dim = message.numbers, node.fields[2]
+    row_splits = message.splits(numbers[node.number + GROUP], numbers[node.dims + dim - 1])
+    values = tensor_of_node(message, node, chosen)
+    if chosen is not None:
+        row_splits = chosen.among(row_splits)[0]
+    return nested_tensor(values, row_splits, dim)
+
+
+def _whole_tensor(
+    message: Message, node: Node, shape: tuple[int, ...], leaves: bool
+) -> torch.Tensor:
+    numbers, name = message.numbers, node.fields[0]
+    dtype = torch_dtype(name)
+    buffer, offset, stored = numbers[node.number : node.number + GROUP]
+    elements = math.prod(shape)
+    # `stored` is ignored where there are no elements.
+    if stored != PLAIN and elements:
+        place = CellPlace(buffer, offset, stored, elements, name)
+        return from_bytes(message.elements(place, 0, elements), dtype, shape)
+    known = NUMPY_BY_NAME.get(name)
+    # Numpy's flag `aligned`, which is read below, is ten times as fast as `address`.
+    alignment = node.itemsize if known is None else 1
+    size = elements * node.itemsize
+    if leaves:
+        data = writable(message.read(buffer, offset, size), False, alignment)
+    else:
+        data = message.bytes_at(buffer, offset, size, alignment)
+    if known is None or not elements:
+        return from_bytes(data, dtype, shape)
+    array: Any = np.ndarray(shape, known, data)
+    return torch.from_numpy(array if array.flags.aligned else array.copy())
+
+
+def of_cells(cells: Any, view: RaggedView) -> torch.Tensor:
+    """The copy of the rows of a view, as `gathered_cells` makes it, as a tensor."""
+    return values_of_cells(cells, view)
+
+
+def jagged_of_values(values: torch.Tensor, row_splits: RowSplits, dim: int) -> torch.Tensor:
+    """The jagged column of values, which are end to end."""
+    return nested_tensor(values, row_splits, dim)
+
+
+# --- rows of objects ---------------------------------------------------------------------------
+
+
+def column_of_objects(items: list[Any]) -> NonTensorStack:
+    """Objects as a leaf of a TensorDict."""
+    return stack_of_payloads(items)
+
+
+def leaf_of_objects(items: list[Any], *, whole: bool) -> Any:
+    """The objects of all rows, or of chosen ones, as a leaf of a TensorDict.
+
+    All are a stack even if there are none, as `decode` makes it.
+    """
+    return (stack_of_payloads if whole else leaf_of_rows)(items)
+
+
+def is_payload(item: Any) -> bool:
+    """Whether tensordict would leave an object as it is."""
+    return not is_non_tensor(item)
+
+
+def maker_of_rows(
+    message: Message, cells: Node, chosen: ChosenRows | None
+) -> Callable[[int, int, list[int]], torch.Tensor]:
+    """What makes a tensor of the cells from one to another: each with a storage of its own bytes.
+
+    On the host they alias the cells; on a device they are copies.
+    """
+    return _maker(tensor_of_node(message, cells, chosen))
+
+
+def rows_of_cells(cells: Any, view: RaggedView) -> Callable[[int, int, list[int]], torch.Tensor]:
+    """The same of the copy of the rows of a view."""
+    return _maker(values_of_cells(cells, view))
+
+
+def _maker(values: torch.Tensor) -> Callable[[int, int, list[int]], torch.Tensor]:
+    itemsize, dtype = values.itemsize, values.dtype
+    if values.is_cpu:
+        data = as_bytes(values)
+        return lambda start, end, shape: from_bytes(
+            data[start * itemsize : end * itemsize], dtype, tuple(shape)
+        )
+    words = as_words(values)
+    return lambda start, end, shape: from_words(words[start:end].clone(), dtype).view(shape)
+
+
+# --- other tensors -----------------------------------------------------------------------------
+
+
+def _build_strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
+    values, sizes = node.children
+    (rank,) = node.fields
+    found = read_int64s(message, sizes)
+    shapes = _checked_shapes(found, rank, message.numbers[values.dims], values.itemsize)
+    return strided_nested(tensor_of_node(message, values), shapes)
+
+
+def _checked_shapes(shapes: IntArray, rank: int, elements: int, itemsize: int) -> IntArray:
+    """Check the shapes against the number of elements; return them as (components, rank).
+
+    Components of rank 0 have a 1 each in `shapes`.
+    """
+    if not rank:
+        if (shapes != 1).any():
+            raise bad("a 1 for each component without dims", "another number")
+        shapes = shapes[:, :0]
+    # A float does not wrap around, but may be a little less than the product.
+    extents = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * itemsize
+    for shape in shapes[(extents >= MAX_BYTES / 2) | (shapes < 0).any(axis=1)].tolist():
+        elements_of(shape, itemsize)
+    sizes = shapes.prod(axis=1)
+    total = sizes.sum(dtype=np.float64)
+    found = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
+    expect(found == elements, "bad_offsets", f"component sizes of {elements} cells", found)
+    return shapes
+
+
+def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
+    shape = message.shape(node)
+    for child in node.children:
+        expect(child.kind is Kind.TENSOR, "bad_value", "a dense tensor", child.kind.name)
+    stored = message.numbers[node.children[0].number + STORED]
+    expect(stored == PLAIN, "bad_value", "indices as wide as their dtype", stored)
+    indices, values = build_children(message, node, budget)
+    if indices.dtype != torch.int64:
+        raise fail("bad_sparse", f"expected int64 indices, found {indices.dtype}")
+    invariants: Any = torch.sparse.check_sparse_tensor_invariants
+    if not invariants.is_enabled():
+        invariants.disable()  # torch 2.11 warns at `check_invariants` where nobody said either
+    try:
+        # Copied: torch relies on indices, so what was checked must not change with the memory.
+        copied = indices.clone()
+        tensor = torch.sparse_coo_tensor(
+            copied, values, shape, device=values.device, check_invariants=True
+        )
+        if not node.fields[1]:
+            # torch marks tensors of at most one cell as coalesced; restore the sender's flag.
+            return tensor._coalesced_(False)
+        # torch believes this flag, so see that the indices rise.
+        if not _indices_rise(copied):
+            raise ValueError("coalesced indices that do not rise")
+        return tensor._coalesced_(True)
+    except (RuntimeError, ValueError) as error:
+        pass_on(error)
+        expected = f"expected indices within {shape}, found {error!s:.200}"
+        raise fail("bad_sparse", expected) from error
+
+
+def _indices_rise(indices: torch.Tensor) -> bool:
+    """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
+    if 0 in indices.shape:
+        return indices.shape[1] <= 1
+    in_order: torch.Tensor = torch.unique(indices, dim=1)
+    return torch.equal(indices, in_order)
+
+
+# --- what a TensorDict holds --------------------------------------------------------------------
+
+_TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
+
+
+def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
+    numbers = message.numbers
+    rank, keys = node.fields
+    size = numbers[node.dims : node.end]
+    leaves: dict[str, Any] = {}
+    # Whether a TensorDict would accept every leaf unchanged.
+    fits = rank == 1 and message.device is None
+    for key, child in zip(keys, node.children, strict=True):
+        try:
+            if child.kind is _JAGGED:
+                rows = message.header.groups[numbers[child.number + GROUP]].rows
+                _check_sizes([rows, *numbers[child.dims : child.dims + child.fields[2] - 1]], size)
+                leaves[key] = jagged_of_node(message, child)
+            elif child.kind is _TENSOR:
+                _check_sizes(numbers[child.dims : child.end], size)
+                leaves[key] = tensor_of_node(message, child)
+            else:
+                leaf = leaves[key] = build(message, child, budget)
+                _check_leaf(leaf, child, size)
+                stacked = type(leaf) is NonTensorStack and leaf.batch_dims == 1
+                fits = fits and stacked and len(leaf.tensordicts) == size[0]
+        except WireFormatError as error:
+            raise inside(error, key) from error
+    if fits:
+        return batch_of(leaves, size[0])
+    return TensorDict(leaves, batch_size=torch.Size(size), device=message.device)
+
+
+def _check_sizes(dims: list[int], size: list[int]) -> None:
+    found = dims[: len(size)]
+    if found != size:
+        raise rows_differ(size, found)
+
+
+def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
+    if not is_leaf(leaf):
+        raise bad("a leaf", type(leaf).__name__)
+    of_user = node.kind is Kind.USER and not isinstance(
+        leaf, (torch.Tensor, tensordict.UnbatchedTensor)
+    )
+    if of_user or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
+        # tensordict would change the batch size of these rather than reject them.
+        found = list(leaf.batch_size)
+        if found[: len(size)] != size:
+            raise rows_differ(size, found)
+
+
+def _build_stack(
+    message: Message, node: Node, budget: Budget
+) -> LazyStackedTensorDict | NonTensorStack:
+    members = build_children(message, node, budget)
+    batches = node.kind is Kind.LAZY_STACK
+    for member in members:
+        is_batch = is_leaf(member) and not isinstance(member, torch.Tensor)
+        if not (is_batch if batches else is_non_tensor(member)):
+            raise bad(f"members of a {node.kind.name}", type(member).__name__)
+    make = LazyStackedTensorDict if batches else NonTensorStack
+    return make(*members, stack_dim=node.fields[0])
+
+
+def _build_non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
+    (payload,) = build_children(message, node, budget)
+    return NonTensorData(payload, batch_size=torch.Size(message.shape(node)))
+
+
+BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
+    Kind.TENSOR: lambda message, node, budget: tensor_of_node(message, node),
+    Kind.JAGGED: lambda message, node, budget: jagged_of_node(message, node),
+    Kind.STRIDED_NESTED: _build_strided_nested,
+    Kind.SPARSE_COO: _build_sparse_coo,
+    Kind.TENSORDICT: _build_tensordict,
+    Kind.LAZY_STACK: _build_stack,
+    Kind.NON_TENSOR_DATA: _build_non_tensor_data,
+    Kind.NON_TENSOR_STACK: _build_stack,
+}
+"""What makes the value of a node, by its kind."""
