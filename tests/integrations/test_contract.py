@@ -212,7 +212,7 @@ def test_without_a_package_the_error_says_what_to_install(package, code, error):
         ("zmq_pipeline", "zmq", "384 rows from 2 workers"),
         ("torch_distributed_broadcast", "torch", "every rank has the 64 rows"),
         ("http_post", "torch", "every row arrived as it was sent; the producer imported no torch"),
-        ("grpo", "transformers", "packed and padded have one loss"),
+        ("grpo", "torch", "every update has the loss and the gradients of padded rectangles"),
         pytest.param("ray_store", "ray", "4 rows back", marks=pytest.mark.cluster),
         pytest.param("verl_dataproto", "verl", "8 rows back", marks=pytest.mark.cluster),
         pytest.param(
