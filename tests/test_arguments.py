@@ -194,7 +194,7 @@ CALLS: dict[str, Options] = {
     "MsgpackEncoder": ENCODE,
     "MsgpackEncoder.encode": {"self": jagcodec.MsgpackEncoder, "obj": 1},
     "RowBuilder": {"dtypes": None, "same_length": None},
-    "RowBuilder.append": {"self": row, "columns": {"ids": [1, 2]}},
+    "RowBuilder.append": {"self": row, "start": {"ids": 1}, "columns": {"ids": [1, 2]}},
     "RowBuilder.from_message": {
         **{"self": lambda: RowBuilder, "message": opened().rows([0]), "same_length": None}
     },
@@ -356,6 +356,7 @@ def inside(option):
     called = lambda value: lambda *_: value  # noqa: E731
     samples = lambda value: [{"ids": value}]  # noqa: E731
     ways = [
+        (by_name, ("start",)),
         (by_name, ("td", "batch", "fields", "pad_value_dict", "out", "meta", "rows", "schema")),
         (by_name, ("padding_side", "attention_mask_of", "dtypes", "ragged_dims", "labels_of")),
         (by_name, ("source",)),
