@@ -231,7 +231,7 @@ CALLS: dict[str, Options] = {
     },
     "integrations.sglang.rows_of": {
         **{"responses": [SAMPLE_OF_SGLANG], "layers": 1, "top_k": 2, "start_len": [1]},
-        **{"earlier": [np.zeros((1, 1, 2), np.uint8)], "max_bytes": 8},
+        **{"earlier": [np.zeros((1, 1, 2), np.uint8)], "experts": 8, "pad": -1, "max_bytes": 8},
     },
     "integrations.torch_distributed.all_gather_rows": {
         **{"batch": odd.batch(), "group": None, "default": None, **LOAD}
@@ -241,7 +241,8 @@ CALLS: dict[str, Options] = {
     },
     "integrations.vllm.rows_of": {"outputs": []},
     "integrations.vllm.rows_of_replies": {
-        **{"replies": [{"choices": [{"token_ids": [7]}]}], "prompts": [[1, 2]], "max_bytes": 8}
+        **{"replies": [{"choices": [{"token_ids": [7]}]}], "prompts": [[1, 2]], "max_bytes": 8},
+        **{"experts": 8, "pad": -1},
     },
 }
 
