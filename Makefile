@@ -92,6 +92,7 @@ bench: $(VENV)/.dev ## compare with other formats
 record: $(VENV)-integrations/.installed ## every benchmark, into the tables of the docs
 	$(WITH_ALL) -m benchmarks.bench --write
 	$(WITH_ALL) -m benchmarks.bytes --write
+	$(WITH_ALL) -m benchmarks.experts --write
 	$(WITH_ALL) -m benchmarks.planes --write
 	$(WITH_ALL) -m benchmarks.packing --write
 	$(WITH_ALL) -m benchmarks.verl_v1 --turns 3 --write

@@ -3,6 +3,7 @@
     python -m benchmarks.bench     trips of whole batches compared with other formats; small
                                    messages; rows in, joined and out
     python -m benchmarks.bytes     which option of `encode` saves how many bytes, at what cost
+    python -m benchmarks.experts   routed experts: each way to send them, one column or several
     python -m benchmarks.planes    through Ray, verl's DataProto, torch.distributed, TransferQueue
     python -m benchmarks.packing   plans of packed rows, micro-batches, and the data path of a step
     python -m benchmarks.before    trips and single operations, compared with an earlier revision

@@ -22,7 +22,7 @@ from jagcodec import rowcopy
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     *("torch", "tensordict", "numpy", "msgpack", "ray", "TransferQueue", "verl", "msgspec"),
-    *("safetensors", "pyarrow", "zstandard"),
+    *("safetensors", "pyarrow", "zstandard", "orjson"),
 )
 
 

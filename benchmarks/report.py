@@ -21,7 +21,7 @@ ROOT = machine.ROOT
 DOCS = ROOT / "docs"
 RECORDS = DOCS / "measured"
 PLANES = ("ray", "DataProto", "torch.distributed", "TransferQueue", "MRoPE")
-PROGRAMS = ("bench", "bytes", "planes", "packing", "verl_v1", "gpu")
+PROGRAMS = ("bench", "bytes", "experts", "planes", "packing", "verl_v1", "gpu")
 KINDS = ("warm", "cold")  # trips: see `trips`
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 PICTURE = DOCS / "pictures" / "saving.svg"
@@ -323,6 +323,28 @@ def _speed(gbits: float | str | None) -> str:
     return gbits if isinstance(gbits, str) else f"{gbits:.1f}" if gbits else "never"
 
 
+def experts_tables(report: Report) -> dict[str, str]:
+    ways = report.get("ways", {})
+    rows = [
+        [name, _size(way["bytes"]), f"{_ms(way['write'])} ms", f"{_ms(way['read'])} ms"]
+        + [f"{way['ratio']['median']:.2f}"]
+        + [f"{way['ratio']['lowest']:.2f} to {way['ratio']['highest']:.2f}"]
+        for name, way in ways.items()
+    ]
+    head = ("way", "sent", "to write", "to read", "both / first line", "rounds")
+    columns = [
+        [name, _size(found["bytes"]), f"{_ms(found['write'])} ms", f"{_ms(found['all'])} ms"]
+        + [_size(found["fetched"]), f"{_ms(found['stage'])} ms"]
+        for name, found in report.get("columns", {}).items()
+    ]
+    columns_head = ("rows have", "sent", "to write", "to read all layers")
+    return {
+        "experts-machine": _machine(report, record("bench")),
+        "experts": table(head, rows),
+        "experts-columns": table((*columns_head, "a stage fetches", "to read them"), columns),
+    }
+
+
 # --- tables of planes and verl_v1 --------------------------------------------------------------
 
 
@@ -397,6 +419,7 @@ def gpu_tables(report: Report) -> dict[str, str]:
 TABLES = {
     "bench": bench_tables,
     "bytes": bytes_tables,
+    "experts": experts_tables,
     "planes": planes_tables,
     "packing": packing_tables,
     "verl_v1": verl_v1_tables,

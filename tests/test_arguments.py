@@ -194,7 +194,7 @@ CALLS: dict[str, Options] = {
     "MsgpackEncoder": ENCODE,
     "MsgpackEncoder.encode": {"self": jagcodec.MsgpackEncoder, "obj": 1},
     "RowBuilder": {"dtypes": None, "same_length": None},
-    "RowBuilder.append": {"self": row, "columns": {"ids": [1, 2]}},
+    "RowBuilder.append": {"self": row, "start": {"ids": 1}, "columns": {"ids": [1, 2]}},
     "RowBuilder.from_message": {
         **{"self": lambda: RowBuilder, "message": opened().rows([0]), "same_length": None}
     },
@@ -231,7 +231,7 @@ CALLS: dict[str, Options] = {
     },
     "integrations.sglang.rows_of": {
         **{"responses": [SAMPLE_OF_SGLANG], "layers": 1, "top_k": 2, "start_len": [1]},
-        **{"earlier": [np.zeros((1, 1, 2), np.uint8)], "max_bytes": 8},
+        **{"earlier": [np.zeros((1, 1, 2), np.uint8)], "experts": 8, "pad": -1, "max_bytes": 8},
     },
     "integrations.torch_distributed.all_gather_rows": {
         **{"batch": odd.batch(), "group": None, "default": None, **LOAD}
@@ -241,7 +241,8 @@ CALLS: dict[str, Options] = {
     },
     "integrations.vllm.rows_of": {"outputs": []},
     "integrations.vllm.rows_of_replies": {
-        **{"replies": [{"choices": [{"token_ids": [7]}]}], "prompts": [[1, 2]], "max_bytes": 8}
+        **{"replies": [{"choices": [{"token_ids": [7]}]}], "prompts": [[1, 2]], "max_bytes": 8},
+        **{"experts": 8, "pad": -1},
     },
 }
 
@@ -356,6 +357,7 @@ def inside(option):
     called = lambda value: lambda *_: value  # noqa: E731
     samples = lambda value: [{"ids": value}]  # noqa: E731
     ways = [
+        (by_name, ("start",)),
         (by_name, ("td", "batch", "fields", "pad_value_dict", "out", "meta", "rows", "schema")),
         (by_name, ("padding_side", "attention_mask_of", "dtypes", "ragged_dims", "labels_of")),
         (by_name, ("source",)),

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import pickle
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
-from jagcodec import decode, encode_rows
+from jagcodec import RowBuilder, decode, encode_rows
 from jagcodec.errors import JagcodecError
 from jagcodec.integrations import sglang, vllm
 from jagcodec.integrations.json_arrays import array_of_envelope, smallest_ids
@@ -407,15 +408,50 @@ def test_ids_of_sglang_have_a_row_for_each_token_but_the_last(dtype, lengths, sh
     assert row["routed_experts"].dtype == dtype
 
 
-def test_turns_of_sglang_are_joined_in_the_smallest_dtype():
-    """Each turn sends the ids of its new tokens alone."""
+@given(st.integers(0, 5), st.booleans(), st.sampled_from([(None, "uint8"), (-1, "int8")]))
+def test_turns_of_sglang_are_joined_in_the_smallest_dtype(start, kept_wide, pad):
+    """Each turn sends the ids of its new tokens alone, or also some of those before."""
     whole = experts_of(9)
-    (first,) = sglang.rows_of(response(whole[:5]), **SHAPE)
-    kept = smallest_ids(first["routed_experts"], experts=48)
-    second = response(whole, prompt=8, start=5)
-    (row,) = sglang.rows_of(second, start_len=5, earlier=[kept], **SHAPE)
+    known = {**SHAPE, "experts": 48, "pad": pad[0]}
+    (first,) = sglang.rows_of(response(whole[:5]), **known)
+    assert (first["routed_experts"].dtype, len(first["routed_experts"])) == (pad[1], 5)
+    kept = whole[:5] if kept_wide else first["routed_experts"]
+    second = response(whole, prompt=8, start=start, routed_experts_start_len=start)
+    (row,) = sglang.rows_of(second, earlier=[kept], **known)
     assert row["routed_experts"].tolist() == whole.tolist()
-    assert smallest_ids(row["routed_experts"], experts=48).dtype == np.uint8
+    assert row["routed_experts"].dtype == pad[1]
+
+    grown = RowBuilder()
+    grown.append(experts=kept)
+    (row,) = sglang.rows_of(second, start_len=[start], **known)
+    assert row["routed_experts"].tolist() == whole[start:].tolist()
+    grown.append({"experts": start}, experts=row["routed_experts"].astype(kept.dtype))
+    assert grown.to_row()["experts"].tolist() == whole.tolist()
+
+
+def test_readers_of_replies_check_ids_and_their_number():
+    """As `smallest_ids` does, at the place in the reply."""
+    sglang_path = "sglang.rows_of(responses)[1].routed_experts"
+    first = response(experts_of(0), prompt=1, ids=[])
+    both = [first, response(IDS)]
+    high = int(IDS.max())
+    at = np.argwhere(high == IDS)[0].tolist()
+    said = f"expected ids of {high} experts, found {high} at {at}"
+    options = {**SHAPE, "experts": high}
+    refused(lambda: sglang.rows_of(both, **options), "bad_value", sglang_path, said)
+    replies = [reply(choice([7, 8, 9], experts=IDS))]
+    vllm_path = f"{OF_CHOICE}.routed_experts"
+    refused(lambda: of_vllm(replies, experts=high), "bad_value", vllm_path, said)
+    bad: list[tuple[dict[str, Any], str, str, str]] = [
+        ({"experts": 0}, "bad_option", "experts", "found 0"),
+        ({"pad": -1}, "bad_option", "experts", "found None"),
+        ({"experts": 8, "pad": 7}, "bad_pad", "pad", "pass -1"),
+    ]
+    for options, reason, name, detail in bad:
+        for call, where in ((sglang.rows_of, "sglang.rows_of"), (of_vllm, "vllm.rows_of_replies")):
+            refused(partial(call, [], **options), reason, f"{where}({name})", detail)
+    (row,) = of_vllm(replies, experts=high + 1, pad=-1)
+    assert (row["routed_experts"].tolist(), row["routed_experts"].dtype) == (IDS.tolist(), np.int8)
 
 
 IDS = experts_of(5)
@@ -433,6 +469,20 @@ BAD_RESPONSES: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
     (
         *(response(IDS, start=2, routed_experts_start_len=2), SHAPE, "bad_length", OF_RESPONSE),
         "expert ids of the first 2 tokens in earlier=, found 0; pass those of the turn before",
+    ),
+    (
+        *(response(IDS, start=3), {**SHAPE, "start_len": [0, 2]}, "bad_length", OF_RESPONSE),
+        "expected 3 tokens x 3 layers x 2 experts = 18 ids, found 12",
+    ),
+    (
+        response(IDS - 100, start=2),
+        {**SHAPE, "start_len": [0, 2], "earlier": [None, IDS], "experts": 48},
+        *("bad_value", OF_RESPONSE, "expected ids of 48 experts"),
+    ),
+    (
+        response(IDS, start=2),
+        {**SHAPE, "start_len": [0, 2], "earlier": [None, IDS + 100], "experts": 48},
+        *("bad_value", "sglang.rows_of(earlier)[1]", "expected ids of 48 experts"),
     ),
     (
         *(response(IDS, start=2), {**SHAPE, "start_len": [0, 2], "earlier": [None, IDS[:1]]}),
@@ -509,7 +559,8 @@ import numpy as np
 from jagcodec import encode_rows, to_blob
 from jagcodec.integrations import json_arrays, sglang, vllm
 (row,) = vllm.rows_of_replies({reply}, prompts=[[1, 2]])
-(other,) = sglang.rows_of({response}, layers=3, top_k=2)
+(other,) = sglang.rows_of({response}, layers=3, top_k=2, experts=48)
+assert other["routed_experts"].dtype == np.uint8
 assert (row["routed_experts"][:3] == other["routed_experts"][:3]).all()
 row["mask"] = json_arrays.array_of_envelope({mask})
 row["routed_experts"] = json_arrays.smallest_ids(row["routed_experts"], experts=48)

@@ -3,18 +3,26 @@
 import copy
 import pickle
 import threading
+import tracemalloc
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tensordict import NonTensorData
 
 from jagcodec import RowBuilder, decode, encode, encode_rows, open_wire, pack_jagged_fields
-from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, WireFormatError
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    UnsupportedTypeError,
+    WireFormatError,
+)
 from jagcodec.types import FieldSchema
 from tests.helpers import message, receive, rollout
 
@@ -71,6 +79,22 @@ class Growing(RuleBasedStateMachine):
             self.expected["ids"] += [7, 8, 9]
             self.expected["cell"] += [[-1, -1], [-2, -2], [-2, -2]]
 
+    @rule(share=st.floats(0, 1), n=st.integers(0, 40), in_place=st.booleans())
+    def append_from(self, share, n, in_place):
+        """All columns go on from a token of theirs, or two of them do and one is as it was."""
+        at = int(share * len(self.row))
+        n = len(self.row) - at if in_place else n
+        start, cells = {"ids": at, "cell": at}, np.arange(2 * n).reshape(n, 2)
+        more = {} if in_place else {"x": torch.arange(n) * 0.5}
+        if not self.expected["x"]:
+            return
+        start |= dict.fromkeys(more, at)
+        self.row.append(start, ids=[3] * n, cell=cells, **more)
+        for name, chunk in (("ids", [3] * n), ("cell", cells.tolist()), ("x", more.get("x"))):
+            if chunk is not None:
+                chunk = chunk if isinstance(chunk, list) else chunk.tolist()
+                self.expected[name] = self.expected[name][:at] + chunk
+
     @rule(share=st.floats(0, 1))
     def truncate(self, share):
         n = int(share * len(self.row))
@@ -80,8 +104,9 @@ class Growing(RuleBasedStateMachine):
     @rule()
     def refused(self):
         for pair in ({"ids": [1]}, {"x": [1.0], "ids": [1, 2], "cell": [[1, 2]]}, {"x": ["a"]}):
-            with pytest.raises((ArgumentError, ArgumentTypeError)):
-                self.row.append(**pair, new=[1])
+            for start in (None, {"new": 0, **dict.fromkeys(pair, 0)}):
+                with pytest.raises((ArgumentError, ArgumentTypeError)):
+                    self.row.append(start, **pair, new=[1])
 
     @rule(how=st.sampled_from(COPIES))
     def copied(self, how):
@@ -122,6 +147,116 @@ def test_a_row_that_was_cut_to_nothing_keeps_the_shape_of_its_tokens():
         assert each.to_row()["h"].shape == (1, 3)
 
 
+CHUNKS = st.lists(st.integers(0, 255), max_size=6)
+MADE: dict[str, Any] = {
+    "list": list,
+    "array": lambda ids: np.array(ids, np.uint8),
+    "view": lambda ids: np.array([ids, ids], np.int32).T[:, 1],
+    "tensor": lambda ids: torch.tensor(ids, dtype=torch.int16),
+}
+
+
+@given(st.data())
+def test_chunks_from_a_token_on_are_slices_of_lists(data):
+    """Two columns of their own lengths, of which one has its tokens along another dim."""
+    schema = FieldSchema("jagged", torch.uint8, (1, 2, None))
+    row = RowBuilder({"ids": torch.uint8, "axes": schema, "n": torch.int64}, same_length=["n"])
+    expected: dict[str, list[int]] = {"ids": [], "axes": []}
+    for i in range(data.draw(st.integers(1, 6))):
+        start, chunks = {}, {}
+        for name, before in expected.items():
+            at = data.draw(st.none() | st.integers(0, len(before)))
+            start |= {} if at is None else {name: at}
+            ids = data.draw(CHUNKS)
+            expected[name] = before[:at] + ids
+            made = MADE[data.draw(st.sampled_from([*MADE]))](ids)
+            chunks[name] = made if name == "ids" else [made, made] if ids else []
+        row.append(start, n=[i], **chunks)
+        snapshot = row.to_row()
+        if data.draw(st.booleans()):
+            row = RowBuilder.from_message(row.to_frames(), same_length=["n"])
+    assert snapshot["ids"].tolist() == expected["ids"]
+    assert snapshot["axes"].tolist() == [expected["axes"]] * 2
+    assert snapshot["ids"].dtype == np.uint8
+
+
+def experts(*ids):
+    return [[i, i] for i in ids]
+
+
+def test_a_start_that_no_chunk_has_is_refused():
+    row = RowBuilder({"experts": "uint8", "start": "int64"}, same_length=["start"])
+    row.append(start=[1, 2, 3], experts=experts(4, 5))
+    row.set(reward=1.0)
+    more: dict[str, Any] = {"start": [7], "experts": experts(8)}
+    for start, chunks, error, path, detail in (
+        ({"experts": 3}, more, ArgumentError, "['experts']", "at most 2, where .* found 3; append"),
+        ({"experts": -1}, more, ArgumentError, "['experts']", "expected 0 to 2, found -1"),
+        ({"experts": 1.0}, more, ArgumentError, "['experts']", "expected 0 to 2, found 1.0"),
+        ({"experts": True}, more, ArgumentError, "['experts']", "expected 0 to 2, found True"),
+        ({"experts": None}, more, ArgumentError, "['experts']", "expected 0 to 2, found None"),
+        ({"new": 1}, {"new": [1]}, ArgumentError, "['new']", "at most 0, where .* found 1"),
+        ({"new": 0}, more, ArgumentKeyError, "('new')", "of 'start', 'experts', found 'new'"),
+        ({"experts": 0}, {"start": [7]}, ArgumentKeyError, "('experts')", "one of 'start', found"),
+        ({"reward": 0}, more, ArgumentKeyError, "('reward')", "found 'reward'"),
+        ({5: 0}, more, ArgumentKeyError, "(5)", "found 5"),
+        ({"experts": 1}, {"experts": 9}, ArgumentError, "['experts']", "token 1 on, .* one"),
+        ([7], {"experts": experts(8)}, ArgumentTypeError, "", "a dict of names .*, found list"),
+        (1, {"experts": experts(8)}, ArgumentTypeError, "", "found int"),
+    ):
+        for _ in range(2):
+            with pytest.raises(error, match=detail) as raised:
+                row.append(start, **chunks)  # type: ignore[arg-type]
+            assert raised.value.path == f"RowBuilder.append(start){path}"
+            assert listed(row) == {"experts": experts(4, 5), "start": [1, 2, 3], "reward": 1.0}
+    with pytest.raises(ArgumentError, match=r"\('reward'\).*set once"):
+        row.append({"reward": 0}, reward=[1])
+    index: Any = np.int64(1)
+    row.append({"start": index}, start=[], experts=[])  # a column of any name
+    assert listed(row)["start"] == [1]
+
+
+def test_one_number_fills_what_a_chunk_from_a_token_on_adds():
+    row = RowBuilder()
+    row.append(ids=[1, 2, 3], mask=True)
+    row.append({"ids": 2}, ids=[7, 8, 9], mask=False)
+    assert listed(row) == {"ids": [1, 2, 7, 8, 9], "mask": [True] * 3 + [False] * 2}
+    with pytest.raises(ArgumentError, match=r"\('ids'\): expected more tokens, found -4; one num"):
+        row.append({"ids": 0}, ids=[1], mask=False)
+    assert len(row) == 5
+
+
+def test_a_column_that_is_replaced_keeps_its_dtype_and_the_shape_of_its_tokens():
+    row = RowBuilder()
+    row.append(x=np.ones((2, 3), np.int16))
+    row.append({"x": 0}, x=[])
+    assert row.to_row()["x"].shape == (0, 3)
+    with pytest.raises(ArgumentError, match=r"shape \(3,\) like those before, found \(2,\)"):
+        row.append({"x": 0}, x=[[1, 2]])
+    row.append({"x": 0}, x=[[1, 2, 3]])
+    assert (listed(row), row.to_row()["x"].dtype) == ({"x": [[1, 2, 3]]}, np.int16)
+
+
+def test_a_chunk_from_a_token_on_takes_memory_for_itself_alone():
+    """Of a row in one piece and in many; what is cut off is freed."""
+    schema = FieldSchema("jagged", torch.uint8, (1, 2, None))
+    row = RowBuilder({"ids": torch.uint8, "axes": schema})
+    tracemalloc.start()
+    try:
+        row.append(ids=np.zeros(1 << 20, np.uint8), axes=np.zeros((2, 1 << 20), np.uint8))
+        whole, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        for i in range(100):
+            start = dict.fromkeys(("ids", "axes"), len(row) - i % 3)
+            row.append(start, ids=[1, 2], axes=[[1, 2], [3, 4]])
+        assert tracemalloc.get_traced_memory()[1] < whole + (1 << 18)
+        row.append(dict.fromkeys(start, 9), ids=[], axes=[])
+        assert tracemalloc.get_traced_memory()[0] < 1 << 18
+    finally:
+        tracemalloc.stop()
+    assert len(pickle.dumps(row)) < 2000
+
+
 TestGrowing = Growing.TestCase
 TestGrowing.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
 ONE = {"input_ids": [1], "logprobs": 0.5, "loss_mask": True}
@@ -130,7 +265,7 @@ ONE = {"input_ids": [1], "logprobs": 0.5, "loss_mask": True}
 def test_a_refused_call_changes_nothing():
     for call, arguments, match in (
         ("append", {"input_ids": [1]}, r"\('input_ids'\).*expected 5 .* 'logprobs', found 6"),
-        ("append", ONE | {"logprobs": [0.5, 0.5]}, "expected 1 tokens like 'input_ids'"),
+        ("append", ONE | {"logprobs": [0.5, 0.5]}, "expected 1 more tokens like 'input_ids'"),
         ("append", ONE | {"new": [1]}, r"\('new'\).*found 1"),
         ("append", ONE | {"logprobs": [0.5], "loss_mask": []}, r"\('loss_mask'\).*found 5"),
         ("append", ONE | {"input_ids": [[1]]}, r"\('input_ids'\).*shape \(\) .*found \(1,\)"),

@@ -7,7 +7,18 @@ import sys
 import pytest
 import torch
 
-from benchmarks import before, before_values, bench, gpu, measure, operations, packing, planes, rows
+from benchmarks import (
+    before,
+    before_values,
+    bench,
+    experts,
+    gpu,
+    measure,
+    operations,
+    packing,
+    planes,
+    rows,
+)
 from benchmarks import bytes as saved
 from benchmarks.loop import loop
 from benchmarks.shapes import lengths_of, make_batch
@@ -90,6 +101,16 @@ def test_bytes(tmp_path):
     batches = json.loads(file.read_text())["batches"]
     options = batches["verl"]["options"]
     assert options["narrow, elide"]["bytes"] < options["none"]["bytes"] / 5
+
+
+def test_experts(tmp_path):
+    file = tmp_path / "experts.json"
+    assert experts.main(["--rows=2", "--tokens=64", "--rounds=1", f"--json={file}"]) == 0
+    found = json.loads(file.read_text())
+    small, *_ = found["ways"].values()
+    assert small["bytes"] < found["ways"]["pickle, int32"]["bytes"] / 3
+    one, stages, layers = (columns["fetched"] for columns in found["columns"].values())
+    assert max(stages, layers) < one / 3
 
 
 @pytest.mark.parametrize("device", ["cpu", KIND])

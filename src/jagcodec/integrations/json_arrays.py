@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import check_array, integer_of, mapping_of, whole_number
+from jagcodec._arguments import check_array, mapping_of, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.integrations._base64_arrays import (
     MAX_BYTES,
@@ -15,6 +15,7 @@ from jagcodec.integrations._base64_arrays import (
     dtype_named,
     shaped_array,
 )
+from jagcodec.integrations._expert_ids import known_ids, smallest_of
 
 __all__ = ["array_of_envelope", "smallest_ids"]
 
@@ -58,9 +59,6 @@ def array_of_envelope(envelope: Any, *, max_bytes: int = MAX_BYTES) -> npt.NDArr
     return shaped_array(data, dtype, shape, f"{path}.data")
 
 
-_SMALLEST_FIRST = tuple(np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64"))
-
-
 def smallest_ids(
     ids: npt.NDArray[Any], *, experts: int | None = None, pad: int | None = None
 ) -> npt.NDArray[Any]:
@@ -97,43 +95,7 @@ def smallest_ids(
         kind = ids.dtype if isinstance(ids, np.ndarray) else describe(ids)
         raise ArgumentTypeError("bad_type", path, f"expected an array of integers, found {kind}")
     check_array(ids, path)
-    if experts is None and pad is None:
-        return _as_smallest(ids, int(ids.min(initial=0)), int(ids.max(initial=0)))
-    low, high = _range_with_pad(experts, pad)
-    found = _as_smallest(ids, low, high)  # first, because there may be no memory for it
-    _check_ids(ids, whole_number(experts, 1, "smallest_ids(experts)"), pad, path)
-    return found
-
-
-def _as_smallest(ids: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
-    """The ids in the first dtype that holds both numbers; uint64 above all of them stays."""
-    for dtype in _SMALLEST_FIRST:
-        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-            return ids.astype(dtype, copy=False)
-    return ids
-
-
-def _range_with_pad(experts: int | None, pad: int | None) -> tuple[int, int]:
-    """The smallest and the largest id of these experts and of the pad."""
-    last = whole_number(experts, 1, "smallest_ids(experts)", "the number of experts") - 1
-    if pad is None:
-        return 0, last
-    number, path = integer_of(pad), "smallest_ids(pad)"
-    if number is None:
-        raise ArgumentError("bad_pad", path, f"expected an integer or None, found {brief(pad)}")
-    if 0 <= number <= last:
-        detail = f"expected a pad that is not the id of an expert (0 to {last}), found {number}"
-        raise ArgumentError("bad_pad", path, f"{detail}; pass -1")
-    return min(number, 0), max(number, last)
-
-
-def _check_ids(ids: npt.NDArray[Any], experts: int, pad: int | None, path: str) -> None:
-    if not ids.size or (ids.min() >= 0 and ids.max() < experts):
-        return
-    outside = (ids < 0) | (ids >= experts)
-    if pad is not None:
-        outside &= ids != pad
-    if outside.any():
-        at = [int(i) for i in np.argwhere(outside)[0]]
-        found = f"expected ids of {experts} experts, found {ids[tuple(at)]} at {at}"
-        raise ArgumentError("bad_value", path, found)
+    known = known_ids(experts, pad, "smallest_ids")
+    if known is None:
+        return smallest_of(ids, int(ids.min(initial=0)), int(ids.max(initial=0)))
+    return known.in_smallest(ids, path)

@@ -18,6 +18,7 @@ from jagcodec.integrations._base64_arrays import (
     flat_array,
 )
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
+from jagcodec.integrations._expert_ids import KnownIds, known_ids
 
 
 def rows_of(
@@ -27,6 +28,8 @@ def rows_of(
     top_k: int | None = None,
     start_len: int | Sequence[int] | None = None,
     earlier: Sequence[npt.NDArray[Any] | None] | None = None,
+    experts: int | None = None,
+    pad: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> list[dict[str, Any]]:
     """One row per sample that `Engine.generate` or the endpoint ``/generate`` returns.
@@ -60,7 +63,12 @@ def rows_of(
         start_len: The `routed_experts_start_len` of your request, or one for each response: expert
             ids of the tokens before it were not sent. None: what `meta_info` says, otherwise 0.
         earlier: For each response, the expert ids (tokens, layers, top k) of at least the first
-            `start_len` tokens, such as those of the turn before; None if its start is 0.
+            `start_len` tokens, such as those of the turn before; None if its start is 0. If you
+            pass `start_len` alone, a row has the ids from there on, which `RowBuilder.append`
+            adds to those before.
+        experts: How many experts the model has: expert ids are checked, and get the smallest dtype
+            that holds them, as from `smallest_ids`. None: they have the dtype that SGLang sent.
+        pad: The id that you will pass in `pad_value_dict`, as for `smallest_ids`.
         max_bytes: The most bytes that the expert ids of a response may have.
 
     Returns:
@@ -69,15 +77,16 @@ def rows_of(
         the prompt) and `response_ids` are lists of ints. `logprobs` (of the sampled tokens,
         ``return_logprob=True``) and `prompt_logprobs` (``logprob_start_len=0``; the first one is
         0.0) are lists of floats. `finish_reason` is the `type` of SGLang's dict.
-        `routed_experts` is a read-only array (tokens, layers, top k) if you pass `layers` and
-        `top_k`, and flat otherwise. It has no row for the last token, which was not forwarded. If
-        its start is not 0, it is a new array: the beginning of `earlier`, and then what was sent.
-        A key that SGLang returned for no sample is in no row. Lists belong to their row.
+        `routed_experts` is an array (tokens, layers, top k) if you pass `layers` and `top_k`, and
+        flat otherwise; it is read-only where it is what SGLang sent. It has no row for the last
+        token, which was not forwarded. If you pass `earlier` and its start is not 0, it has the
+        beginning of `earlier`, and then what was sent. A key that SGLang returned for no sample is
+        in no row. Lists belong to their row.
 
     Raises:
         ArgumentError: Only some samples have a key, a response is not one of ``/generate``, or its
-            logprobs or expert ids are not those of its tokens, or `earlier` ends before the expert
-            ids start. The error names the first such sample.
+            logprobs or expert ids are not those of its tokens, an id is not that of an expert, or
+            `earlier` ends before the expert ids start. The error names the first such sample.
         ArgumentTypeError: `start_len` or `earlier` is not a list.
     """
     where = "sglang.rows_of"
@@ -85,14 +94,17 @@ def rows_of(
         samples = dict(_each_response(responses, f"{where}(responses)"))
     most = whole_number(max_bytes, 0, f"{where}(max_bytes)")
     shape = _shape_of_token(layers, top_k, where)
+    ids = known_ids(experts, pad, where)
     starts = _starts_of(start_len, len(samples), f"{where}(start_len)")
+    alone = start_len is not None and earlier is None
     before: list[Any] = [None] * len(samples)
     if earlier is not None:
         before = items_of(earlier, f"{where}(earlier)", "an array or None for each response")
         check_count(len(before), len(samples), f"{where}(earlier)", "responses")
     rows: dict[str, Row] = {}
     for i, (path, response) in enumerate(samples.items()):
-        known = _Known(shape, starts[i], before[i], f"{where}(earlier)[{i}]", most)
+        path_of_earlier = f"{where}(earlier)[{i}]"
+        known = _Known(shape, ids, starts[i], alone, before[i], path_of_earlier, most)
         with reading_output(path, "a response of SGLang's /generate"):
             rows[path] = _row_of_response(response, known, path)
     return same_keys(rows)
@@ -102,7 +114,9 @@ class _Known(NamedTuple):
     """What a caller knows of the expert ids of a response."""
 
     shape: tuple[int, int] | None  # layers and top k
+    ids: KnownIds | None
     start: int | None
+    alone: bool  # ids from the start on are asked for
     earlier: Any
     path_of_earlier: str
     most: int  # bytes
@@ -169,7 +183,7 @@ def _experts_of_response(
         if start:
             detail = f"expected layers= and top_k= for expert ids that start at token {start}"
             raise ArgumentError("bad_option", path, f"{detail}, found neither")
-        return flat
+        return _as_known(flat, known, path)
     layers, top_k = known.shape
     count, rest = divmod(len(flat), layers * top_k)
     expected = count if tokens is None else max(tokens - 1 - start, 0)
@@ -178,8 +192,13 @@ def _experts_of_response(
         detail = f"expected {expected} tokens x {of_each} = {expected * layers * top_k} ids"
         remedy = "; check layers=, top_k= and start_len="
         raise ArgumentError("bad_length", path, f"{detail}, found {len(flat)}{remedy}")
-    sent = flat.reshape(count, layers, top_k)
-    return np.concatenate([_begun(known, start, path), sent]) if start else sent
+    sent = _as_known(flat.reshape(count, layers, top_k), known, path)
+    return np.concatenate([_begun(known, start, path), sent]) if start and not known.alone else sent
+
+
+def _as_known(ids: npt.NDArray[Any], known: _Known, path: str) -> npt.NDArray[Any]:
+    """The ids in the smallest dtype, if the number of experts is known."""
+    return ids if known.ids is None else known.ids.in_smallest(ids, path)
 
 
 def _begun(known: _Known, start: int, path: str) -> npt.NDArray[Any]:
@@ -188,15 +207,14 @@ def _begun(known: _Known, start: int, path: str) -> npt.NDArray[Any]:
     has = 0 if earlier is None else len(earlier)
     if has < start:
         detail = f"expected expert ids of the first {start} tokens in earlier=, found {has}"
-        remedy = "; pass those of the turn before, or ask with routed_experts_start_len=0"
+        remedy = "; pass those of the turn before, or start_len= alone for ids from there on"
         raise ArgumentError("bad_length", path, detail + remedy)
     whole = isinstance(earlier, np.ndarray) and earlier.dtype.kind in "iu"
     if not whole or earlier.shape[1:] != known.shape or earlier.itemsize > 4:
         expected = f"expected int32 or smaller integers of shape (tokens, *{brief(known.shape)})"
         found = f"{earlier.dtype} of shape {earlier.shape}" if whole else describe(earlier)
         raise ArgumentError("bad_shape", known.path_of_earlier, f"{expected}, found {found}")
-    begun: npt.NDArray[Any] = earlier[:start]
-    return begun
+    return _as_known(earlier[:start], known, known.path_of_earlier)
 
 
 def _logprobs_of_triples(triples: Any, ids: list[int], path: str) -> list[float] | None:

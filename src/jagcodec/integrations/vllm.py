@@ -15,6 +15,7 @@ from jagcodec._arguments import items_of, iterator_of, whole_number
 from jagcodec.errors import ArgumentError, brief
 from jagcodec.integrations._base64_arrays import MAX_BYTES, array_of_npy, decoded_base64
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
+from jagcodec.integrations._expert_ids import KnownIds, known_ids
 
 
 def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
@@ -116,6 +117,8 @@ def rows_of_replies(
     replies: Mapping[str, Any] | Sequence[Any],
     *,
     prompts: Sequence[Sequence[int]] | None = None,
+    experts: int | None = None,
+    pad: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> list[dict[str, Any]]:
     """One row per sample that the endpoint ``/inference/v1/generate`` returns.
@@ -138,19 +141,25 @@ def rows_of_replies(
             read.
         prompts: The `token_ids` of each request, in the order of the replies, which do not have
             them. None: rows have no `prompt_ids`.
+        experts: How many experts the model has: expert ids are checked, and get the smallest dtype
+            that holds them, as from `smallest_ids`. None: they have the dtype that vLLM sent.
+        pad: The id that you will pass in `pad_value_dict`, as for `smallest_ids`.
         max_bytes: The most bytes that the expert ids of a sample may have.
 
     Returns:
-        A dict per choice, in order, with the keys of `rows_of`. `routed_experts` is a read-only
-        array (tokens, layers, top k) over memory of its own; it has no row for the last token,
-        which was not forwarded. vLLM sends -9999.0 for smaller logprobs, and for one that it lacks.
+        A dict per choice, in order, with the keys of `rows_of`. `routed_experts` is an array
+        (tokens, layers, top k) with memory of its own, read-only unless `experts` changes its
+        dtype; it has no row for the last token, which was not forwarded. vLLM sends -9999.0 for
+        smaller logprobs, and for one that it lacks.
 
     Raises:
-        ArgumentError: Only some samples have a key, a reply is not one of this endpoint, or the
-            logprobs or expert ids are not those of its tokens. The error names the first sample.
+        ArgumentError: Only some samples have a key, a reply is not one of this endpoint, the
+            logprobs or expert ids are not those of its tokens, or an id is not that of an expert.
+            The error names the first sample.
         ArgumentTypeError: `replies` or `prompts` is not a list.
     """
     where = "vllm.rows_of_replies"
+    known = known_ids(experts, pad, where)
     most = whole_number(max_bytes, 0, f"{where}(max_bytes)")
     if isinstance(replies, Mapping):
         replies = (replies,)
@@ -167,11 +176,13 @@ def rows_of_replies(
             with reading_output(f"{where}(prompts)[{i}]", "a list of token ids"):
                 prompt = [*map(index, iterator_of(ids))]
         with reading_output(path, "a reply of vLLM's /inference/v1/generate"):
-            rows |= _choices_of(reply, prompt, most, path)
+            rows |= _choices_of(reply, prompt, known, most, path)
     return same_keys(rows)
 
 
-def _choices_of(reply: Any, prompt: list[int] | None, most: int, path: str) -> dict[str, Row]:
+def _choices_of(
+    reply: Any, prompt: list[int] | None, known: KnownIds | None, most: int, path: str
+) -> dict[str, Row]:
     """The row of each choice of a reply, by the path of the choice."""
     rows: dict[str, Row] = {}
     positions, at = reply.get("prompt_logprobs"), f"{path}.prompt_logprobs"
@@ -192,7 +203,7 @@ def _choices_of(reply: Any, prompt: list[int] | None, most: int, path: str) -> d
                 "finish_reason": choice.get("finish_reason"),
                 "prompt_logprobs": logprobs,
                 "routed_experts": _experts_of_choice(
-                    choice, None if prompt is None else len(prompt) + len(ids), most, here
+                    choice, None if prompt is None else len(prompt) + len(ids), known, most, here
                 ),
             }
     return rows
@@ -212,7 +223,7 @@ def _logprobs_of_content(logprobs: Any, ids: list[int], path: str) -> list[float
 
 
 def _experts_of_choice(
-    choice: Any, tokens: int | None, most: int, path: str
+    choice: Any, tokens: int | None, known: KnownIds | None, most: int, path: str
 ) -> npt.NDArray[Any] | None:
     """The expert ids of all tokens but the last; `tokens` is None if the prompt is not known."""
     text, path = choice.get("routed_experts"), f"{path}.routed_experts"
@@ -227,4 +238,4 @@ def _experts_of_choice(
         detail = f"expected {max(tokens - 1, 0)} tokens, all of prompt and response but the last,"
         remedy = "is this the prompt of this reply?"
         raise ArgumentError("bad_length", path, f"{detail} found {len(experts)}; {remedy}")
-    return experts
+    return experts if known is None else known.in_smallest(experts, path)

@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import name_set, whole_number
+from jagcodec._arguments import check_known, mapping_of, name_set, whole_number
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
@@ -94,15 +94,26 @@ class _GrowingColumn:
         cells = made.data if stored == dtype else joined.astype(STORED_DTYPES[stored])
         return replace(column, chunks=[cells])
 
-    def first_tokens(self, tokens: int) -> _GrowingColumn:
-        """A column with a copy of the first `tokens` tokens."""
-        if not self.chunks:
-            return replace(self, chunks=[])
-        whole = self.joined()
-        kept = whole[(slice(None),) * self.dim + (slice(tokens),)]
-        chunks = [kept.copy(order="C")] if tokens else []
-        shape = tuple(0 if d == self.dim else size for d, size in enumerate(whole.shape))
-        return replace(self, tokens=tokens, chunks=chunks, shape=shape)
+    def copied(self) -> _GrowingColumn:
+        """The column with cells of its own."""
+        return replace(self, chunks=[self.joined().copy(order="C")] if self.chunks else [])
+
+    def cut(self, tokens: int) -> None:
+        """Drop the tokens after the first `tokens`, in a time that grows with those alone."""
+        while self.tokens > tokens:
+            last = self.chunks.pop()
+            self.shape = self.shape_of(last.shape, 0)
+            self.tokens -= last.shape[self.dim]
+            if self.tokens < tokens:
+                kept = last[(slice(None),) * self.dim + (slice(tokens - self.tokens),)]
+                memory: Any = kept.base
+                # Copy a small part, so that the rest of its memory is freed.
+                self.chunks.append(kept.copy() if 2 * kept.nbytes < memory.nbytes else kept)
+                self.tokens = tokens
+
+    def shape_of(self, like: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+        """The shape of so many tokens of cells of this shape."""
+        return (*like[: self.dim], tokens, *like[self.dim + 1 :])
 
     def shape_so_far(self) -> tuple[int, ...] | None:
         """The shape of the chunks; only the number of tokens differs between them."""
@@ -114,8 +125,7 @@ class _GrowingColumn:
 
     def filled(self, number: Cells, tokens: int) -> Cells:
         """So many tokens, whose cells all hold the number."""
-        like = self.shape_so_far() or (0,)
-        shape = (*like[: self.dim], tokens, *like[self.dim + 1 :])
+        shape = self.shape_of(self.shape_so_far() or (0,), tokens)
         return np.full(shape, number, number.dtype)
 
     def check_chunk(self, made: RowCells) -> None:
@@ -213,51 +223,75 @@ class RowBuilder:
         names = f"columns={list(self._columns)}, values={list(self._values)}"
         return f"RowBuilder(tokens={len(self)}, {names})"
 
-    def append(self, /, **columns: Any) -> None:
-        """More tokens: a chunk for each column. After an error, nothing was appended.
+    def append(self, start: Mapping[str, int] | None = None, /, **columns: Any) -> None:
+        """More tokens: a chunk for each column. After an error, the row is as it was.
+
+        Example:
+            >>> from jagcodec import RowBuilder
+            >>> row = RowBuilder(same_length=["ids"])
+            >>> row.append(ids=[5, 6, 7], experts=[[0, 3], [2, 1]])
+            >>> row.append({"experts": 1}, ids=[8], experts=[[2, 0], [1, 3]])  # from token 1 on
+            >>> row.to_row()["experts"].tolist()
+            [[0, 3], [2, 0], [1, 3]]
 
         Args:
+            start: Name to the index of the first token of its chunk. The chunk replaces what the
+                column holds from there on, which may be more tokens or fewer. Other chunks start
+                where their column ends. It is positional, so that a column may have any name.
             **columns: Name to chunk, as a row of a jagged column for `encode_rows`; its first dim,
                 or the ragged dim that `dtypes` says, is tokens. One number fills as many tokens as
-                the other chunks have, or is one token if all are numbers. A column that is left out
+                the other chunks add, or is one token if all are numbers. A column that is left out
                 gets no tokens.
 
         Raises:
             ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
                 tokens of another shape, a number does not fit the dtype of its column (ints must
-                be exact, finite floats must stay finite), or the name is that of a value.
+                be exact, finite floats must stay finite), or the name is that of a value. A start
+                is after the end of its column, is not an integer of 0 or more, or is that of one
+                number.
+            ArgumentKeyError: `start` names a column that has no chunk.
             ArgumentTypeError: A chunk has another type, or holds what the column cannot: floats
                 among integers of an array, a second dtype, bools among numbers, strings, None.
+                `start` is not a mapping.
         """
         where = "RowBuilder.append"
-        read = {}
+        read: dict[str, _Read] = {}
         for name, chunk in columns.items():
             path = f"{where}({name!r})"
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
             read[name] = _read_chunk(self._columns.get(name) or _GrowingColumn(), chunk, path)
-        tokens = {name: n for name, (_, _, n) in read.items() if n is not None}
-        added = tokens
-        if len(tokens) < len(read):
-            added = dict.fromkeys(read, self._tokens_to_fill(tokens, where)) | tokens
+        starts = {} if start is None else _read_starts(start, read, f"{where}(start)")
+        added = {
+            name: starts.get(name, column.tokens) + tokens - column.tokens
+            for name, (column, _, tokens) in read.items()
+            if tokens is not None
+        }
+        if len(added) < len(read):
+            to_fill = self._tokens_to_fill(added, where)
+            for name, (column, cells, tokens) in read.items():
+                if tokens is None:
+                    read[name] = column, column.filled(cells, to_fill), to_fill
+                    added[name] = to_fill
         grown = self._columns | {name: column for name, (column, _, _) in read.items()}
         self._check_token_counts(grown, added, where)
-        for name, (column, cells, _) in read.items():
-            if added[name]:
-                filled = cells if name in tokens else column.filled(cells, added[name])
-                column.chunks.append(filled)
-                column.tokens += added[name]
+        for name, (column, cells, tokens) in read.items():
+            column.cut(starts.get(name, column.tokens))
+            if tokens:
+                column.chunks.append(cells)
+                column.tokens += tokens
         self._columns = grown
 
-    def _tokens_to_fill(self, tokens: Mapping[str, int], where: str) -> int:
-        """How many tokens a single number fills."""
-        counted = {name: n for name, n in tokens.items() if self._counts(name)} or tokens
+    def _tokens_to_fill(self, added: Mapping[str, int], where: str) -> int:
+        """How many tokens a single number fills: as many as chunks add."""
+        counted = {name: n for name, n in added.items() if self._counts(name)} or added
         first, found = next(iter(counted.items()), ("", 1))
         for name, other in counted.items():
-            if other != found:
+            if other != found or other < 0:
+                expected = f"{found} more tokens like {first!r}" if found >= 0 else "more tokens"
                 detail = (
-                    f"expected {found} tokens like {first!r}, found {other}; "
+                    f"expected {expected}, found {other}; "
                     "one number instead of a list fills as many tokens as there are"
                 )
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
@@ -310,8 +344,8 @@ class RowBuilder:
             detail = f"expected at most the {len(self)} tokens, found {most}"
             raise ArgumentError("bad_option", path, detail)
         for name, column in self._columns.items():
-            if self._counts(name) and column.tokens > most:
-                self._columns[name] = column.first_tokens(most)
+            if self._counts(name):
+                column.cut(most)
 
     def to_row(self) -> dict[str, Any]:
         """What there is so far, by name: a snapshot, which no later call changes.
@@ -374,18 +408,16 @@ class RowBuilder:
                 row._values[name], row._dtypes[name] = found, schema[name]
                 continue
             dim, cells = found.ragged_dim - 1, found.data
-            grown = _GrowingColumn(
-                dim, None, schema[name], found.dtype, dtype_is_fixed=True, chunks=[cells]
-            )
-            row._columns[name] = grown.first_tokens(cells.shape[dim])
+            grown = _GrowingColumn(dim, None, schema[name], found.dtype, dtype_is_fixed=True)
+            grown.shape, grown.tokens = grown.shape_of(cells.shape, 0), cells.shape[dim]
+            grown.chunks = [cells] if grown.tokens else []
+            row._columns[name] = grown.copied()
         row._check_token_counts(row._columns, {}, where)
         return row
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: its columns are copied, so later appends do not change them."""
-        columns = {
-            name: column.first_tokens(column.tokens) for name, column in self._columns.items()
-        }
+        columns = {name: column.copied() for name, column in self._columns.items()}
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
     def __copy__(self) -> RowBuilder:
@@ -420,14 +452,31 @@ def _of_state(state: Any) -> RowBuilder:
     return row
 
 
-def _read_chunk(
-    column: _GrowingColumn, chunk: Any, path: str
-) -> tuple[_GrowingColumn, Cells, int | None]:
-    """Read a chunk.
+_Read: TypeAlias = tuple[_GrowingColumn, Cells, int | None]
+"""A chunk: its column (the dtype may be new), its cells, and its tokens; None of one number."""
 
-    Returns its column (the dtype may be new), its cells, and its token count, or None if it is one
-    number.
-    """
+
+def _read_starts(start: Any, read: Mapping[str, _Read], path: str) -> dict[str, int]:
+    """The indices at which chunks start, by their names."""
+    given = mapping_of(start, path, "a dict of names to the index of a token")
+    check_known(given, read, path)
+    starts = {}
+    for name, index in given.items():
+        column, _, tokens = read[name]
+        at = f"{path}[{name!r}]"
+        whole = whole_number(index, 0, at, f"0 to {column.tokens}")
+        if whole > column.tokens:
+            detail = f"expected at most {column.tokens}, where the column ends, found {whole}"
+            raise ArgumentError("bad_option", at, f"{detail}; append the tokens before it first")
+        if tokens is None:
+            detail = f"expected a list, an array or a tensor from token {whole} on, found"
+            raise ArgumentError("bad_option", at, f"{detail} one number")
+        starts[name] = whole
+    return starts
+
+
+def _read_chunk(column: _GrowingColumn, chunk: Any, path: str) -> _Read:
+    """Read a chunk."""
     if isinstance(chunk, tensor_type()):
         chunk = tensor_rows().on_host(chunk)
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
