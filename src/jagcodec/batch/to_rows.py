@@ -54,7 +54,7 @@ def to_rows(
         columns: None for all columns, or a list of names for these in this order.
         as_: What rows of tensors and of arrays of numbers become. ``"tensor"``: tensors, of a
             column of one dim 0-d ones. ``"list"``: Python's numbers, in lists as deep as a row has
-            dims.
+            dims. Rows of an array of times are those of the array in both forms.
 
     Returns:
         A new list. Python objects are the objects of the batch; one that belongs to the whole batch
@@ -148,7 +148,7 @@ class _RowMaker:
         raise ArgumentTypeError("bad_type", path, detail + remedy)
 
     def _rows_of_array(self, column: npt.NDArray[Any], path: str) -> list[Any]:
-        if self._form == "list":
+        if self._form == "list" and column.dtype.kind not in "mM":  # it would count nanoseconds
             rows: list[Any] = column.tolist()
             return rows
         if column.dtype.kind not in "biufc":
