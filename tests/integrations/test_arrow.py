@@ -165,14 +165,13 @@ def test_objects_of_a_kind_that_arrow_has_arrive_as_arrows(kind):
 
 @given(with_none(JSON_LIKE | _any_text | st.binary(max_size=2) | stdlib_values()))
 def test_any_objects_arrive_equal_or_are_refused(rows):
+    error: jagcodec.ArgumentError | None = None
     try:
         column = column_of_objects(rows)
     except jagcodec.ArgumentError as raised:
         error = raised
-    else:
-        error = None
     if error is not None:
-        number = re.match(r"column 'o', row (\d+)", error.path)[1]
+        (number,) = re.findall(r"^column 'o', row (\d+)", error.path)
         assert "leave the column out (--columns of the command, select in Python)" in error.detail
         row = rows[int(number)]
         assert outcome(row) is None or not is_utf8(row)
@@ -200,7 +199,7 @@ def test_parts_join_whichever_rows_show_the_type(kind, tmp_path):
     time = dt.datetime(2026, 1, 2)
     example |= {"timestamp[us]": time, "duration[us]": dt.timedelta(1)}
     value = example.get(kind, time.replace(tzinfo=dt.UTC))
-    parts = [[value, None], [None, None], []]
+    parts: list[list[Any]] = [[value, None], [None, None], []]
     tables = [
         to_arrow({"x": {"o": rows, "j": [{"a": row is None} for row in rows]}, "o": rows})
         for rows in parts

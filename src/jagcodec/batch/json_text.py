@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import OrderedDict
 from contextlib import suppress
@@ -23,6 +24,8 @@ _Steps = tuple[Any, ...]
 
 _dumps = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 
+_quoted = json.encoder.encode_basestring_ascii
+_WORDS = {None: "null", True: "true", False: "false"}
 _SCALARS = (str, int, float, type(None))  # a bool is an int
 _NUMBERS = frozenset((int, float, bool, type(None)))
 _JOINED = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -88,13 +91,19 @@ def _text(value: Any, above: _Steps, levels: int) -> str:
 
 
 def _scalar(value: Any, above: _Steps) -> str:
-    if issubclass(type(value), str) and _JOINED.search(value):
-        found = f"{brief(value)} with two lone surrogates that JSON joins"
-        raise _NotJsonError("text that JSON gives back", found, above)
-    try:
-        return _dumps(value)
-    except ValueError as error:  # NaN, infinities, and ints of too many digits
-        raise _NotJsonError("a number that JSON has", brief(value), above) from error
+    if issubclass(type(value), str):
+        if _JOINED.search(value):
+            found = f"{brief(value)} with two lone surrogates that JSON joins"
+            raise _NotJsonError("text that JSON gives back", found, above)
+        return _quoted(value)
+    if value is None or issubclass(type(value), bool):
+        return _WORDS[value]
+    with suppress(ValueError):  # of too many digits
+        if issubclass(type(value), int):
+            return int.__repr__(value)
+        if math.isfinite(value):
+            return float.__repr__(value)
+    raise _NotJsonError("a number that JSON has", brief(value), above)
 
 
 def _list(items: list[Any], above: _Steps, levels: int) -> str:
