@@ -354,6 +354,15 @@ def test_a_jagged_column_of_any_kind(column, data):
         assert torch.equal(again.nan_to_num(7), same.nan_to_num(7))
 
 
+def test_rows_of_times_are_those_of_the_array_in_both_forms():
+    """As a list, numpy itself makes ints of nanoseconds."""
+    for dtype in ("M8[ns]", "m8[ns]", "M8[s]", "M8[D]"):
+        column = np.array([[1, 2], [3, 4]]).view(dtype)
+        for form in ("tensor", "list"):
+            for row, expected in zip(to_rows({"x": column}, as_=form), column, strict=True):
+                assert_same(row["x"], expected)
+
+
 def test_batches_of_more_batch_dims():
     whole = NonTensorData("w", batch_size=[2, 2])
     columns = {"x": torch.arange(4).view(2, 2), "n": {"y": torch.ones(2, 2, 3)}, "w": whole}

@@ -14,6 +14,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
@@ -30,7 +32,9 @@ from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.inspection import cells_text, size_text
 from jagcodec.errors import WireFormatError
 from jagcodec.record import RecordWriter
+from tests.batch.test_json_text import JSON_LIKE
 from tests.helpers import MESSAGES, nested, run_python
+from tests.strict_json import outcome, strictly
 from tests.wire.test_golden import BAD, GOOD, NAMES, Point, kept, load, message_of
 
 
@@ -327,9 +331,68 @@ def test_export_names_what_is_left_out_and_nothing_else(run, tmp_path):
     assert printed(run, "export", path, out) == f"{out}: 3 rows, 1 column\n"
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(JSON_LIKE, min_size=1, max_size=3), st.text("\ud83d\ude00x", max_size=3))
+def test_json_lines_give_every_value_back_or_name_what_they_lack(run, tmp_path, rows, name):
+    columns = BatchedDataDict({"n": torch.arange(len(rows)), name: rows})
+    out = tmp_path / "x.jsonl"
+    status, _, err = run("export", saved(tmp_path, "x", columns), out)
+    lines = [{"n": i, name: row} for i, row in enumerate(rows)]
+    if status:
+        assert None in map(outcome, lines)
+        assert re.search(r"column '.*', row \d|column '.*rename the column", err)
+        assert "with --columns" in err
+    else:
+        assert [repr(strictly(line)) for line in out.read_text().splitlines()] == [
+            outcome(line) for line in lines
+        ]
+
+
+NO_JSON = {1: 0, "1": 0}
+NOT_HELD: list[tuple[Any, str, str]] = [  # a column, the formats that lack it, and why
+    (torch.tensor([0.5, float("nan")]), "jsonl", "row 1: .* found nan; .* try .parquet"),
+    ([b"a", None], "jsonl", "row 0: expected a value that JSON has, found b'a'; .* try .parquet"),
+    (np.array([1, 2]).view("M8[ns]"), "jsonl", r"row 0: .*datetime64\[ns\]; .* try .parquet"),
+    (torch.eye(2).to_sparse(), "jsonl parquet arrow", "expected a column that"),
+    (TensorDict({"s": torch.eye(2).to_sparse()}, [2]), "jsonl parquet arrow", r"\['s'\]: expected"),
+    (["\ud800", "b"], "parquet arrow", r"row 0: .*\\ud800.*; try \.jsonl"),
+    (["b", "\ud83d\ude00"], "jsonl parquet arrow", "row 1: .*surrogates"),
+    ([None, {"a": [NO_JSON]}], "jsonl parquet arrow", r"row 1, \$.a\[0\]: .* found 1 and '1'"),
+    ([{"a": [0, float("inf")]}, 1], "jsonl parquet arrow", r"row 0, \$.a\[1\]: .* found inf"),
+    ([{1: 0, None: np.int64(1)}, np.arange(2)], "", ""),
+    ([None, None], "", ""),
+    (np.array(["a", "b"]), "", ""),
+]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize(("column", "without", "why"), NOT_HELD)
+def test_a_format_holds_a_column_or_names_it_with_a_remedy(
+    column, without, why, ending, run, tmp_path
+):
+    columns = BatchedDataDict(n=torch.arange(2), odd=column)
+    out = tmp_path / f"x.{ending}"
+    status, _, err = run("export", saved(tmp_path, "x", columns), out)
+    assert (status, out.exists()) == ((2, False) if ending in without.split() else (0, True))
+    if status:
+        assert re.search(f"x.jag, column 'odd'.*{why}", err)
+        assert "--columns" in err
+        assert run("export", tmp_path / "x.jag", out, "--columns", "n")[0] == 0
+
+
+def test_rows_without_columns_are_lines_and_no_parquet(run, tmp_path):
+    source = saved(tmp_path, "x", TensorDict({}, [2]))
+    assert run("export", source, tmp_path / "x.jsonl")[0] == 0
+    assert exported(tmp_path / "x.jsonl") == [{}, {}]
+    assert run("export", source, tmp_path / "x.arrow")[0] == 0
+    assert pyarrow.ipc.open_file(tmp_path / "x.arrow").read_all().num_rows == 2
+    status, _, err = run("export", source, tmp_path / "x.parquet")
+    assert (status, "write .arrow or .jsonl" in err) == (2, True)
+
+
 @pytest.mark.parametrize("ending", ["arrow", "jsonl"])
 def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, ending):
-    payloads = NonTensorStack("a", {"image": torch.ones(2)})
+    payloads = NonTensorStack("a", {"image": {1, 2}})
     source, out = saved(tmp_path, "odd", TensorDict({"x": payloads}, [2])), tmp_path / f"x.{ending}"
     out.write_bytes(b"old")
     status, _, err = run("export", source, out)

@@ -194,7 +194,7 @@ IMPORT = "import jagcodec.integrations."
         ("PIL", f"{IMPORT}pillow", "pillow needs Pillow: pip install 'pillow>=10'"),
         ("transfer_queue", f"{IMPORT}transfer_queue", "pip install 'TransferQueue>=0.1.9'"),
         pytest.param("verl", f"{IMPORT}verl", "verl needs verl, installed as", marks=needs("ray")),
-        ("pyarrow", f"{IMPORT}arrow as a; a.to_arrow({{}})", "pip install 'pyarrow>=15'"),
+        ("pyarrow", f"{IMPORT}arrow as a; a.to_arrow({{}})", "pip install 'pyarrow>=19'"),
     ],
 )
 def test_without_a_package_the_error_says_what_to_install(package, code, error):

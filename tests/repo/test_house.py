@@ -482,7 +482,7 @@ WITHOUT_TORCH = (
     *("wire.elide", "wire.stored", "ragged.row_splits", "ragged.views", "ragged.chosen_rows"),
     *("ragged.row_index",),
     *("pack.cell_dtypes", "pack.half_floats", "pack.row_kinds", "pack.number_types"),
-    *("pack.numbers", "pack.cells"),
+    *("pack.numbers", "pack.cells", "batch.json_text"),
 )
 
 

@@ -43,7 +43,8 @@ def to_rows(
         as_: What rows of tensors and of arrays of numbers become. ``"tensor"``: tensors, of a
             column of one dim 0-d ones; arrays where torch is not installed. ``"array"``: numpy
             arrays, with unsigned words of the same bits for a dtype that numpy lacks. ``"list"``:
-            Python's numbers, in lists as deep as a row has dims.
+            Python's numbers, in lists as deep as a row has dims. Rows of an array of times are
+            those of the array in each form.
 
     Returns:
         A new list. Python objects are the objects of the batch; one that belongs to the whole batch
@@ -104,7 +105,9 @@ def _rows_of(column: Any, rows: int, form: str, path: str) -> list[Any]:
     if isinstance(column, WireBatch):
         return rows_on_host(column, form, path)
     if isinstance(column, np.ndarray):
-        return column.tolist() if form == "list" else list(column)
+        # A list would count nanoseconds.
+        as_numbers = form == "list" and column.dtype.kind not in "mM"
+        return column.tolist() if as_numbers else list(column)
     if not isinstance(column, (RaggedView, CellRows)):
         return _rows_of_others(column, rows, form, path)
     view = column.view if isinstance(column, CellRows) else column

@@ -24,7 +24,7 @@ from jagcodec.cli.inputs import (
     read_message,
     whole,
 )
-from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, shown
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
 
 
 def add_others(parsers: Any) -> None:
@@ -277,6 +277,11 @@ def _arrow_file(batch: Any, ending: str) -> bytes:
     import pyarrow.parquet
 
     if ending == ".parquet":
+        if not table.schema.names and len(table):
+            detail = (
+                f"expected a column, found none: Parquet cannot hold {counted(len(table), 'row')} "
+            )
+            raise ArgumentError("bad_shape", "OUT", f"{detail}without one; write .arrow or .jsonl")
         try:
             pyarrow.parquet.write_table(table, stream)
         except pyarrow.ArrowException as error:  # of a column that Parquet has no form for
@@ -289,20 +294,29 @@ def _arrow_file(batch: Any, ending: str) -> bytes:
     return stream.getvalue()
 
 
+_LEAVE_OUT = "leave the column out with --columns, or try .parquet, which has NaN, bytes and times"
+
+
 def _json_lines(batch: Any) -> bytes:
+    columns = [_json_column(batch, name) for name in batch.fields]
+    rows = zip(*columns, strict=True) if columns else [()] * len(batch)
+    return "".join(f"{{{', '.join(row)}}}\n" for row in rows).encode()
+
+
+def _json_column(batch: Any, name: str) -> list[str]:
+    """The name and the value of each row, as JSON."""
+    from jagcodec.batch.json_text import json_text
     from jagcodec.batch.to_rows import to_rows
 
-    lines = []
-    for row, cells in enumerate(to_rows(batch, as_="list")):
-        texts = (f"{json.dumps(name)}: {_json(cells[name], name, row)}" for name in cells)
-        lines.append(f"{{{', '.join(texts)}}}\n")
-    return "".join(lines).encode()
-
-
-def _json(value: Any, name: str, row: int) -> str:
+    path = f"column {brief(name)}"
+    key = json_text(name, path, "rename the column, or leave it out with --columns")
     try:
-        return json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        detail = f"expected a value that JSON has, found {shown(str(error), 120)}; leave the column"
-        path = f"column {brief(name)}, row {row}"
-        raise ArgumentError("bad_type", path, f"{detail} out with --columns") from error
+        rows = to_rows(batch, [name], as_="list")
+    except ArgumentTypeError as error:  # of a layout or a dtype without numbers in Python
+        path += error.path.removeprefix(f"to_rows[{name!r}]")
+        detail = "expected a column that JSON lines can hold, found one whose rows are not numbers"
+        raise ArgumentError("bad_type", path, f"{detail}; {_LEAVE_OUT}") from error
+    return [
+        f"{key}: {json_text(cells[name], f'{path}, row {i}', _LEAVE_OUT)}"
+        for i, cells in enumerate(rows)
+    ]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import math
+import re
 from collections.abc import Callable
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.batch.columns import columns_with_views, opened, row_count_of
+from jagcodec.batch.json_text import json_text
 from jagcodec.columns.column import Array, DictBatch, HeldColumn, ViewColumn, column_of
 from jagcodec.columns.of_tensors import Dense, Jagged, StridedNested
 from jagcodec.errors import ArgumentError, brief, describe
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import gathered
@@ -21,6 +26,12 @@ from jagcodec.ragged.views import RaggedView
 
 if TYPE_CHECKING:
     import pyarrow
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_LEAVE_OUT = "leave the column out (--columns of the command, select in Python), or convert it"
+_AS_JSON_LINES = f"try .jsonl, which escapes it, {_LEAVE_OUT}"
 
 
 def to_arrow(batch: Any) -> pyarrow.Table:
@@ -39,34 +50,51 @@ def to_arrow(batch: Any) -> pyarrow.Table:
 
     Returns:
         A table of N rows with the columns of the batch in their order, without its `meta`. Jagged
-        columns (ragged in dim 1 or 2) become lists, (N,) numbers and bools themselves, (N, ...)
-        fixed-size lists, rows of `str` or None text, of `bytes` or None binary, rows of other
-        objects text with each as JSON, and a batch within the batch a struct. bfloat16 and float8
-        become float32, which holds them exactly. The cells of the table are copies, or the memory
-        of rectangles; do not write to these while the table is in use.
+        columns (ragged in dim 1 or 2) become lists, (N,) numbers, bools, text, bytes and times
+        themselves, (N, ...) fixed-size lists, and a batch within the batch a struct. bfloat16 and
+        float8 become float32, which holds them exactly. Rows of objects become text, binary, dates
+        or times if all of them are, null if all are None, and otherwise Arrow's JSON
+        (``arrow.json``); the page on the command line has the table. The cells of the table are
+        copies, or the memory of rectangles; do not write to these while the table is in use.
 
     Raises:
-        ArgumentError: Arrow does not have the dtype or layout of a column, an object is not one
-            that JSON has, or pyarrow is not installed. The column is named.
+        ArgumentError: Arrow does not have the dtype, the layout or the name of a column, text is
+            not UTF-8, an object is not one that JSON has, or pyarrow 19 or newer is not installed.
+            The column is named, and the row.
         ArgumentTypeError: `batch` is not a batch.
         WireFormatError: A message is malformed.
     """
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        detail = "expected pyarrow, which is not installed; pip install 'pyarrow>=15'"
-        raise ArgumentError("bad_option", "to_arrow", detail) from error
+    pa = _pyarrow()
     source = opened(batch, "to_arrow(batch)")
     rows = row_count_of(source, "to_arrow(batch)")
     columns = columns_with_views(source, "to_arrow(batch)")
-    arrays = []
+    return pa.Table.from_struct_array(_arrow_struct(pa, columns, rows, ""))
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        detail = "expected pyarrow, which is not installed; pip install 'pyarrow>=19'"
+        raise ArgumentError("bad_option", "to_arrow", detail) from error
+    if not hasattr(pyarrow, "json_"):
+        detail = f"expected pyarrow 19 or newer, found {pyarrow.__version__}"
+        raise ArgumentError("bad_option", "to_arrow", f"{detail}; pip install 'pyarrow>=19'")
+    return pyarrow
+
+
+def _arrow_struct(pa: Any, columns: dict[str, Any], rows: int, above: str) -> Any:
+    """The columns of a batch as one array, whose rows are those of the batch."""
+    parts = {}
     for name, column in columns.items():
-        path = f"column {brief(name)}"
-        try:
-            arrays.append(_arrow_array(pa, column, rows, path))
-        except pa.ArrowException as error:
-            raise _no_arrow_form(path, f"{describe(column)}: {error!s:.200}") from error
-    return pa.Table.from_arrays(arrays, names=[*columns])
+        path = f"{above}[{brief(name)}]" if above else f"column {brief(name)}"
+        if _SURROGATE.search(name):
+            expected = "expected a name that UTF-8 has, found a lone surrogate"
+            raise ArgumentError("bad_type", path, f"{expected}; {_AS_JSON_LINES}")
+        parts[name] = _arrow_array(pa, column, rows, path)
+    if not parts:  # an array of no parts has no length
+        return pa.array([{}] * rows, pa.struct([]))
+    return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
 
 
 def _arrow_array(pa: Any, column: Any, rows: int, path: str) -> Any:
@@ -76,64 +104,88 @@ def _arrow_array(pa: Any, column: Any, rows: int, path: str) -> Any:
     make = _ARROW_OF.get(type(holder))
     if make is None:
         raise _no_arrow_form(path, describe(column))
-    return make(pa, column, path)
+    try:
+        return make(pa, column, path)
+    except pa.ArrowException as error:
+        raise _no_arrow_form(path, f"{describe(column)}: {error!s:.200}") from error
 
 
-def _arrow_struct(pa: Any, columns: dict[str, Any], rows: int, path: str) -> Any:
-    parts = {
-        name: _arrow_array(pa, column, rows, f"{path}[{name!r}]")
-        for name, column in columns.items()
-    }
-    if not parts:  # an array of no parts has no length
-        return pa.array([{}] * rows, pa.struct([]))
-    return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
-
-
-def _arrow_of_array(pa: Any, column: npt.NDArray[Any], path: str) -> Any:
-    if column.dtype == object and column.ndim == 1:
-        return _arrow_objects(pa, list(column), path)
-    if column.dtype.kind not in "biuf":
-        raise _no_arrow_form(path, describe(column))
-    return _fixed(pa, column, column.shape[1:], path)
+# --- numbers -----------------------------------------------------------------------------------
 
 
 def _arrow_of_nested(pa: Any, column: torch.Tensor, path: str) -> Any:
-    # Rows may differ in several dims: each is a value by itself.
-    return pa.array([_arrow_numbers(row, path).tolist() for row in column.unbind()])
+    """Rows that may differ in several dims, as lists in lists."""
+    dims = column.dim() - 1
+    rows = [_arrow_numbers(row, path) for row in column.unbind()]
+    shapes = np.array([row.shape for row in rows], dtype=np.int64).reshape(len(rows), dims)
+    empty = _arrow_numbers(torch.empty(0, dtype=column.dtype), path)  # for the dtype
+    array = _flat(pa, np.concatenate([empty, *(row.reshape(-1) for row in rows)]), path)
+    for dim in reversed(range(dims)):
+        array = _lists(pa, array, np.repeat(shapes[:, dim], shapes[:, :dim].prod(axis=1)))
+    return array
 
 
 def _arrow_of_dense(pa: Any, column: torch.Tensor, path: str) -> Any:
     if type(column) not in TENSOR_TYPES:
         raise _no_arrow_form(path, describe(column))
-    return _fixed(pa, _arrow_numbers(column, path), tuple(column.shape[1:]), path)
+    return _fixed(pa, _arrow_numbers(column, path), path)
 
 
-def _arrow_lists(pa: Any, view: RaggedView, path: str) -> Any:
+def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
     """Rows of tokens; with ragged dim 2, rows of A lists of tokens each."""
     # A copy: the memory of a message may be read-only, or begin at any address.
     values = _arrow_numbers(gathered([view])[0], path)
-    offsets = pa.array(view.row_splits.offsets_array)
-    inner = values.shape[view.ragged_dim :]
+    lengths = view.row_splits.lengths
     if view.ragged_dim == 1:
-        return pa.LargeListArray.from_arrays(offsets, _fixed(pa, values, inner, path))
+        return _lists(pa, _fixed(pa, values, path), lengths)
     if view.ragged_dim > 2:
         raise _no_arrow_form(path, f"a ragged dim of {view.ragged_dim}")
     rows = np.split(values, view.row_splits.offsets_array[1:-1], axis=1)
-    cells = np.concatenate([row.reshape(-1, *inner) for row in rows])
-    ends = np.cumsum(np.repeat(view.row_splits.lengths, len(values)))
-    offsets = pa.array(np.concatenate([[0], ends]))
-    lists = pa.LargeListArray.from_arrays(offsets, _fixed(pa, cells, inner, path))
+    cells = np.concatenate([row.reshape(-1, *values.shape[2:]) for row in rows])
+    lists = _lists(pa, _fixed(pa, cells, path), np.repeat(lengths, len(values)))
     return pa.FixedSizeListArray.from_arrays(lists, len(values))
 
 
-def _fixed(pa: Any, cells: npt.NDArray[Any], inner: tuple[int, ...], path: str) -> Any:
-    """Cells (M, *inner) as fixed-size lists."""
+def _lists(pa: Any, array: Any, lengths: IntArray) -> Any:
+    """Lists of these lengths, end to end in an array."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array)
+
+
+def _fixed(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
+    """Cells (M, ...) as M cells, or fixed-size lists."""
+    inner = cells.shape[1:]
     if 0 in inner:
         raise _no_arrow_form(path, f"cells of shape {list(inner)}")
-    array = pa.array(np.ascontiguousarray(cells).reshape(-1))
+    array = _flat(pa, cells, path)
     for dim in reversed(inner):
         array = pa.FixedSizeListArray.from_arrays(array, dim)
     return array
+
+
+def _flat(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
+    """The elements of cells, end to end."""
+    kind, dtype = cells.dtype.kind, cells.dtype.newbyteorder("=")
+    if kind in "US":
+        arrow_type = pa.large_string() if kind == "U" else pa.large_binary()
+        elements = math.prod(cells.shape[1:])
+        return _typed(pa, cells.reshape(-1).tolist(), arrow_type, path, elements)
+    if not _has_elements(dtype):
+        raise _no_arrow_form(path, f"an array of dtype {dtype}")
+    flat = np.ascontiguousarray(cells, dtype).reshape(-1)
+    if dtype == "M8[D]":
+        days = flat[~np.isnat(flat)].view(np.int64)
+        if (days != days.astype(np.int32)).any():  # pyarrow would keep 32 bits of them
+            raise _no_arrow_form(path, f"dates that need more than 32 bits, in {dtype}")
+    return pa.array(flat)
+
+
+def _has_elements(dtype: np.dtype[Any]) -> bool:
+    """Whether Arrow has the numbers or the times of a dtype."""
+    if dtype.kind not in "mM":
+        return dtype.kind in "biuf" and dtype.itemsize <= 8
+    unit, count = np.datetime_data(dtype)  # pyarrow ignores the count
+    return count == 1 and unit in ("s", "ms", "us", "ns", *("D" if dtype.kind == "M" else ""))
 
 
 def _arrow_numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
@@ -146,22 +198,65 @@ def _arrow_numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
         raise _no_arrow_form(path, f"{tensor.dtype}") from error
 
 
-def _arrow_objects(pa: Any, items: list[Any], path: str) -> Any:
-    kinds = {type(item) for item in items} - {type(None)}
+# --- objects -----------------------------------------------------------------------------------
+
+
+def _arrow_of_array(pa: Any, column: npt.NDArray[Any], path: str) -> Any:
+    if column.dtype == object:
+        return _arrow_objects(pa, list(column), path)
+    return _fixed(pa, column, path)
+
+
+def _arrow_objects(pa: Any, rows: list[Any], path: str) -> Any:
+    """Rows of Python objects."""
+    arrow_type = _type_of_objects(pa, [row for row in rows if row is not None])
+    if arrow_type is not None:
+        return _typed(pa, rows, arrow_type, path)
+    texts = [
+        None if row is None else json_text(row, f"{path}, row {i}", _LEAVE_OUT)
+        for i, row in enumerate(rows)
+    ]
+    storage = pa.array(texts, pa.large_string())
+    return pa.ExtensionArray.from_storage(pa.json_(storage.type), storage)
+
+
+def _type_of_objects(pa: Any, objects: list[Any]) -> Any:
+    """The type of a column of objects, None left out; None for JSON."""
+    kinds = set(map(type, objects))
+    if not kinds:
+        return pa.null()  # which joins every other type: other rows may show one
+    if all(issubclass(kind, str) for kind in kinds):
+        return pa.large_string()
+    if all(issubclass(kind, bytes) for kind in kinds):
+        return pa.large_binary()
+    # Not of subclasses: a timestamp of pandas counts nanoseconds.
+    if kinds == {date}:
+        return pa.date32()
+    if kinds == {timedelta}:
+        return pa.duration("us")
+    if kinds == {datetime} and len({time.tzinfo is None for time in objects}) == 1:
+        return pa.timestamp("us", None if objects[0].tzinfo is None else "UTC")
+    return None
+
+
+def _typed(pa: Any, items: list[Any], arrow_type: Any, path: str, of_row: int = 1) -> Any:
+    """Items as an array of a type; the error names the row of the first one that it lacks."""
     try:
-        if kinds <= {bytes} and kinds:
-            return pa.array(items, pa.large_binary())
-        if kinds <= {str}:
-            return pa.array(items, pa.large_string())
-        return pa.array([None if x is None else json.dumps(x) for x in items], pa.large_string())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _no_arrow_form(
-            path, f"objects that JSON does not have: {brief(str(error))}"
-        ) from error
+        return pa.array(items, arrow_type)
+    except FOREIGN_ERRORS:
+        for i, item in enumerate(items):
+            try:
+                pa.array([item], arrow_type)
+            except FOREIGN_ERRORS as error:
+                detail = f"expected rows that Arrow has as {arrow_type}, found {brief(item)}"
+                remedy = _AS_JSON_LINES if isinstance(item, str) else _LEAVE_OUT
+                where = f"{path}, row {i // of_row}"
+                raise ArgumentError("bad_type", where, f"{detail}: {error}; {remedy}") from error
+        raise
 
 
 _ARROW_OF: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
-    ViewColumn: _arrow_lists,
+    ViewColumn: _arrow_of_view,
     Array: _arrow_of_array,
     StridedNested: _arrow_of_nested,
     Jagged: _arrow_of_nested,
@@ -172,5 +267,4 @@ _ARROW_OF: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
 
 def _no_arrow_form(path: str, found: str) -> ArgumentError:
     expected = f"expected a column that an Arrow table can hold, found {found}"
-    detail = f"{expected}; leave the column out, or convert it"
-    return ArgumentError("bad_type", path, detail)
+    return ArgumentError("bad_type", path, f"{expected}; {_LEAVE_OUT}")
