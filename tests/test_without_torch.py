@@ -1,16 +1,22 @@
-"""What runs in a process that has neither torch nor tensordict: rows to messages, and plans.
+"""What runs in a process that has neither torch nor tensordict: rows to messages and back.
 
 The same code runs here, with both. What it prints must be the same. Without them means that nobody
 finds them, or, if `JAGCODEC_PRODUCER` names a Python, that this Python runs the code.
 """
 
+import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
+import torch
+from tensordict import TensorDict
 
-from jagcodec import decode
-from tests.helpers import run_python
+from jagcodec import BatchedDataDict, decode, encode, open_wire
+from jagcodec.wire.spec import TORCH_ITEMSIZES
+from tests.columns.test_every_form import KINDS
+from tests.helpers import ROOT, run_python
 
 # Nobody finds the two packages, as where they are not installed.
 BLOCKED = """
@@ -148,7 +154,7 @@ print(plan_micro_batches([3, 4, 5], max_tokens=8).rows(0))
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("from jagcodec import decode", "jagcodec.decode needs t"),
+        ("import jagcodec; jagcodec.decode(b'')", "decode: expected the package t"),
         ("import jagcodec; jagcodec.materialize", "jagcodec.materialize needs t"),
         (
             "import jagcodec; jagcodec.encode_rows({'inner': {'x': [1]}})",
@@ -156,9 +162,15 @@ print(plan_micro_batches([3, 4, 5], max_tokens=8).rows(0))
         ),
         ("import jagcodec; jagcodec.pack_rows([{'a': 1}])", "pack_rows: expected the package t"),
         ("import jagcodec; jagcodec.load('x')", "load: expected the package t"),
-        (
-            "import jagcodec; jagcodec.RowBuilder.from_message([b''])",
-            "RowBuilder.from_message: expected the package t",
+        *(
+            (f"import jagcodec; f = jagcodec.encode_rows({{'x': [1]}}); jagcodec.{call}", said)
+            for call, said in (
+                (
+                    "open_wire(f).to_tensordict()",
+                    "WireBatch.to_tensordict: expected the package t",
+                ),
+                ("open_wire(f, device='cpu')", "open_wire(device): expected the package t"),
+            )
         ),
         *(
             (f"import jagcodec; plan = jagcodec.plan_packing([3, 4]); {call}", said)
@@ -174,6 +186,131 @@ def test_what_needs_torch_says_so_with_the_remedy(call, said):
     last = run_blocked(call, status=1).stderr.splitlines()[-1]
     assert said in last
     assert "pip install torch tensordict" in last
+
+
+# --- read --------------------------------------------------------------------------------------
+
+SMALL = [name for name, size in TORCH_ITEMSIZES.items() if size <= 4 and hasattr(torch, name)]
+
+
+def batches_of_torch():
+    """Batches that senders with torch have, by name."""
+    for kind, (make, _) in KINDS.items():
+        columns = {"x": make(), "n": torch.arange(3)}
+        yield f"{kind} in a BatchedDataDict", BatchedDataDict(columns)
+        if kind != "packed":
+            td = open_wire(columns).to_tensordict()
+            yield f"{kind} in a TensorDict", td
+            yield f"{kind} in a dict", {"step": 3, "batch": td}
+    words = torch.arange(24, dtype=torch.int32).view(3, 8)
+    every = {name: words.view(getattr(torch, name)) for name in SMALL}
+    yield "every dtype", TensorDict(every, [3])
+    yield "several dims", TensorDict({"x": torch.arange(6.0).view(3, 2)}, [3, 2])
+    yield "no rows", TensorDict({"x": torch.ones(0, 2), "i": torch.ones(0, dtype=torch.int8)}, [0])
+
+
+def hex_messages(batches):
+    for name, batch in batches:
+        for options in ({}, {"narrow": True}, {"elide": True}):
+            frames = [bytes(frame).hex() for frame in encode(batch, **options)]
+            yield f"{name}, {options}", {"frames": frames}
+
+
+def test_messages_have_the_same_bits_without_torch(tmp_path):
+    """Beside the second reader, which needs no torch: by name, as arrays, chosen, and joined."""
+    file = tmp_path / "messages.json"
+    file.write_text(json.dumps(dict(hex_messages(batches_of_torch()))))
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv.append({str(file)!r})\n"
+    code += "from tests.wire.read_without_torch import main; main()"
+    seen = json.loads(run_blocked(code).stdout)
+    assert seen["messages"] > 150
+    assert {"JAGGED", "TENSOR", "ARRAY", "NON_TENSOR_ROWS", "NON_TENSOR_DATA"} <= seen.keys()
+    assert {"TENSORDICT", "PackedColumn", "refused"} <= seen.keys()
+
+
+READ = """
+from jagcodec import concat_rows, encode_rows, join_columns, open_wire, select_rows, split_rows
+from jagcodec import to_rows
+batch = open_wire(encode_rows(rows, meta={"step": 3}, **options))
+both = concat_rows([batch.rows([2, 0]), batch])
+found = {
+    "fields": batch.fields,
+    "size": tuple(both.batch_size),
+    "lengths": both.row_lengths("ids").tolist(),
+    "meta": both.meta,
+    "schema": {n: (f.kind, str(f.dtype).removeprefix("torch."), f.shape)
+               for n, f in both.schema.items()},
+    "rows": to_rows(both.select(["ids", "logprobs", "mask", "reward", "answer"]), as_="list"),
+    "images": [row["image"].tolist() for row in to_rows(both, ["image"], as_="array")],
+    "arrays": [(both.arrays(n).values.tolist(), both.arrays(n).values.dtype.str)
+               for n in ("ids", "positions", "experts", "count")],
+    "splits": both.arrays("positions").row_splits.tolist(),
+    "beside": join_columns([batch, {"more": ["a", "b", "c"]}]).arrays("more").values.tolist(),
+    "split": [part.arrays("ids").values.tolist() for part in split_rows(both, max_tokens=4,
+              lengths=[3, 1, 1, 2, 3])],
+    "chosen": select_rows(both, [True, False, False, False, True]).arrays("ids").values.tolist(),
+    "sent": bytes().join(bytes(f) for f in both.rows([4, 1]).to_frames()),
+}
+print(found)
+"""
+
+
+def test_what_is_read_as_arrays_and_lists_is_the_same_with_torch():
+    with_torch = printed("import torch\n" + ROWS + READ, blocked=False)
+    assert printed(ROWS + READ, blocked=True) == with_torch != ""
+    alone = ROWS + READ + "import sys; print('torch' in sys.modules)"
+    assert printed(alone, blocked=False).splitlines()[-1] == "True"  # of `schema`, `batch_size`
+
+
+def test_values_are_arrays_where_torch_is_not_installed():
+    code = f"""{ROWS}
+from jagcodec import encode_rows, open_wire, to_rows
+from jagcodec.types import ColumnArrays
+batch = open_wire(encode_rows(rows, **options))
+assert batch.batch_size == (3,) and type(batch.batch_size) is tuple
+assert type(batch["ids"]) is ColumnArrays and batch["count"].tolist() == [0, 1, 2]
+assert batch["image"][1].shape == (3, 2) and batch["answer"][0] == rows[0]["answer"]
+assert [row["ids"].tolist() for row in to_rows(batch)] == [[5], [5, 6], [5, 6, 7]]
+values = batch["ids"].values
+values += 1  # the memory is the caller's
+half = open_wire(encode_rows({{"h": [[1.5], [-2.0]]}}, dtypes={{"h": "bfloat16"}}))
+assert half["h"].values.tolist() == [0x3FC0, 0xC000] and half.schema["h"].dtype == "bfloat16"
+assert to_rows(half, as_="list") == [{{"h": [1.5]}}, {{"h": [-2.0]}}]
+"""
+    run_blocked(code)
+
+
+def test_commands_run_without_torch(tmp_path):
+    """With torch installed, too: the command line does not wait for its import."""
+    file, other, lines = (str(tmp_path / name) for name in ("a.jag", "b.jag", "rows.jsonl"))
+    write = f"{ROWS}\nfrom jagcodec import encode_rows, to_blob\n"
+    write += (
+        "rows = [{k: v for k, v in row.items() if k not in ('blob', 'tags')} for row in rows]\n"
+    )
+    for name in (file, other):
+        code = f"open({name!r}, 'wb').write(to_blob(encode_rows(rows, **options)))"
+        printed(write + code, blocked=True)
+        write += "rows[1]['logprobs'][1] = 7\n"
+    for command in (
+        ["inspect", file],
+        ["inspect", file, "--row", "1"],
+        ["inspect", file, "--json"],
+        ["verify", file, other],
+        ["diff", file, other],
+        ["tax", file, "--column", "ids", "--max-tokens", "8"],
+        ["export", file, lines],
+    ):
+        code = f"import sys; from jagcodec import cli; status = cli.main({command!r})\n"
+        code += f"assert status == {int(command[0] == 'diff')}"
+        code += "\nprint([name for name in ('torch', 'tensordict') if name in sys.modules])"
+        here, there = printed(code, blocked=False), printed(code, blocked=True)
+        assert here == there
+        assert here.splitlines()[-1] == "[]"
+    assert "column logprobs, row 1, cell [1]: value 1.0 and 7.0" in printed(
+        f"from jagcodec import cli; cli.main(['diff', {file!r}, {other!r}])", blocked=True
+    )
+    found = [json.loads(line) for line in Path(lines).read_text().splitlines()]
+    assert [row["ids"] for row in found] == [[5], [5, 6], [5, 6, 7]]
 
 
 @pytest.mark.skipif("JAGCODEC_PRODUCER" in os.environ, reason="it has no torch")

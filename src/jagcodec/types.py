@@ -8,6 +8,7 @@ from typing import Any
 # As in `jagcodec` itself: what needs no tensor does not wait for torch. Type checkers read
 # `types.pyi`.
 _HOME_OF = {
+    "ColumnArrays": "ragged.column_arrays",
     "FieldSchema": "columns.fields",
     "Layout": "batch.rectangles",
     "MicroBatches": "batch.packed",

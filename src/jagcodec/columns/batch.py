@@ -39,6 +39,7 @@ class Columns(NamedTuple):
 
     rows: int
     columns: Mapping[str, Any]
+    inner_sizes: Sequence[int] = ()  # batch dims after the first
 
 
 class CellRows(NamedTuple):
@@ -52,6 +53,7 @@ class OneObject(NamedTuple):
 
     data: Any
     rows: int
+    inner_sizes: Sequence[int] = ()  # batch dims after the first
 
 
 class As(Enum):
@@ -322,8 +324,6 @@ def values_of_batch(batch: Batch, names: Sequence[str] | None = None) -> dict[st
 
 def to_send(batch: Batch) -> Any:
     """The chosen columns and rows as input for `encode`; rows of documents are not read."""
-    if len(batch._source.sizes) > 1:
-        return closed_batch(batch, leaves_of(batch))
     return sent_inside(batch, Read(batch, batch._columns, As.HOST))
 
 
@@ -337,7 +337,7 @@ def sent_inside(batch: Batch, how: Read) -> Any:
             sent[name] = column.to_send(how)
         except Exception as error:
             _raise_fault(column, error)
-    return Columns(len(batch), batch._source.shared(sent, batch._chosen))
+    return Columns(len(batch), batch._source.shared(sent, batch._chosen), batch._source.sizes[1:])
 
 
 def stored(batch: Batch) -> Stored:

@@ -329,7 +329,7 @@ class OneObjectColumn(HeldColumn):
         return rows
 
     def sizes(self, wanted: list[int]) -> list[int]:
-        return [self.value.rows]
+        return [self.value.rows, *self.value.inner_sizes][: len(wanted)]
 
     def objects(self) -> list[Any] | None:
         return [self.value.data] * self.value.rows
@@ -341,7 +341,7 @@ class OneObjectColumn(HeldColumn):
         return self.value
 
     def leaf(self, rows: int, path: str) -> Any:
-        return _tensors().leaf_of_one_object(*self.value)
+        return _tensors().leaf_of_one_object(self.value)
 
     def face(self, path: str) -> Any:
         return self.object_array()

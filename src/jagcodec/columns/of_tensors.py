@@ -338,8 +338,9 @@ class Payloads(HeldColumn):
 
     def on_host(self, path: str) -> Any:
         one = not non_tensor.is_stack(self.value) and non_tensor.array_of_leaf(self.value) is None
-        if one and self.value.batch_dims == 1:
-            return OneObject(self.value.data, self.value.batch_size[0])
+        if one:
+            rows, *inner = self.value.batch_size
+            return OneObject(self.value.data, rows, inner)
         return self.object_array()
 
     def own_objects(self) -> list[Any] | None:
@@ -505,9 +506,9 @@ def on_device(leaf: Any, device: torch.device) -> Any:
     return to_device(leaf, device) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def leaf_of_one_object(data: Any, rows: int) -> NonTensorData:
+def leaf_of_one_object(one: OneObject) -> NonTensorData:
     """An object of N rows as a leaf of a TensorDict."""
-    return NonTensorData(data, batch_size=[rows])
+    return NonTensorData(one.data, batch_size=[one.rows, *one.inner_sizes])
 
 
 def tensordict_of(leaves: dict[str, Any], rows: int) -> TensorDict:

@@ -23,6 +23,7 @@ from jagcodec.errors import (
     brief,
     child_path,
 )
+from jagcodec.memory import extent_of
 from jagcodec.memory.arrays import ByteArray, IntArray, is_of_torch, tensor_type
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, in_buffers
@@ -499,11 +500,11 @@ class Lowering:
 
     def _lower_columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
-        if value.rows > spec.MAX_UNBACKED_ROWS:
-            self.note_unbacked_rows(value.rows)
-        self.items.append(value.rows)
-        nodes = self.lower_each_column(value.columns, [value.rows], _COLUMN_HANDLERS)
-        return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
+        sizes = [value.rows, *value.inner_sizes]
+        self.note_unbacked_rows(extent_of(sizes))
+        self.items += sizes
+        nodes = self.lower_each_column(value.columns, sizes, _COLUMN_HANDLERS)
+        return (Code.TENSORDICT, len(sizes), tuple(value.columns), *nodes)
 
     def lower_each_column(
         self, columns: Mapping[str, Any], sizes: list[int], handlers: Mapping[type, Handler]
@@ -580,9 +581,10 @@ class Lowering:
         return (Code.NON_TENSOR_DATA, 1, self.lower_at("data", array))
 
     def _lower_one_object(self, one: OneObject) -> Tree:
-        self.note_unbacked_rows(one.rows)
-        self.items.append(one.rows)
-        return self.lower_payload(one.data, 1)
+        sizes = [one.rows, *one.inner_sizes]
+        self.note_unbacked_rows(extent_of(sizes))
+        self.items += sizes
+        return self.lower_payload(one.data, len(sizes))
 
     def lower_payload(self, data: Any, dims: int) -> Tree:
         """An object of a batch of so many dims, whose sizes were added."""

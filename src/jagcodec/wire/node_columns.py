@@ -488,7 +488,10 @@ class _PayloadColumn(_OtherColumn):
         return self._objects(how) if is_host else super().read(how)
 
     def to_send(self, how: Read) -> Any:
-        return self._objects(how)
+        found, (_, *inner) = self._objects(how), self.source.message.shape(self.node)
+        if isinstance(found, OneObject) or not inner:
+            return found
+        return OneObject(found, len(found), inner)
 
     def face(self, value: Any, how: Read) -> Any:
         return (
@@ -506,7 +509,8 @@ class _PayloadColumn(_OtherColumn):
         if of_rows and [*payload.shape[: len(sizes)]] == sizes:
             array: npt.NDArray[Any] = payload
             return array if chosen is None else array[chosen.at]
-        return OneObject(payload, sizes[0] if chosen is None else len(chosen))
+        rows, *inner = message.shape(self.node)
+        return OneObject(payload, rows if chosen is None else len(chosen), inner)
 
 
 class _PackedColumn(_OtherColumn):
