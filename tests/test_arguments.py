@@ -203,6 +203,7 @@ CALLS: dict[str, Options] = {
     "RowBuilder.to_row": {"self": row},
     "RowBuilder.truncate": {"self": row, "tokens": 1},
     "WireBatch.__getitem__": {"self": opened, "name": "ids"},
+    "WireBatch.arrays": {"self": opened, "name": "ids"},
     "WireBatch.get": {"self": opened, "name": "ids", "default": None},
     "WireBatch.items": {"self": opened},
     "WireBatch.keys": {"self": opened},

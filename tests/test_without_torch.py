@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -211,7 +212,8 @@ def batches_of_torch():
 
 def hex_messages(batches):
     for name, batch in batches:
-        for options in ({}, {"narrow": True}, {"elide": True}):
+        every: list[Any] = [{}, {"narrow": True}, {"elide": True}]
+        for options in every:
             frames = [bytes(frame).hex() for frame in encode(batch, **options)]
             yield f"{name}, {options}", {"frames": frames}
 

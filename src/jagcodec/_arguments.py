@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -247,6 +249,20 @@ def check_array(array: npt.NDArray[Any], path: str) -> None:
         raise ArgumentTypeError(
             "bad_type", path, f"expected an array whose values can be read, {found}"
         )
+
+
+def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
+    """A caller's tensor, array or list as an array on the host, aliased if possible."""
+    plain, tensor = value, getattr(sys.modules.get("torch"), "Tensor", ())
+    if isinstance(value, tensor):
+        plain = module_with_torch("memory.plain_types", path).host_tensor(value, path)
+    elif isinstance(value, np.ndarray):
+        check_array(value, path)
+    try:
+        return plain.numpy() if isinstance(plain, tensor) else array_of(plain)
+    except FOREIGN_ERRORS as error:  # lists differ in length, or numpy lacks the dtype or layout
+        detail = f"expected {expected}, found {describe(value)}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
 
 
 # --- functions ---------------------------------------------------------------------------------

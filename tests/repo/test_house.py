@@ -189,15 +189,36 @@ OF_NEMO_RL = {
 }
 
 
+HALVES = {"columns.of_arrays": "columns.of_tensors", "wire.array_values": "wire.tensor_values"}
+"""Modules of one set of functions: of arrays, where torch is not installed, and of tensors."""
+
+
+def public_functions(tree):
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {x.name for x in tree.body if isinstance(x, functions) and not x.name.startswith("_")}
+
+
+@pytest.mark.parametrize("of_arrays", HALVES)
+def test_what_makes_arrays_has_no_function_that_what_makes_tensors_lacks(of_arrays):
+    names = {
+        name
+        for module in (trees()[of_arrays], trees()[HALVES[of_arrays]])
+        for node in module.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for name in {ast.unparse(x) for x in getattr(node, "targets", None) or [node.target]}
+    }
+    ours, theirs = (public_functions(trees()[x]) for x in (of_arrays, HALVES[of_arrays]))
+    assert ours - theirs - names == set()
+
+
 def test_no_two_classes_and_no_two_public_functions_have_the_same_name():
     found = defaultdict(set)
     for module, tree in trees().items():
         package = module.split(".")[0]
         classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        public = {node.name for node in tree.body if isinstance(node, functions)}
-        for name in classes | {name for name in public if not name.startswith("_")}:
-            found[name].add(package if name in INTERFACES.get(package, ()) else module)
+        for name in classes | public_functions(tree):
+            home = HALVES.get(module, module)
+            found[name].add(package if name in INTERFACES.get(package, ()) else home)
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
@@ -321,7 +342,7 @@ def test_few_places_ask_how_the_rows_of_a_view_are_held():
 
 PUBLIC_OF_WIRE_BATCH = {
     *("fields", "batch_size", "schema", "meta", "metas", "keys", "items", "values", "get"),
-    *("select", "rows", "row_lengths", "to_tensordict", "to_frames"),
+    *("arrays", "select", "rows", "row_lengths", "to_tensordict", "to_frames"),
 }
 
 
@@ -481,8 +502,11 @@ WITHOUT_TORCH = (
     *("wire.limits", "wire.frames", "wire.dtypes", "wire.items", "wire.place", "wire.narrow"),
     *("wire.elide", "wire.stored", "ragged.row_splits", "ragged.views", "ragged.chosen_rows"),
     *("ragged.row_index",),
-    *("pack.cell_dtypes", "pack.half_floats", "pack.row_kinds", "pack.number_types"),
-    *("pack.numbers", "pack.cells", "batch.json_text"),
+    *("pack.cell_dtypes", "pack.row_kinds", "pack.number_types"),
+    *("pack.numbers", "pack.cells", "batch.json_text", "memory.small_floats"),
+    *("columns.batch", "columns.column", "columns.memory", "columns.join", "columns.of_arrays"),
+    *("wire.decoder", "wire.array_values", "wire.node_columns", "wire.wire_batch", "batch.rows"),
+    *("batch.join", "batch.compare", "batch.describe", "batch.tax", "batch.to_rows", "record"),
 )
 
 

@@ -166,8 +166,8 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: with_leaf("x"), ".leaf", "str"),
     (lambda: with_leaf(turn(3)), "", "row_mismatch: in nested 'leaf'"),
     (lambda: with_leaf(TensorDict({}, [])), "", "row_mismatch: in nested 'leaf'"),
-    (lambda: with_leaf(NonTensorData("x", batch_size=[5])), "", "row_mismatch: in nested 'leaf'"),
-    (lambda: with_leaf(MetaData("x", batch_size=[5])), "", "row_mismatch: in nested 'leaf'"),
+    (lambda: with_leaf(NonTensorData("x", batch_size=[5])), "", "row_mismatch: in 'leaf'"),
+    (lambda: with_leaf(MetaData("x", batch_size=[5])), "", "row_mismatch: in 'leaf'"),
     (ragged_view, "", "encode what it is a view of"),
     # names of dims
     (named, "", NAMES),

@@ -507,8 +507,8 @@ STRIDED = forge.strided_nested(3, 2, 1, (0, 16)), forge.int64s(1, 2) + b"abc"
 @pytest.mark.parametrize(
     ("sizes", "column", "reason"),
     [
-        ([2, 5], RAGGED, "bad_value"),
-        ([2, 3, 4], RAGGED, "bad_value"),
+        ([2, 5], RAGGED, "bad_rows"),
+        ([2, 3, 4], RAGGED, "bad_rows"),
         ([3], STRIDED, "bad_value"),
         ([3], TURNS, "bad_rows"),
         # tensordict would change the size of these to that of the batch around them

@@ -236,7 +236,7 @@ def each_column(
             continue
         holder, path = column_of(leaf), path_of(key)
         holder.check(path)
-        if holder.is_tensor:
+        if holder.has_tensor:
             columns[name] = of_tensor(leaf, key)
         elif holder.has_columns:
             inner, names = opened(leaf, path), (*above, name)

@@ -106,7 +106,7 @@ def compare(a: Any, b: Any, at: Difference) -> Difference | None:
     if isinstance(left, Open) and isinstance(right, Open):
         of_columns = compare(closed(a), closed(b), at)
         return of_columns or compare(source_in(a).meta(), source_in(b).meta(), step(at, "meta"))
-    if left.is_tensor and right.is_tensor:
+    if left.has_tensor and right.has_tensor:
         found: Difference | None = _of_tensors().compare_tensors(a, b, at)
         return found
     in_place = isinstance(left, _IN_PLACE) and isinstance(right, _IN_PLACE)
@@ -248,7 +248,7 @@ def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
     views: list[RaggedView] = [x if isinstance(x, RaggedView) else x.view for x in (a, b)]
     layouts = ("jagged" if isinstance(x, RaggedView) else "strided" for x in (a, b))
     found = difference_of(at, "layout", *layouts) or difference_of(
-        at, "dtype", *map(dtype_name, views)
+        at, "dtype", *map(name_of_cells, views)
     )
     if found is not None:
         return found
@@ -256,10 +256,10 @@ def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
     if isinstance(a, RaggedView):
         return compare_rows(views, at) or compare_row_cells(views, (left, right), at)
     found = difference_of(at, "shape", [*left.shape], [*right.shape])
-    return found or compare_cells(left, right, at, dtype_name(views[0]))
+    return found or compare_cells(left, right, at, name_of_cells(views[0]))
 
 
-def dtype_name(value: Any) -> str:
+def name_of_cells(value: Any) -> str:
     """The name of the dtype of cells."""
     return str(value.dtype).removeprefix("torch.")
 
@@ -289,7 +289,7 @@ def compare_row_cells(
     """The first difference in the cells of two jagged columns, whose rows are in these arrays."""
     # Tokens first, so that the first difference is that of the first row.
     x, y = (np.moveaxis(each, views[0].ragged_dim - 1, 0) for each in values)
-    return compare_cells(x, y, at, dtype_name(views[0]), views[0])
+    return compare_cells(x, y, at, name_of_cells(views[0]), views[0])
 
 
 def compare_cells(
@@ -384,7 +384,7 @@ def _text(value: Any) -> str:
     with suppress(ValueError):  # Python refuses to print very long ints
         if isinstance(value, (set, frozenset)):  # sort: the hash seed decides a set's order
             return shown(f"{{{', '.join(sorted(map(_text, value)))}}}", 80)
-        if column_of(value).is_tensor:
+        if column_of(value).has_tensor:
             return describe(value)
         if isinstance(value, _PRINTED) or type(value).__module__ == "torch":
             return shown(repr(value)[:1000], 80)

@@ -18,7 +18,7 @@ from jagcodec.batch.compare import (
     compare_row_cells,
     compare_rows,
     difference_of,
-    dtype_name,
+    name_of_cells,
     step,
     unlike,
 )
@@ -66,7 +66,7 @@ def _compare_tensorclasses(a: Any, b: Any, at: Difference) -> Difference | None:
 
 def compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
     found = difference_of(at, "layout", _layout_name(a), _layout_name(b)) or difference_of(
-        at, "dtype", dtype_name(a), dtype_name(b)
+        at, "dtype", name_of_cells(a), name_of_cells(b)
     )
     if found is not None:
         return found
@@ -80,7 +80,7 @@ def compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Differe
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
         if _have_same_bits(a, b):
             return None
-        return compare_cells(_array(a), _array(b), at, dtype_name(a))
+        return compare_cells(_array(a), _array(b), at, name_of_cells(a))
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
         return unlike(at, a, b)
     found = difference_of(at, "coalesced", a.is_coalesced(), b.is_coalesced())
@@ -113,7 +113,7 @@ def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The cells of a tensor as an array; of unsigned words if numpy lacks the dtype."""
-    stored = stored_dtype(dtype_name(tensor), tensor.itemsize)
+    stored = stored_dtype(name_of_cells(tensor), tensor.itemsize)
     return as_bytes(tensor).view(stored).reshape(tuple(tensor.shape))
 
 

@@ -294,7 +294,7 @@ def _document_bounds(packed: bytes) -> list[tuple[int, int]]:
 # --- read whole --------------------------------------------------------------------------------
 
 
-def batch_of(message: Message) -> WireBatch | None:
+def batch_in_message(message: Message) -> WireBatch | None:
     """The one batch of a message; None for another value, or a batch without rows."""
     try:
         return batch_of_message(message)
@@ -324,7 +324,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     """Read a whole message; returns the errors of values that this process cannot make, by name."""
     found = open_source(source, "check_message(source)")
     message = found.message
-    batch = batch_of(message)
+    batch = batch_in_message(message)
     try:
         if batch is None:
             build(message, message.header.schema.root)
@@ -379,7 +379,7 @@ def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> 
     if columns is not None:
         return Whole("columns", columns_of(open_whole(source, path).select(columns)), {})
     message = open_message(source, path, Reading(by_range=True))
-    root, batch = message.header.schema.root, batch_of(message)
+    root, batch = message.header.schema.root, batch_in_message(message)
     if batch is None:
         return Whole("", build(message, root), message_meta(message))
     read, found = columns_of(batch), batch_in(root)

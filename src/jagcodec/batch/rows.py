@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack, overload
 
 import numpy as np
 
-from jagcodec._arguments import flag_of, whole_number
+from jagcodec._arguments import flag_of, host_array, whole_number
 from jagcodec.batch.columns import (
     B,
     common_lengths,
@@ -28,7 +28,7 @@ from jagcodec.columns.join import select_leaf
 from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory import INT64_MAX
-from jagcodec.memory.arrays import IntArray, host_array, tensor_type
+from jagcodec.memory.arrays import IntArray, tensor_type
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.packing.micro_batches import Rules, assign_rows
 from jagcodec.ragged.lengths import Lengths, read_rows

@@ -84,7 +84,7 @@ def padding_tax(
         padded = {
             name: holder.value.numel() * holder.value.itemsize
             for name, holder in holders.items()
-            if holder.is_tensor and holder.jagged_view(_SOURCE, RowSplitsPool()) is None
+            if holder.has_tensor and holder.jagged_view(_SOURCE, RowSplitsPool()) is None
         }
         return _measured(td, padded_width, options, padded if padded_width is None else {})
     if not _is_open(source) and not _may_be_message(source):

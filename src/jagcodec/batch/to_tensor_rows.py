@@ -127,7 +127,7 @@ def _has_no_rows(column: Any, path: str, form: str = "list") -> ArgumentTypeErro
 def rows_of_others(
     column: Any, rows: int, path: str, of_view: Callable[[Any, str], Any]
 ) -> list[Any]:
-    """The rows of a column that is none of cells; `of_view` makes the row of one tensor."""
+    """The rows of a column without cells on the host; `of_view` makes the row of one tensor."""
     holder = column_of(column)
     if isinstance(holder, Unbatched):
         return [of_view(_cells_of(unbatched_parts(column)[1], path), path)] * rows

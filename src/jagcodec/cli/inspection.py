@@ -187,7 +187,7 @@ def _as_array(value: Any) -> Any:
 
     if isinstance(value, np.generic):
         return np.asarray(value)
-    if not column_of(value).is_tensor:
+    if not column_of(value).has_tensor:
         return value
     from jagcodec.memory.tensor_bytes import as_bytes, number_array  # a tensor, so torch is here
 

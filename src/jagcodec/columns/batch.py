@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from jagcodec._dependencies import check_torch, half
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import WireFormatError
-from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.arrays import IntArray, is_numeric
 from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.copy_bytes import gathered_cells
 from jagcodec.ragged.row_splits import RowSplitsPool
@@ -49,11 +52,20 @@ class CellRows(NamedTuple):
 
 
 class OneObject(NamedTuple):
-    """An object of a whole batch, which is that of each of its N rows."""
+    """An object of a whole batch, which is that of each of its N rows.
+
+    An array of N items that are not numbers has the object of each row.
+    """
 
     data: Any
     rows: int
     inner_sizes: Sequence[int] = ()  # batch dims after the first
+
+    def items(self) -> npt.NDArray[Any] | None:
+        """The array of the objects of rows; None if all rows have one object."""
+        data, sizes = self.data, (self.rows, *self.inner_sizes)
+        of_rows = isinstance(data, np.ndarray) and not is_numeric(data)
+        return data if of_rows and data.shape[: len(sizes)] == sizes else None
 
 
 class As(Enum):

@@ -2,7 +2,7 @@
 
 A class is one way to hold N rows in memory. Its methods are what functions over columns are made
 of; they ask a column for its rows, its view or its objects, and never for its type. The classes of
-tensors and of what is in a TensorDict are in `of_tensors`, which is imported when there is one.
+tensors and of leaves of TensorDicts are in `of_tensors`, which is imported when there is one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HeldColumn:
     family: ClassVar[Any] = None  # columns of one family can be joined; None if none can
     is_batch: ClassVar[bool] = False
     has_columns: ClassVar[bool] = False  # whether functions over batches accept it
-    is_tensor: ClassVar[bool] = False
+    has_tensor: ClassVar[bool] = False  # whether it is a tensor
     is_packed: ClassVar[bool] = False  # whether it is a `PackedColumn`
     is_in_place: ClassVar[bool] = False  # whether it has rows of other memory, or of one object
     is_flat: ClassVar[bool] = False  # whether a TensorDict holds it as it is
@@ -211,7 +211,7 @@ class Array(ShapedColumn):
         return list(self.value) if self.value.dtype == object and self.value.ndim == 1 else None
 
     def leaf(self, rows: int, path: str) -> Any:
-        return _tensors().leaf_of_array(self.value, path)
+        return _tensors().array_leaf(self.value, path)
 
     def on_host(self, path: str) -> Any:
         return self.value
@@ -332,10 +332,12 @@ class OneObjectColumn(HeldColumn):
         return [self.value.rows, *self.value.inner_sizes][: len(wanted)]
 
     def objects(self) -> list[Any] | None:
-        return [self.value.data] * self.value.rows
+        items = self.value.items()
+        return [self.value.data] * self.value.rows if items is None else list(items)
 
     def object_array(self) -> Any:
-        return object_array([self.value.data] * self.value.rows)
+        items = self.value.items()
+        return object_array([self.value.data] * self.value.rows) if items is None else items
 
     def on_host(self, path: str) -> Any:
         return self.value
@@ -390,7 +392,7 @@ class DictBatch(InnerBatch):
     def leaf(self, rows: int, path: str) -> Any:
         names = self.value.items()
         leaves = {name: as_leaf(inner, rows, f"{path}[{name!r}]") for name, inner in names}
-        return _tensors().tensordict_of(leaves, rows)
+        return _tensors().batch_of_leaves(leaves, rows)
 
     def sizes(self, wanted: list[int]) -> list[int]:
         return wanted  # its columns are checked when they are read

@@ -77,10 +77,8 @@ def join_views(
     if chosen is not None:
         whole = joiner.in_place(whole, path)
     splits, dim = pool.unique(whole.row_splits), whole.ragged_dim
-    if whole.is_tensor:
-        return end_to_end(_tensors().gathered([whole])[0], splits, dim)
-    data, shape = gathered_cells([whole])[0], whole.values_shape
-    return RaggedView(data, whole.dtype, shape, dim, None, splits)
+    cells, shape = gathered_cells([whole])[0], whole.values_shape
+    return RaggedView(cells, whole.dtype, shape, dim, None, splits)
 
 
 def require_same_names(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
@@ -133,7 +131,7 @@ class RowJoiner:
         if columns[0].family is None:
             raise not_a_column(leaves[0], path)
         join = _JOIN_OF_KIND.get(type(columns[0]))
-        if join is None:  # of tensors, or of what is in a TensorDict
+        if join is None:  # of tensors, or of leaves of TensorDicts
             _tensors()
             join = _JOIN_OF_KIND[type(columns[0])]
         return join(self, columns, path)
@@ -175,11 +173,16 @@ class RowJoiner:
         return self.pick_items(itertools.chain.from_iterable(list.copy(x.value) for x in columns))
 
     def join_one_objects(self, columns: Sequence[HeldColumn], path: str) -> Any:
-        first, *others = [column.value for column in columns]
-        if all(self.same(first.data, other.data) for other in others):
-            return first._replace(rows=self.total_rows([first, *others], path))
-        each = itertools.chain.from_iterable(column.objects() or () for column in columns)
-        return object_array(self.pick_items(each))
+        first, *others = each = [column.value for column in columns]
+        arrays = [one.items() for one in each]
+        if all(array is not None for array in arrays):
+            joined = filled({"": self.join_arrays([*map(column_of, arrays)], path)})[""]
+            return first._replace(data=joined, rows=len(joined))
+        one = all(array is None for array in arrays)
+        if one and all(self.same(first.data, other.data) for other in others):
+            return first._replace(rows=self.total_rows(each, path))
+        objects = itertools.chain.from_iterable(column.objects() or () for column in columns)
+        return object_array(self.pick_items(objects))
 
     def join_arrays(self, columns: Sequence[HeldColumn], path: str) -> Any:
         check_each(columns, path)

@@ -41,7 +41,6 @@ from jagcodec.memory.plain_types import check_memory
 from jagcodec.memory.tensor_bytes import array_in_storage, as_bytes, cat_bits
 from jagcodec.packing.lengths import check_size
 from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import gathered as gathered
 from jagcodec.ragged.copy_rows import take_rows, values_of, values_of_cells
 from jagcodec.ragged.nested import nested_tensor, strided_nested, strided_parts
 from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool

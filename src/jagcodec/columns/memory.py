@@ -185,7 +185,7 @@ class MemoryColumn(Column):
         if isinstance(holder, DictBatch) or (how.form is As.HOST and holder.leaves() is not None):
             return self._nested(column, how)
         if holder.is_in_place:
-            return _chosen_in_place(column, chosen)
+            return chosen_in_place(column, chosen)
         found = self._in_form(holder, how)
         if found is not None:
             return found
@@ -201,7 +201,7 @@ class MemoryColumn(Column):
         if how.form is As.VIEW:
             return self._view(holder, how.chosen, detach=False)
         found = holder.on_host(self._path())
-        return None if found is None else _chosen_in_place(found, how.chosen)
+        return None if found is None else chosen_in_place(found, how.chosen)
 
     def to_send(self, how: Read) -> Any:
         self._check_all(how)
@@ -210,7 +210,7 @@ class MemoryColumn(Column):
         if isinstance(holder, DictBatch):
             return sent_inside(self._nested(column, how), how)
         if holder.is_in_place:
-            return _chosen_in_place(column, chosen)
+            return chosen_in_place(column, chosen)
         if holder.is_sent_in_place():
             view = self._view(holder, chosen, detach=True)
             if view is not None:
@@ -270,14 +270,16 @@ class MemoryColumn(Column):
         return place if self.name is None else f"{place}[{self.name!r}]"
 
 
-def _chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
-    """The chosen rows of what was read as `As.HOST`."""
+def chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
+    """The chosen rows of a column that was read as `As.HOST`."""
     if chosen is None:
         return found
     if isinstance(found, CellRows):
         return CellRows(chosen.of_view(found.view))
     if isinstance(found, OneObject):
-        return found._replace(rows=len(chosen))
+        items = found.items()
+        data = found.data if items is None else items[chosen.at]
+        return found._replace(data=data, rows=len(chosen))
     return chosen.of_view(found) if isinstance(found, RaggedView) else found[chosen.at]
 
 

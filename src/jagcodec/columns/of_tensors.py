@@ -1,4 +1,4 @@
-"""Columns of tensors, and of what is in a TensorDict: imported when there is one."""
+"""Columns of tensors and of leaves of TensorDicts: imported when there is one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TensorColumn(ShapedColumn):
     __slots__ = ()
     family = torch.Tensor
     is_flat = True
-    is_tensor = True
+    has_tensor = True
 
     def check(self, path: str) -> None:
         check_column(self.value, path)
@@ -337,11 +337,10 @@ class Payloads(HeldColumn):
         return non_tensor.rows_of_leaf(self.value, self.value.batch_size[0])
 
     def on_host(self, path: str) -> Any:
-        one = not non_tensor.is_stack(self.value) and non_tensor.array_of_leaf(self.value) is None
-        if one:
-            rows, *inner = self.value.batch_size
-            return OneObject(self.value.data, rows, inner)
-        return self.object_array()
+        if non_tensor.is_stack(self.value):
+            return self.object_array()
+        rows, *inner = self.value.batch_size
+        return OneObject(self.value.data, rows, tuple(inner))
 
     def own_objects(self) -> list[Any] | None:
         stack = self.value
@@ -489,7 +488,7 @@ def tensor_of_view(view: RaggedView) -> torch.Tensor:
 face_of_rectangle = tensor_of_view
 
 
-def leaf_of_array(array: npt.NDArray[Any], path: str) -> Any:
+def array_leaf(array: npt.NDArray[Any], path: str) -> Any:
     """An array (N, ...) as a leaf: numbers as a tensor, which may alias it."""
     try:
         return non_tensor.leaf_of_array(array)
@@ -498,11 +497,11 @@ def leaf_of_array(array: npt.NDArray[Any], path: str) -> Any:
         raise ArgumentTypeError("bad_dtype", path, detail) from error
 
 
-face_of_numbers = leaf_of_array
+face_of_numbers = array_leaf
 
 
 def on_device(leaf: Any, device: torch.device) -> Any:
-    """A leaf on a device; one that is no tensor is returned unchanged."""
+    """A leaf on a device; a leaf without cells is returned unchanged."""
     return to_device(leaf, device) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -511,7 +510,7 @@ def leaf_of_one_object(one: OneObject) -> NonTensorData:
     return NonTensorData(one.data, batch_size=[one.rows, *one.inner_sizes])
 
 
-def tensordict_of(leaves: dict[str, Any], rows: int) -> TensorDict:
+def batch_of_leaves(leaves: dict[str, Any], rows: int) -> TensorDict:
     """A TensorDict (N,) of leaves."""
     return TensorDict(leaves, batch_size=[rows])
 

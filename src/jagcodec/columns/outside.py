@@ -9,6 +9,8 @@ import types
 
 def pass_on(error: Exception) -> None:
     """Raise an error that is not a fault of the message: of the machine, or of other code."""
+    if isinstance(error, ImportError):  # of a module that is imported when it is needed first
+        raise error
     outside = _from_outside(error)
     if outside is not None:
         raise outside

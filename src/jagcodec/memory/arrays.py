@@ -9,9 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec._arguments import FOREIGN_ERRORS, array_of, check_array
-from jagcodec.errors import ArgumentTypeError, describe
-
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -64,24 +61,6 @@ def is_of_torch(kind: type) -> bool:
         return False
     modules = {base.__module__.partition(".")[0] for base in kind.__mro__}
     return "tensordict" in sys.modules or not modules.isdisjoint(("torch", "jagcodec"))
-
-
-def host_array(value: Any, path: str, expected: str) -> npt.NDArray[Any]:
-    """A caller's tensor, array or list as an array on the host, aliased if possible."""
-    if isinstance(value, np.ndarray):
-        check_array(value, path)
-    try:
-        if not isinstance(value, tensor_type()):
-            return array_of(value)
-        from jagcodec.memory.plain_types import (
-            host_tensor,  # where there is a tensor, torch is here
-        )
-
-        return host_tensor(value, path)
-    # Lists differ in length, or numpy lacks the dtype or the layout.
-    except FOREIGN_ERRORS as error:
-        detail = f"expected {expected}, found {describe(value)}"
-        raise ArgumentTypeError("bad_type", path, detail) from error
 
 
 def array_bytes(array: npt.NDArray[Any]) -> ByteArray:

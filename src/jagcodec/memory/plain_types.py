@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import MemoryMappedTensor
 
-from jagcodec._arguments import FOREIGN_ERRORS, array_of, array_remedy, integer_of
+from jagcodec._arguments import FOREIGN_ERRORS, array_remedy, integer_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import has_memory, resolved
 
@@ -123,12 +122,12 @@ def check_not_followed(memory: Any, path: str) -> None:
         raise ArgumentError("conflict", path, detail)
 
 
-def host_tensor(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
-    """A caller's tensor as an array on the host, aliased if possible."""
-    if tensor.layout is torch.strided and not tensor.is_nested:
-        check_rectangle(tensor, path)
-        tensor = resolved(tensor.detach().cpu())
-    return tensor.numpy() if type(tensor) is torch.Tensor else array_of(tensor)
+def host_tensor(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    """A caller's tensor on the host, aliased if possible; another layout is returned unchanged."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    check_rectangle(tensor, path)
+    return resolved(tensor.detach().cpu())
 
 
 def usable_device(device: Any, path: str) -> torch.device | None:

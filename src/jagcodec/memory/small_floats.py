@@ -47,7 +47,7 @@ def numbers_of(cells: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     return cells
 
 
-# The bits of the fraction, the bias of the exponent, and the codes that are no number. OCP 8-bit
+# The bits of the fraction, the bias of the exponent, and the codes of NaNs. OCP 8-bit
 # floating point specification; the variants "fnuz" are those of Graphcore and AMD, which have one
 # zero and one NaN.
 _FLOAT8 = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec._arguments import FOREIGN_ERRORS
+from jagcodec._arguments import FOREIGN_ERRORS, host_array
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
-from jagcodec.memory.arrays import IntArray, host_array
+from jagcodec.memory.arrays import IntArray
 from jagcodec.ragged.row_splits import Chosen
 
 

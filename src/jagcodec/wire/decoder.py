@@ -100,6 +100,7 @@ def decode(
     imported already. Safe to call from several threads at once.
     """
     check_torch("decode")
+    _values()
     how = usable_reading("decode", limits, copy, device, allow_pickle)
     opened = open_message(frames, "decode(frames)", how)
     return build(opened, opened.header.schema.root)

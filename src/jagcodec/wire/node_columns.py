@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from jagcodec._dependencies import half
 from jagcodec.columns.batch import (
@@ -43,12 +42,13 @@ from jagcodec.columns.memory import (
     BuiltSource,
     DocumentSource,
     MemoryColumn,
+    chosen_in_place,
     face_in_memory,
     leaf_in_memory,
 )
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
-from jagcodec.memory.arrays import ByteArray, IntArray, is_numeric, object_array
+from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.extents import check_extent
 from jagcodec.ragged.chosen_rows import ChosenRows
 from jagcodec.ragged.column_arrays import arrays_of_view
@@ -485,32 +485,23 @@ class _PayloadColumn(_OtherColumn):
 
     def read(self, how: Read) -> Any:
         is_host = how.form is As.HOST or not how.half.HAS_LEAVES
-        return self._objects(how) if is_host else super().read(how)
+        return self._one(how) if is_host else super().read(how)
 
     def to_send(self, how: Read) -> Any:
-        found, (_, *inner) = self._objects(how), self.source.message.shape(self.node)
-        if isinstance(found, OneObject) or not inner:
-            return found
-        return OneObject(found, len(found), inner)
+        return self._one(how)
 
     def face(self, value: Any, how: Read) -> Any:
-        return (
-            column_of(value).object_array()
-            if isinstance(value, OneObject)
-            else super().face(value, how)
-        )
+        if isinstance(value, OneObject):
+            return column_of(value).object_array()
+        return super().face(value, how)
 
-    def _objects(self, how: Read) -> Any:
-        """An array with one item per row, or a `OneObject`."""
-        message, sizes, chosen = self.source.message, self.source.sizes, how.chosen
-        self._check_rows(*message.shape(self.node))
-        (payload,) = build_children(message, self.node, _budget(how, message))
-        of_rows = isinstance(payload, np.ndarray) and not is_numeric(payload)
-        if of_rows and [*payload.shape[: len(sizes)]] == sizes:
-            array: npt.NDArray[Any] = payload
-            return array if chosen is None else array[chosen.at]
+    def _one(self, how: Read) -> OneObject:
+        message, chosen = self.source.message, how.chosen
         rows, *inner = message.shape(self.node)
-        return OneObject(payload, rows if chosen is None else len(chosen), inner)
+        self._check_rows(rows, *inner)
+        (payload,) = build_children(message, self.node, _budget(how, message))
+        one = OneObject(payload, rows, tuple(inner))
+        return one if chosen is None else chosen_in_place(one, chosen)
 
 
 class _PackedColumn(_OtherColumn):

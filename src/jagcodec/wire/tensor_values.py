@@ -129,7 +129,7 @@ def column_of_objects(items: list[Any]) -> NonTensorStack:
 def leaf_of_objects(items: list[Any], *, whole: bool) -> Any:
     """The objects of all rows, or of chosen ones, as a leaf of a TensorDict.
 
-    All are a stack even if there are none, as `decode` makes it.
+    All of no objects are a stack, too, as `decode` makes it.
     """
     return (stack_of_payloads if whole else leaf_of_rows)(items)
 
@@ -251,7 +251,7 @@ def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDic
         try:
             if child.kind is _JAGGED:
                 rows = message.header.groups[numbers[child.number + GROUP]].rows
-                _check_sizes([rows, *numbers[child.dims : child.dims + child.fields[2] - 1]], size)
+                _check_sizes([rows, *numbers[child.dims : child.end]], size)
                 leaves[key] = jagged_of_node(message, child)
             elif child.kind is _TENSOR:
                 _check_sizes(numbers[child.dims : child.end], size)

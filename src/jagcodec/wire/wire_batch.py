@@ -17,6 +17,7 @@ from jagcodec.columns.batch import (
     As,
     Batch,
     CellRows,
+    OneObject,
     closed_batch,
     leaves_of,
     lengths_of_column,
@@ -181,6 +182,8 @@ class WireBatch(Batch):
             return arrays_of_view(found)
         if isinstance(found, CellRows):
             return rectangle_of_view(found.view)
+        if isinstance(found, OneObject):
+            found = column_of(found).object_array()
         if isinstance(found, np.ndarray):
             return ColumnArrays(found, None, None)
         remedy = "read batch[name]"
