@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ImportError(
             f"jagcodec.{name} needs {package}, which is not installed; pip install torch "
-            "tensordict. encode_rows, RowBuilder, to_blob, dump and plan_packing need neither",
+            "tensordict. encode_rows, RowBuilder, open_wire, to_rows and plan_packing need neither",
             name=error.name,
         ) from error
     globals()[name] = value

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jagcodec._arguments import check_known, name_set
-from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
 
@@ -46,7 +45,9 @@ def check_schema(
         raise ArgumentTypeError("bad_type", f"{where}(schema)", detail)
     absent = name_set(optional, f"{where}(optional)")
     check_known(absent, schema, f"{where}(optional)")
-    found = module_with_torch("batch.columns", where).schema_of(batch, f"{where}(batch)")
+    from jagcodec.batch.columns import schema_of  # it imports much more than a schema needs
+
+    found = schema_of(batch, f"{where}(batch)")
     for name in [name for name in found if name not in schema][:1]:
         raise _field_error(
             name, "new_field", "no such column", "one; add it to the schema, or drop it"
