@@ -128,6 +128,18 @@ def test_a_row_that_grows_has_the_same_bytes_as_with_torch():
     assert words == "uint16 5\n"
 
 
+def test_a_row_goes_on_without_torch_where_a_message_ended():
+    code = (
+        GROWN
+        + """
+row = RowBuilder.from_message(frames, same_length=["ids", "logprobs", "half", "mask"])
+row.append({"logprobs": 4}, ids=[11, 12], logprobs=[0.5, 0.25, 0.125], half=0.0, mask=False)
+frames = row.to_frames()
+"""
+    )
+    assert printed(code + FRAMES, blocked=True) == printed(code + FRAMES, blocked=False) != ""
+
+
 def test_a_message_goes_from_a_process_without_torch_to_one_with_it(tmp_path):
     file = tmp_path / "rows.jag"
     code = f"{ROWS}\nfrom jagcodec import encode_rows, to_blob\n"

@@ -189,7 +189,11 @@ OF_NEMO_RL = {
 }
 
 
-HALVES = {"columns.of_arrays": "columns.of_tensors", "wire.array_values": "wire.tensor_values"}
+HALVES = {
+    "columns.of_arrays": "columns.of_tensors",
+    "pack.array_columns": "pack.tensor_columns",
+    "wire.array_values": "wire.tensor_values",
+}
 """Modules of one set of functions: of arrays, where torch is not installed, and of tensors."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import check_known, mapping_of, name_set, whole_number
-from jagcodec._dependencies import module_with_torch
+from jagcodec._dependencies import half
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.arrays import tensor_type
@@ -395,7 +395,7 @@ class RowBuilder:
             WireFormatError: As from `open_wire`.
         """
         where = "RowBuilder.from_message"
-        columns_of_row = module_with_torch("pack.tensor_columns", where).columns_of_row
+        columns_of_row = half("pack.tensor_columns", "pack.array_columns").columns_of_row
         from jagcodec.wire.wire_batch import WireBatch, open_wire
 
         batch = message if isinstance(message, WireBatch) else open_wire(message)
