@@ -37,6 +37,7 @@ _NAMES = {
     "wire.wire_batch": "WireBatch open_wire",
 }
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
+_MAKE_TENSORS = ("MsgpackDecoder", "decode", "load")
 _MODULES = ("errors", "record", "schema", "stdlib", "testing", "types")
 
 __all__ = sorted([*_HOME_OF, "__version__"])
@@ -50,6 +51,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'jagcodec' has no attribute {name!r}")
     try:
         value = getattr(importlib.import_module(f"jagcodec.{_HOME_OF[name]}"), name)
+        if name in _MAKE_TENSORS:
+            # Now, and not at the first call: a process that another thread forks while torch is
+            # imported waits forever for the end of that import.
+            from jagcodec._dependencies import half
+
+            half("wire.tensor_values", "wire.array_values")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("torch", "tensordict"):

@@ -122,7 +122,7 @@ def test_the_sdist_holds_every_file_of_the_checkout(tmp_path):
 )
 def test_a_version_without_a_private_name_fails_in_one_sentence(package, module, name):
     code = f"import torch, tensordict, {module} as m; del m.{name}; import jagcodec; "
-    run = run_python(code + "jagcodec.decode(b'')", status=1)
+    run = run_python(code + "jagcodec.decode", status=1)
     *_, last = run.stderr.splitlines()
     assert re.match(
         rf"ImportError: jagcodec needs private names of {package}, one of which {package} \S+ "

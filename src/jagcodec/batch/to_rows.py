@@ -101,7 +101,10 @@ def rows_of_each(names: Iterable[str], each: Iterable[list[Any]]) -> list[dict[s
 def _rows_of(column: Any, rows: int, form: str, path: str) -> list[Any]:
     """The rows of a column that was read as `As.HOST`."""
     if isinstance(column, OneObject):
-        return column_of(column).objects() or []
+        items = column.items()
+        if items is None:
+            return [column.data] * column.rows
+        column = items
     if isinstance(column, WireBatch):
         return rows_on_host(column, form, path)
     if isinstance(column, np.ndarray):
