@@ -56,8 +56,8 @@ def doctor() -> dict[str, Any]:
     absent = [name for name in REQUIRED if report[name] is None]
     if absent and set(absent) <= set(FOR_TENSORS):
         advice.append(
-            f"not installed: {', '.join(absent)}; encode_rows, RowBuilder, to_blob, dump and "
-            "plans work without; to read batches, pip install torch tensordict"
+            f"not installed: {', '.join(absent)}; without them, rows are written, and read as "
+            "arrays; for tensors, pip install torch tensordict"
         )
     elif absent:
         advice.append(f"not installed: {', '.join(absent)}; install jagcodec again with pip")
