@@ -251,7 +251,8 @@ def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDic
         try:
             if child.kind is _JAGGED:
                 rows = message.header.groups[numbers[child.number + GROUP]].rows
-                _check_sizes([rows, *numbers[child.dims : child.end]], size)
+                dims = [rows, *numbers[child.dims : child.end]]
+                _check_sizes(dims[: child.fields[2]], size)  # those before the ragged one
                 leaves[key] = jagged_of_node(message, child)
             elif child.kind is _TENSOR:
                 _check_sizes(numbers[child.dims : child.end], size)
