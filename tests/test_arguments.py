@@ -386,8 +386,8 @@ def variants(option, value):
         yield put(value)
 
 
-def call(name, options):
-    """Call a function with options by name; a coroutine is run."""
+def prepared(name, options):
+    """What a call is of: the object of a method, the function, and its arguments."""
     options = dict(options)
     make = options.pop("self", None)
     made = None if make is None else make()
@@ -400,8 +400,16 @@ def call(name, options):
             positional += options.pop(option)
         elif parameter.kind is parameter.VAR_KEYWORD and option in options:
             options |= options.pop(option)
+    return made, function, positional, options
+
+
+def call(
+    name, options, caller=lambda function, *positional, **named: function(*positional, **named)
+):
+    """Call a function with options by name, through `caller`; a writer is closed."""
+    made, function, positional, named_options = prepared(name, options)
     try:
-        found = function(*positional, **options)
+        found = caller(function, *positional, **named_options)
         made = found if isinstance(found, RecordWriter) else made
         return found
     finally:

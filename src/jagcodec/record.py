@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Unpack
 
 from jagcodec._arguments import whole_number
+from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
 from jagcodec.wire.blobs import refuse_frames
 from jagcodec.wire.encoder import EncodeOptions, encode
@@ -25,6 +26,7 @@ from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.wire_batch import open_wire
 
 
+@untraced
 class RecordWriter:
     """Write the batch of each step to a directory, and keep the newest of them.
 
@@ -157,6 +159,7 @@ def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
     return frames
 
 
+@untraced
 class RecordReader:
     """List the steps of a record and name their files, also while they are written.
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jagcodec._arguments import check_known, name_set
+from jagcodec._compiling import untraced
 from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
 
 
+@untraced
 def check_schema(
     batch: Any, schema: Mapping[str, FieldSchema], optional: Iterable[str] = ()
 ) -> None:

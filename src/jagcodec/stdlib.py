@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from jagcodec._compiling import untraced
 from jagcodec.wire.registry import NamedType, of_fields, of_one, register_types, use_loaded
 
 
+@untraced
 def register_stdlib_types() -> None:
     """Let `encode` and `decode` in this process accept types of the standard library.
 

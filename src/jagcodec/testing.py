@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jagcodec._compiling import untraced
 from jagcodec.batch.compare import first_difference
 from jagcodec.memory.tensor_bytes import from_bytes
 from jagcodec.wire.spec import TORCH_ITEMSIZES
@@ -27,6 +28,7 @@ from jagcodec.wire.spec import TORCH_ITEMSIZES
 __all__ = ["JaggedBatch", "assert_same", "is_same", "jagged_batches", "jagged_tensors", "tensors"]
 
 
+@untraced
 def assert_same(actual: Any, expected: Any) -> None:
     """Assert that two values are equal in type, dtype, shape, layout, order and bits.
 
@@ -47,6 +49,7 @@ def assert_same(actual: Any, expected: Any) -> None:
         raise AssertionError(str(found))
 
 
+@untraced
 def is_same(actual: Any, expected: Any) -> bool:
     """Whether two values, such as two batches, are equal as `assert_same` asserts it.
 

@@ -22,7 +22,7 @@ SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up: each may import those before it.
 LAYERS = (
-    *("errors", "_version", "data", "_dependencies", "_arguments", "packing"),
+    *("errors", "_version", "data", "_dependencies", "_compiling", "_arguments", "packing"),
     *("memory", "rowcopy", "cells", "ragged", "columns"),
     *("wire", "pack"),
     *("stdlib", "batch", "types", "schema", "record"),

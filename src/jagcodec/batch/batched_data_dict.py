@@ -18,6 +18,7 @@ from jagcodec._arguments import (
     mapping_of,
     named_columns,
 )
+from jagcodec._compiling import untraced
 from jagcodec.batch.compare import same_values
 from jagcodec.columns.batch import closed, with_closed
 from jagcodec.columns.column import row_count, row_counts
@@ -37,6 +38,7 @@ from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 Self = TypeVar("Self", bound="BatchedDataDict")
 
 
+@untraced
 class BatchedDataDict(dict[str, Any]):
     """A dict of columns with N rows each: what `materialize` returns.
 

@@ -20,6 +20,7 @@ from jagcodec._arguments import (
     result_of,
     whole_number,
 )
+from jagcodec._compiling import untraced
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.columns import (
     AnyBatch,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     T = TypeVar("T", default=BatchedDataDict)
 
 
+@untraced
 def materialize(
     td: AnyBatch | Sequence[AnyBatch],
     layout: Layout = "padded",

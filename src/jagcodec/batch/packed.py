@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import FOREIGN_ERRORS, check_option, integer_of, items_of
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch
 from jagcodec.batch.column_buffers import ColumnBuffers
 from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentTypeError, brief, describe
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from jagcodec.ragged.varlen import PackedColumn
 
 
+@untraced
 def plan_packing(
     lengths: Lengths,
     *,
@@ -107,6 +109,7 @@ def _lengths_and_packer(lengths: Any, path: str) -> tuple[IntArray, Packer | Non
     return row_splits.lengths, Packer(row_splits, pool)
 
 
+@untraced
 class PackPlan:
     """Where every cell of a forward pass comes from; made by `plan_packing`.
 
@@ -433,6 +436,7 @@ def _unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> di
 # --- micro-batches -----------------------------------------------------------------------------
 
 
+@untraced
 def plan_micro_batches(
     lengths: Lengths,
     ranks: int = 1,
@@ -501,6 +505,7 @@ def plan_micro_batches(
     return MicroBatches(tokens, rules, assign_rows(tokens, rules, groups, cost), packer)
 
 
+@untraced
 class MicroBatches(Sequence[tuple[IntArray, ...]]):
     """The rows of each micro-batch; made by `plan_micro_batches`.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack, overload
 import numpy as np
 
 from jagcodec._arguments import flag_of, host_array, whole_number
+from jagcodec._compiling import untraced
 from jagcodec.batch.columns import (
     B,
     common_lengths,
@@ -49,6 +50,7 @@ def select_rows(batch: B, index: Any) -> B: ...
 def select_rows(batch: MessageLike, index: Any) -> WireBatch: ...
 
 
+@untraced
 def select_rows(batch: Any, index: Any) -> Any:
     """These rows of a batch, in this order.
 
@@ -97,6 +99,7 @@ def repeat_rows(batch: B, times: Times, *, interleave: bool = ...) -> B: ...
 def repeat_rows(batch: MessageLike, times: Times, *, interleave: bool = ...) -> WireBatch: ...
 
 
+@untraced
 def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     """Every row several times: one prompt per sample of its group.
 
@@ -172,6 +175,7 @@ def split_rows(
 ) -> list[WireBatch]: ...
 
 
+@untraced
 def split_rows(
     batch: Any,
     parts: int | None = None,
@@ -298,6 +302,7 @@ def concat_rows(batches: Iterable[B]) -> B: ...
 def concat_rows(batches: Iterable[MessageLike]) -> WireBatch: ...
 
 
+@untraced
 def concat_rows(batches: Iterable[Any]) -> Any:
     """The rows of several batches, one batch after the other.
 
@@ -332,6 +337,7 @@ def concat_rows(batches: Iterable[Any]) -> Any:
     return join_rows(listed, where) if encoded else concat_in_memory(listed, where)
 
 
+@untraced
 def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     """Put batches of the same rows side by side, such as a batch and what a worker wrote back.
 

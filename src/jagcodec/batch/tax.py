@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jagcodec._arguments import flag_of, integer_of, whole_number
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.batch.columns import bytes_of, opened
 from jagcodec.batch.describe import describe_message, open_source
@@ -31,6 +32,7 @@ from jagcodec.wire.spec import TORCH_ITEMSIZES
 from jagcodec.wire.wire_batch import WireBatch, open_memory
 
 
+@untraced
 def padding_tax(
     source: Any,
     *,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import check_option, known_names, name_list
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import has_torch, module_with_torch
 from jagcodec.batch.columns import AnyBatch, opened, row_count_of
 from jagcodec.columns.batch import As, CellRows, OneObject, views_of
@@ -26,6 +27,7 @@ RowsAs = Literal["tensor", "array", "list"]
 """What the rows of tensors and arrays become in `to_rows`."""
 
 
+@untraced
 def to_rows(
     batch: AnyBatch, columns: Iterable[str] | None = None, as_: RowsAs = "tensor"
 ) -> list[dict[str, Any]]:

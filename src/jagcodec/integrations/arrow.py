@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import FOREIGN_ERRORS
+from jagcodec._compiling import untraced
 from jagcodec.batch.columns import columns_with_views, opened, row_count_of
 from jagcodec.batch.json_text import json_text
 from jagcodec.columns.column import Array, DictBatch, HeldColumn, ViewColumn, column_of
@@ -34,6 +35,7 @@ _LEAVE_OUT = "leave the column out (--columns of the command, select in Python),
 _AS_JSON_LINES = f"try .jsonl, which escapes it, {_LEAVE_OUT}"
 
 
+@untraced
 def to_arrow(batch: Any) -> pyarrow.Table:
     """The columns of a batch as an Arrow table, to read rollouts with other tools.
 

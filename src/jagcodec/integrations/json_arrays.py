@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import check_array, mapping_of, whole_number
+from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.integrations._base64_arrays import (
     MAX_BYTES,
@@ -20,6 +21,7 @@ from jagcodec.integrations._expert_ids import known_ids, smallest_of
 __all__ = ["array_of_envelope", "smallest_ids"]
 
 
+@untraced
 def array_of_envelope(envelope: Any, *, max_bytes: int = MAX_BYTES) -> npt.NDArray[Any]:
     """The array of a dict of `data` in base64, `shape` and `dtype`.
 
@@ -59,6 +61,7 @@ def array_of_envelope(envelope: Any, *, max_bytes: int = MAX_BYTES) -> npt.NDArr
     return shaped_array(data, dtype, shape, f"{path}.data")
 
 
+@untraced
 def smallest_ids(
     ids: npt.NDArray[Any], *, experts: int | None = None, pad: int | None = None
 ) -> npt.NDArray[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jagcodec._compiling import untraced
 from jagcodec.integrations import needed
 from jagcodec.wire.registry import register_type
 
@@ -13,6 +14,7 @@ with needed(__name__, "Pillow: pip install 'pillow>=10'"):
     from PIL import Image, ImageFile, PngImagePlugin
 
 
+@untraced
 def register_images() -> None:
     """Let PIL images be encoded, anywhere in a value: in `multi_modal_data`, for example.
 

@@ -11,6 +11,7 @@ import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import BatchedDataDict, encode_rows
+from jagcodec._compiling import untraced
 from jagcodec.integrations import Reducer, carry, needed, restore_reducers
 from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.memory.blocks import allocate_together
@@ -28,6 +29,7 @@ with needed(__name__, "Ray: pip install 'ray>=2.40'"):
 VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)
 
 
+@untraced
 def put(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]], **options: Any
 ) -> ray.ObjectRef:
@@ -55,6 +57,7 @@ def put(
     return ray.put(open_wire(encode_rows(rows, **options), limits=NO_LIMITS))
 
 
+@untraced
 def register(**options: Unpack[EncodeOptions]) -> None:
     """Make Ray write batches to its object store in this wire format, from this process.
 
@@ -78,16 +81,19 @@ def register(**options: Unpack[EncodeOptions]) -> None:
     carry(options)
 
 
+@untraced
 def unregister() -> None:
     """Undo `register` and `setup` in this process; what is in Ray's store stays readable."""
     restore_reducers()
 
 
+@untraced
 def reducers(**options: Any) -> dict[type, Reducer]:
     """What writes a value of each type."""
     return {**dict.fromkeys(VALUES, partial(reduced, read, options)), WireBatch: _reduced_batch}
 
 
+@untraced
 def reduced(read: Callable[..., Any], options: dict[str, Any], value: Any) -> Any:
     """The function that reads a value, and its arguments: the frames of `encode`."""
     frames = [_pieces(frame) for frame in encode(value, **options)]
@@ -117,6 +123,7 @@ def _reduced_batch(batch: WireBatch) -> Any:
 # Objects in the store refer to these functions by name: never rename or move them.
 
 
+@untraced
 def read(frames: list[list[Any]], allow_pickle: bool) -> Any:
     return decode(_owned(frames), allow_pickle=allow_pickle, limits=NO_LIMITS)
 

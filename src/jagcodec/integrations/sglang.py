@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import integer_of, items_of, whole_number
+from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief, describe
 from jagcodec.integrations._base64_arrays import (
     MAX_BYTES,
@@ -21,6 +22,7 @@ from jagcodec.integrations._engine_rows import Row, check_count, logprob, readin
 from jagcodec.integrations._expert_ids import KnownIds, known_ids
 
 
+@untraced
 def rows_of(
     responses: Mapping[str, Any] | Sequence[Any],
     *,

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from jagcodec._arguments import flag_of
+from jagcodec._compiling import untraced
 from jagcodec.batch.columns import AnyBatch, concat_in_memory, is_message
 from jagcodec.batch.join import join_rows
 from jagcodec.columns.batch import source_in, views_of
@@ -55,6 +56,7 @@ if not dist.is_available():
 __all__ = ["all_gather_rows", "broadcast"]
 
 
+@untraced
 def broadcast(
     batch: Any,
     src: int,
@@ -119,6 +121,7 @@ def broadcast(
     return exchange.result(src, prepare, finish)
 
 
+@untraced
 def all_gather_rows(
     batch: AnyBatch,
     group: dist.ProcessGroup | None = None,

@@ -15,6 +15,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from jagcodec._compiling import untraced
 from jagcodec.integrations import Reducer, needed
 from jagcodec.integrations import ray as through_ray
 from jagcodec.integrations._trim import padded_batch, trimmed_batch
@@ -32,6 +33,7 @@ if find_spec("PIL") is not None:  # without Pillow no value holds an image
 # --- Ray -----------------------------------------------------------------------------------------
 
 
+@untraced
 def reducers(**options: Any) -> dict[type, Reducer]:
     """What writes a value of each type."""
     write = partial(through_ray.reduced, _read, options)

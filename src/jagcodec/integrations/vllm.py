@@ -12,12 +12,14 @@ from typing import Any
 import numpy.typing as npt
 
 from jagcodec._arguments import items_of, iterator_of, whole_number
+from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief
 from jagcodec.integrations._base64_arrays import MAX_BYTES, array_of_npy, decoded_base64
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 from jagcodec.integrations._expert_ids import KnownIds, known_ids
 
 
+@untraced
 def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
     """One row per sample that `LLM.generate` returns.
 
@@ -113,6 +115,7 @@ def _logprobs_of_positions(
 # --- replies over HTTP -------------------------------------------------------------------------
 
 
+@untraced
 def rows_of_replies(
     replies: Mapping[str, Any] | Sequence[Any],
     *,

@@ -14,6 +14,7 @@ from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
 
 from jagcodec._arguments import items_of
+from jagcodec._compiling import untraced
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -47,6 +48,7 @@ class Received(NamedTuple):
     frames: list[zmq.Frame]
 
 
+@untraced
 def send_frames(
     socket: zmq.Socket[Any],
     frames: Sequence[Buffer],
@@ -91,6 +93,7 @@ def send_frames(
     return _finished(_send(socket, frames, envelope, timeout, "send_frames"))
 
 
+@untraced
 def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Received:
     """Receive a message without decoding it: its envelope and its frames.
 
@@ -124,6 +127,7 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
     return _finished(_recv(socket, timeout, "recv_frames"))
 
 
+@untraced
 async def async_send_frames(
     socket: zmq.asyncio.Socket,
     frames: Sequence[Buffer],
@@ -150,6 +154,7 @@ async def async_send_frames(
     return await _send(socket, frames, envelope, timeout, "async_send_frames")
 
 
+@untraced
 async def async_recv_frames(
     socket: zmq.asyncio.Socket, *, timeout: float | None = None
 ) -> Received:

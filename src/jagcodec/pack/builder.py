@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._arguments import check_known, mapping_of, name_set, whole_number
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import half
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
@@ -142,6 +143,7 @@ class _GrowingColumn:
             check_row_shape(chunk, shape, self.dim + 1)
 
 
+@untraced
 class RowBuilder:
     """One row of a batch that grows: appended to per turn or chunk, cut, sent, and resumed.
 

@@ -19,6 +19,7 @@ from jagcodec._arguments import (
     named_columns,
     unknown_name,
 )
+from jagcodec._compiling import untraced
 from jagcodec.columns.batch import closed
 from jagcodec.columns.column import Array, ObjectList, Open, as_leaf, column_of, row_count
 from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, Sparse, Unbatched
@@ -53,6 +54,7 @@ from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
 
 
+@untraced
 def pack_jagged_fields(
     fields: Mapping[str, Any],
     *,
@@ -139,6 +141,7 @@ def encode_fields(
 ) -> int: ...
 
 
+@untraced
 def encode_fields(
     fields: Mapping[str, Any],
     *,

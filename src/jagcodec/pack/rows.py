@@ -21,6 +21,7 @@ from jagcodec._arguments import (
     named_columns,
     whole_number,
 )
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import (
@@ -50,6 +51,7 @@ _NO_NAMES: tuple[str, ...] = ()
 """The default of options that are names, known by identity: a caller's iterable is read once."""
 
 
+@untraced
 def pack_rows(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
     *,
@@ -120,6 +122,7 @@ def pack_rows(
     return made
 
 
+@untraced
 def encode_rows(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
     *,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from jagcodec._arguments import flag_of, items_of, whole_number
+from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, describe
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import HostCopies
@@ -45,6 +46,7 @@ _PADDED = "a padded (strided) tensor"
 # --- padded -> jagged --------------------------------------------------------------------------
 
 
+@untraced
 def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Strip the padding of one rectangle: row i becomes ``padded[i, :lengths[i]]``.
 
@@ -83,6 +85,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     return _pack_rectangle(padded, row_splits, f"{where}(padded)")
 
 
+@untraced
 def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack `val` if its shape looks per-token: ``val.shape[:2] == (N, max(lengths))``.
 
@@ -111,6 +114,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     return _pack_or_keep(val, lengths, "maybe_pack_jagged", exact_width=True)
 
 
+@untraced
 def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack a field that is known to be per-token, however far it is padded.
 
@@ -159,6 +163,7 @@ def _pack_rectangle(padded: torch.Tensor, row_splits: RowSplits, path: str) -> t
     return nested_tensor(values_of(view), row_splits)
 
 
+@untraced
 def stack_or_nest(
     tensors: Sequence[torch.Tensor], *, always_nest: bool = False, ragged_dim: int | None = None
 ) -> torch.Tensor:
@@ -231,6 +236,7 @@ def stack_or_nest(
 # --- jagged -> jagged --------------------------------------------------------------------------
 
 
+@untraced
 def response_from_nested(
     full: torch.Tensor | PackedColumn, response_mask: torch.Tensor | PackedColumn
 ) -> torch.Tensor:

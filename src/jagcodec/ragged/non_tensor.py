@@ -27,6 +27,7 @@ from tensordict import (
     is_tensorclass,
 )
 
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_attributes, private_names
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.arrays import is_numeric, object_array
@@ -59,6 +60,7 @@ LIST_TYPES: tuple[type, ...] = (list, LinkedList)
 """The types that `NonTensorStack.tolist` and similar methods return for a list."""
 
 
+@untraced
 def unwrap_wire_stripped_payload(item: Any) -> Any:
     """The Python object of one non-tensor row.
 

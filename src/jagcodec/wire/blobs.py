@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jagcodec._arguments import flag_of
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Buffer, StrPath
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@untraced
 def to_blob(frames: Sequence[Buffer]) -> bytearray:
     """The frames of a message in one new buffer, which `decode` and `open_wire` accept too.
 
@@ -41,6 +43,7 @@ def to_blob(frames: Sequence[Buffer]) -> bytearray:
     return bytearray().join(blob_pieces(arrays))
 
 
+@untraced
 def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
     """Write a value to a file, whole or not at all: a crash leaves the old file, or none.
 
@@ -81,6 +84,7 @@ def refuse_frames(obj: Any, where: str) -> None:
         raise ArgumentTypeError("bad_type", where, detail)
 
 
+@untraced
 def load(
     path: StrPath,
     *,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from jagcodec import cells
 from jagcodec._arguments import check_options
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch, half
 from jagcodec.columns.batch import VALUES
 from jagcodec.columns.outside import pass_on
@@ -51,6 +52,7 @@ class DecodeOptions(TypedDict, total=False):
     limits: Limits | None
 
 
+@untraced
 def decode(
     frames: MessageLike,
     *,
@@ -106,6 +108,7 @@ def decode(
     return build(opened, opened.header.schema.root)
 
 
+@untraced
 class MsgpackDecoder:
     """`decode` as an object, where a framework wants one. Holds its options and no other state.
 

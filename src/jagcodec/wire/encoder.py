@@ -24,6 +24,7 @@ from jagcodec._arguments import (
     items_of,
     mapping_of,
 )
+from jagcodec._compiling import untraced
 from jagcodec.columns.batch import Batch, Columns, Name, source_in, stored, to_send
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
@@ -61,6 +62,7 @@ def encode(obj: Any, *, out: None = ..., **options: Unpack[EncodeOptions]) -> li
 def encode(obj: Any, *, out: Target, **options: Unpack[EncodeOptions]) -> int: ...
 
 
+@untraced
 def encode(
     obj: Any,
     *,
@@ -251,6 +253,7 @@ def _values_of_meta(
     return [document]
 
 
+@untraced
 class MsgpackEncoder:
     """`encode` as an object, where a framework wants one: it holds the options and nothing else.
 

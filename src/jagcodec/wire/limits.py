@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, WireFormatError, brief
 from jagcodec.wire.spec import MAX_LEVELS
 
 
+@untraced
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Bounds for a message. A larger one is rejected before memory is allocated for it.

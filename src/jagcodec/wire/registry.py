@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from jagcodec._arguments import check_function
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
@@ -34,6 +35,7 @@ _by_name: dict[str, NamedType] = {}
 _name_of: dict[type, str] = {}
 
 
+@untraced
 def register_type(
     cls: type[T],
     name: str | None = None,

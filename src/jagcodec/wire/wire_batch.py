@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jagcodec._arguments import check_name, known_names, unknown_name
+from jagcodec._compiling import untraced
 from jagcodec._dependencies import half
 from jagcodec.columns.batch import (
     VALUES,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
 
+@untraced
 class WireBatch(Batch):
     """A batch of columns over one message or several, and in memory; made by `open_wire`.
 
@@ -330,6 +332,7 @@ def rows_at(batch: WireBatch, chosen: Chosen) -> WireBatch:
 # --- opening -----------------------------------------------------------------------------------
 
 
+@untraced
 def open_wire(
     source: WireSource | WireBatch | TensorDictBase | dict[str, Any],
     *,
