@@ -28,7 +28,7 @@ SETTINGS = JAGCODEC_EXAMPLES=$(EXAMPLES)
 endif
 ifdef TENSORDICT
 # Bytes are the same on every version: tests that damage, bound and count them are left out.
-CHOSEN = -m "not slow and not cuda" -k "not one_flipped_bit" tests/batch tests/pack tests/testing tests/wire src \
+CHOSEN = -m "not slow and not cuda" -k "not one_flipped_bit" tests/train tests/produce tests/testing tests/wire src \
 	$(patsubst %,--ignore=tests/wire/test_%.py,files growth hostile)
 SETTINGS = PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT)
 endif
@@ -122,13 +122,13 @@ sanitize: $(VENV)/.dev ## the C code under AddressSanitizer, UBSan and ThreadSan
 	rm -rf $(COPY)
 	mkdir -p $(COPY)
 	cp -R src/jagcodec $(COPY)
-	rm -f $(COPY)/jagcodec/rowcopy/*.so $(COPY)/jagcodec/cells/*.so
-	$(C) $(ADDRESS) -pthread src/jagcodec/rowcopy/_kernel.c -o $(COPY)/jagcodec/rowcopy/_kernel.abi3.so
-	$(C) $(ADDRESS) src/jagcodec/cells/_cells.c -o $(COPY)/jagcodec/cells/_cells.abi3.so -lm
+	rm -f $(COPY)/jagcodec/kernels/*.so
+	$(C) $(ADDRESS) -pthread src/jagcodec/kernels/_kernel.c -o $(COPY)/jagcodec/kernels/_kernel.abi3.so
+	$(C) $(ADDRESS) src/jagcodec/kernels/_cells.c -o $(COPY)/jagcodec/kernels/_cells.abi3.so -lm
 	ASAN_OPTIONS=detect_leaks=0 JAGCODEC_ROWCOPY=compiled PYTHONPATH=$(COPY) \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
-		$(BIN)/python -m pytest tests/rowcopy tests/cells tests/wire/test_hostile.py
-	$(C) -fsanitize=thread -pthread src/jagcodec/rowcopy/_kernel.c -o $(COPY)/_kernel.abi3.so
+		$(BIN)/python -m pytest tests/kernels tests/wire/test_hostile.py
+	$(C) -fsanitize=thread -pthread src/jagcodec/kernels/_kernel.c -o $(COPY)/_kernel.abi3.so
 	TSAN_OPTIONS="halt_on_error=1 exitcode=66" LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" \
 		setarch -R $(BIN)/python fuzz/threads.py $(COPY)/_kernel.abi3.so
 

@@ -109,16 +109,16 @@ setup(
     long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
-            "jagcodec.rowcopy._kernel",
-            ["src/jagcodec/rowcopy/_kernel.c"],
+            "jagcodec.kernels._kernel",
+            ["src/jagcodec/kernels/_kernel.c"],
             extra_compile_args=["-std=c11", "-O3", "-pthread", "-Wall", "-Wextra"],
             extra_link_args=["-pthread"],
             optional=OPTIONAL,
             py_limited_api=STABLE_ABI is not None,
         ),
         Extension(
-            "jagcodec.cells._cells",
-            ["src/jagcodec/cells/_cells.c"],
+            "jagcodec.kernels._cells",
+            ["src/jagcodec/kernels/_cells.c"],
             extra_compile_args=["-std=c11", "-O3", "-Wall", "-Wextra"],
             libraries=["m"],
             optional=OPTIONAL,

@@ -16,9 +16,10 @@ SOURCE = ROOT / "src" / "jagcodec"
 
 # From the ground up, as tests/repo/test_house.py has them.
 ORDER = (
-    *("data", "errors.py", "_dependencies.py", "_compiling.py", "_arguments.py", "packing"),
-    *("memory", "rowcopy", "cells", "ragged", "columns", "wire", "pack", "batch", "types.py"),
-    *("stdlib.py", "schema.py", "record.py", "testing.py", "integrations", "doctor.py", "cli"),
+    *("data", "errors.py", "_dependencies.py", "_compiling.py", "_arguments.py", "memory"),
+    *("kernels", "rows", "columns", "wire", "wire/stored", "produce", "forward", "train"),
+    *("types.py", "stdlib.py", "schema.py", "record.py", "testing.py", "integrations"),
+    *("doctor.py", "cli"),
 )
 _MARKED = re.compile(r"(<!-- generated: modules -->\n).*?(<!-- end -->)", re.S)
 

@@ -33,8 +33,8 @@ torch.set_num_threads(1)
 _NOT_READERS = [
     "jagcodec.wire.encoder",
     "jagcodec.wire.lowering",
-    "jagcodec.pack.fields",
-    "jagcodec.batch.tax",
+    "jagcodec.produce.fields",
+    "jagcodec.train.tax",
 ]
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):
     # With the modules of jagcodec that it needs: the package itself imports none.

@@ -27,13 +27,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tensordict import TensorDict
 
-from jagcodec.batch.join import join_rows
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
-from jagcodec.wire import blobs, decoder, elide, wire_batch
+from jagcodec.wire import blobs, decoder, wire_batch
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import Limits
+from jagcodec.wire.many import join_rows
 from jagcodec.wire.registry import register_type
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
+from jagcodec.wire.stored import elide
 from tests.oracle import described
 from tests.wire.forge import blob, damaged
 from tests.wire.grown import drawn

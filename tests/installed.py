@@ -30,8 +30,8 @@ def main() -> None:
     done = []
     if kind == "--compiled":
         assert binaries == ["_cells.abi3.so", "_kernel.abi3.so"], f"expected both, found {binaries}"
-        call_cells(package / "cells" / "_cells.abi3.so")
-        call_kernel(package / "rowcopy" / "_kernel.abi3.so")
+        call_cells(package / "kernels" / "_cells.abi3.so")
+        call_kernel(package / "kernels" / "_kernel.abi3.so")
         done.append("C modules")
     assert not (kind == "--pure" and binaries), f"expected no binaries, found {binaries}"
     command()
@@ -91,9 +91,9 @@ def command() -> None:
 def trip(kind: str) -> None:
     import torch
 
-    from jagcodec import decode, encode_fields, materialize, rowcopy
+    from jagcodec import decode, encode_fields, kernels, materialize
 
-    name = rowcopy.backend().name
+    name = kernels.backend().name
     expected = {"--compiled": "compiled", "--pure": "numpy"}.get(kind, name)
     assert name == expected, f"expected the kernel {expected}, found {name}"
     lengths = torch.tensor([2, 4, 3])

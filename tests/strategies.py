@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from jagcodec.memory.arrays import object_array
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
-from jagcodec.ragged.non_tensor import stack_of_payloads
+from jagcodec.rows.non_tensor import stack_of_payloads
 from jagcodec.testing import cells, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 from tests.helpers import nested

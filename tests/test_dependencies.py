@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 
 from jagcodec import _dependencies
 from jagcodec._dependencies import private_names
-from jagcodec.ragged import nested, non_tensor
+from jagcodec.rows import nested, non_tensor
 
 
 def private():

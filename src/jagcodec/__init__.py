@@ -14,21 +14,21 @@ from jagcodec._version import __version__ as __version__
 # what needs no tensor, such as `jagcodec --help`, does not wait for torch. Type checkers read
 # `__init__.pyi`.
 _NAMES = {
-    "batch.batched_data_dict": "BatchedDataDict",
-    "batch.materialize": "materialize",
-    "batch.packed": "plan_micro_batches plan_packing",
-    "batch.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
-    "batch.tax": "padding_tax",
-    "batch.to_rows": "to_rows",
+    "train.batched_data_dict": "BatchedDataDict",
+    "train.materialize": "materialize",
+    "forward.plan": "plan_micro_batches plan_packing",
+    "train.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
+    "train.tax": "padding_tax",
+    "train.to_rows": "to_rows",
     "errors": "ArgumentError JagcodecError UnsupportedTypeError WireFormatError",
-    "pack.builder": "RowBuilder",
-    "pack.fields": "encode_fields pack_jagged_fields",
-    "pack.rows": "encode_rows pack_rows",
-    "pack.tensors": (
+    "produce.builder": "RowBuilder",
+    "produce.fields": "encode_fields pack_jagged_fields",
+    "produce.rows": "encode_rows pack_rows",
+    "produce.tensors": (
         "maybe_pack_jagged pack_per_token_field response_from_nested stack_or_nest "
         "to_nested_by_length"
     ),
-    "ragged.non_tensor": "unwrap_wire_stripped_payload",
+    "rows.non_tensor": "unwrap_wire_stripped_payload",
     "wire.blobs": "dump load to_blob",
     "wire.decoder": "MsgpackDecoder decode",
     "wire.encoder": "MsgpackEncoder encode",

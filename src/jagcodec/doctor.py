@@ -87,15 +87,15 @@ def report_lines(report: dict[str, Any]) -> list[str]:
 
 def _kernels() -> tuple[dict[str, str], bool]:
     """What copies rows and packs lists here; and whether a compiled extension is missing."""
-    from jagcodec import cells, rowcopy
+    from jagcodec import kernels
 
-    backend, without = rowcopy.backend(), cells.missing()
+    backend, without = kernels.backend(), kernels.missing_cells()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     of_torch = " of torch" if "torch" in sys.modules else ""
     rows = {
         "row kernel": backend.name + (f" ({backend.missing})" if backend.missing else ""),
         "cells": f"python ({without})" if without else "compiled",
-        "threads": f"{rowcopy.thread_count()}{of_torch}, on {cpus} processors",
+        "threads": f"{kernels.thread_count()}{of_torch}, on {cpus} processors",
     }
     return rows, bool(backend.missing or without)
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from jagcodec._compiling import untraced
-from jagcodec.batch.compare import first_difference
 from jagcodec.memory.tensor_bytes import from_bytes
+from jagcodec.wire.compare import first_difference
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 
 __all__ = ["JaggedBatch", "assert_same", "is_same", "jagged_batches", "jagged_tensors", "tensors"]

@@ -8,13 +8,13 @@ from typing import Any
 # As in `jagcodec` itself: what needs no tensor does not wait for torch. Type checkers read
 # `types.pyi`.
 _HOME_OF = {
-    "ColumnArrays": "ragged.column_arrays",
+    "ColumnArrays": "rows.column_arrays",
     "FieldSchema": "columns.fields",
-    "Layout": "batch.rectangles",
-    "MicroBatches": "batch.packed",
-    "PackPlan": "batch.packed",
-    "PackedColumn": "ragged.varlen",
-    "PaddingSide": "batch.rectangles",
+    "Layout": "train.rectangles",
+    "MicroBatches": "forward.plan",
+    "PackPlan": "forward.plan",
+    "PackedColumn": "rows.varlen",
+    "PaddingSide": "train.rectangles",
 }
 
 __all__ = [*_HOME_OF]

@@ -1,7 +1,7 @@
-from jagcodec.batch.packed import MicroBatches as MicroBatches
-from jagcodec.batch.packed import PackPlan as PackPlan
-from jagcodec.batch.rectangles import Layout as Layout
-from jagcodec.batch.rectangles import PaddingSide as PaddingSide
 from jagcodec.columns.fields import FieldSchema as FieldSchema
-from jagcodec.ragged.column_arrays import ColumnArrays as ColumnArrays
-from jagcodec.ragged.varlen import PackedColumn as PackedColumn
+from jagcodec.forward.plan import MicroBatches as MicroBatches
+from jagcodec.forward.plan import PackPlan as PackPlan
+from jagcodec.rows.column_arrays import ColumnArrays as ColumnArrays
+from jagcodec.rows.varlen import PackedColumn as PackedColumn
+from jagcodec.train.rectangles import Layout as Layout
+from jagcodec.train.rectangles import PaddingSide as PaddingSide

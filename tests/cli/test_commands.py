@@ -28,13 +28,13 @@ from jagcodec import (
     plan_micro_batches,
     to_rows,
 )
-from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.inspection import cells_text, size_text
 from jagcodec.errors import WireFormatError
 from jagcodec.record import RecordWriter
-from tests.batch.test_json_text import JSON_LIKE
+from jagcodec.train.describe import check_message, describe_message, open_source
 from tests.helpers import MESSAGES, nested, run_python
 from tests.strict_json import outcome, strictly
+from tests.train.test_json_text import JSON_LIKE
 from tests.wire.test_golden import BAD, GOOD, NAMES, Point, kept, load, message_of
 
 
@@ -194,7 +194,7 @@ def test_tax_of_a_list_imports_no_torch(tmp_path):
 
 
 def test_interrupted(run, monkeypatch):
-    monkeypatch.setattr("jagcodec.packing.tax.tax_of_lengths", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("jagcodec.forward.tax.tax_of_lengths", Mock(side_effect=KeyboardInterrupt))
     assert run("tax", "-", stdin=b"[1]") == (130, "", "jagcodec: interrupted\n")
 
 

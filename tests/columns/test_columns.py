@@ -12,9 +12,9 @@ from jagcodec import concat_rows, open_wire, plan_micro_batches, select_rows
 from jagcodec.columns import join, join_tensors
 from jagcodec.columns.batch import CellRows, OneObject
 from jagcodec.columns.column import column_of
-from jagcodec.ragged import copy_bytes
-from jagcodec.ragged.nested import view_of
-from jagcodec.ragged.varlen import varlen_column
+from jagcodec.rows import copy_bytes
+from jagcodec.rows.nested import view_of
+from jagcodec.rows.varlen import varlen_column
 
 JAGGED = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
 VIEW = view_of(JAGGED, "ids")

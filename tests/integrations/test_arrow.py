@@ -21,10 +21,10 @@ from tensordict import (
 import jagcodec
 from jagcodec import encode, materialize, pack_jagged_fields, pack_rows, stack_or_nest, to_rows
 from jagcodec.testing import jagged_batches
-from tests.batch.test_json_text import JSON_LIKE
 from tests.helpers import MESSAGES
 from tests.strategies import arrays, stdlib_values
 from tests.strict_json import outcome, strictly
+from tests.train.test_json_text import JSON_LIKE
 
 pytest.importorskip("pyarrow")
 import pyarrow as pa

@@ -11,7 +11,7 @@ import torch
 from packaging.requirements import Requirement
 
 import jagcodec
-from jagcodec import cells, cli, rowcopy
+from jagcodec import cli, kernels
 from jagcodec.doctor import OPTIONAL, REQUIRED, doctor, report_lines
 from tests.helpers import ROOT, run_python
 
@@ -51,19 +51,19 @@ print("\\n".join(report_lines(doctor())))
 
 def test_extensions_that_were_not_built_are_named_with_the_remedy(monkeypatch):
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "")
-    lines = lines_without("jagcodec.rowcopy._kernel", "jagcodec.cells._cells")
-    assert re.match(r"numpy \(.*jagcodec\.rowcopy\._kernel", lines["row kernel"])
-    assert re.match(r"python \(.*jagcodec\.cells\._cells", lines["cells"])
+    lines = lines_without("jagcodec.kernels._kernel", "jagcodec.kernels._cells")
+    assert re.match(r"numpy \(.*jagcodec\.kernels\._kernel", lines["row kernel"])
+    assert re.match(r"python \(.*jagcodec\.kernels\._cells", lines["cells"])
     assert lines["!"].startswith("the C extensions are not in use")
     assert "JAGCODEC_REQUIRE_COMPILED=1" in lines["!"]
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")
-    problem = lines_without("jagcodec.rowcopy._kernel")["!"]
+    problem = lines_without("jagcodec.kernels._kernel")["!"]
     assert re.search(r"ROWCOPY: expected .* found 'compiled', .* install a C compiler", problem)
 
 
 def test_extensions_for_another_machine_are_named_with_the_remedy(tmp_path, monkeypatch):
     shutil.copytree(Path(jagcodec.__file__).parent, tmp_path / "jagcodec")
-    for module in ("rowcopy/_kernel", "cells/_cells"):
+    for module in ("kernels/_kernel", "kernels/_cells"):
         (tmp_path / f"jagcodec/{module}.abi3.so").write_bytes(b"no machine code of this machine")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "")
@@ -107,8 +107,8 @@ def test_the_command_prints_the_report_of_this_process(monkeypatch, capsys, prob
     place = Path(jagcodec.__file__).parent
     assert re.fullmatch(rf"{jagcodec.__version__}, .*{place}", report["jagcodec"])
     assert {**report, **theirs, "torch": torch.__version__, "problem": None} == report
-    assert report["row kernel"].startswith(rowcopy.backend().name)
-    missing = cells.missing()
+    assert report["row kernel"].startswith(kernels.backend().name)
+    missing = kernels.missing_cells()
     assert report["cells"] == (f"python ({missing})" if missing else "compiled")
     assert report["threads"].startswith(f"{torch.get_num_threads()} of torch")
     report["problem"] = problem

@@ -22,10 +22,10 @@ SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up: each may import those before it.
 LAYERS = (
-    *("errors", "_version", "data", "_dependencies", "_compiling", "_arguments", "packing"),
-    *("memory", "rowcopy", "cells", "ragged", "columns"),
-    *("wire", "pack"),
-    *("stdlib", "batch", "types", "schema", "record"),
+    *("errors", "_version", "data", "_dependencies", "_compiling", "_arguments"),
+    *("memory", "kernels", "rows", "columns", "wire"),
+    *("produce", "forward", "train"),
+    *("stdlib", "types", "schema", "record"),
     *("testing", "doctor", "integrations", "cli", "__main__"),
 )
 
@@ -100,7 +100,7 @@ def test_no_place_in_an_error_names_a_function_of_a_layer_above():
 
 
 def test_private_torch_is_in_ragged_nested_alone_and_private_tensordict_in_non_tensor():
-    private = {"torch": "ragged.nested", "tensordict": "ragged.non_tensor"}
+    private = {"torch": "rows.nested", "tensordict": "rows.non_tensor"}
     for name, tree in trees().items():
         dotted = {*imported(tree)}
         dotted |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -177,8 +177,7 @@ def test_no_body_is_long_or_deep():
 
 # Functions that several modules of one package have, because they are one interface.
 INTERFACES = {
-    "rowcopy": {"copy", "pad", "ends"},  # row kernels
-    "cells": {"fill", "pack"},
+    "kernels": {"copy", "pad", "ends", "fill", "pack"},  # each in C and in Python
     "integrations": {"rows_of", "reducers"},  # engines; what Ray writes
 }
 
@@ -191,7 +190,7 @@ OF_NEMO_RL = {
 
 HALVES = {
     "columns.of_arrays": "columns.of_tensors",
-    "pack.array_columns": "pack.tensor_columns",
+    "produce.array_columns": "produce.tensor_columns",
     "wire.array_values": "wire.tensor_values",
 }
 """Modules of one set of functions: of arrays, where torch is not installed, and of tensors."""
@@ -321,7 +320,7 @@ def peeks(node):
 
 
 def test_few_places_ask_how_the_rows_of_a_view_are_held():
-    """`ragged.views` answers. A new form of a view must be thought of wherever somebody asks.
+    """`rows.views` answers. A new form of a view must be thought of wherever somebody asks.
 
     The first bound counts `starts is None` and `type(view.memory)`, by whatever local names. A
     property of the view moves such a question to one place, but its caller still has a branch for
@@ -331,7 +330,7 @@ def test_few_places_ask_how_the_rows_of_a_view_are_held():
     """
     peeking, asking = [], []
     for module, tree in trees().items():
-        if module == "ragged.views":
+        if module == "rows.views":
             continue
         nodes: Iterable[Any] = ast.walk(tree)
         for node in nodes:
@@ -486,7 +485,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         ("import jagcodec", HEAVY),
         *((COMMAND.format(arguments), HEAVY) for arguments in (["--version"], ["tax", "--help"])),
         ("from jagcodec.wire import header", ["torch", "tensordict", "numpy"]),
-        ("from jagcodec import ArgumentError, Limits", ["jagcodec.batch"]),
+        ("from jagcodec import ArgumentError, Limits", ["jagcodec.train"]),
         ("from jagcodec import *", [*EXTRAS, "jagcodec.cli", "jagcodec.integrations"]),
         ("import jagcodec.cli", EXTRAS),
         ("import jagcodec.testing", EXTRAS),
@@ -501,16 +500,16 @@ def test_what_is_not_needed_is_not_imported(code, names):
 # Writers of rows that are not tensors start without torch, which takes a second to import.
 WITHOUT_TORCH = (
     *("errors", "_arguments", "memory.arrays", "memory.blocks", "memory.buffers"),
-    *("rowcopy", "rowcopy.numpy_kernel", "rowcopy.tasks", "cells", "cells.python_cells"),
+    *("kernels", "kernels.numpy_kernel", "kernels.tasks", "kernels.python_cells"),
     *("wire.spec", "wire.checks", "wire.documents", "wire.native", "wire.header", "wire.schema"),
-    *("wire.limits", "wire.frames", "wire.dtypes", "wire.items", "wire.place", "wire.narrow"),
-    *("wire.elide", "wire.stored", "ragged.row_splits", "ragged.views", "ragged.chosen_rows"),
-    *("ragged.row_index",),
-    *("pack.cell_dtypes", "pack.row_kinds", "pack.number_types"),
-    *("pack.numbers", "pack.cells", "batch.json_text", "memory.small_floats"),
+    *("wire.limits", "wire.frames", "wire.dtypes", "wire.items", "wire.place"),
+    *("wire.stored.narrow", "wire.stored.elide", "wire.stored.write"),
+    *("rows.row_splits", "rows.views", "rows.chosen_rows", "rows.row_index"),
+    *("produce.cell_dtypes", "produce.row_kinds", "produce.number_types"),
+    *("produce.numbers", "produce.cells", "train.json_text", "memory.small_floats"),
     *("columns.batch", "columns.column", "columns.memory", "columns.join", "columns.of_arrays"),
-    *("wire.decoder", "wire.array_values", "wire.node_columns", "wire.wire_batch", "batch.rows"),
-    *("batch.join", "batch.compare", "batch.describe", "batch.tax", "batch.to_rows", "record"),
+    *("wire.decoder", "wire.array_values", "wire.node_columns", "wire.wire_batch", "train.rows"),
+    *("wire.many", "wire.compare", "train.describe", "train.tax", "train.to_rows", "record"),
 )
 
 
@@ -526,7 +525,7 @@ for name in {WITHOUT_TORCH}:
     look(name)
 import numpy as np
 from jagcodec.errors import JagcodecError
-from jagcodec.pack.cells import cells_of_rows
+from jagcodec.produce.cells import cells_of_rows
 for dtype in (None, "float64", "bfloat16"):
     for rows in ([1, 2], [[1, 2.5], (3,)], [[[1], [2]]], [[np.int8(1)]], [np.arange(3)]):
         cells_of_rows(rows, dtype)

@@ -57,7 +57,7 @@ def assert_pure(folder):
         names = opened.namelist()
         tags = opened.read(f"jagcodec-{__version__}.dist-info/WHEEL").decode()
     assert not [name for name in names if name.endswith((".so", ".c"))]
-    assert {"jagcodec/py.typed", "jagcodec/rowcopy/_kernel.pyi"} <= set(names)
+    assert {"jagcodec/py.typed", "jagcodec/kernels/_kernel.pyi"} <= set(names)
     assert "Root-Is-Purelib: true\nTag: py3-none-any\n" in tags
 
 
@@ -70,9 +70,9 @@ def test_one_wheel_is_for_every_python_and_a_later_one_without_c_has_nothing_of_
     (wheel,) = (tmp_path / "out").iterdir()
     assert wheel.name.startswith(f"jagcodec-{__version__}-cp311-abi3-")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"jagcodec/cells/_cells.abi3.so", "jagcodec/rowcopy/_kernel.abi3.so"} <= set(names)
+    assert {"jagcodec/kernels/_cells.abi3.so", "jagcodec/kernels/_kernel.abi3.so"} <= set(names)
     # What this build left in build/ must not get into the next one.
-    assert list(source.glob("build/lib*/jagcodec/rowcopy/_kernel.abi3.so"))
+    assert list(source.glob("build/lib*/jagcodec/kernels/_kernel.abi3.so"))
     build("build_wheel", source, tmp_path / "pure", CC="false")
     assert_pure(tmp_path / "pure")
 
@@ -132,7 +132,7 @@ def test_a_version_without_a_private_name_fails_in_one_sentence(package, module,
 
 
 def test_the_source_and_the_wheel_name_one_python():
-    source = (ROOT / "src/jagcodec/rowcopy/_kernel.c").read_text()
+    source = (ROOT / "src/jagcodec/kernels/_kernel.c").read_text()
     (version,) = re.findall(r"#define Py_LIMITED_API 0x(..)(..)0000\n", source)
     major, minor = (int(digits, 16) for digits in version)
     assert f'"cp{major}{minor}"' in (ROOT / "setup.py").read_text()

@@ -10,8 +10,8 @@ from hypothesis import find
 from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
 
 from jagcodec import stack_or_nest, testing
-from jagcodec.batch.compare import first_difference
 from jagcodec.testing import jagged_batches, tensors
+from jagcodec.wire.compare import first_difference
 from tests.oracle import assert_same, is_same
 from tests.strategies import tensordicts, torch_dtypes, trees
 

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jagcodec.wire import compress, elide
+from jagcodec.wire import compress
+from jagcodec.wire.stored import elide
 
 
 @pytest.fixture

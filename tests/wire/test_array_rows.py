@@ -30,12 +30,12 @@ from jagcodec import (
     select_rows,
     to_rows,
 )
-from jagcodec.batch import join
-from jagcodec.batch.describe import describe_message, differences, open_source, read_whole
 from jagcodec.columns.batch import stored
 from jagcodec.memory.arrays import NUMPY_BY_NAME, object_array
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
-from jagcodec.ragged.non_tensor import stack_of_payloads
+from jagcodec.rows.non_tensor import stack_of_payloads
+from jagcodec.train.describe import describe_message, differences, open_source, read_whole
+from jagcodec.wire import many as join
 from jagcodec.wire import spec
 from jagcodec.wire.array_rows import array_rows as split_rows
 from jagcodec.wire.spec import Kind

@@ -11,8 +11,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import UnsupportedTypeError, decode, encode, open_wire
 from jagcodec.columns.batch import Columns
-from jagcodec.ragged.non_tensor import stack_of_payloads
-from jagcodec.ragged.row_index import choose_rows
+from jagcodec.rows.non_tensor import stack_of_payloads
+from jagcodec.rows.row_index import choose_rows
 from jagcodec.wire import lowering
 from jagcodec.wire.cut import parts_to_send
 from jagcodec.wire.native import packed_at_once

@@ -31,7 +31,7 @@ from jagcodec import (
 )
 from jagcodec.memory import staging
 from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.ragged.copy_rows import gather_by_torch
+from jagcodec.rows.copy_rows import gather_by_torch
 from jagcodec.testing import jagged_batches, jagged_tensors
 from jagcodec.types import Layout
 from tests.device import DEVICE, install, needs_cuda, on_device, watched, with_tensors

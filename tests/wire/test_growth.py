@@ -21,7 +21,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 import jagcodec
 from jagcodec import Limits, WireFormatError, decode, encode, open_wire
-from jagcodec.batch.describe import describe_message, differences, open_source, read_whole
+from jagcodec.train.describe import describe_message, differences, open_source, read_whole
 from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
 from jagcodec.wire.documents import RECORDS

@@ -17,8 +17,8 @@ from jagcodec import BatchedDataDict, WireFormatError, concat_rows, decode, enco
 from jagcodec import open_wire as opened
 from jagcodec.columns.batch import views_of
 from jagcodec.columns.outside import pass_on
-from jagcodec.ragged.nested import nested_tensor, parts_of
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.rows.nested import nested_tensor, parts_of
+from jagcodec.rows.row_splits import RowSplits
 from tests.helpers import nested
 from tests.oracle import assert_same
 

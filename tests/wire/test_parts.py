@@ -31,10 +31,10 @@ from jagcodec import (
     open_wire,
     select_rows,
 )
-from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.describe import check_message
 from jagcodec.columns.batch import to_send, views_of
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.train.batched_data_dict import BatchedDataDict
+from jagcodec.train.describe import check_message
 from jagcodec.types import FieldSchema, PackedColumn
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
 from tests import helpers

@@ -118,7 +118,7 @@ def _diff(options: argparse.Namespace) -> int:
     for file in files:
         with naming(file):
             sources.append(read_message(file))
-    from jagcodec.batch.describe import differences, read_whole
+    from jagcodec.train.describe import differences, read_whole
 
     for file, source in zip(files, sources, strict=True):
         with naming(file, "WireBatch.select"):
@@ -138,7 +138,7 @@ def _verify(options: argparse.Namespace) -> int:
         try:
             with naming(file, "check_message(source)"):
                 source = read_message(file)
-                from jagcodec.batch.describe import check_message
+                from jagcodec.train.describe import check_message
 
                 found, unknown = check_message(source)
         except (JagcodecError, OSError) as error:
@@ -162,7 +162,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _tax(options: argparse.Namespace) -> int:
-    from jagcodec.packing.tax import tax_of_lengths
+    from jagcodec.forward.tax import tax_of_lengths
 
     names = "ranks", "row_multiple", "total_multiple"
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -184,7 +184,7 @@ def _tax(options: argparse.Namespace) -> int:
 
 def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
     """(N,) row lengths: a JSON list, or those of the columns of a message."""
-    from jagcodec.packing.lengths import length_array
+    from jagcodec.rows.length_array import length_array
 
     name = display_name(options.file)
     if begins_blob(data):
@@ -202,8 +202,8 @@ def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
 
 
 def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
-    from jagcodec.batch.columns import common_lengths, row_lengths_of
-    from jagcodec.ragged.row_splits import RowSplitsPool
+    from jagcodec.rows.row_splits import RowSplitsPool
+    from jagcodec.wire.opened import common_lengths, row_lengths_of
     from jagcodec.wire.wire_batch import open_whole
 
     batch = open_whole(data, name)
@@ -219,13 +219,13 @@ def _packing(
     """The report of the micro-batches of packed rows; None if it was not asked for."""
     if max_tokens is None:
         return None
-    from jagcodec.batch.packed import plan_micro_batches
+    from jagcodec.forward.plan import plan_micro_batches
 
     return plan_micro_batches(lengths, max_tokens=max_tokens, **options).report()
 
 
 def _packing_lines(report: dict[str, Any], max_tokens: int) -> list[str]:
-    from jagcodec.packing.tax import table
+    from jagcodec.forward.tax import table
 
     head = ("ranks", "micro-batches of each", "fill", "heaviest rank", "heaviest micro-batch")
     ranks, each = (report[name] for name in ("ranks", "micro_batches_per_rank"))
@@ -247,7 +247,7 @@ def _export(options: argparse.Namespace) -> int:
         options.fail(f"expected OUT with an ending of {', '.join(_ENDINGS)}, found {found}")
     with naming(options.file, "to_arrow(batch)"):
         source = read_message(options.file)
-        from jagcodec.batch.describe import names_of_meta
+        from jagcodec.train.describe import names_of_meta
         from jagcodec.wire.files import file_path, write_whole
         from jagcodec.wire.wire_batch import open_whole
 
@@ -305,8 +305,8 @@ def _json_lines(batch: Any) -> bytes:
 
 def _json_column(batch: Any, name: str) -> list[str]:
     """The name and the value of each row, as JSON."""
-    from jagcodec.batch.json_text import json_text
-    from jagcodec.batch.to_rows import to_rows
+    from jagcodec.train.json_text import json_text
+    from jagcodec.train.to_rows import to_rows
 
     path = f"column {brief(name)}"
     key = json_text(name, path, "rename the column, or leave it out with --columns")

@@ -25,8 +25,8 @@ from jagcodec.cli.inputs import (
 from jagcodec.errors import JagcodecError, WireFormatError, brief, shown
 
 if TYPE_CHECKING:
-    from jagcodec.batch.describe import ColumnDescription, Entry, MessageDescription, RowLengths
-    from jagcodec.packing.tax import PaddingTax
+    from jagcodec.forward.tax import PaddingTax
+    from jagcodec.train.describe import ColumnDescription, Entry, MessageDescription, RowLengths
     from jagcodec.wire.message import Message
 
 
@@ -55,8 +55,8 @@ def _inspect(options: argparse.Namespace) -> int:
     name = display_name(options.file)
     with naming(options.file, "WireBatch.rows(index)"):
         source = read_message(options.file)  # before torch is imported: there may be no such file
-        from jagcodec.batch.describe import chosen_entries, describe_message, open_source
-        from jagcodec.batch.tax import padding_tax
+        from jagcodec.train.describe import chosen_entries, describe_message, open_source
+        from jagcodec.train.tax import padding_tax
 
         message = open_source(source, name)
         entries = message.entries
@@ -91,7 +91,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _list_steps(options: argparse.Namespace) -> int:
     """List the steps of a record, also those that cannot be read."""
-    from jagcodec.packing.tax import table
+    from jagcodec.forward.tax import table
     from jagcodec.record import RecordReader
     from jagcodec.wire.wire_batch import open_wire
 
@@ -127,8 +127,8 @@ def _list_steps(options: argparse.Namespace) -> int:
 
 def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tuple[str, Any]]:
     """The name and the value of each column in one row; or the error of an unknown type."""
-    from jagcodec.batch.describe import UNKNOWN, column_inside, in_entry
-    from jagcodec.batch.to_rows import rows_on_host
+    from jagcodec.train.describe import UNKNOWN, column_inside, in_entry
+    from jagcodec.train.to_rows import rows_on_host
     from jagcodec.wire.wire_batch import batch_of_message
 
     batch = batch_of_message(message).rows([row])
@@ -242,7 +242,7 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
 
 
 def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
-    from jagcodec.packing.tax import table
+    from jagcodec.forward.tax import table
 
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")

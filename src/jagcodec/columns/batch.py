@@ -20,10 +20,10 @@ from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import IntArray, is_numeric
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_bytes import gathered_cells
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.copy_bytes import gathered_cells
+from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.rows.views import RaggedView
 
 if TYPE_CHECKING:
     import torch
@@ -383,7 +383,7 @@ def closed_batch(batch: Batch, leaves: dict[str, Any]) -> TensorDict:
     check_torch("WireBatch.to_tensordict")
     from tensordict import TensorDict
 
-    from jagcodec.ragged.non_tensor import batch_of
+    from jagcodec.rows.non_tensor import batch_of
 
     source = batch._source
     # Values of registered types decide what TensorDict's constructor makes of them.

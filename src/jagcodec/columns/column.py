@@ -19,8 +19,8 @@ from jagcodec.columns.batch import Batch, CellRows, OneObject
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.arrays import is_numeric, is_of_torch, object_array
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.rows.views import RaggedView
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from jagcodec.columns.column import Key, column_of
 from jagcodec.columns.offsets import each_leaf
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.rows.copy_rows import values_of
+from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.rows.views import RaggedView, end_to_end
 
 PathOf = Callable[[Key], str]
 """Where an error about a column is, by all the names of the column."""

@@ -35,9 +35,9 @@ from jagcodec.columns.column import (
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
 from jagcodec.memory.arrays import IntArray, array_bytes, object_array
 from jagcodec.memory.extents import check_extent, total_of
-from jagcodec.ragged.copy_bytes import array_of_view, gathered_cells
-from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, concat_views, end_to_end, in_buffers
+from jagcodec.rows.copy_bytes import array_of_view, gathered_cells
+from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
+from jagcodec.rows.views import RaggedView, concat_views, end_to_end, in_buffers
 
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:

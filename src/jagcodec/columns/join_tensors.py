@@ -39,13 +39,13 @@ from jagcodec.errors import ArgumentError, brief
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import check_memory
 from jagcodec.memory.tensor_bytes import array_in_storage, as_bytes, cat_bits
-from jagcodec.packing.lengths import check_size
-from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import take_rows, values_of, values_of_cells
-from jagcodec.ragged.nested import nested_tensor, strided_nested, strided_parts
-from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import varlen_column
-from jagcodec.ragged.views import RaggedView, end_to_end, in_buffers
+from jagcodec.rows import non_tensor
+from jagcodec.rows.copy_rows import take_rows, values_of, values_of_cells
+from jagcodec.rows.length_array import check_size
+from jagcodec.rows.nested import nested_tensor, strided_nested, strided_parts
+from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
+from jagcodec.rows.varlen import varlen_column
+from jagcodec.rows.views import RaggedView, end_to_end, in_buffers
 
 
 def join_unbatched(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:

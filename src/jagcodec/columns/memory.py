@@ -23,9 +23,9 @@ from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import plan_rows, select_leaf
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.arrays import IntArray, object_array
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.rows.views import RaggedView
 
 if TYPE_CHECKING:
     import torch

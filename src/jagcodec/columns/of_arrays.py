@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from jagcodec.ragged.column_arrays import ColumnArrays, arrays_of_view
-from jagcodec.ragged.copy_bytes import array_of_view
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view
+from jagcodec.rows.copy_bytes import array_of_view
+from jagcodec.rows.views import RaggedView
 
 
 def face_of_view(view: RaggedView) -> ColumnArrays:

@@ -38,9 +38,9 @@ from jagcodec.memory.arrays import is_numeric
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import array_in_storage, as_bytes, resolved
-from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import owned_values, values_of
-from jagcodec.ragged.nested import (
+from jagcodec.rows import non_tensor
+from jagcodec.rows.copy_rows import owned_values, values_of
+from jagcodec.rows.nested import (
     NESTED_TENSOR,
     check_column,
     nested_tensor,
@@ -51,10 +51,10 @@ from jagcodec.ragged.nested import (
     view_of_parts,
     view_of_strided,
 )
-from jagcodec.ragged.non_tensor import leaf_of_rows as leaf_of_rows
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.varlen import PackedColumn, check_varlen, varlen_column, view_of_varlen
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.non_tensor import leaf_of_rows as leaf_of_rows
+from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
+from jagcodec.rows.varlen import PackedColumn, check_varlen, varlen_column, view_of_varlen
+from jagcodec.rows.views import RaggedView
 
 
 class TensorColumn(ShapedColumn):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jagcodec.columns.column import HeldColumn, column_of
 from jagcodec.errors import ArgumentError
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.rows.row_splits import RowSplitsPool
 
 if TYPE_CHECKING:
     import torch

@@ -17,15 +17,15 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from jagcodec import rowcopy
+from jagcodec import kernels
 from jagcodec.memory.arrays import IntArray, array_bytes
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, as_words, contiguous_bits, from_words
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.of_tensors import rows_in_place
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.copy_rows import values_of
+from jagcodec.rows.of_tensors import rows_in_place
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
 
 Words: TypeAlias = npt.NDArray[Any]
 
@@ -102,7 +102,7 @@ def trim(column: torch.Tensor) -> Trimmed:
     cells, stride = rows_in_place(words)
     grid = words.flatten(2).numpy()
     cell_bytes = cells.shape[1:].numel() * cells.itemsize
-    starts, lengths = rowcopy.ends(as_bytes(cells), stride, width, cell_bytes, len(grid))
+    starts, lengths = kernels.ends(as_bytes(cells), stride, width, cell_bytes, len(grid))
     firsts = np.arange(len(grid)) * stride
     kept = _one_each(cells, firsts + starts, lengths)
     constant = kept is not None
@@ -194,15 +194,15 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
             pad, most = pads.reshape(-1, cells.shape[-1])[:1], counts.sum()
     out, bits = as_bytes(rectangle.tensor), pad.tobytes()
     firsts, source = np.cumsum(lengths) - lengths, array_bytes(np.ascontiguousarray(cells))
-    task = rowcopy.Pad(out, source, firsts, lengths, starts, width, size, bits)
+    task = kernels.Pad(out, source, firsts, lengths, starts, width, size, bits)
     if rectangle.zeroed and not any(bits):
-        rowcopy.copy_all([rowcopy.rows_only(task)])
+        kernels.copy_all([kernels.rows_only(task)])
     else:
-        rowcopy.pad_all([task])
+        kernels.pad_all([task])
     for pads, counts, begins in sides:
         if not (pads == pad).all():
             values = array_bytes(_repeated(pads, counts))
-            rowcopy.copy_all([rowcopy.Copy(out, values, begins, None, counts, size)])
+            kernels.copy_all([kernels.Copy(out, values, begins, None, counts, size)])
 
 
 def _repeated(cells: Words, counts: IntArray) -> Words:

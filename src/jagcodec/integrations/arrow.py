@@ -14,16 +14,16 @@ import torch
 
 from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec._compiling import untraced
-from jagcodec.batch.columns import columns_with_views, opened, row_count_of
-from jagcodec.batch.json_text import json_text
 from jagcodec.columns.column import Array, DictBatch, HeldColumn, ViewColumn, column_of
 from jagcodec.columns.of_tensors import Dense, Jagged, StridedNested
 from jagcodec.errors import ArgumentError, brief, describe
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.tensor_bytes import number_array
-from jagcodec.ragged.copy_rows import gathered
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.copy_rows import gathered
+from jagcodec.rows.views import RaggedView
+from jagcodec.train.json_text import json_text
+from jagcodec.wire.opened import columns_with_views, opened, row_count_of
 
 if TYPE_CHECKING:
     import pyarrow

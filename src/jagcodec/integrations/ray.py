@@ -15,7 +15,7 @@ from jagcodec._compiling import untraced
 from jagcodec.integrations import Reducer, carry, needed, restore_reducers
 from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.memory.blocks import allocate_together
-from jagcodec.ragged.nested import NESTED_TENSOR
+from jagcodec.rows.nested import NESTED_TENSOR
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import Frame

@@ -21,8 +21,6 @@ import torch.distributed as dist
 
 from jagcodec._arguments import flag_of
 from jagcodec._compiling import untraced
-from jagcodec.batch.columns import AnyBatch, concat_in_memory, is_message
-from jagcodec.batch.join import join_rows
 from jagcodec.columns.batch import source_in, views_of
 from jagcodec.errors import (
     REASONS,
@@ -42,7 +40,9 @@ from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
+from jagcodec.wire.many import join_rows
 from jagcodec.wire.message import Message, Reading
+from jagcodec.wire.opened import AnyBatch, concat_in_memory, is_message
 from jagcodec.wire.opening import open_message
 from jagcodec.wire.wire_batch import WireBatch, batch_of_message
 

@@ -52,11 +52,11 @@ from jagcodec.errors import (
 )
 from jagcodec.integrations import needed
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, same_width_dtype
-from jagcodec.pack.tensors import stack_or_nest
-from jagcodec.ragged.nested import parts_of
-from jagcodec.ragged.non_tensor import batch_of, is_stack, rows_of_leaf
-from jagcodec.ragged.row_splits import Chosen, RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.produce.tensors import stack_or_nest
+from jagcodec.rows.nested import parts_of
+from jagcodec.rows.non_tensor import batch_of, is_stack, rows_of_leaf
+from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire.cut import parts_to_send
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits

@@ -17,7 +17,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import has_memory, resolved
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
-"""The types of plain tensors; only `ragged.nested` knows the type of jagged ones."""
+"""The types of plain tensors; only `rows.nested` knows the type of jagged ones."""
 
 LENGTH_DTYPES = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from jagcodec._dependencies import check_torch
 from jagcodec.memory.arrays import object_array
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.column_arrays import ColumnArrays
-from jagcodec.ragged.copy_bytes import array_of_cells
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.column_arrays import ColumnArrays
+from jagcodec.rows.copy_bytes import array_of_cells
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire.message import Budget, Message, owned_array, owned_bytes
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import Kind

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from jagcodec.errors import ArgumentError, WireFormatError, brief
+from jagcodec.kernels import thread_count
 from jagcodec.memory.arrays import ByteArray, address, borrowed
-from jagcodec.rowcopy import thread_count
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import PendingMessage, blob_size, written
 from jagcodec.wire.header import Header, with_stored_sizes

@@ -14,12 +14,12 @@ import torch
 
 from jagcodec.columns.batch import Batch, Column, Columns, Read, to_send
 from jagcodec.columns.memory import MemorySource
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.row_splits import Chosen, RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.row_splits import Chosen, RowSplits
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire.items import Item, item_of_view
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.stored import write_rows
+from jagcodec.wire.stored.write import write_rows
 from jagcodec.wire.torch_dtypes import torch_dtype
 
 

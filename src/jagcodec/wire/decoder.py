@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec import cells
+from jagcodec import kernels
 from jagcodec._arguments import check_options
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch, half
@@ -20,10 +20,10 @@ from jagcodec.columns.outside import pass_on
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_bytes import bytes_of_cells
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.copy_bytes import bytes_of_cells
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.array_rows import array_maker, rows_of_arrays
 from jagcodec.wire.checks import bad, check_distinct, expect, fail, inside
@@ -456,10 +456,10 @@ def _big_int(data: Any) -> int:
 
 
 def _list_of_numbers(dtype: Any, data: Any) -> list[Any]:
-    known = type(dtype) is str and dtype in cells.PACKED
-    expect(known, "unknown_dtype", f"one of {', '.join(cells.PACKED)}", dtype)
+    known = type(dtype) is str and dtype in kernels.PACKED
+    expect(known, "unknown_dtype", f"one of {', '.join(kernels.PACKED)}", dtype)
     expect(type(data) is bytes, "bad_record", "bytes", data)
-    numbers = cells.unpack_numbers(dtype, data)
+    numbers = kernels.unpack_numbers(dtype, data)
     if numbers is None:
         raise bad(f"cells of {dtype}, bools of 0 and 1", f"{len(data)} bytes")
     return numbers

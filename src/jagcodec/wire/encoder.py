@@ -33,7 +33,7 @@ from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, wri
 from jagcodec.wire.header import with_checksums
 from jagcodec.wire.header_reader import is_accepted
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.stored import message_of
+from jagcodec.wire.stored.write import message_of
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 

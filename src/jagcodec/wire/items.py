@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jagcodec.memory.arrays import IntArray
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.spec import PLAIN
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec import cells as cell_kernel
+from jagcodec import kernels
 from jagcodec._arguments import array_remedy, result_of
 from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import Batch, CellRows, Columns, Name, OneObject, to_send
@@ -25,8 +25,8 @@ from jagcodec.errors import (
 )
 from jagcodec.memory import extent_of
 from jagcodec.memory.arrays import ByteArray, IntArray, is_of_torch, tensor_type
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, in_buffers
+from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
+from jagcodec.rows.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.array_rows import array_rows
 from jagcodec.wire.checks import check_distinct, is_oversized_empty
@@ -240,7 +240,7 @@ class Lowering:
     # Python
 
     def lower_list(self, values: list[Any]) -> Tree:
-        if len(values) >= spec.LONG_LIST and (packed := cell_kernel.pack(values)) is not None:
+        if len(values) >= spec.LONG_LIST and (packed := kernels.pack(values)) is not None:
             return [TAGS[Kind.NUMBERS], *packed]
         if len(values) > 1 and type(values[0]) is tensor_type():
             views = _of_tensors().lower_views_of_one_storage(self, values)

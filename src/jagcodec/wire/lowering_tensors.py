@@ -21,15 +21,15 @@ from jagcodec.memory.arrays import ByteArray, IntArray
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import as_bytes, plain_array
-from jagcodec.ragged import non_tensor
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import (
+from jagcodec.rows import non_tensor
+from jagcodec.rows.copy_rows import values_of
+from jagcodec.rows.nested import (
     NESTED_TENSOR,
     NestedParts,
     parts_of,
     view_of_checked_parts,
 )
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire import registry_tensors as registry_tensors
 from jagcodec.wire import spec
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY

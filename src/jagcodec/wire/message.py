@@ -19,11 +19,11 @@ from jagcodec.memory.arrays import (
 )
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_bytes import array_of_cells, bytes_of_cells, gathered_bytes
-from jagcodec.ragged.row_index import joined_ranges, joined_rows
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView, in_buffers
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.copy_bytes import array_of_cells, bytes_of_cells, gathered_bytes
+from jagcodec.rows.row_index import joined_ranges, joined_rows
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import bad, expect, fail
 from jagcodec.wire.dtypes import CELL_DTYPES, cell_dtype
@@ -31,9 +31,9 @@ from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
-from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node, stored_size
 from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES
+from jagcodec.wire.stored.narrow import widened
 
 if TYPE_CHECKING:
     import torch

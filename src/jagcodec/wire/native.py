@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jagcodec.cells import is_native
+from jagcodec.kernels import is_native
 from jagcodec.wire.documents import packer
 from jagcodec.wire.spec import INLINE_BYTES, LONG_LIST
 

@@ -50,11 +50,11 @@ from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.extents import check_extent
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.column_arrays import arrays_of_view
-from jagcodec.ragged.copy_bytes import array_of_view, bytes_of_cells
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.column_arrays import arrays_of_view
+from jagcodec.rows.copy_bytes import array_of_view, bytes_of_cells
+from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
+from jagcodec.rows.views import RaggedView, end_to_end
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import (

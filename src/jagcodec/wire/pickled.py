@@ -18,7 +18,7 @@ from jagcodec.errors import child_path
 from jagcodec.memory.arrays import object_array
 from jagcodec.memory.plain_types import remedy_for, usable_device
 from jagcodec.memory.staging import to_device
-from jagcodec.ragged.nested import NESTED_TENSOR
+from jagcodec.rows.nested import NESTED_TENSOR
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import NO_LIMITS

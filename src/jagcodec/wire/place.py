@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec import rowcopy
+from jagcodec import kernels
 from jagcodec.errors import UnsupportedTypeError
 from jagcodec.memory import ALIGNMENT, aligned
 from jagcodec.memory.arrays import ByteArray
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire import spec
 from jagcodec.wire.frames import BYTE, PendingMessage
 from jagcodec.wire.header import write_header
@@ -160,7 +160,7 @@ class MessageWriter(PendingMessage):
         copies = []
         for buffer, start, size, view in self.rows:
             copies.append(view.copy_task(targets[buffer][start : start + size]))
-        rowcopy.copy_all(copies)
+        kernels.copy_all(copies)
 
     def sources(self) -> list[Any]:
         copied = [part for part in self._small if isinstance(part, np.ndarray)]

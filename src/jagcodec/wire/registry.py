@@ -300,7 +300,7 @@ _OWN_NAMES = (BATCHED_DATA_DICT, PACKED_COLUMN)
 
 def _register_own_types() -> None:
     """Register the types of `_OWN_NAMES`, whose modules import this one."""
-    module_with_torch("batch.batched_data_dict", "types of jagcodec")
+    module_with_torch("train.batched_data_dict", "types of jagcodec")
 
 
 # --- classes that the other side knows by their name -------------------------------------------

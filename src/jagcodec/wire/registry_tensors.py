@@ -19,7 +19,7 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief
-from jagcodec.ragged import non_tensor
+from jagcodec.rows import non_tensor
 from jagcodec.wire.registry import NamedType, of_type, register_types
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from operator import sub
 from typing import Any, NamedTuple
 
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import start_of
 from jagcodec.wire.items import item_of_cells

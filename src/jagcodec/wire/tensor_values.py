@@ -19,18 +19,18 @@ from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray
 from jagcodec.memory.staging import to_device as to_device
 from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.copy_rows import values_of, values_of_cells
-from jagcodec.ragged.nested import nested_tensor, strided_nested
-from jagcodec.ragged.non_tensor import (
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.copy_rows import values_of, values_of_cells
+from jagcodec.rows.nested import nested_tensor, strided_nested
+from jagcodec.rows.non_tensor import (
     batch_of,
     is_leaf,
     is_non_tensor,
     leaf_of_rows,
     stack_of_payloads,
 )
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire.checks import bad, elements_of, expect, fail, inside
 from jagcodec.wire.decoder import build, build_children, read_int64s, rows_differ
 from jagcodec.wire.leaf import CellPlace

@@ -10,9 +10,9 @@ import torch
 
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import remedy_for
-from jagcodec.ragged.row_index import joined_ranges
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.row_index import joined_ranges
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire import spec
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
 

@@ -37,11 +37,11 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WireSource
-from jagcodec.ragged.chosen_rows import ChosenRows
-from jagcodec.ragged.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
-from jagcodec.ragged.row_index import choose_rows
-from jagcodec.ragged.row_splits import Chosen
-from jagcodec.ragged.views import RaggedView
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
+from jagcodec.rows.row_index import choose_rows
+from jagcodec.rows.row_splits import Chosen
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame

@@ -1,0 +1,1 @@
+"""Forward passes: layouts and micro-batches as numbers, and plans that apply them to batches."""

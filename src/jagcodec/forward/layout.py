@@ -1,0 +1,492 @@
+"""Where every cell of a forward pass comes from: the numbers of a packing plan.
+
+A *row* is one sample, and a *cell* is the place of one token. A *padded row* is a row's tokens and
+then pads, up to a multiple; padded rows are end to end in one buffer. The *tail* is the cells that
+the buffer's total needs beyond them: they lengthen the last row, or are a row of their own without
+tokens. For context parallelism, each padded row or the whole buffer is cut into equal *chunks*.
+Each *rank* holds some of the chunks, end to end in a buffer of its own. What a rank holds is
+written as *pieces*, which are runs of one row's tokens or of pads, in the order of its buffer.
+
+Only `PaddedRows` knows tails, chunks and ranks. Indices, masks and positions follow from pieces. So
+does the way back, whose pieces take the buffers of the ranks as rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._arguments import check_option, whole_number
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.rows.length_array import IntArray, check_size
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+CpLayout = Literal["zigzag", "zigzag_buffer", "contiguous"]
+"""Which chunks a rank of context parallelism holds."""
+
+Tail = Literal["last_row", "own_row"]
+"""Where the cells go that a total needs beyond the padded rows."""
+
+
+PAD_RUN = 256
+"""The most pads of one piece, so that a short run of pads is enough to copy all of them from."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pieces:
+    """K runs of cells that fill a buffer, end to end and in order. No run is empty.
+
+    Attributes:
+        row: (K,) the row that each belongs to, pads included. A separate tail is row N.
+        source: (K,) the cell of its row that each begins with; for pads, the cell that would be
+            there.
+        length: (K,) how many cells each has; pads have at most `PAD_RUN`.
+        is_pad: (K,) whether each consists of pads.
+        destination: (K,) where each begins in the buffer.
+        total: The cells of the buffer.
+    """
+
+    row: IntArray
+    source: IntArray
+    length: IntArray
+    is_pad: BoolArray
+    destination: IntArray
+    total: int
+
+    @classmethod
+    def of(cls, row: IntArray, source: IntArray, length: IntArray, is_pad: BoolArray) -> Pieces:
+        """Pieces made of runs: empty ones are left out, and long runs of pads become several."""
+        times = np.where(is_pad, -(-length // PAD_RUN), length > 0)
+        row, source, length = (numbers.repeat(times) for numbers in (row, source, length))
+        is_pad = is_pad.repeat(times)
+        if len(times) and times.item(times.argmax()) > 1:
+            before = PAD_RUN * (np.arange(len(row)) - (times.cumsum() - times).repeat(times))
+            source = source + before
+            length = np.where(is_pad, np.minimum(length - before, PAD_RUN), length)
+        ends = length.cumsum()
+        return cls(row, source, length, is_pad, ends - length, ends.item(-1) if len(ends) else 0)
+
+    def cells(self, starts: IntArray) -> IntArray:
+        """(total,) indices of cells of a column, if piece i begins at its cell ``starts[i]``."""
+        cells = np.arange(self.total)
+        cells += np.repeat(starts - self.destination, self.length)
+        return cells
+
+    def of_row_ends(self, missing: IntArray) -> Pieces:
+        """The pieces for a column that lacks the first `missing` (N,) tokens of each row.
+
+        Its first cell is at that token. Pads take the place of the tokens that it lacks.
+        """
+        missing = np.append(missing, 0)[self.row]  # a separate tail lacks none
+        pads = np.where(self.is_pad, self.length, np.clip(missing - self.source, 0, self.length))
+        source = self.source - missing
+        # Each piece becomes pads, which may be none, and tokens, which may be none.
+        sources = np.stack([source, source + pads], axis=1)
+        lengths = np.stack([pads, self.length - pads], axis=1)
+        is_pad = np.tile([True, False], len(pads))
+        return Pieces.of(self.row.repeat(2), sources.reshape(-1), lengths.reshape(-1), is_pad)
+
+    def begins(self, row_starts: IntArray) -> IntArray:
+        """(K,) the cell of a column at which each begins, if rows begin at `row_starts`."""
+        # Append a start for row N, to which a separate tail belongs.
+        found: IntArray = np.append(row_starts, 0)[self.row] + self.source
+        return found
+
+    def mask(self) -> BoolArray:
+        """(total,) whether each cell holds a token."""
+        return np.repeat(~self.is_pad, self.length)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PaddedRows:
+    """R padded rows end to end, in one buffer or several, from which pieces are cut.
+
+    Attributes:
+        number: (R,) the row of a column that each is; a separate tail has a number that no column
+            has.
+        lengths: (R,) tokens of each.
+        padded: (R,) cells of each.
+        bounds: (B + 1,) where the padded rows of each buffer begin and end.
+        has_tail: (B,) whether the last padded row of a buffer is a separate tail.
+        cp_size: The number of ranks that share each buffer.
+        cp_layout: How the ranks share it.
+    """
+
+    number: IntArray
+    lengths: IntArray
+    padded: IntArray
+    bounds: IntArray
+    has_tail: BoolArray
+    cp_size: int
+    cp_layout: CpLayout
+
+    def layout(self, buffer: int) -> PackLayout:
+        """The layout of one buffer alone."""
+        start, end = self.bounds[buffer], self.bounds[buffer + 1]
+        lengths = self.lengths[start : end - self.has_tail[buffer]]
+        return PackLayout(lengths, self.padded[start:end], self.cp_size, self.cp_layout)
+
+    def layouts(self, rank: int | None) -> list[PackLayout]:
+        """The layout of each buffer alone; each knows the pieces of this rank."""
+        made = [self.layout(buffer) for buffer in range(len(self.has_tail))]
+        whole = self._padded_row_pieces(rank, 0)
+        sizes = [each.total if rank is None else each.local_total for each in made]
+        cells = np.cumsum([0, *sizes])
+        bounds = np.searchsorted(whole.destination, cells).tolist()
+        for i, each in enumerate(made):
+            part = slice(bounds[i], bounds[i + 1])
+            each.keep_pieces(
+                rank,
+                Pieces(
+                    whole.row[part] - self.bounds[i],
+                    whole.source[part],
+                    whole.length[part],
+                    whole.is_pad[part],
+                    whole.destination[part] - cells[i],
+                    sizes[i],
+                ),
+            )
+        return made
+
+    def pieces(self, rank: int | None, shift: int) -> Pieces:
+        """The pieces that a rank holds of all buffers, end to end; None means the whole buffers."""
+        pieces = self._padded_row_pieces(rank, shift)
+        return replace(pieces, row=self.number[pieces.row])
+
+    def _padded_row_pieces(self, rank: int | None, shift: int) -> Pieces:
+        """What `pieces` returns, but with indices of padded rows instead of row numbers."""
+        row, first, size = self._stretches(None if self.cp_size == 1 else rank)
+        # Each stretch consists of pads, the cells that have a token, and pads.
+        low = np.clip(max(shift, 0), first, first + size)
+        high = np.clip(self.lengths[row] + min(shift, 0), low, first + size)
+        edges = np.stack([first, low, high, first + size], axis=1)
+        source = edges[:, :-1].reshape(-1) - shift
+        length = np.diff(edges).reshape(-1)
+        is_pad = np.tile([True, False, True], len(row))
+        return Pieces.of(np.repeat(row, 3), source, length, is_pad)
+
+    def _stretches(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
+        """The stretches that a rank holds, in its order: padded row, first cell in it, and size."""
+        padded = self.padded
+        rows = np.arange(len(padded))
+        if rank is None:
+            return rows, np.zeros_like(padded), padded
+        chunks = 2 * self.cp_size
+        if self.cp_layout == "zigzag":
+            chunk = padded // chunks
+            first = np.stack([rank * chunk, (chunks - 1 - rank) * chunk], axis=1)
+            return np.repeat(rows, 2), first.reshape(-1), np.repeat(chunk, 2)
+        mine = [rank]
+        if self.cp_layout == "zigzag_buffer":
+            mine = [rank, chunks - 1 - rank]
+        # The rank holds intervals of each buffer; find the cells of each padded row in them.
+        ends = np.append(0, padded.cumsum())
+        buffer = np.repeat(np.arange(len(self.has_tail)), np.diff(self.bounds))
+        totals = np.diff(ends[self.bounds])
+        size = (totals // (self.cp_size * len(mine)))[buffer]
+        start = ends[:-1] - ends[self.bounds[:-1]][buffer]
+        low = np.clip([chunk * size - start for chunk in mine], 0, padded)
+        high = np.clip([(chunk + 1) * size - start for chunk in mine], 0, padded)
+        order = np.argsort(np.tile(buffer, len(mine)), kind="stable")
+        row = np.tile(rows, len(mine))
+        return row[order], low.reshape(-1)[order], (high - low).reshape(-1)[order]
+
+
+class PackLayout:
+    """Rows of tokens in one buffer of padded rows, and in the buffers of ranks. Immutable.
+
+    The attributes are those of `PackPlan`, with arrays in the place of tensors.
+    """
+
+    rows: int
+    lengths: IntArray
+    padded_lengths: IntArray
+    cp_size: int
+    cp_layout: CpLayout
+    starts: IntArray
+    cu_seqlens: npt.NDArray[np.int32]
+    cu_seqlens_padded: npt.NDArray[np.int32]
+    max_seqlen: int
+    max_seqlen_padded: int
+    total: int
+    local_total: int
+
+    def __init__(
+        self, lengths: IntArray, padded: IntArray, cp_size: int, cp_layout: CpLayout
+    ) -> None:
+        """Use `plan_layout`. For a separate tail, `padded` has one number more than `lengths`."""
+        self.rows = len(lengths)
+        self.lengths, self.padded_lengths = lengths, padded[: self.rows]
+        self.cp_size, self.cp_layout = cp_size, cp_layout
+        has_tail = len(padded) > self.rows
+        with_tail = np.append(lengths, 0) if has_tail else lengths
+        bounds, tails = np.array([0, len(padded)]), np.array([has_tail])
+        number = np.arange(len(padded))
+        self._rows = PaddedRows(number, with_tail, padded, bounds, tails, cp_size, cp_layout)
+        self.starts, self.cu_seqlens = _starts_and_offsets(with_tail)
+        _, self.cu_seqlens_padded = _starts_and_offsets(padded)
+        if np.array_equal(with_tail, padded):
+            # Use one object: Transformer Engine takes two objects for two different layouts.
+            self.cu_seqlens_padded = self.cu_seqlens
+        self.max_seqlen = lengths.max(initial=0).item()
+        self.max_seqlen_padded = padded.max(initial=0).item()
+        self.total = self.cu_seqlens_padded.item(-1)
+        self.local_total = self.total // cp_size
+        self._pieces_by_rank: dict[tuple[int | None, int], Pieces] = {}
+        self._inverses: dict[tuple[bool, int], Pieces] = {}
+
+    def __reduce__(self) -> Any:  # without the pieces
+        return PackLayout, (self.lengths, self._rows.padded, self.cp_size, self.cp_layout)
+
+    def rank(self, rank: Any, path: str) -> int | None:
+        """A rank that a caller passed, see `rank_of`."""
+        return rank_of(rank, self.cp_size, path)
+
+    def shift(self, shift: Any, path: str) -> int:
+        """A shift that a caller passed, limited to the size of the whole buffer."""
+        known = whole_number(shift, -(1 << 62), path, "an integer")
+        return max(-self.total, min(known, self.total))
+
+    def pieces(self, rank: int | None = None, shift: int = 0) -> Pieces:
+        """The pieces of a rank, or of the whole buffer: cell j of a row has its token j - shift.
+
+        Pads stay pads, whatever the shift.
+        """
+        key = None if self.cp_size == 1 else rank, shift
+        return remembered(self._pieces_by_rank, key, lambda: self._rows.pieces(*key))
+
+    def keep_pieces(self, rank: int | None, pieces: Pieces) -> None:
+        """Keep the pieces of a rank, which were made for several buffers at once."""
+        self._pieces_by_rank[None if self.cp_size == 1 else rank, 0] = pieces
+
+    def inverse(self, shift: int = 0, *, split: bool, last: IntArray | None = None) -> Pieces:
+        """The tokens of all rows, or the `last` (N,) of each, from values of every cell.
+
+        They are end to end. Token j of a row gets the value of cell j - shift, or a pad if the row
+        has no such token. The rows of the pieces are the buffers of the ranks, in order; without
+        `split`, the whole buffer is the only row.
+        """
+        pieces = remembered(
+            self._inverses, (split, shift), lambda: self._inverse(shift, split=split)
+        )
+        if last is None:
+            return pieces
+        row = np.searchsorted(self.starts[: self.rows], pieces.destination, side="right") - 1
+        first = self.starts[row] + (self.lengths - last)[row]
+        cut = np.clip(first - pieces.destination, 0, pieces.length)
+        return Pieces.of(pieces.row, pieces.source + cut, pieces.length - cut, pieces.is_pad)
+
+    def _inverse(self, shift: int, *, split: bool) -> Pieces:
+        pad_counts = np.minimum(abs(shift), self.lengths)
+        starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - pad_counts)
+        zeros = np.zeros_like(pad_counts)
+        # The target, row, source and length of each piece: pads first, then buffer by buffer.
+        parts = [np.stack([starts, zeros, zeros, pad_counts])]
+        for buffer in range(self.cp_size if split else 1):
+            pieces = self.pieces(buffer if split else None, -shift)
+            targets = self.starts[pieces.row] + pieces.source
+            row = np.full_like(targets, buffer)
+            part = np.stack([targets, row, pieces.destination, pieces.length])
+            parts.append(part[:, ~pieces.is_pad])
+        joined = np.concatenate(parts, axis=1)
+        order = np.argsort(joined[0], kind="stable")
+        row, source, length = joined[1:, order]
+        return Pieces.of(row, source, length, order < len(pad_counts))
+
+    def position_ids(self, rank: int | None, *, through_pads: bool) -> IntArray:
+        """0, 1, ... in each row. Pads continue if `through_pads`; otherwise they are 0."""
+        pieces = self.pieces(rank)
+        positions = pieces.cells(pieces.source)
+        return positions if through_pads or not pieces.is_pad.any() else positions * pieces.mask()
+
+
+_MOST_REMEMBERED = 16
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def remembered(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The value of a key, made if it is not known; the oldest of many values leaves.
+
+    Thousands of shifts or ranks of one plan would fill the memory otherwise.
+    """
+    found = known.get(key)
+    if found is None:
+        found = make()
+        while len(known) >= _MOST_REMEMBERED:
+            known.pop(next(iter(known)), None)
+        known[key] = found
+    return found
+
+
+def _starts_and_offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    """Where rows of these lengths begin, and the (R + 1,) int32 offsets with the end."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets[:-1], offsets.astype(np.int32)
+
+
+# --- from arguments ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """The options of `plan_packing`, as callers pass them."""
+
+    row_multiple: Any = 1
+    total_multiple: Any = 1
+    total: Any = None
+    min_total: Any = 0
+    tail: Any = None
+    cp_size: Any = 1
+    cp_layout: Any = "zigzag"
+
+
+def plan_layout(lengths: IntArray, options: PackOptions, where: str) -> PackLayout:
+    """The layout of rows of (N,) lengths, which are not negative; see `plan_packing`."""
+    number, bounds = np.arange(len(lengths)), np.array([0, len(lengths)])
+    return plan_buffers((lengths, number, bounds), len(lengths), options, where).layout(0)
+
+
+def plan_buffers(
+    rows: tuple[IntArray, IntArray, IntArray],
+    column_rows: int,
+    options: PackOptions,
+    where: str,
+    *,
+    made_by: str | None = None,
+    each: str | None = None,
+) -> PaddedRows:
+    """The padded rows of B buffers, whose `rows` are given end to end.
+
+    `rows` are (M,) lengths, (M,) numbers and (B + 1,) bounds of the buffers. Errors about lengths
+    and multiples name `made_by`, which was given them. With `each`, errors name the buffer.
+    """
+    lengths, number, bounds = rows
+    made_by = made_by or where
+    multiple = whole_number(options.row_multiple, 1, f"{made_by}(row_multiple)")
+    cp_size = whole_number(options.cp_size, 1, f"{where}(cp_size)")
+    cp_layout, tail = options.cp_layout, options.tail
+    if cp_size >= 1 << 31:
+        detail = f"expected fewer than 2**31 ranks, found {cp_size}"
+        raise ArgumentError("bad_option", f"{where}(cp_size)", detail)
+    check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
+    padded = _padded(lengths, bounds, multiple, made_by)
+    totals = _Totals(options, where, made_by)
+    places = [f", {each} {i}" if each else "" for i in range(len(bounds) - 1)]
+    cells = _sums(padded, bounds)
+    counts = zip(cells.tolist(), places, strict=True)
+    wanted = np.array([totals.of(count, place) for count, place in counts], np.int64)
+    unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
+    before, surplus, ends = padded.copy(), wanted - cells, bounds[1:]
+    if tail == "last_row":
+        for i in np.flatnonzero((surplus > 0) & (np.diff(bounds) == 0)).tolist():
+            detail = f"expected 'own_row' for {wanted[i]} cells without rows, found 'last_row'"
+            raise ArgumentError("bad_option", f"{where}(tail){places[i]}", detail)
+        some = surplus > 0
+        padded[ends[some] - 1] += surplus[some]
+    if cp_layout == "zigzag":
+        _check_chunks(padded, before, number, unit, multiple, made_by)
+    for i in np.flatnonzero(wanted % unit).tolist():
+        path, remedy = totals.divided_by(unit, int(wanted[i]))
+        detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
+        detail += f"cp_layout={cp_layout!r}, found {wanted[i]} cells; pass {remedy}"
+        raise ArgumentError("bad_option", path + places[i], detail)
+    has_tail = (surplus > 0) & (tail == "own_row")
+    if has_tail.any():
+        at = ends[has_tail]
+        padded = np.insert(padded, at, surplus[has_tail])
+        lengths = np.insert(lengths, at, 0)
+        number = np.insert(number, at, column_rows)
+        bounds = bounds + np.append(0, has_tail.cumsum())
+    return PaddedRows(number, lengths, padded, bounds, has_tail, cp_size, cp_layout)
+
+
+def _sums(numbers: IntArray, bounds: IntArray) -> IntArray:
+    """(B,) sums of the numbers between bounds."""
+    sums: IntArray = np.diff(np.append(0, numbers.cumsum())[bounds])
+    return sums
+
+
+def rank_of(rank: Any, cp_size: int, path: str) -> int | None:
+    """A rank of context parallelism that a caller passed; None is the whole buffer."""
+    if rank is None:
+        return None
+    known = whole_number(rank, 0, path, f"a rank of 0 to {cp_size - 1}, or None")
+    if known >= cp_size:
+        detail = f"expected a rank of 0 to {cp_size - 1}, or None, found {brief(rank)}"
+        raise ArgumentError("bad_option", path, detail)
+    return known
+
+
+class _Totals:
+    """The arguments that decide how many cells there are."""
+
+    def __init__(self, options: PackOptions, where: str, made_by: str) -> None:
+        total, tail = options.total, options.tail
+        self.path, self.multiple_path = f"{where}(total)", f"{made_by}(total_multiple)"
+        self.multiple = whole_number(options.total_multiple, 1, self.multiple_path)
+        self.least = whole_number(options.min_total, 0, f"{where}(min_total)")
+        self.exact = None if total is None else whole_number(total, 0, self.path)
+        self.tail = tail
+        asked = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}
+        for name in (name for name, given in asked.items() if given and total is not None):
+            detail = f"expected total or {name}, found both; leave one out"
+            raise ArgumentError("bad_option", self.path, detail)
+        if tail is not None:
+            check_option(tail, get_args(Tail), f"{where}(tail)")
+        elif total is not None or any(asked.values()):
+            detail = "expected 'last_row' or 'own_row', which decides where the cells go that the "
+            detail += "total needs beyond the rows, found None"
+            raise ArgumentError("bad_option", f"{where}(tail)", detail)
+
+    def of(self, cells: int, place: str) -> int:
+        """The total of a buffer whose padded rows have so many cells; errors name its place."""
+        wanted = _up(max(cells, self.least), self.multiple) if self.exact is None else self.exact
+        if wanted < cells:
+            detail = f"expected {cells} cells or more, which the padded rows have, found {wanted}; "
+            detail += f"raise it by {cells - wanted}"
+            raise ArgumentError("bad_option", self.path + place, detail)
+        check_size(wanted, self.path + place)
+        return wanted
+
+    def divided_by(self, unit: int, wanted: int) -> tuple[str, str]:
+        """The argument that makes the total a multiple of `unit`: its place, and what to pass."""
+        if self.exact is not None:
+            return self.path, f"total={_up(wanted, unit)}"
+        and_tail = "" if self.tail else " and a tail"
+        return (
+            self.multiple_path,
+            f"total_multiple={math.lcm(self.multiple, unit)}{and_tail}",
+        )
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _padded(lengths: IntArray, bounds: IntArray, multiple: int, where: str) -> IntArray:
+    """The lengths, rounded up to the multiple."""
+    if lengths.any():  # without tokens, any multiple fits
+        most = int(_sums(lengths, bounds).max())
+        check_size(max(most, multiple), f"{where}(lengths)")
+    return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)
+
+
+def _check_chunks(
+    padded: IntArray, before: IntArray, number: IntArray, unit: int, multiple: int, where: str
+) -> None:
+    """Refuse padded rows that are not `unit` equal chunks, unless only the tail makes them so."""
+    uneven = np.flatnonzero(padded % unit * (before % unit))
+    if len(uneven):
+        row = int(uneven[0])
+        detail = f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
+        detail += f"row_multiple={math.lcm(multiple, unit)}"
+        raise ArgumentError("bad_option", f"{where}(row_multiple), row {number[row]}", detail)

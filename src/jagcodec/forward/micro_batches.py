@@ -1,0 +1,346 @@
+"""Which rows share a micro-batch, and which rank has it: numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._arguments import (
+    FOREIGN_ERRORS,
+    array_of,
+    check_option,
+    items_of,
+    result_of,
+    whole_number,
+)
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.forward.balance import Bins, FloatArray, Items, Room, first_fit, spread
+from jagcodec.rows.length_array import IntArray
+
+Cost: TypeAlias = tuple[float, float] | Callable[[IntArray], Any] | None
+"""What to balance: tokens; ``(a, b)`` for ``a * n + b * n**2``; or a function of (N,) lengths."""
+
+Fill: TypeAlias = Literal["error", "repeat"]
+"""What to do if there are fewer rows than micro-batches."""
+
+
+_MOST_RANKS = 1 << 20
+"""More than any cluster has: each rank takes memory, whatever it gets."""
+
+_MOST_MICRO_BATCHES = 1 << 24
+
+
+class Assignment(NamedTuple):
+    """The rows of all micro-batches end to end: rank by rank, step by step."""
+
+    order: IntArray  # (M,) rows, rising within a micro-batch
+    bounds: IntArray  # (micro-batches + 1,) where each begins in `order`, and the end
+    is_copy: npt.NDArray[np.bool_]  # (M,) rows that only fill a micro-batch
+    cells: IntArray  # (micro-batches,) cells of each, after padding
+    costs: FloatArray  # (micro-batches,)
+
+    def in_order(self, numbers: IntArray) -> Assignment:
+        """The same micro-batches in another order, by their numbers."""
+        each = [slice(self.bounds[i], self.bounds[i + 1]) for i in numbers.tolist()]
+        index = np.concatenate([np.arange(len(self.order))[rows] for rows in each] or [numbers])
+        bounds = np.append(0, np.diff(self.bounds)[numbers].cumsum())
+        order, is_copy = self.order[index], self.is_copy[index]
+        return Assignment(order, bounds, is_copy, self.cells[numbers], self.costs[numbers])
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The arguments of `plan_micro_batches` that hold for any rows, and what follows from them."""
+
+    ranks: int = 1
+    max_tokens: int | None = None
+    row_multiple: int = 1
+    total_multiple: int = 1
+    rows_per_batch: int | None = None
+    count: int | None = None
+    count_multiple: int = 1
+    fill: Fill = "error"
+    least: int = 1  # the fewest micro-batches of each rank, if there are rows
+    where: str = "plan_micro_batches"
+
+    def __post_init__(self) -> None:
+        limits = "max_tokens", "rows_per_batch", "count"
+        given = [name for name in limits if getattr(self, name) is not None]
+        for name in ("ranks", "row_multiple", "total_multiple", "count_multiple", *given):
+            number = whole_number(getattr(self, name), 1, f"{self.where}({name})")
+            object.__setattr__(self, name, number)
+        check_option(self.fill, get_args(Fill), f"{self.where}(fill)")
+        if self.ranks > _MOST_RANKS:
+            detail = f"expected at most {_MOST_RANKS} ranks, found {brief(self.ranks)}"
+            raise ArgumentError("bad_option", f"{self.where}(ranks)", detail)
+        if not given:
+            detail = f"expected at least one of {', '.join(limits)}, found none"
+            raise ArgumentError("bad_option", self.where, detail)
+        if self.max_tokens is not None and self.max_tokens < self.total_multiple:
+            detail = f"expected {self.total_multiple} or more, because total_multiple pads every "
+            detail += f"micro-batch to that, found {self.max_tokens}"
+            raise ArgumentError("bad_option", f"{self.where}(max_tokens)", detail)
+
+    def padded(self, lengths: IntArray) -> IntArray:
+        """Cells of each row: its length rounded up to `row_multiple`."""
+        longest = int(lengths.max(initial=0))
+        if (longest + self.row_multiple) * len(lengths) + self.total_multiple >= 1 << 63:
+            detail = (
+                f"expected lengths that add up below 2**63 after padding, found a row of {longest}"
+            )
+            raise ArgumentError("bad_length", f"{self.where}(lengths)", detail)
+        padded: IntArray = rounded_up(lengths, self.row_multiple)
+        return padded
+
+    def room(self, items: Items) -> Room:
+        """The room of one micro-batch, whose total is rounded up to `total_multiple`."""
+        cells, rows = sum(items.cells), sum(items.rows)
+        if self.max_tokens is not None:
+            cells = min(cells, self.max_tokens // self.total_multiple * self.total_multiple)
+        return Room(cells, rows if self.rows_per_batch is None else self.rows_per_batch)
+
+    def count_for(self, bin_count: int) -> int:
+        """How many micro-batches each rank gets, if all rows fit into `bin_count` of them."""
+        each = rounded_up(bin_count, self.ranks) // self.ranks
+        needed: int = rounded_up(max(each, self.least if bin_count else 0), self.count_multiple)
+        count = needed if self.count is None else self.count
+        if count > _MOST_MICRO_BATCHES // self.ranks:
+            detail = f"expected at most {_MOST_MICRO_BATCHES} micro-batches for all ranks, found "
+            detail += f"{brief(count)} for each of {self.ranks}"
+            raise ArgumentError("too_large", f"{self.where}(count)", detail)
+        if self.count is None:
+            return needed
+        if self.count < needed or self.count % self.count_multiple:
+            detail = f"expected {needed} or more micro-batches for each rank, "
+            if self.count_multiple > 1:
+                detail += f"a multiple of count_multiple={self.count_multiple}, "
+            detail += f"found {self.count}"
+            raise ArgumentError("bad_option", f"{self.where}(count)", detail)
+        return self.count
+
+    def exact_rows(self, rows: int, count: int, grouped: bool) -> int | None:
+        """Rows of every step but the last, if `rows_per_batch` alone decides them; None otherwise.
+
+        If tokens or groups decide, too, if there are more micro-batches than it needs, or if some
+        rank would get no row for its last step, `rows_per_batch` is only the most that a
+        micro-batch may hold.
+        """
+        exact = self.rows_per_batch
+        if exact is None or self.max_tokens is not None or grouped:
+            return None
+        fewest = rounded_up(rows, self.ranks * exact) // (self.ranks * exact)
+        if not 0 < count == fewest:
+            return None
+        enough = rows >= self.fewest_items(count, exact) or self.fill == "repeat"
+        return exact if enough else None
+
+    def fewest_items(self, count: int, exact: int | None) -> int:
+        """The fewest rows or groups for which no micro-batch is empty."""
+        return self.ranks * ((exact or 1) * (count - 1) + 1) if count else 0
+
+    def steps(self, room: Room, rows: int, count: int, exact: int | None) -> list[list[Room]]:
+        """The room of each step, by rank."""
+        if exact is None:
+            return [[room] * count] * self.ranks
+        full = [room._replace(rows=exact, items=exact)] * (count - 1)
+        each, more = divmod(rows - self.ranks * exact * (count - 1), self.ranks)
+        last = [each + (rank < more) for rank in range(self.ranks)]
+        return [[*full, room._replace(rows=number, items=number)] for number in last]
+
+
+class Rows(NamedTuple):
+    """Rows and copies: (M,) numbers, cells after padding, costs, and the item of each."""
+
+    number: IntArray
+    cells: IntArray
+    cost: FloatArray
+    item: IntArray  # the group of a row, or an item for the row alone
+
+    def with_copies(self, row: int, copies: int) -> Rows:
+        """These rows and so many copies of one; the copies belong to no group."""
+        index = np.append(np.arange(len(self.number)), np.full(copies, row))
+        items = np.append(self.item, self.item.max() + 1 + np.arange(copies))
+        return Rows(self.number[index], self.cells[index], self.cost[index], items)
+
+    def items(self, rules: Rules) -> Items:
+        """Rows that stay together. Without `max_tokens` their cells do not count, and are 0."""
+        item_count = int(self.item.max(initial=-1)) + 1
+        cells = np.zeros(item_count, dtype=np.int64)
+        np.add.at(cells, self.item, self.cells if rules.max_tokens is not None else 0)
+        rows = np.bincount(self.item, minlength=item_count)
+        cost = np.bincount(self.item, self.cost, minlength=item_count)
+        return Items(cells.tolist(), rows.tolist(), cost.tolist())
+
+
+def assign_rows(
+    lengths: IntArray, rules: Rules, groups: Any = None, cost: Any = None
+) -> Assignment:
+    """Assign rows of these lengths to micro-batches that keep the rules."""
+    ids, item_of = _read_groups(groups, len(lengths), f"{rules.where}(groups)")
+    costs = _costs(cost, lengths, f"{rules.where}(cost)")
+    rows = Rows(np.arange(len(lengths)), rules.padded(lengths), costs, item_of)
+    items = rows.items(rules)
+    room = rules.room(items)
+    _check_each_fits(items, room, rules, lengths, ids)
+    packed = first_fit(items, range(len(items.rows)), room)
+    count = rules.count_for(len(packed))
+    exact = rules.exact_rows(len(lengths), count, ids is not None)
+    missing = rules.fewest_items(count, exact) - len(items.rows)
+    if missing > 0:
+        _check_may_repeat(len(items.rows), missing, rules, "row" if ids is None else "group")
+        rows = rows.with_copies(int(lengths.argmin()), missing)
+        items = rows.items(rules)
+    by_rank = spread(items, packed, rules.steps(room, len(rows.number), count, exact))
+    return _assignment_of(rows, _micro_batch_numbers(items, by_rank, rules), len(lengths), rules)
+
+
+def rounded_up(number: Any, multiple: int) -> Any:
+    """A number, or each number of an array, rounded up to a multiple."""
+    return -(-number // multiple) * multiple
+
+
+# --- groups and costs --------------------------------------------------------------------------
+
+
+def _read_groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, IntArray]:
+    """The ids of groups, in the order of their first rows, and (N,) the group of each row."""
+    if groups is None:
+        return None, np.arange(rows)
+    expected = "(N,) hashable ids, one for each row"
+    with suppress(AttributeError, *FOREIGN_ERRORS):
+        # By attributes, because this module does not import tensordict: `data` is what it wraps.
+        if hasattr(groups, "batch_size") and isinstance(groups.data, np.ndarray):
+            groups = groups.data
+    with suppress(AttributeError, *FOREIGN_ERRORS):
+        groups = groups.tolist()  # an array or a tensor
+    listed = items_of(groups, path, expected)
+    numbers: dict[Any, int] = {}
+    try:
+        listed = [getattr(x, "data", x) if hasattr(x, "batch_size") else x for x in listed]
+        # Tensors hash by identity: read their numbers, or each would be a group.
+        listed = [each.item() if hasattr(each, "item") else each for each in listed]
+        item_of = [numbers.setdefault(each, len(numbers)) for each in listed]
+    except FOREIGN_ERRORS as error:
+        detail = f"expected {expected}, found {describe(groups)}: {error!s:.200}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
+    if len(listed) != rows:
+        detail = f"expected one id for each of {rows} rows, found {len(listed)}"
+        raise ArgumentError("row_mismatch", path, detail)
+    return [*numbers], np.array(item_of, dtype=np.int64)
+
+
+def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
+    """(N,) costs of the rows."""
+    if callable(cost):
+        returned = result_of(cost, [lengths.copy()], path)
+        found = _real_numbers(returned, lengths.shape)
+        if found is None:
+            detail = f"expected a function that returns ({len(lengths)},) numbers, found "
+            with suppress(AttributeError, *FOREIGN_ERRORS):
+                detail += f"{returned.shape} "
+            detail += describe(returned)
+            raise ArgumentError("bad_shape", path, detail)
+    else:
+        pair = _real_numbers((1, 0) if cost is None else cost, (2,))
+        if pair is None or not ((pair >= 0) & (pair < np.inf)).all():
+            detail = (
+                "expected None, a pair of finite numbers of 0 or more, or a function, "
+                f"found {brief(cost)}"
+            )
+            raise ArgumentError("bad_option", path, detail)
+        tokens = lengths.astype(np.float64)
+        with np.errstate(over="ignore"):
+            found = pair[0] * tokens + pair[1] * (tokens * tokens)
+    bad = ~((found >= 0) & (found < 2.0**_COST_BITS))
+    if bad.any():
+        row = int(bad.argmax())
+        detail = f"expected a cost of 0 or more, below 2**{_COST_BITS}, found {found[row]}"
+        raise ArgumentError("bad_option", f"{path}, row {row}", detail)
+    return found
+
+
+_COST_BITS = 960
+"""So that the costs of 2**63 rows add up to a finite number."""
+
+
+def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
+    """Real numbers of this shape; None for any other value."""
+    try:
+        found = array_of(value)
+    except FOREIGN_ERRORS:  # on a device, or lists differ in length
+        return None
+    if found.dtype.kind not in "iuf" or found.shape != shape:
+        return None
+    return found.astype(np.float64)
+
+
+# --- refused -----------------------------------------------------------------------------------
+
+
+def _check_each_fits(
+    items: Items, room: Room, rules: Rules, lengths: IntArray, ids: list[Any] | None
+) -> None:
+    """Refuse a row or a group that no micro-batch has room for."""
+    for item, (cells, rows) in enumerate(zip(items.cells, items.rows, strict=True)):
+        if cells <= room.cells and rows <= room.rows:
+            continue
+        path = f"{rules.where}(lengths), row {item}"
+        if ids is not None:
+            path = f"{rules.where}(groups), group {brief(ids[item])}"
+        if cells <= room.cells:
+            detail = f"expected at most rows_per_batch={rules.rows_per_batch} rows, found {rows}"
+            raise ArgumentError("bad_length", path, detail)
+        total = rounded_up(cells, rules.total_multiple)
+        detail = f"expected at most max_tokens={rules.max_tokens} tokens, found "
+        if ids is None:
+            length = int(lengths[item])
+            detail += f"{length}, padded to {total}" if total != length else f"{length}"
+        else:
+            detail += f"{total} in {rows} rows after padding"
+        raise ArgumentError("row_too_long", path, detail)
+
+
+def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None:
+    """Refuse too few rows, unless copies may fill micro-batches."""
+    if rules.fill == "repeat" and found:
+        return
+    detail = f"expected {found + missing} {what}s or more, because no micro-batch may be empty, "
+    detail += f"found {found}: {missing} missing"
+    detail += "; pass fill='repeat' for copies of the shortest row" if found else ""
+    argument = "lengths" if what == "row" else "groups"
+    raise ArgumentError("row_mismatch", f"{rules.where}({argument})", detail)
+
+
+# --- end to end --------------------------------------------------------------------------------
+
+
+def _micro_batch_numbers(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
+    """(items,) the micro-batch of each; a rank's most expensive micro-batches come first."""
+
+    def place(members: list[int]) -> tuple[bool, float]:
+        fewer = sum(items.rows[item] for item in members) < (rules.rows_per_batch or 0)
+        return fewer, -items.cost_of(members)
+
+    number = np.empty(len(items.rows), dtype=np.int64)
+    ordered = [members for bins in by_rank for members in sorted(bins, key=place)]
+    for i, members in enumerate(ordered):
+        number[members] = i
+    return number
+
+
+def _assignment_of(rows: Rows, number: IntArray, originals: int, rules: Rules) -> Assignment:
+    """The rows of all micro-batches end to end; `number` has the micro-batch of each item."""
+    number = number[rows.item]
+    order = np.lexsort((rows.number, number))
+    bounds = np.append(0, np.bincount(number).cumsum())
+    cells = np.add.reduceat(rows.cells[order], bounds[:-1])
+    costs = np.bincount(number, rows.cost, minlength=len(cells))  # adds row by row
+    total = rounded_up(cells, rules.total_multiple)
+    return Assignment(
+        rows.number[order], bounds, order >= originals, total, costs.astype(np.float64)
+    )

@@ -1,0 +1,153 @@
+"""The hot loops: one copies ragged rows, the other turns Python numbers into cells and back.
+
+Each is in C, and again in Python, for an installation without a compiler. The environment variable
+``JAGCODEC_ROWCOPY`` chooses the loops: ``compiled`` or ``numpy``; without it, what was built.
+
+A *row* is a run of cells, and a *cell* is everything under one index of dim 0. The functions move
+bytes and know no dtype. CPU memory has two backends:
+
+    compiled  the C extension of this package: one memcpy per row, several threads, no GIL
+    numpy     the same loop in Python, if the extension was not built
+
+The environment variable ``JAGCODEC_ROWCOPY`` chooses a backend. Tensors on accelerators, and those
+that autograd follows, are copied by torch (`rows.copy_rows`).
+
+Starts, lengths and left pads are int64 arrays with one number per row, which callers have checked.
+The compiled loop checks them again against the buffers: a wrong one would crash it.
+
+The loop over numbers loses nothing, and says which values msgpack knows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jagcodec.errors import ArgumentError
+from jagcodec.kernels import numpy_kernel, python_cells
+from jagcodec.kernels.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
+from jagcodec.memory.arrays import ByteArray, IntArray
+
+__all__ = [
+    "PACKED",
+    "Backend",
+    "Copy",
+    "Ends",
+    "Pad",
+    "Starts",
+    "backend",
+    "copy_all",
+    "ends",
+    "fill",
+    "is_native",
+    "missing_cells",
+    "numbers",
+    "pack",
+    "pad_all",
+    "rows_only",
+    "thread_count",
+    "unpack_numbers",
+]
+
+
+class Backend(NamedTuple):
+    """A kernel that copies rows in CPU memory."""
+
+    name: str
+    missing: str | None  # why the compiled backend could not be imported
+
+
+def backend() -> Backend:
+    """The backend in use."""
+    return _backend
+
+
+def _backend_named(name: str) -> tuple[Any, Backend]:
+    """The backend of this name; without a name, the compiled one if it was built."""
+    expected = "expected 'compiled' or 'numpy', found "
+    if name not in ("", "compiled", "numpy"):
+        raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", f"{expected}{name!r}")
+    missing = None
+    try:
+        kernel = importlib.import_module("jagcodec.kernels._kernel")
+    except ImportError as error:  # "no module" if it was not built
+        missing = str(error)
+        if name == "compiled":
+            detail = f"{expected}'compiled', which cannot be imported ({missing}); install a C "
+            detail += "compiler and install jagcodec again from source, or choose 'numpy'"
+            raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", detail) from error
+    if missing or name == "numpy":
+        return numpy_kernel, Backend("numpy", missing)
+    return kernel, Backend("compiled", None)
+
+
+def thread_count() -> int:
+    """How many threads torch has; if it is not imported, how many the environment allows."""
+    of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    if of_torch is not None:
+        return int(of_torch())
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1
+
+
+_active, _backend = _backend_named(os.environ.get("JAGCODEC_ROWCOPY", ""))
+
+
+def copy_all(tasks: Sequence[Copy]) -> None:
+    """Copy the rows of all tasks, in CPU memory. The columns of a batch share threads."""
+    if tasks:
+        _active.copy(tasks, thread_count())
+
+
+def pad_all(tasks: Sequence[Pad]) -> None:
+    """Write the rectangles of all tasks, in CPU memory, as `copy_all` does."""
+    if tasks:
+        _active.pad(tasks, thread_count())
+
+
+def ends(
+    src: ByteArray, stride: int, width: int, cell_bytes: int, rows: int
+) -> tuple[IntArray, IntArray]:
+    """The starts and lengths that `Ends` measures, in CPU memory."""
+    starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
+    task = Ends(src, stride, width, cell_bytes, starts, lengths)
+    _active.ends([task], thread_count())
+    return starts, lengths
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+_cells: Any = python_cells
+_missing_cells: str | None = "JAGCODEC_ROWCOPY=numpy"
+if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
+    try:
+        _cells, _missing_cells = importlib.import_module("jagcodec.kernels._cells"), None
+    except ImportError as _error:
+        _missing_cells = str(_error)
+
+fill: Callable[..., Any] = _cells.fill
+is_native: Callable[[Sequence[Any], int, int, int, int], bool] = _cells.is_native
+pack: Callable[[list[Any]], tuple[str, bytes] | None] = _cells.pack
+
+
+def missing_cells() -> str | None:
+    """Why the compiled loop over numbers is not in use; None if it is."""
+    return _missing_cells
+
+
+PACKED = {name: np.dtype(name) for name in ("bool", "int8", "int16", "int32", "int64", "float64")}
+"""The dtypes that `pack` names."""
+
+
+def unpack_numbers(dtype: str, data: bytes) -> list[Any] | None:
+    """The list that `pack` was given, or None if these are not such bytes."""
+    known = PACKED[dtype]
+    if len(data) % known.itemsize or (dtype == "bool" and data.translate(None, b"\0\1")):
+        return None
+    found: list[Any] = np.frombuffer(data, known).tolist()
+    return found

@@ -1,1 +1,0 @@
-"""Packing as numbers: row lengths to layouts and micro-batches, with numpy alone."""

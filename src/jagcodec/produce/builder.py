@@ -1,0 +1,539 @@
+"""`RowBuilder`: a row that grows."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Collection, Mapping, Set
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any, TypeAlias, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec._arguments import check_known, mapping_of, name_set, whole_number
+from jagcodec._compiling import untraced
+from jagcodec._dependencies import half
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
+from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, STORED_DTYPES
+from jagcodec.produce.cells import cells_of_rows, error_at_column
+from jagcodec.produce.number_types import (
+    NARROW,
+    PYTHON_TYPES,
+    check_floats,
+    dtype_of_types,
+    located_numbers,
+    types_of_rows,
+)
+from jagcodec.produce.numbers import cells_of_python
+from jagcodec.produce.row_kinds import OBJECT_ROW, described, kind_of_row, tensor_rows
+from jagcodec.produce.rows import (
+    check_row_shape,
+    encode_rows,
+    ragged_dim_of,
+    read_dtypes,
+    shape_without_cells,
+)
+from jagcodec.wire.encoder import EncodeOptions
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.items import RowCells
+
+Cells = npt.NDArray[Any]
+"""Cells of a dtype, as an array of `STORED_DTYPES`."""
+
+
+@dataclass
+class _GrowingColumn:
+    """A per-token column."""
+
+    dim: int = 0  # the dim of a chunk along which its tokens are
+    shape: tuple[int, ...] | None = None  # without tokens; None if no chunk or schema has shown it
+    schema: FieldSchema | None = None  # says the shape of its chunks
+    dtype: str | None = None  # None until a number decides it
+    dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
+    types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
+    stored: str | None = None  # of the chunks: floats stay float64, as such may follow
+    tokens: int = 0
+    chunks: list[Cells] = field(default_factory=list)  # none of them is empty
+
+    def joined(self) -> Cells:
+        """All cells as they are stored; joins the chunks into one."""
+        if not self.chunks:
+            # Without numbers the dtype is float32, as that of torch.tensor([]).
+            stored = self.stored or self.dtype or "float32"
+            return np.empty(self.shape or (0,), STORED_DTYPES[stored])
+        if len(self.chunks) > 1:
+            self.chunks = [np.concatenate(self.chunks, self.dim)]
+        return self.chunks[0]
+
+    def whole(self) -> RowCells:
+        """A copy of all cells."""
+        joined, dtype = self.joined(), self.dtype or self.stored or "float32"
+        with np.errstate(all="ignore"):  # a NaN may warn
+            cells = joined.astype(STORED_DTYPES[dtype], order="C")
+        return RowCells(cells, (self.tokens,), dtype)
+
+    def with_types(self, types: Set[Any], chunk: Any) -> _GrowingColumn:
+        """The column with a chunk of numbers of these types: its cells change dtype if they fit."""
+        if types <= self.types and not (self.dtype in NARROW and float in types):
+            return self
+        found = self.types | types
+        before = [("", kind, 0.0) for kind in self.types]
+        dtype = dtype_of_types(found, lambda: [*before, *located_numbers([chunk])])
+        stored = "float64" if float in found and found <= PYTHON_TYPES else dtype
+        column = replace(self, types=found, dtype=dtype, stored=stored)
+        if not self.chunks or dtype == self.dtype:
+            return column
+        joined = self.joined()
+        made: Any = cells_of_rows([joined], dtype, dim=self.dim)
+        if float in self.types and dtype in NARROW:
+            check_floats(joined.reshape(-1).astype(np.float64), dtype, lambda _: "")
+        cells = made.data if stored == dtype else joined.astype(STORED_DTYPES[stored])
+        return replace(column, chunks=[cells])
+
+    def copied(self) -> _GrowingColumn:
+        """The column with cells of its own."""
+        return replace(self, chunks=[self.joined().copy(order="C")] if self.chunks else [])
+
+    def cut(self, tokens: int) -> None:
+        """Drop the tokens after the first `tokens`, in a time that grows with those alone."""
+        while self.tokens > tokens:
+            last = self.chunks.pop()
+            self.shape = self.shape_of(last.shape, 0)
+            self.tokens -= last.shape[self.dim]
+            if self.tokens < tokens:
+                kept = last[(slice(None),) * self.dim + (slice(tokens - self.tokens),)]
+                memory: Any = kept.base
+                # Copy a small part, so that the rest of its memory is freed.
+                self.chunks.append(kept.copy() if 2 * kept.nbytes < memory.nbytes else kept)
+                self.tokens = tokens
+
+    def shape_of(self, like: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+        """The shape of so many tokens of cells of this shape."""
+        return (*like[: self.dim], tokens, *like[self.dim + 1 :])
+
+    def shape_so_far(self) -> tuple[int, ...] | None:
+        """The shape of the chunks; only the number of tokens differs between them."""
+        return tuple(self.chunks[0].shape) if self.chunks else self.shape
+
+    def cell_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one token of cells of this shape."""
+        return (*shape[: self.dim], *shape[self.dim + 1 :])
+
+    def filled(self, number: Cells, tokens: int) -> Cells:
+        """So many tokens, whose cells all hold the number."""
+        shape = self.shape_of(self.shape_so_far() or (0,), tokens)
+        return np.full(shape, number, number.dtype)
+
+    def check_chunk(self, made: RowCells) -> None:
+        """Refuse a chunk, or a number that fills one, that is not like those before."""
+        shape = None if self.schema is None else self.schema.shape
+        before = self.shape_so_far() if self.chunks or shape is None else None
+        if made.lengths and before is not None:
+            expected, found = self.cell_shape(before), self.cell_shape(made.dims)
+            if expected != found:
+                detail = f"expected tokens of shape {expected} like those before, found {found}"
+                raise ArgumentError("bad_shape", "", detail)
+        if shape is not None:
+            chunk = made if made.lengths else RowCells(self.filled(made.data, 1), (1,), made.dtype)
+            check_row_shape(chunk, shape, self.dim + 1)
+
+
+@untraced
+class RowBuilder:
+    """One row of a batch that grows: appended to per turn or chunk, cut, sent, and resumed.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import RowBuilder
+        >>> row = RowBuilder({"logprobs": torch.float32})
+        >>> row.append(input_ids=[5, 6, 7], logprobs=0.0, loss_mask=False)  # the prompt
+        >>> row.append(input_ids=[8, 9], logprobs=[-0.5, -0.25], loss_mask=True)
+        >>> row.set(reward=0.5, answer="42")
+        >>> frames = row.to_frames()  # a message of one row, at any time; appending goes on
+        >>> len(row), row.to_row()["loss_mask"].tolist()
+        (5, [False, False, False, True, True])
+        >>> resumed = RowBuilder.from_message(frames)
+        >>> resumed.append(input_ids=[1], logprobs=[-1.0], loss_mask=True)
+        >>> resumed.to_row()["logprobs"].tolist()
+        [0.0, 0.0, 0.0, -0.5, -0.25, -1.0]
+
+    It needs neither torch nor tensordict, but for chunks and values that are tensors, and for
+    `from_message`. ``len(row)`` is its tokens: those of the columns of `same_length`, or, if that
+    is empty, of the longest. A row can be pickled and copied. Only one thread may use it at a time.
+
+    Args:
+        dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A dtype,
+            or the `FieldSchema` of a jagged column, which also says its ragged dim and the
+            shape of its tokens, makes a per-token column that is there from the start. `object`,
+            and any other `FieldSchema`, is for a value that you `set`.
+            Other columns are made at their first `append`, and have the dtype that `encode_rows`
+            gives all numbers so far, in any order: Python's ints become float32 when a float is
+            appended, and all take the dtype of the first array, tensor or numpy scalar, if they
+            fit. A column of empty lists alone is float32.
+        same_length: Names of columns that must have as many tokens as each other after each
+            `append`; None for all columns, ``()`` for none.
+
+    Raises:
+        ArgumentTypeError: `dtypes` is not a mapping of names to dtypes.
+    """
+
+    def __init__(
+        self,
+        dtypes: Mapping[str, Any] | None = None,
+        *,
+        same_length: Collection[str] | None = None,
+    ) -> None:
+        path = "RowBuilder(same_length)"
+        self._same = None if same_length is None else name_set(same_length, path)
+        self._columns: dict[str, _GrowingColumn] = {}
+        self._values: dict[str, Any] = {}
+        self._dtypes: dict[str, Any] = {}  # of values
+        given = {} if dtypes is None else dtypes
+        path = "RowBuilder(dtypes)"
+        for name, schema in read_dtypes(given, path).items():
+            if schema.kind not in ("", "jagged"):
+                self._dtypes[name] = schema
+                continue
+            dtype: Any = schema.dtype  # its name
+            grown = _GrowingColumn(
+                schema=schema,
+                dtype=dtype,
+                dtype_is_fixed=schema.dtype is not None,
+            )
+            self._columns[name] = grown
+            sizes = schema.shape[1:] if schema.shape else ()
+            if len(sizes) > sizes.count(None):  # some size is known
+                grown.dim = ragged_dim_of(schema) - 1
+                try:
+                    grown.shape = shape_without_cells(schema, grown.dim + 1)
+                except JagcodecError as error:
+                    raise error_at_column(error, f"{path}[{name!r}]") from None
+
+    def __len__(self) -> int:
+        counted = (column.tokens for name, column in self._columns.items() if self._counts(name))
+        return max(counted, default=0)
+
+    def __bool__(self) -> bool:
+        return True  # a row without tokens is a row
+
+    def __repr__(self) -> str:
+        names = f"columns={list(self._columns)}, values={list(self._values)}"
+        return f"RowBuilder(tokens={len(self)}, {names})"
+
+    def append(self, start: Mapping[str, int] | None = None, /, **columns: Any) -> None:
+        """More tokens: a chunk for each column. After an error, the row is as it was.
+
+        Example:
+            >>> from jagcodec import RowBuilder
+            >>> row = RowBuilder(same_length=["ids"])
+            >>> row.append(ids=[5, 6, 7], experts=[[0, 3], [2, 1]])
+            >>> row.append({"experts": 1}, ids=[8], experts=[[2, 0], [1, 3]])  # from token 1 on
+            >>> row.to_row()["experts"].tolist()
+            [[0, 3], [2, 0], [1, 3]]
+
+        Args:
+            start: Name to the index of the first token of its chunk. The chunk replaces what the
+                column holds from there on, which may be more tokens or fewer. Other chunks start
+                where their column ends. It is positional, so that a column may have any name.
+            **columns: Name to chunk, as a row of a jagged column for `encode_rows`; its first dim,
+                or the ragged dim that `dtypes` says, is tokens. One number fills as many tokens as
+                the other chunks add, or is one token if all are numbers. A column that is left out
+                gets no tokens.
+
+        Raises:
+            ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
+                tokens of another shape, a number does not fit the dtype of its column (ints must
+                be exact, finite floats must stay finite), or the name is that of a value. A start
+                is after the end of its column, is not an integer of 0 or more, or is that of one
+                number.
+            ArgumentKeyError: `start` names a column that has no chunk.
+            ArgumentTypeError: A chunk has another type, or holds what the column cannot: floats
+                among integers of an array, a second dtype, bools among numbers, strings, None.
+                `start` is not a mapping.
+        """
+        where = "RowBuilder.append"
+        read: dict[str, _Read] = {}
+        for name, chunk in columns.items():
+            path = f"{where}({name!r})"
+            if name in self._values:
+                detail = "expected a per-token column, found a value that was set once for the row"
+                raise ArgumentError("conflict", path, detail)
+            read[name] = _read_chunk(self._columns.get(name) or _GrowingColumn(), chunk, path)
+        starts = {} if start is None else _read_starts(start, read, f"{where}(start)")
+        added = {
+            name: starts.get(name, column.tokens) + tokens - column.tokens
+            for name, (column, _, tokens) in read.items()
+            if tokens is not None
+        }
+        if len(added) < len(read):
+            to_fill = self._tokens_to_fill(added, where)
+            for name, (column, cells, tokens) in read.items():
+                if tokens is None:
+                    read[name] = column, column.filled(cells, to_fill), to_fill
+                    added[name] = to_fill
+        grown = self._columns | {name: column for name, (column, _, _) in read.items()}
+        self._check_token_counts(grown, added, where)
+        for name, (column, cells, tokens) in read.items():
+            column.cut(starts.get(name, column.tokens))
+            if tokens:
+                column.chunks.append(cells)
+                column.tokens += tokens
+        self._columns = grown
+
+    def _tokens_to_fill(self, added: Mapping[str, int], where: str) -> int:
+        """How many tokens a single number fills: as many as chunks add."""
+        counted = {name: n for name, n in added.items() if self._counts(name)} or added
+        first, found = next(iter(counted.items()), ("", 1))
+        for name, other in counted.items():
+            if other != found or other < 0:
+                expected = f"{found} more tokens like {first!r}" if found >= 0 else "more tokens"
+                detail = (
+                    f"expected {expected}, found {other}; "
+                    "one number instead of a list fills as many tokens as there are"
+                )
+                raise ArgumentError("bad_length", f"{where}({name!r})", detail)
+        return found
+
+    def _check_token_counts(
+        self, columns: Mapping[str, _GrowingColumn], added: Mapping[str, int], where: str
+    ) -> None:
+        """Refuse a chunk after which columns of `same_length` would differ in their tokens."""
+        any_lengths = self._same is not None and not self._same
+        named = [name for name in columns if self._counts(name) and not any_lengths]
+        lengths = {name: columns[name].tokens + added.get(name, 0) for name in named}
+        for name, found in lengths.items():
+            if found != lengths[named[0]]:
+                detail = (
+                    f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found {found}; "
+                    "append to every column, or name those that must agree in same_length="
+                )
+                raise ArgumentError("bad_length", f"{where}({name!r})", detail)
+
+    def _counts(self, name: str) -> bool:
+        return not self._same or name in self._same
+
+    def set(self, /, **values: Any) -> None:
+        """Values that the row has once, whatever its tokens: a reward, an answer, a version.
+
+        Args:
+            **values: Name to a row for `encode_rows`, which is kept, not copied, in place of an
+                earlier one. A list of numbers comes back from a message as a per-token column,
+                unless `dtypes` says that it is an `object`.
+
+        Raises:
+            ArgumentError: The name is that of a per-token column.
+        """
+        for name in values:
+            if name in self._columns:
+                detail = "expected a value of the whole row, found a per-token column; use append"
+                raise ArgumentError("conflict", f"RowBuilder.set({name!r})", detail)
+        self._values.update(values)
+
+    def truncate(self, tokens: int) -> None:
+        """Keep the first `tokens` tokens of each column that ``len`` counts, and drop the rest.
+
+        Raises:
+            ArgumentError: There are fewer tokens.
+        """
+        path = "RowBuilder.truncate(tokens)"
+        most = whole_number(tokens, 0, path, f"0 to {len(self)}")
+        if most > len(self):
+            detail = f"expected at most the {len(self)} tokens, found {most}"
+            raise ArgumentError("bad_option", path, detail)
+        for name, column in self._columns.items():
+            if self._counts(name):
+                column.cut(most)
+
+    def to_row(self) -> dict[str, Any]:
+        """What there is so far, by name: a snapshot, which no later call changes.
+
+        Per-token columns are numpy arrays that own their memory. Where numpy lacks the dtype, they
+        are tensors, or arrays of unsigned words of its size if torch is not installed. The values
+        that were set follow; they are not copied.
+        """
+        row = {name: _readable(column.whole()) for name, column in self._columns.items()}
+        return row | self._values
+
+    def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
+        """What there is so far, as a message of one row: a snapshot; appending may go on.
+
+        Args:
+            options: As for `encode`. The row keeps nothing of `meta`.
+
+        Returns:
+            Frames, those of ``encode_rows([row.to_row()], ...)`` with the `dtypes` of the row.
+            Raises as `encode_rows`, of a value that was set.
+        """
+        dtypes = {name: dtype for name, dtype in self._dtypes.items() if name in self._values}
+        dims = {name: column.dim + 1 for name, column in self._columns.items() if column.dim}
+        row = {name: column.whole() for name, column in self._columns.items()} | self._values
+        return encode_rows([row], dtypes=dtypes or None, ragged_dims=dims or None, **options)
+
+    @classmethod
+    def from_message(
+        cls, message: Any, *, same_length: Collection[str] | None = None
+    ) -> RowBuilder:
+        """A row that goes on where one ended: at an abort, or in another process.
+
+        Args:
+            message: A message of one row, as for `open_wire`; or an open one, such as
+                ``open_wire(frames).rows([3])``.
+            same_length: As for `RowBuilder`; of those columns that are jagged.
+
+        Returns:
+            A row with the jagged columns, copied, as per-token ones, and the others as values,
+            which become columns of the same kind and dtype again. The message's `meta` is not
+            kept.
+
+        Raises:
+            ArgumentError: It does not have one row, or jagged columns of `same_length` differ in
+                their tokens.
+            ArgumentTypeError: A column is a batch within the batch, or neither tensor nor payload.
+            WireFormatError: As from `open_wire`.
+        """
+        where = "RowBuilder.from_message"
+        columns_of_row = half("produce.tensor_columns", "produce.array_columns").columns_of_row
+        from jagcodec.wire.wire_batch import WireBatch, open_wire
+
+        batch = message if isinstance(message, WireBatch) else open_wire(message)
+        if tuple(batch.batch_size) != (1,):
+            detail = f"expected one row, found {len(batch)} rows; choose it with .rows([i])"
+            raise ArgumentError("row_mismatch", f"{where}(message)", detail)
+        row, schema = cls(same_length=same_length), batch.schema
+        for name, found in columns_of_row(batch, where).items():
+            if not isinstance(found, RowCells):
+                row._values[name], row._dtypes[name] = found, schema[name]
+                continue
+            dim, cells = found.ragged_dim - 1, found.data
+            grown = _GrowingColumn(dim, None, schema[name], found.dtype, dtype_is_fixed=True)
+            grown.shape, grown.tokens = grown.shape_of(cells.shape, 0), cells.shape[dim]
+            grown.chunks = [cells] if grown.tokens else []
+            row._columns[name] = grown.copied()
+        row._check_token_counts(row._columns, {}, where)
+        return row
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy: its columns are copied, so later appends do not change them."""
+        columns = {name: column.copied() for name, column in self._columns.items()}
+        return {**vars(self), "_columns": columns, "_values": dict(self._values)}
+
+    def __copy__(self) -> RowBuilder:
+        row = object.__new__(type(self))
+        vars(row).update(self.__getstate__())
+        return row
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowBuilder:
+        row = object.__new__(type(self))
+        vars(row).update(deepcopy(self.__getstate__(), memo))
+        return row
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        columns = {}
+        for name, column in self._columns.items():
+            column.joined()  # pickles one chunk instead of many
+            columns[name] = vars(column)
+        state = type(self), {**vars(self), "_columns": columns}
+        if "torch" not in sys.modules:
+            return _of_state, (state,)
+        from jagcodec.wire.pickled import pickled_parts  # values may be tensors
+
+        return pickled_parts(_of_state, state, protocol)
+
+
+def _of_state(state: Any) -> RowBuilder:
+    """A row made of its type and attributes; each column is a dict of its attributes."""
+    kind, attributes = state
+    row: RowBuilder = object.__new__(kind)
+    columns = {name: _GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
+    vars(row).update(attributes, _columns=columns)
+    return row
+
+
+_Read: TypeAlias = tuple[_GrowingColumn, Cells, int | None]
+"""A chunk: its column (the dtype may be new), its cells, and its tokens; None of one number."""
+
+
+def _read_starts(start: Any, read: Mapping[str, _Read], path: str) -> dict[str, int]:
+    """The indices at which chunks start, by their names."""
+    given = mapping_of(start, path, "a dict of names to the index of a token")
+    check_known(given, read, path)
+    starts = {}
+    for name, index in given.items():
+        column, _, tokens = read[name]
+        at = f"{path}[{name!r}]"
+        whole = whole_number(index, 0, at, f"0 to {column.tokens}")
+        if whole > column.tokens:
+            detail = f"expected at most {column.tokens}, where the column ends, found {whole}"
+            raise ArgumentError("bad_option", at, f"{detail}; append the tokens before it first")
+        if tokens is None:
+            detail = f"expected a list, an array or a tensor from token {whole} on, found"
+            raise ArgumentError("bad_option", at, f"{detail} one number")
+        starts[name] = whole
+    return starts
+
+
+def _read_chunk(column: _GrowingColumn, chunk: Any, path: str) -> _Read:
+    """Read a chunk."""
+    if isinstance(chunk, tensor_type()):
+        chunk = tensor_rows().on_host(chunk)
+    if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
+        return column, _NO_CELLS, 0
+    try:
+        column, made = _cells_of_chunk(column, chunk)
+    except JagcodecError as error:
+        raise error_at_column(error, path, of_rows=False) from None
+    if not isinstance(made, RowCells):
+        detail = (
+            "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
+            f"found {described(chunk)}"
+        )
+        raise ArgumentTypeError("bad_type", path, detail)
+    try:
+        column.check_chunk(made)
+    except JagcodecError as error:
+        raise error_at_column(error, path) from None
+    return column, made.data, made.lengths[0] if made.lengths else None
+
+
+_NO_CELLS: Cells = np.empty(0)
+
+
+def _readable(cells: RowCells) -> Any:
+    """Cells as an array; where numpy lacks their dtype as a tensor, or without torch as words."""
+    if STORED_DTYPES[cells.dtype].name == cells.dtype or find_spec("torch") is None:
+        return cells.data
+    return tensor_rows().tensor_of(cells.data, cells.dtype)
+
+
+def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn, Any]:
+    """The column, whose dtype may be new, and the cells of a chunk as it stores them."""
+    dim = column.dim
+    if column.dtype_is_fixed:
+        return column, cells_of_rows([chunk], column.dtype, dim=dim)
+    made: Any = None if dim else _cells_of_python(chunk)
+    types = types_of_rows([chunk]) if made is None else {_TYPES[made.dtype]}
+    if not types <= PYTHON_TYPES and kind_of_row(chunk) == OBJECT_ROW:
+        return column, None
+    column = column.with_types(types, chunk)
+    if column.stored != column.dtype and (made is None or made.dtype != column.dtype):
+        cells_of_rows([chunk], column.dtype, dim=dim)  # refuses what does not fit
+    if made is None or made.dtype != column.stored:
+        made = cells_of_rows([chunk], column.stored, dim=dim)
+    return column, made
+
+
+def _cells_of_python(chunk: Any) -> RowCells | None:
+    """The cells of a list of Python's own numbers, found without a look at their types."""
+    if type(chunk) is not list and type(chunk) is not tuple:
+        return None
+    found = cells_of_python([chunk])
+    return None if found is None else RowCells(*found)
+
+
+_TYPES: dict[str, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}
+"""The type that decides the dtype of Python's numbers."""

@@ -1,0 +1,496 @@
+"""`pack_jagged_fields`, `encode_fields`: padded columns to a batch or a message."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Unpack, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict
+
+from jagcodec._arguments import (
+    check_known,
+    check_options,
+    flag_of,
+    name_set,
+    named_columns,
+    unknown_name,
+)
+from jagcodec._compiling import untraced
+from jagcodec.columns.batch import closed
+from jagcodec.columns.column import Array, ObjectList, Open, as_leaf, column_of, row_count
+from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, Sparse, Unbatched
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.buffers import Target
+from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain, check_rectangle
+from jagcodec.memory.staging import to_device
+from jagcodec.memory.tensor_bytes import as_words, contiguous_bits, plain_arrays
+from jagcodec.produce.padding import first_unpadded
+from jagcodec.produce.row_kinds import are_objects, described
+from jagcodec.produce.warnings import (
+    FEW_CELLS,
+    MISSING_CELL,
+    warn_of_leftovers,
+    warn_of_narrow,
+    warn_of_rectangle,
+    warn_of_width,
+)
+from jagcodec.rows.copy_rows import gathered, values_of
+from jagcodec.rows.lengths import Lengths, read_rows
+from jagcodec.rows.nested import nested_tensor
+from jagcodec.rows.non_tensor import (
+    batch_of,
+    is_nested_batch,
+    payloads_of_rows,
+)
+from jagcodec.rows.of_tensors import rows_of_rectangle
+from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
+from jagcodec.rows.views import RaggedView, end_to_end
+from jagcodec.wire.encoder import Columns, EncodeOptions, pending
+from jagcodec.wire.frames import Frame, frames_of, write_to
+
+
+@untraced
+def pack_jagged_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: Lengths | None = None,
+    token_aligned_fields: Iterable[str] | None = None,
+    mask: torch.Tensor | str | None = None,
+    strict: bool = False,
+) -> TensorDict:
+    """Pack padded columns into a batch of jagged ones, where a producer writes it.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import pack_jagged_fields
+        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "reward": torch.ones(2)}
+        >>> td = pack_jagged_fields(columns, lengths=[2, 3], token_aligned_fields=["ids"])
+        >>> td["ids"].values().tolist(), td["reward"].tolist()
+        ([5, 6, 7, 8, 9], [1.0, 1.0])
+
+    Args:
+        fields: A dict or a TensorDict of columns: tensors (N, ...), jagged tensors, arrays, lists
+            of objects that cannot be cells (strings, dicts, None, arrays next to None), or whatever
+            else a TensorDict or a `BatchedDataDict` holds. Lists of numbers are refused, because
+            they may be padded or not: pass a tensor, or rows to `pack_rows`.
+        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple. Or a jagged
+            tensor: its row lengths count, and the packed columns share its offsets object. Without
+            `lengths` and `mask`, nothing is packed.
+        token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
+            (with its fallback). Names that are not columns are ignored, so that one set of names
+            serves every batch. None packs each tensor whose shape passes the guess of
+            `maybe_pack_jagged`; with a `mask`, each tensor whose first two dims are those of the
+            mask.
+        mask: Takes the place of `lengths` for padding on the left, or for holes: (N, S) booleans,
+            or integers 0 and 1, or the name of the column that is the mask. Row i of a packed
+            column has the cells for which row i of the mask is True.
+        strict: If True, raise an error for three likely mistakes:
+
+            * a name in `token_aligned_fields` is not a column;
+            * a named column with two or more dims cannot be packed;
+            * in each packed column of integers, the cells that are left out are not all one
+              constant, bit for bit. This happens if you pass prompt or response lengths for
+              columns that hold both.
+
+            If False, warn (`JagcodecWarning`, once per calling line) of the second mistake; and,
+            without a `mask`, if in each packed column of integers on the CPU the first and the last
+            cell after some row differ. If `token_aligned_fields` is None, also warn of a rectangle
+            that is one or two cells narrower than the longest row or the mask; and if `lengths`
+            pack nothing, although a rectangle is wider than the longest row.
+
+    Returns:
+        ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
+        columns own their memory, one block that is freed with the last of them. Jagged columns of
+        equal row lengths share one offsets tensor, so ``td["a"] * td["b"]`` works. Other tensors
+        are detached and alias contiguous input. Object arrays and lists become one payload per row
+        (`NonTensorStack`), aliased. All else is what a TensorDict holds of it: an array of numbers
+        a tensor, a `PackedColumn` a jagged one, a dict a batch.
+
+    Raises:
+        ArgumentError: A column does not have N rows; `lengths` is not (N,) or has a negative one;
+            the mask is not (N, S) of 0 and 1, or both are given; or `strict` rejects a column.
+        ArgumentKeyError: `mask` is not the name of a column, or `strict` rejects a name.
+        ArgumentTypeError: A column has another type (it is named), or lengths are not integers.
+    """
+    where = "pack_jagged_fields"
+    columns = _packed_columns(fields, lengths, token_aligned_fields, mask, where, strict)
+    return tensordict_of(columns, where)
+
+
+class _FieldOptions(EncodeOptions, total=False):
+    lengths: Lengths | None
+    token_aligned_fields: Iterable[str] | None
+    mask: torch.Tensor | str | None
+    strict: bool
+
+
+@overload
+def encode_fields(
+    fields: Mapping[str, Any], *, out: None = ..., **options: Unpack[_FieldOptions]
+) -> list[Frame]: ...
+
+
+@overload
+def encode_fields(
+    fields: Mapping[str, Any], *, out: Target, **options: Unpack[_FieldOptions]
+) -> int: ...
+
+
+@untraced
+def encode_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: Lengths | None = None,
+    token_aligned_fields: Iterable[str] | None = None,
+    mask: torch.Tensor | str | None = None,
+    out: Target | None = None,
+    strict: bool = False,
+    **options: Unpack[EncodeOptions],
+) -> list[Frame] | int:
+    """Encode padded columns straight to a message, without jagged tensors or a TensorDict.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import decode, encode_fields
+        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}
+        >>> frames = encode_fields(columns, lengths=[2, 3], token_aligned_fields=["ids"])
+        >>> decode(frames)["ids"].values().tolist()
+        [5, 6, 7, 8, 9]
+
+    The message is, byte for byte, that of ``encode(pack_jagged_fields(...))``. `fields`, `lengths`,
+    `token_aligned_fields`, `mask` and `strict` are as for `pack_jagged_fields`, `out` and
+    `options` as for `encode`.
+
+    Returns:
+        Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
+        are aliased by their frames. Packed ones are copied into frame 1 if they are below 16 KiB,
+        else into one allocation, which is freed with the last of their frames; or straight into
+        `out`. Rows of a mask with holes are copied twice. It raises the errors of
+        `pack_jagged_fields` and `encode`.
+    """
+    columns = _packed_columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
+    check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
+    message = pending(columns, **options)
+    return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")
+
+
+def _packed_columns(
+    fields: Mapping[str, Any],
+    lengths: Lengths | None,
+    token_aligned_fields: Iterable[str] | None,
+    mask: Any,
+    where: str,
+    strict: bool,
+) -> Columns:
+    """Checked columns. Only cells past the ends of rows are read, in packed columns."""
+    fields = {
+        name: column
+        if isinstance(column, torch.Tensor)
+        else _as_column(column, f"{where}({name!r})")
+        for name, column in named_columns(fields, f"{where}(fields)").items()
+    }
+    strict = flag_of(strict, f"{where}(strict)")
+    rule = _pack_rule(fields, lengths, token_aligned_fields, mask, where, strict)
+    row_splits = rule.row_splits
+    rows = None if row_splits is None else row_splits.rows
+    columns: dict[str, Any] = {}
+    packed: dict[str, Any] = {}
+    is_wide = False
+    arrays, packs = plain_arrays(fields.values()), rule.packs
+    for (name, column), array in zip(fields.items(), arrays, strict=True):
+        shape: tuple[int, ...] = () if array is None else array.shape
+        if not shape or shape[0] != rows:
+            path = f"{where}({name!r})"
+            rows = _checked_rows(column, rows, path)
+            shape = tuple(column.shape) if _is_rectangle(column) else ()
+        columns[name] = cells = column if array is None else array
+        if len(shape) < 2:
+            continue
+        if row_splits is None or not packs(name, shape[1]):
+            rule.check_left_out(name, shape, where, strict)
+            is_wide |= shape[1] > rule.widest > 0
+            continue
+        packed[name] = column if strict else cells  # `strict` looks at tensors, a warning at arrays
+        rectangle = column.detach() if array is None else column
+        view = rows_of_rectangle(rectangle, row_splits, where, array)
+        columns[name] = view if rule.mask is None else rule.mask.rows(view)
+    if row_splits is not None and packed:
+        _check_pads(packed, row_splits, rule.mask, where, strict)
+    elif is_wide and rule.mask is None:
+        warn_of_width(f"{where}(lengths)")
+    return Columns(rows or 0, columns)
+
+
+class _PackRule(NamedTuple):
+    """Which columns are packed, and by which rows."""
+
+    row_splits: RowSplits | None  # None if no column is packed
+    mask: _Mask | None  # None if rows begin at cell 0
+    named: frozenset[Any] | None  # None if the shape of a column alone decides
+    narrowest: int  # of the rectangles (N, S, ...) that are packed, the smallest S
+    widest: int  # and the largest
+
+    def packs(self, name: str, width: int) -> bool:
+        """Whether a rectangle (N, width, ...) is packed."""
+        named = self.named is None or name in self.named
+        return named and self.narrowest <= width <= self.widest
+
+    def check_left_out(self, name: str, shape: tuple[int, ...], where: str, strict: bool) -> None:
+        """Raise or warn if a column of two dims or more was probably meant to be packed."""
+        path = f"{where}({name!r})"
+        if self.named is None:
+            if self.narrowest - FEW_CELLS <= shape[1] < self.narrowest:
+                warn_of_narrow(path)
+        elif name in self.named:
+            if strict:
+                raise self.why_not(shape, path)
+            if self.row_splits is not None:
+                warn_of_rectangle(path)
+
+    def why_not(self, shape: tuple[int, ...], path: str) -> ArgumentError:
+        """The error of a column that was named, and cannot be packed."""
+        if self.row_splits is None:
+            detail = "expected lengths or a mask to pack it by, found neither"
+            return ArgumentError("bad_option", path, detail)
+        least = self.narrowest
+        width = f"{least}" if least == self.widest else f"{least} or more"
+        detail = (
+            f"expected a per-token column ({self.row_splits.rows}, {width}, ...), "
+            f"found shape {shape}. {MISSING_CELL}. "
+            "If it does not hold one value per token, leave it out of token_aligned_fields"
+        )
+        return ArgumentError("bad_shape", path, detail)
+
+
+def _pack_rule(
+    fields: Mapping[str, Any],
+    lengths: Lengths | None,
+    token_aligned_fields: Iterable[str] | None,
+    mask: Any,
+    where: str,
+    strict: bool,
+) -> _PackRule:
+    """The rule of these arguments: one of `lengths` and `mask`, or neither."""
+    row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
+    found = None
+    if mask is not None:
+        if row_splits is not None:
+            detail = "expected lengths or a mask, found both; pass one"
+            raise ArgumentError("conflict", f"{where}(mask)", detail)
+        found = _mask_of(_valid_cells(mask, fields, where))
+        row_splits = found.row_splits
+    named = None
+    if token_aligned_fields is not None:
+        named = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
+        if strict:
+            check_known(named, fields.keys(), f"{where}(token_aligned_fields)")
+    if row_splits is None:
+        return _PackRule(None, None, named, 0, 0)
+    if found is not None:
+        width = found.valid.shape[1]
+        return _PackRule(row_splits, found, named, width, width)
+    # Named columns are packed as by `pack_per_token_field`, others as by `maybe_pack_jagged`.
+    widest = row_splits.max if named is None else sys.maxsize
+    return _PackRule(row_splits, None, named, row_splits.max, widest)
+
+
+def _as_column(column: Any, path: str) -> Any:
+    """A column that is not a tensor: a list of objects, or what a TensorDict holds of it."""
+    holder = column_of(column)
+    is_array = isinstance(holder, Array) and column.ndim > 0
+    if is_array:
+        check_plain(column, path)
+    if isinstance(holder, ObjectList):
+        column = list(iter(column))  # a subclass may report another length
+        items = column if _are_objects(column) else None
+    else:
+        items = column if is_array and holder.objects() is not None else None
+    if items is not None:
+        return payloads_of_rows(items, path)
+    payloads = isinstance(holder, Payloads)
+    if payloads and column.batch_dims:
+        return column
+    if is_array or isinstance(holder, (Packed, Unbatched, Open)) or holder.is_batch:
+        return leaf_of_column(column, path)
+    found = described(column) + (" without batch dims" if payloads else "")
+    detail = (
+        "expected a tensor, an array, a list of strings, bytes, dicts and other objects, a "
+        f"PackedColumn, a batch, or payloads of a TensorDict, found {found}; use torch.tensor or "
+        "stack_or_nest for cells, encode_rows for rows, numpy.empty(N, dtype=object) for objects, "
+        "and meta= of encode_fields for what belongs to the whole batch"
+    )
+    raise ArgumentTypeError("bad_type", path, detail)
+
+
+def leaf_of_column(column: Any, path: str) -> Any:
+    """A column of a dict as a TensorDict holds it; an open batch is read."""
+    column = closed(column)
+    return as_leaf(column, row_count(column, path) or 0, path)
+
+
+def _are_objects(rows: list[Any]) -> bool:
+    """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
+    if any(row is None for row in rows):  # arrays next to None cannot be cells
+        rows = [row for row in rows if not isinstance(row, (np.ndarray, torch.Tensor))]
+    tensors = any(issubclass(kind, torch.Tensor) for kind in set(map(type, rows)))
+    return not tensors and are_objects(rows)
+
+
+def _is_rectangle(column: Any) -> bool:
+    """Whether a column is a tensor, and not nested or of the whole batch."""
+    return isinstance(column_of(column), (Dense, Sparse))
+
+
+def _checked_rows(column: Any, rows: int | None, path: str) -> int | None:
+    """The number of rows of a column, if it has as many as the others."""
+    if _is_rectangle(column):
+        check_rectangle(column, path)
+        if column.dim() == 0:
+            raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
+    found = row_count(column, path)
+    if found is None or rows in (None, found):
+        return rows if found is None else found
+    detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
+    raise ArgumentError("row_mismatch", path, detail)
+
+
+def _check_pads(
+    packed: Mapping[str, Any], row_splits: RowSplits, mask: _Mask | None, where: str, strict: bool
+) -> None:
+    """Raise or warn if no packed column of integers looks padded in the cells that are left out."""
+    if strict:
+        integers = {name: x for name, x in packed.items() if x.dtype in LENGTH_DTYPES}
+        valid = None if mask is None else mask.valid
+        if valid is None:
+            valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
+        _check_constant(integers, valid, where)
+    elif mask is None:
+        name = first_unpadded(packed, row_splits)
+        if name is not None:
+            warn_of_leftovers(f"{where}({name!r})")
+
+
+def _check_constant(integers: Mapping[str, Any], valid: npt.NDArray[np.bool_], where: str) -> None:
+    """Raise an error if in each column (N, S, ...) the cells that are not `valid` differ."""
+    rows = [_uneven_row(column, valid) for column in integers.values()]
+    if rows and None not in rows:
+        detail = (
+            "expected one constant in all cells past row ends, in at least one column of integers, "
+            "found others; did you pass prompt or response lengths for both?"
+        )
+        first = next(iter(integers))
+        raise ArgumentError("bad_length", f"{where}({first!r}), row {rows[0]}", detail)
+
+
+def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:
+    """The first row with a pad that differs from the first pad of the column; None if none does."""
+    is_pad = np.ones(column.shape[:2], dtype=np.bool_)
+    is_pad[:, : valid.shape[1]] = ~valid
+    if not is_pad.any() or not column.numel():
+        return None
+    words = as_words(column).flatten(2)
+    row, cell = divmod(int(is_pad.argmax()), is_pad.shape[1])
+    differs = (words != words[row, cell]).any(2) & to_device(torch.from_numpy(is_pad), words.device)
+    rows = np.flatnonzero(differs.any(1).cpu().numpy())
+    return int(rows[0]) if len(rows) else None
+
+
+def tensordict_of(columns: Columns, where: str) -> TensorDict:
+    """Checked columns as a TensorDict; rows that are apart are copied, all into one block."""
+    pool = RowSplitsPool()
+    leaves = dict(columns.columns)
+    holder = {name: column_of(leaf) for name, leaf in leaves.items()}
+    found = ((n, x.view(f"{where}({n!r})", pool, detach=True)) for n, x in holder.items())
+    views = {name: view for name, view in found if view is not None}
+    scattered = [name for name, view in views.items() if not view.is_end_to_end]
+    copied = dict(zip(scattered, gathered(views[name] for name in scattered), strict=True))
+    for name, column in holder.items():
+        if name in views:
+            view = views[name]
+            values = copied[name] if name in copied else values_of(view)
+            leaves[name] = nested_tensor(values, pool.unique(view.row_splits), view.ragged_dim)
+        elif isinstance(column, (Array, Dense, Sparse)):
+            leaves[name] = contiguous_bits(torch.as_tensor(leaves[name]))
+        else:
+            leaves[name] = column.leaf(columns.rows, where)
+    if any(map(is_nested_batch, leaves.values())):
+        return TensorDict(leaves, batch_size=[columns.rows])
+    return batch_of(leaves, columns.rows)
+
+
+# --- masks -------------------------------------------------------------------------------------
+
+
+class _Mask(NamedTuple):
+    """The valid cells of N rows: padded on both sides, or with holes."""
+
+    valid: npt.NDArray[np.bool_]  # (N, S)
+    row_splits: RowSplits  # how many each row has
+    first: IntArray | None  # (N,) the first in each row; None if it is cell 0 in every row
+    # (N, K) how long each of the K runs of a row is, if one has holes; `first` is (N, K) then.
+    run_lengths: IntArray | None
+
+    def rows(self, view: RaggedView) -> RaggedView:
+        """The rows of the mask in a view whose rows begin at cell 0. Rows with holes are copied."""
+        if self.first is None or view.is_end_to_end:  # no starts: there are no cells
+            return view
+        if self.run_lengths is None:
+            return view.moved(view.row_starts() + self.first)
+        in_runs = view.in_runs(view.row_starts()[:, None] + self.first, self.run_lengths)
+        return end_to_end(values_of(in_runs), self.row_splits)
+
+
+def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArray[np.bool_]:
+    """A mask (N, S), or the column of this name; one device sync, none for a CPU tensor."""
+    path = f"{where}(mask)"
+    if isinstance(mask, str):
+        if mask not in fields:
+            raise unknown_name(mask, fields, path)
+        mask, path = fields[mask], f"{where}({mask!r})"
+    expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
+    remedy = "; pass mask != 0"
+    holder = column_of(mask)
+    if isinstance(mask, (torch.Tensor, np.ndarray)) and not isinstance(holder, Jagged):
+        check_plain(mask, path)
+    if isinstance(holder, Dense):
+        try:
+            mask = mask.detach().cpu().numpy()
+        except (TypeError, RuntimeError):  # numpy does not have the dtype
+            detail = f"{expected} {mask.dtype}{remedy}"
+            raise ArgumentTypeError("bad_dtype", path, detail) from None
+    if not isinstance(mask, np.ndarray):
+        raise ArgumentTypeError("bad_type", path, f"{expected} {describe(mask)}")
+    if mask.dtype.kind not in "biu":
+        raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}{remedy}")
+    if mask.ndim != 2:
+        raise ArgumentError("bad_shape", path, f"{expected} shape {mask.shape}")
+    valid: npt.NDArray[np.bool_] = mask != 0
+    wrong = [] if mask.dtype.kind == "b" else np.argwhere(valid & (mask != 1)).tolist()
+    if wrong:
+        row, cell = wrong[0]
+        raise ArgumentError("bad_option", f"{path}, row {row}", f"{expected} {mask[row, cell]}")
+    return valid
+
+
+def _mask_of(valid: npt.NDArray[np.bool_]) -> _Mask:
+    rows, width = valid.shape
+    # Between walls of False runs begin and end in turn, each in one row.
+    walled = np.zeros((rows, width + 2), dtype=np.bool_)
+    walled[:, 1:-1] = valid
+    edges = np.flatnonzero(walled[:, 1:] != walled[:, :-1])
+    row, starts = np.divmod(edges[::2], width + 1)
+    lengths = edges[1::2] - edges[::2]
+    counts = np.bincount(row, minlength=rows)
+    most = max(1, int(counts.max(initial=0)))
+    of_row = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+    first, runs = np.zeros((2, rows, most), dtype=np.int64)
+    first[row, of_row], runs[row, of_row] = starts, lengths
+    row_splits = RowSplits.from_lengths(runs.sum(axis=1))
+    if most > 1:
+        return _Mask(valid, row_splits, first, runs)
+    return _Mask(valid, row_splits, first[:, 0] if first.any() else None, None)

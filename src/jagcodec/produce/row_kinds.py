@@ -1,0 +1,222 @@
+"""The kinds of rows (numbers, lists, arrays, objects), and the errors for a wrong kind."""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from jagcodec._arguments import ARRAY_TYPES, array_remedy
+from jagcodec._dependencies import module_with_torch
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
+from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, NUMBER_DTYPES, TORCH_ARRAY_DTYPES
+from jagcodec.wire.spec import MAX_NDIM
+
+# A blank row is empty or holds only None. It fits any other kind.
+NUMBER_ROW, SEQUENCE_ROW, ARRAY_ROW, OBJECT_ROW = "number", "sequence", "array", "object"
+BLANK_ROW = "blank"
+KIND_OF_TYPE: dict[type, str] = {
+    **dict.fromkeys(DEFAULT_DTYPES, NUMBER_ROW),
+    **dict.fromkeys((str, bytes, dict, type(None)), OBJECT_ROW),
+}
+"""The kinds of rows that their type alone decides."""
+
+OBJECT_TYPES = frozenset(kind for kind, row in KIND_OF_TYPE.items() if row == OBJECT_ROW)
+"""The types of rows that can only be objects."""
+
+
+def dtypes_remedy(dtype: str, what: str = "other cells") -> str:
+    """The remedy that a dtype is."""
+    return f"; for {what} pass dtypes={{...: torch.{dtype}}}{OR_OBJECTS}"
+
+
+OR_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
+"""The remedy that every column has."""
+
+
+def kind_of_row(row: Any) -> str:
+    """The kind of one row, whose first item decides if it is a list."""
+    known = KIND_OF_TYPE.get(type(row))
+    if known is not None:
+        return known
+    if isinstance(row, (list, tuple, range, array)):
+        first = row
+        for _ in range(MAX_NDIM):  # a list may contain itself
+            first = first_item(first)
+            if first is None:
+                return BLANK_ROW
+            if not isinstance(first, (list, tuple)):
+                return _kind_of_list(row, first)
+        return OBJECT_ROW
+    if isinstance(row, (np.ndarray, np.generic)):
+        plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
+        plain = plain and row.dtype.newbyteorder("=") in TORCH_ARRAY_DTYPES
+    elif isinstance(row, tensor_type()):
+        plain = tensor_rows().has_dense_cells(row)
+    else:
+        return NUMBER_ROW if isinstance(row, (int, float)) else OBJECT_ROW
+    return ARRAY_ROW if plain else OBJECT_ROW
+
+
+def are_objects(rows: Iterable[Any]) -> bool:
+    """Whether rows can only be Python objects. Without rows, they can."""
+    kinds = {KIND_OF_TYPE.get(kind, kind) for kind in set(map(type, rows))}
+    if not kinds <= {OBJECT_ROW}:  # read the rows
+        kinds = set(map(kind_of_row, rows))
+    return (OBJECT_ROW in kinds and kinds <= {OBJECT_ROW, BLANK_ROW}) or not kinds
+
+
+def _kind_of_list(row: Iterable[Any], first: Any) -> str:
+    """The kind of a list whose first item, or that of its first lists, is not a list."""
+    if plain_number(first) is not None:
+        return SEQUENCE_ROW
+    # Arrays among numbers are a mistake in any order, not objects.
+    return SEQUENCE_ROW if is_array(first) and _has_number_or_list([*iter(row)]) else OBJECT_ROW
+
+
+def _has_number_or_list(items: Sequence[Any]) -> bool:
+    with_dims = (np.ndarray, tensor_type())
+    kinds = {kind for kind in set(map(type, items)) if not issubclass(kind, with_dims)}
+    samples = [next(item for item in items if type(item) is kind) for kind in kinds]
+    samples += [item for item in items if isinstance(item, with_dims) and not item.ndim]
+    return any(isinstance(x, (list, tuple)) or plain_number(x) is not None for x in samples)
+
+
+@cache
+def tensor_rows() -> Any:
+    """The module that reads tensors: imported when there is one, because it imports torch."""
+    return module_with_torch("produce.tensor_rows", "")
+
+
+def has_dtype(item: Any) -> bool:
+    """Whether an item is an array, a tensor, or a numpy scalar."""
+    return isinstance(item, (np.ndarray, np.generic, tensor_type()))
+
+
+def dtype_name(item: Any) -> str:
+    """The name of the dtype that a plain array, a plain tensor, or a numpy scalar has."""
+    if isinstance(item, (np.ndarray, np.generic)):
+        return item.dtype.name
+    return str(item.dtype).removeprefix("torch.")
+
+
+def is_array(item: Any) -> bool:
+    """Whether an item of a list holds numbers and is not one: an array, a tensor or a `range`."""
+    if isinstance(item, (range, array)):
+        return True
+    return has_dtype(item) and kind_of_row(item) == ARRAY_ROW and plain_number(item) is None
+
+
+MOST_LEVELS = 3
+"""How many lists are looked into for arrays; a list may contain itself."""
+
+
+def items_of_list(row: Any) -> Sequence[Any] | None:
+    """The items of a list, a tuple, or an array of objects; None of anything else."""
+    if isinstance(row, (list, tuple)):
+        return row if type(row) in (list, tuple) else list(iter(row))
+    is_objects = type(row) is np.ndarray and row.dtype == object and row.ndim > 0
+    return row.tolist() if is_objects else None
+
+
+def are_equal_arrays(rows: Sequence[Any]) -> bool:
+    """Whether rows are lists of arrays of one form, with two arrays or more in some row.
+
+    The arrays may be in lists of equal lengths.
+    """
+    forms: set[Any] = set()
+    longest = 0
+    for row in rows:
+        items = items_of_list(row)
+        if items is None or (items and type(items[0]) in KIND_OF_TYPE):  # such as messages
+            return False
+        forms |= _forms(items, MOST_LEVELS)
+        longest = max(longest, len(items))
+        if None in forms or len(forms) > 1:
+            return False
+    return longest > 1
+
+
+def _forms(items: Sequence[Any], levels: int) -> set[Any]:
+    """The types, dtypes and shapes of arrays, of lists of them their lengths, too; or None."""
+    kinds = set(map(type, items))
+    samples = [next(item for item in items if type(item) is kind) for kind in kinds]
+    if any(items_of_list(sample) is not None for sample in samples):
+        return {_form_of_list(item, levels) for item in items}
+    if not all(map(is_array, samples)):
+        return {None}
+    if kinds <= {range, array}:
+        return {(getattr(item, "typecode", "range"), len(item)) for item in items}
+    return {(getattr(item, "dtype", None), getattr(item, "shape", None)) for item in items}
+
+
+def _form_of_list(item: Any, levels: int) -> Any:
+    items = items_of_list(item)
+    forms = _forms(items, levels - 1) if items and levels else {None}
+    return None if len(forms) > 1 or None in forms else (len(items or ()), *forms)
+
+
+def plain_number(item: Any) -> Any:
+    """The Python number that an item is, or holds; None if it is not a number."""
+    if type(item) in DEFAULT_DTYPES:
+        return item
+    try:
+        if has_dtype(item):
+            if item.ndim or kind_of_row(item) is OBJECT_ROW:
+                return None
+            if isinstance(item, tensor_type()) and dtype_name(item) not in NUMBER_DTYPES:
+                return None
+            number = item.item()
+            return number if type(number) in DEFAULT_DTYPES else None
+        return float(item) if isinstance(item, float) else operator.index(item)
+    except TypeError:
+        return None
+
+
+def first_item(row: Iterable[Any]) -> Any:
+    """The first item that is not None: engines put None in place of the first number."""
+    return next((item for item in row if item is not None), None)
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def mixed_kinds(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
+    """The error for a row that is an object among numbers, or numbers among objects."""
+    kinds = [kind_of_row(row) for row in rows]
+    first = kinds.index(OBJECT_ROW)
+    number = next((i for i, kind in enumerate(kinds) if kind not in (OBJECT_ROW, BLANK_ROW)), first)
+    if dtype is not None or number < first or rows[first] is None:
+        return wrong_kind("numbers", rows[first], f", row {first}")
+    expected = f"an object, as {type(rows[first]).__name__} in row {first}"
+    return wrong_kind(expected, rows[number], f", row {number}")
+
+
+def wrong_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
+    detail = f"expected {expected}, found {described(item)}"
+    if item is None:
+        other = "a bool" if expected == "bools" else "a number"
+        example = "False" if expected == "bools" else "float('nan')"
+        detail = f"expected {other}, found None; put {other} in its place, such as {example}"
+    return ArgumentTypeError("bad_type", place, detail + OR_OBJECTS)
+
+
+def list_among_numbers(item: Any, place: str) -> ArgumentError:
+    """The error for a list where a number was expected."""
+    detail = f"expected a number like the others, found {brief(item)}{OR_OBJECTS}"
+    return ArgumentError("bad_shape", place, detail)
+
+
+def described(item: Any) -> str:
+    """A short description of a row or an item."""
+    if isinstance(item, np.ndarray):
+        remedy = array_remedy(item)
+        return f"a {type(item).__name__}; {remedy}" if remedy else f"an array of dtype {item.dtype}"
+    if isinstance(item, tensor_type()):
+        return str(tensor_rows().described_tensor(item))
+    return brief(item)

@@ -1,0 +1,84 @@
+"""Columns of rows that are tensors or batches: imported when there is one, as `tensor_rows` is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jagcodec.columns.batch import Batch, views_of
+from jagcodec.columns.column import Array, DictBatch, Open, ViewColumn, column_of, row_count
+from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, StridedNested
+from jagcodec.errors import ArgumentTypeError
+from jagcodec.memory.plain_types import check_plain
+from jagcodec.memory.tensor_bytes import contiguous_bits
+from jagcodec.produce.fields import leaf_of_column
+from jagcodec.produce.tensor_rows import array_of_tensor, tensor_of_cells
+from jagcodec.rows.copy_rows import gathered
+from jagcodec.rows.nested import is_jagged, parts_of
+from jagcodec.rows.non_tensor import is_nested_batch as is_nested_batch
+from jagcodec.rows.views import RaggedView
+from jagcodec.wire.items import RowCells
+from jagcodec.wire.registry import registered_name
+from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
+
+
+def rows_of_column(column: Any, path: str) -> tuple[Any, int | None] | None:
+    """The rows of a column, and its ragged dim if it is jagged; None if it has no tensors.
+
+    A batch, which is a column of its own, is returned as a TensorDict.
+    """
+    if isinstance(column_of(column), (DictBatch, Open, Packed)):
+        column = leaf_of_column(column, path)
+    if is_nested_batch(column) and row_count(column, path) is not None:
+        return column, None
+    holder = column_of(column)
+    if isinstance(column, torch.Tensor) and not isinstance(holder, Jagged):
+        check_plain(column, path)
+    if isinstance(holder, (Dense, StridedNested, Jagged)) and column.dim():
+        dim = parts_of(column).ragged_dim if isinstance(holder, Jagged) else None
+        has_rows = isinstance(holder, Dense) or column.size(0)
+        return (list(column.detach().unbind(0)) if has_rows else []), dim
+    if isinstance(holder, Payloads) and column.batch_dims:
+        return holder.objects(), None
+    return None
+
+
+def check_tensors(rows: Sequence[Any], path: str) -> None:
+    """Refuse rows that are tensors whose values cannot be read."""
+    tensor_types = {kind for kind in set(map(type, rows)) if issubclass(kind, torch.Tensor)}
+    for i, row in enumerate(rows if tensor_types else ()):
+        if type(row) in tensor_types and not is_jagged(row) and registered_name(type(row)) is None:
+            check_plain(row, f"{path}, row {i}")
+
+
+def view_of_cells(made: RowCells) -> Any:
+    """The cells as a TensorDict takes them."""
+    values = tensor_of_cells(made.data, made.dtype)
+    if made.splits is None:
+        return values
+    dtype, shape = torch_dtype(made.dtype), tuple(values.shape)
+    return RaggedView(values, dtype, shape, made.ragged_dim, None, made.splits)
+
+
+def columns_of_row(batch: Batch, where: str) -> dict[str, Any]:
+    """The columns of a batch of one row: jagged ones as `RowCells`, of the others the row."""
+    row: dict[str, Any] = {}
+    for name, leaf in views_of(batch).items():
+        holder = column_of(leaf)
+        if isinstance(holder, ViewColumn):
+            (cells,), lengths = gathered([leaf]), (leaf.row_splits.total,)
+            row[name] = RowCells(array_of_tensor(cells), lengths, TORCH_NAMES[leaf.dtype])
+            row[name].ragged_dim = leaf.ragged_dim
+        elif isinstance(holder, Dense):
+            row[name] = contiguous_bits(leaf).clone()[0]
+        elif isinstance(holder, Payloads):
+            row[name] = holder.objects()[0]  # type: ignore[index]
+        elif isinstance(holder, Array):
+            row[name] = leaf[0]
+        else:
+            found = type(leaf).__name__
+            detail = f"expected a tensor or a payload, found {found}; select the other columns"
+            raise ArgumentTypeError("bad_type", f"{where}({name!r})", detail)
+    return row

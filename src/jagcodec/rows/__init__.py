@@ -1,0 +1,1 @@
+"""Rows of cells: their splits, views of them, and copies; nothing here knows who holds them."""

@@ -1,0 +1,403 @@
+"""Messages described (columns, rows, bytes), checked and compared.
+
+Describing a message reads its header and the offsets of its rows. No cell is read, and no value
+of a type that this process does not know is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from jagcodec._arguments import known_names
+from jagcodec.columns.batch import As, source_in, views_of
+from jagcodec.errors import WireFormatError, child_path
+from jagcodec.memory.buffers import MessageLike
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.wire.checks import inside
+from jagcodec.wire.claims import Claims, check_node
+from jagcodec.wire.compare import WHOLE, BatchColumns, Difference, each_difference
+from jagcodec.wire.decoder import build, message_meta
+from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
+from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
+from jagcodec.wire.message import Message, Reading, runs_at
+from jagcodec.wire.node_columns import batch_in
+from jagcodec.wire.opening import open_message
+from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
+from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
+from jagcodec.wire.wire_batch import WireBatch, batch_of_message, open_whole
+
+# --- opening -----------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A column of a message, or another value in it, whose name is a path that begins with $."""
+
+    name: str
+    keys: tuple[str, ...]  # the names on the way to a column; empty for other values
+    node: Node
+
+
+class OpenMessage(NamedTuple):
+    """A message whose header was read."""
+
+    message: Message
+    bytes: int  # of the blob, or of all frames
+    entries: list[Entry]
+    batch: Node | None  # the node that holds the columns
+
+
+def open_source(source: Any, path: str) -> OpenMessage:
+    """Open a message of any value, and check its checksums, if it has any."""
+    message = open_message(source, path, Reading(by_range=True))
+    header, size = message.header, message.header.total
+    if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
+        size = starts_of(size - sum(header.stored), header.stored)[-1]
+    root = header.schema.root
+    batch, others = batch_in(root) or (None, [])
+    entries = _values_of(root) if batch is None else [*_entries_of(batch, ())]
+    for name, node in others:
+        entries.append(Entry(child_path("$", "meta_info" if name is None else name), (), node))
+    return OpenMessage(message, size, entries, batch)
+
+
+def _entries_of(node: Node, above: tuple[str, ...]) -> Iterator[Entry]:
+    for name, child in zip(node.fields[-1], node.children, strict=True):
+        keys = (*above, name)
+        if child.kind is Kind.TENSORDICT:
+            yield from _entries_of(child, keys)
+        else:
+            yield Entry(".".join(keys), keys, child)
+
+
+def _values_of(root: Node) -> list[Entry]:
+    """The entries of a value that is not a batch: one for each of its direct items."""
+    if root.kind not in (Kind.LIST, Kind.TUPLE, Kind.MAP) or not root.children:
+        return [Entry("$", (), root)]
+    steps = [child_step(root, i) for i in range(len(root.children))]
+    names = [child_path("$", step) if type(step) is str else f"$[{step}]" for step in steps]
+    return [Entry(name, (), child) for name, child in zip(names, root.children, strict=True)]
+
+
+def chosen_entries(found: OpenMessage, names: Sequence[str]) -> list[Entry]:
+    """The columns and values with these names, in this order."""
+    everything = {entry.name: entry for entry in found.entries}
+    return [everything[name] for name in known_names(names, everything, "columns")]
+
+
+# --- descriptions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnDescription:
+    """An `Entry`, described."""
+
+    name: str
+    keys: tuple[str, ...]
+    kind: str
+    dtype: str | None  # on the wire
+    shape: tuple[int | None, ...] | None  # None for the ragged dim
+    stored: str  # "narrow", "indirect", both, or empty
+    bytes: int  # cells that columns share count for the first of them
+    rows: int | None  # index in MessageDescription.rows_of
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Tokens of the rows that some columns share; all 0 without rows."""
+
+    columns: tuple[str, ...]
+    rows: int
+    tokens: int
+    min: int
+    mean: float
+    median: float
+    max: int
+
+
+@dataclass(frozen=True)
+class MessageDescription:
+    """What a message holds: its columns, and then the values next to them."""
+
+    value: str  # "TensorDict", "BatchedDataDict" or "dict" if it is a batch
+    rows: int | None
+    bytes: int  # of the blob, or of all frames
+    plain_bytes: int  # before compression
+    frames: int  # with the header
+    narrow: bool
+    elide: bool
+    compress: str | None
+    checksum: bool
+    columns: tuple[ColumnDescription, ...]
+    meta: tuple[str, ...] | None  # names; None if this process cannot read it
+    rows_of: tuple[RowLengths, ...]
+    overhead: int  # bytes of the header, of row offsets and of gaps
+
+
+def describe_message(found: OpenMessage) -> MessageDescription:
+    """Describe an open message, from its header and the offsets of its rows."""
+    message, header = found.message, found.message.header
+    root = header.schema.root
+    walk = _Walk(message)
+    columns = tuple(map(walk.column, found.entries))
+    value, rows = root.kind.name.lower(), None
+    if found.batch is not None:
+        value = {Kind.USER: "BatchedDataDict", Kind.MAP: "dict"}.get(root.kind, "TensorDict")
+        with suppress(WireFormatError):  # a batch without dims
+            rows = len(batch_of_message(message))
+    elif root.kind is Kind.USER:
+        value = f"user type {root.fields[0]}"
+    plain = header.total - sum(header.stored) + sum(header.sizes)
+    return MessageDescription(
+        value=value,
+        rows=rows,
+        bytes=found.bytes,
+        plain_bytes=plain,
+        frames=1 + len(header.sizes),
+        narrow=any("narrow" in column.stored for column in columns),
+        elide=any("indirect" in column.stored for column in columns),
+        compress="zstd" if header.compressed else None,
+        checksum=header.checksums is not None,
+        columns=columns,
+        meta=names_of_meta(lambda: message_meta(message)),
+        rows_of=tuple(
+            _row_lengths(tuple(names), message.row_splits(group))
+            for group, (_, names) in walk.groups.items()
+        ),
+        overhead=plain - sum(column.bytes for column in columns),
+    )
+
+
+def _row_lengths(columns: tuple[str, ...], splits: RowSplits) -> RowLengths:
+    lengths = splits.lengths if splits.rows else np.zeros(1)
+    mean, median = float(lengths.mean()), float(np.median(lengths))
+    return RowLengths(columns, splits.rows, splits.total, splits.min, mean, median, splits.max)
+
+
+def names_of_meta(read: Callable[[], dict[str, Any]]) -> tuple[str, ...] | None:
+    """The names in `meta`; None if it has a value that this process cannot make."""
+    try:
+        return tuple(map(str, read()))
+    except WireFormatError as error:
+        if error.reason not in UNKNOWN:
+            raise
+        return None
+
+
+UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
+"""Reasons of errors about values that this process cannot make, in messages that may be sound."""
+
+
+class _Walk(Claims):
+    """One walk over the columns of a message, which counts their bytes."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message.header.sizes)
+        # For each ragged group: its place among them, and the names of its columns.
+        self.groups: dict[int, tuple[int, list[str]]] = {}
+        self._message = message
+        self._values = _document_bounds(message.header.packed_values)
+        # Writers share only whole places, so where a place begins is enough to count it once.
+        self._counted: set[tuple[int, int]] = set()
+        # The bytes of the column that is described now, and how they are stored.
+        self._size = 0
+        self._stored: set[str] = set()
+
+    def column(self, entry: Entry) -> ColumnDescription:
+        """Describe a column, and count its bytes, except those that an earlier column has."""
+        node, rows = entry.node, None
+        self._size, self._stored = 0, set()
+        self._count_node(node)
+        if node.kind is Kind.JAGGED:
+            group = self._message.numbers[node.number + GROUP]
+            rows, names = self.groups.setdefault(group, (len(self.groups), []))
+            names.append(entry.name)
+        kind = f"type {node.fields[0]}" if node.kind is Kind.USER else kind_of(node)
+        typed = node.children[0] if node.kind in INTEGER_ROWS else node
+        form = FORMS.get(typed.kind)
+        dtype = typed.fields[0] if form is not None and "dtype" in form.fields else None
+        shape, stored = _shape(self._message, node), ", ".join(sorted(self._stored))
+        return ColumnDescription(
+            entry.name, entry.keys, kind, dtype, shape, stored, self._size, rows
+        )
+
+    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        """Count a place that was checked when the message was opened."""
+        if size and (buffer, offset) not in self._counted:
+            self._counted.add((buffer, offset))
+            self._size += size
+
+    def _count_node(self, node: Node) -> None:
+        message, form = self._message, FORMS.get(node.kind)
+        if node.kind is Kind.VALUE:
+            start, end = self._values[node.value]
+            self._size += end - start
+        elif form is not None and form.numbers:
+            check_node(node, message.numbers, message.header.groups, self)
+        leaf = leaf_of(node, message.numbers)
+        if leaf is not None:
+            places = [(leaf.place.stored, leaf.place.elements)]
+            places = [*self._count_runs(leaf)] if leaf.runs else places
+            if any(size and stored != PLAIN for stored, size in places):
+                self._stored.add("narrow")
+        for child in node.children:
+            self._count_node(child)
+
+    def _count_runs(self, leaf: Leaf) -> Iterator[tuple[int, int]]:
+        """Count the places that a table of runs names; yields how each is stored, and its bytes."""
+        self._stored.add("indirect")
+        for run in runs_at(self._message, leaf):
+            elements = run.cells * leaf.elements_per_cell
+            size = stored_size(leaf.place.dtype_name, run.stored, elements)
+            yield run.stored, size
+            self.claim(run.buffer, run.offset, size)
+            if run.index_buffer != NO_INDEX:
+                groups = self._message.header.groups
+                rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
+                index = stored_size("int64", run.index_stored, rows)
+                self.claim(run.index_buffer, run.index_offset, index)
+
+
+def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
+    kind, form = node.kind, FORMS.get(node.kind)
+    rows = rows_of_node(node, message.numbers, message.header.groups)
+    if kind is Kind.NON_TENSOR_ROWS:
+        return (rows,)
+    if kind is Kind.ARRAY_ROWS:
+        return (rows, *[None] * (message.shape(node.children[1])[1] - 1))
+    if kind is Kind.TENSOR_VIEWS:
+        return (rows, None, *message.shape(node.children[0])[1:])
+    if form is None or form.numbers[-1:] != ("*",):
+        return None
+    if kind is Kind.JAGGED:
+        return field_of(node, message.numbers, rows or 0).shape
+    return tuple(message.shape(node))
+
+
+def _document_bounds(packed: bytes) -> list[tuple[int, int]]:
+    """Where each document of a header begins and ends."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed) or 1, strict_map_key=False)
+    unpacker.feed(packed)
+    bounds = []
+    for _ in range(unpacker.read_array_header()):
+        start = unpacker.tell()
+        unpacker.skip()
+        bounds.append((start, unpacker.tell()))
+    return bounds
+
+
+# --- read whole --------------------------------------------------------------------------------
+
+
+def batch_in_message(message: Message) -> WireBatch | None:
+    """The one batch of a message; None for another value, or a batch without rows."""
+    try:
+        return batch_of_message(message)
+    except WireFormatError:  # if the message is unsound, to build its value finds it again
+        return None
+
+
+def columns_of(batch: WireBatch) -> BatchColumns:
+    """The columns of an open batch, and of those inside it, without torch."""
+    columns = views_of(batch, As.HOST)
+    sizes = source_in(batch).sizes[1:]
+    return BatchColumns(
+        {name: columns_of(x) if isinstance(x, WireBatch) else x for name, x in columns.items()},
+        [len(batch), *sizes],
+    )
+
+
+def column_inside(batch: WireBatch, keys: Sequence[str]) -> WireBatch:
+    """The batch of one column, by the names of the batches that it is in and its own."""
+    *above, name = keys
+    for key in above:
+        batch = views_of(batch.select([key]), As.HOST)[key]
+    return batch.select([name])
+
+
+def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
+    """Read a whole message; returns the errors of values that this process cannot make, by name."""
+    found = open_source(source, "check_message(source)")
+    message = found.message
+    batch = batch_in_message(message)
+    try:
+        if batch is None:
+            build(message, message.header.schema.root)
+            message_meta(message)
+        else:
+            columns_of(batch)
+            source_in(batch).meta()
+        return found, {}
+    except WireFormatError as error:
+        whole = error
+    unknown: dict[str, str] = {}
+    for entry in (*found.entries, None):  # find which one fails; None is the meta
+        try:
+            if entry is None:
+                message_meta(message)
+            elif batch is None or not entry.keys:
+                build(message, entry.node)
+            else:
+                columns_of(column_inside(batch, entry.keys))
+        except WireFormatError as error:
+            if error.reason not in UNKNOWN:
+                named = entry is None or (batch is not None and entry.keys)
+                raise (error if named or entry is None else in_entry(entry, error)) from None
+            unknown["meta" if entry is None else entry.name] = str(error)
+    if not unknown:
+        raise whole  # each is sound, but they do not fit together
+    return found, unknown
+
+
+def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
+    """The error, with the name of its column or value in the path."""
+    if entry.name.startswith("$"):
+        return WireFormatError(
+            error.reason, entry.name + error.path.removeprefix("$"), error.detail
+        )
+    return inside(error, entry.name)
+
+
+# --- differences -------------------------------------------------------------------------------
+
+
+class Whole(NamedTuple):
+    """A whole message, or some columns of it."""
+
+    kind: str  # of a batch; empty for another value
+    value: Any  # the columns of a batch
+    meta: dict[str, Any]
+
+
+def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> Whole:
+    """The parts of a message that `differences` compares; errors call it `path`."""
+    if columns is not None:
+        return Whole("columns", columns_of(open_whole(source, path).select(columns)), {})
+    message = open_message(source, path, Reading(by_range=True))
+    root, batch = message.header.schema.root, batch_in_message(message)
+    if batch is None:
+        return Whole("", build(message, root), message_meta(message))
+    read, found = columns_of(batch), batch_in(root)
+    if root.kind is Kind.TENSORDICT:
+        return Whole("TensorDict", read, message_meta(message))
+    if found is None or root.kind is not Kind.MAP:
+        return Whole("BatchedDataDict", read, batch.meta)
+    names = zip(root.fields[0], root.children, strict=True)
+    value = {name: read if x is found[0] else build(message, x) for name, x in names}
+    return Whole("dict", value, message_meta(message))
+
+
+def differences(a: Whole, b: Whole) -> Iterator[Difference]:
+    """The first difference of each column."""
+    at = WHOLE if a.kind and b.kind else replace(WHOLE, column="$")
+    if a.kind == b.kind:
+        yield from each_difference(a.value, b.value, at)
+    else:
+        left, right = (x.kind or type(x.value).__name__ for x in (a, b))
+        yield replace(at, what="type", left=left, right=right)
+    yield from each_difference(a.meta, b.meta, replace(WHOLE, column="meta"))

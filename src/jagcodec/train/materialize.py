@@ -1,0 +1,679 @@
+"""`materialize`: a batch to padded, jagged or varlen columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, assert_never, get_args
+
+import numpy as np
+import torch
+
+from jagcodec._arguments import (
+    check_function,
+    check_known,
+    check_names,
+    check_option,
+    flag_of,
+    mapping_of,
+    name_set,
+    result_of,
+    whole_number,
+)
+from jagcodec._compiling import untraced
+from jagcodec.columns.devices import moved
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
+from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.buffers import WritableBuffer
+from jagcodec.memory.extents import check_extent
+from jagcodec.memory.plain_types import check_memory, usable_device
+from jagcodec.produce.warnings import warn_of_swapped_dims
+from jagcodec.rows.copy_rows import owned_values
+from jagcodec.rows.length_array import check_row_ends
+from jagcodec.rows.lengths import Lengths, read_lengths
+from jagcodec.rows.nested import (
+    is_jagged,
+    nested_tensor,
+    view_of,
+    view_of_strided,
+    view_over_array,
+)
+from jagcodec.rows.of_tensors import device_of, full_rows
+from jagcodec.rows.pad_values import pad_bits
+from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
+from jagcodec.rows.varlen import varlen_column
+from jagcodec.rows.views import RaggedView, end_to_end
+from jagcodec.train.batched_data_dict import BatchedDataDict
+from jagcodec.train.rectangles import (
+    Layout,
+    PaddingSide,
+    Placement,
+    Rectangle,
+    RowPlaces,
+    allocate_rectangles,
+    check_unbacked,
+    check_width,
+    fill_rectangles,
+    no_memory,
+    path_of,
+)
+from jagcodec.wire.lowered import Key
+from jagcodec.wire.many import join_rows
+from jagcodec.wire.opened import (
+    AnyBatch,
+    are_several,
+    concat_in_memory,
+    each_column,
+    is_encoded,
+    meta_of,
+    opened,
+    row_count_of,
+    row_lengths_of,
+)
+from jagcodec.wire.wire_batch import WireBatch, open_whole
+
+_LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=BatchedDataDict)
+
+
+@untraced
+def materialize(
+    td: AnyBatch | Sequence[AnyBatch],
+    layout: Layout = "padded",
+    pad_value_dict: Mapping[str, Any] | None = None,
+    pad_to_seqlen: int = 0,
+    *,
+    pad_to_multiple: int = 1,
+    padding_side: PaddingSide | Mapping[str, PaddingSide] = "right",
+    align_end: Mapping[str, str] | None = None,
+    prompt_lengths: Lengths | str | None = None,
+    prompt_width: int = 0,
+    token_aligned_fields: Iterable[str] | None = None,
+    keep_jagged: Iterable[str] = (),
+    attention_mask_of: str | Mapping[str, str] | None = None,
+    device: torch.device | str | None = None,
+    pin_memory: bool = False,
+    out: Mapping[str, Any] | WritableBuffer | None = None,
+    strict: bool = False,
+    container: Callable[[dict[str, Any]], T] = BatchedDataDict,  # type: ignore[assignment]
+) -> T:
+    """A wire batch to columns for a trainer: the fetch site.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import materialize, pack_jagged_fields
+        >>> td = pack_jagged_fields(
+        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
+        ... )
+        >>> materialize(td, pad_value_dict={"ids": -1}, pad_to_seqlen=4)["ids"].tolist()
+        [[5, 6, -1, -1], [7, 8, 9, -1]]
+        >>> materialize(td, padding_side="left", attention_mask_of="ids")["attention_mask"].tolist()
+        [[False, True, True], [True, True, True]]
+        >>> materialize(td, layout="packed")["ids"].cu_seqlens.tolist()
+        [0, 2, 5]
+        >>> td["logprobs"] = torch.nested.nested_tensor(
+        ...     [torch.tensor([-0.5]), torch.tensor([-1.0, -2.0])], layout=torch.jagged
+        ... )
+        >>> materialize(td, align_end={"logprobs": "ids"})["logprobs"].tolist()
+        [[0.0, -0.5, 0.0], [0.0, -1.0, -2.0]]
+
+    Args:
+        td: A batch: a TensorDict of batch size (N, ...), a dict of columns, a `BatchedDataDict`, or
+            a message (frames, a blob, a `WireBatch`), whose cells are copied once. Or a list of
+            batches, whose rows are joined as by `concat_rows`.
+        layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
+            ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it. Rows of a
+            strided nested tensor have their tokens in the first dim in which they differ; other
+            dims in which they differ are padded at the end, to the longest.
+        pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0
+            (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact; fractions are
+            rounded as torch does, but never to infinity or zero. As in NeMo-RL, other layouts
+            ignore it, because they have no pads. Here and in other arguments, names that are not
+            columns are ignored, so one dict serves every batch; a tuple of names is the name of a
+            column inside a nested TensorDict.
+        pad_to_seqlen: The most tokens of a row, in every layout. If padded, also the width of every
+            jagged column, and of narrower rectangles in `token_aligned_fields`. 0 means the longest
+            row.
+        pad_to_multiple: Padded widths are rounded up to a multiple of this, as sequence parallelism
+            and fp8 kernels need.
+        padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
+            ``"left_right"`` is verl's rectangle of prompt and response: prompts end, and
+            responses begin, at one column of cells (`prompt_width`).
+        align_end: A jagged column that has only the last tokens of each row, such as
+            log-probabilities of the response, to the padded column that has all tokens. The rows of
+            the first end where those of the second do, whatever the padding side, and their
+            rectangles are equally wide.
+        prompt_lengths: For ``"left_right"``: (N,) numbers of prompt tokens, one per row, or the
+            name of the rectangular column that holds them.
+        prompt_width: For ``"left_right"``: how many cells are for the prompt, which no prompt may
+            exceed; 0 means the longest prompt.
+        token_aligned_fields: Which *rectangles* (N, S, ...) are padded like a jagged column of N
+            rows of S cells. (NeMo-RL stacks rows that happen to be equally long, and all ranks need
+            one width.) None means every rectangle that is not wider than `pad_to_seqlen`. Names
+            mean only these, and one that is wider is an error. ``()`` pads none, for image grids.
+        keep_jagged: Names of columns that stay unchanged in every layout, whatever their lengths.
+            Their lengths do not count tokens, as those of image patches do not.
+        attention_mask_of: The name of a column that is padded. The result then has
+            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or a dict
+            of several such names, each with the name of its mask.
+        device: Where tensors go; None leaves them. Only the valid cells cross. Tensors that go to
+            the host have arrived when this returns; it waits once for their device. Large ones go
+            to a CUDA device through page-locked memory, which torch keeps for the next batch.
+        pin_memory: Make the rectangles in page-locked memory of the host, from which copies to an
+            accelerator can be `non_blocking`.
+        out: Memory for the rectangles, overwritten from step to step: the result of an earlier call
+            (names to tensors of the right shape, dtype and device; columns that it lacks are
+            allocated), or one writable CPU buffer that is large enough for all.
+        strict: Raise an error for a name in `pad_value_dict`, a `padding_side` by name,
+            `token_aligned_fields` or `keep_jagged` that is not the name of a column.
+        container: A function that makes the result from the dict of columns. It also makes the
+            batch of each nested TensorDict from the dict of its columns.
+
+    Returns:
+        The columns in their order. Padded columns are new (or in `out`), in one allocation
+        that is freed with the last of them; everything else aliases `td`. Gradients flow through
+        the columns. Non-tensor columns become object arrays (N,), items unwrapped by
+        `unwrap_wire_stripped_payload`; a payload of the whole batch fills N rows. Warns
+        (`JagcodecWarning`) if it pads the first dim of rows (k, n) while other rows have n tokens.
+
+    Raises:
+        ArgumentError: An option has a wrong value, or needs ``layout="padded"``; a row is longer
+            than `pad_to_seqlen` (ranks with other widths would hang a collective), or a prompt is
+            longer than its row; a row of a column in `align_end` is longer than that of the other,
+            or has a padding side of its own; a pad does not fit its dtype; `out` does not fit,
+            overlaps the batch or itself, or is given for a column that needs a gradient; there is
+            no accelerator
+            to pin memory for; rows of a strided nested tensor must be packed, but differ in several
+            dims; or `td` has no batch dim.
+        ArgumentKeyError: `attention_mask_of`, `align_end` or `prompt_lengths` does not name such a
+            column, or `strict` rejects a name.
+        ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
+
+    The contract of the first four arguments is that of NeMo-RL's
+    ``nemo_rl.data_plane.codec.materialize``.
+    """
+    check_option(layout, _LAYOUTS, "materialize(layout)")
+    pads: dict[Any, Any] = {}
+    if pad_value_dict is not None:
+        pads = _values_by_column(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
+    side, sides = _sides_of(padding_side)
+    defaults = pin_memory is False and strict is False and container is BatchedDataDict
+    if not defaults:
+        pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
+        strict = flag_of(strict, "materialize(strict)")
+        check_function(container, "materialize(container)", "a function of a dict of columns")
+    batch = td if type(td) is WireBatch else _open_source(td, "materialize(td)")
+    placement = Placement(
+        whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)"),
+        whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)"),
+        sides,
+        side,
+        whole_number(prompt_width, 0, "materialize(prompt_width)"),
+    )
+    token_aligned: frozenset[Any] | None = None
+    if token_aligned_fields is not None:
+        token_aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
+    options = _Options(
+        layout,
+        pads,
+        placement,
+        prompt_lengths,
+        token_aligned,
+        name_set(keep_jagged, "materialize(keep_jagged)"),
+        _masks_of(attention_mask_of),
+        _ends_of(align_end),
+        usable_device(device, "materialize(device)"),
+        pin_memory,
+        out,
+        strict,
+    )
+    options.check()
+    columns = _LayoutPlan(options, batch).filled_columns(container)
+    result: Any = _contained(columns, container)
+    if type(result) is BatchedDataDict:
+        result.meta_info = dict(meta_of(batch))
+    return result  # type: ignore[no-any-return]
+
+
+def _open_source(source: Any, where: str) -> Any:
+    """An open batch: of a list of batches, the rows of all of them."""
+    if not are_several(source):
+        frames = isinstance(source, (list, tuple)) and source
+        return open_whole(source, where) if frames else opened(source, where)
+    encoded = all(map(is_encoded, source))
+    return join_rows(source, where) if encoded else concat_in_memory(source, where)
+
+
+def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> Any:
+    """An open batch, or a dict of its columns, whose tensors are on a device; None leaves them."""
+    if isinstance(batch, dict):
+        row_count_of(batch, "materialize(td)")  # which refuses one that does not hold columns
+    if device is None:
+        return batch
+    if isinstance(batch, WireBatch):
+        batch = each_column(batch, _unchanged, _unchanged, path_of, pool)
+    return moved(batch, device, pool, path_of)
+
+
+def _unchanged(column: Any, key: Key) -> Any:
+    return column
+
+
+def _with_tensors(
+    columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """The columns of a plan, with the tensors of its rectangles, and with inner batches made."""
+    for name, column in columns.items():
+        if type(column) is Rectangle:
+            columns[name] = column.tensor
+        elif type(column) is dict:
+            columns[name] = _contained(_with_tensors(column, container), container)
+    return columns
+
+
+def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
+    if container is BatchedDataDict:
+        return BatchedDataDict.of_equal_rows(columns)
+    return result_of(container, (columns,), "materialize(container)")
+
+
+def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
+    for name, column in columns.items():
+        if type(column) is dict:
+            yield from _keys(column, (*above, name))
+        else:
+            yield (*above, name) if above else name
+
+
+# --- options -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Options:
+    """The options of one call. Each was checked alone."""
+
+    layout: Layout
+    pads: dict[Any, Any]
+    placement: Placement
+    prompt_lengths: Any
+    token_aligned: frozenset[Any] | None
+    keep_jagged: frozenset[Any]
+    masks: Mapping[Any, str]
+    ends: Mapping[Any, Any]
+    device: torch.device | None
+    pin_memory: bool
+    out: Any
+    strict: bool
+
+    def check(self) -> None:
+        """Raise an error for options that need rectangles in another layout, or an accelerator."""
+        if self.layout != "padded":
+            for name in (name for name, given in self._rectangle_options().items() if given):
+                detail = f"requires layout='padded', found layout={self.layout!r}"
+                raise ArgumentError("bad_option", f"materialize({name})", detail)
+        elif self.pin_memory:
+            if self.device is not None and self.device.type != "cpu":
+                detail = f"expected rectangles on the host, found device={str(self.device)!r}"
+                raise ArgumentError("conflict", "materialize(pin_memory)", detail)
+            _check_accelerator()
+
+    def pads_rectangles(self) -> bool:
+        """Whether columns that are rectangles already are padded, if no names are given."""
+        return self.layout == "padded" and bool(self.masks or self.placement.moves_rows())
+
+    def _rectangle_options(self) -> dict[str, Any]:
+        """The options that only rectangles have, and whether each is given."""
+        placement = self.placement
+        return {
+            "pad_to_multiple": placement.multiple != 1,
+            "padding_side": placement.sides or placement.side != "right",
+            "align_end": self.ends,
+            "prompt_lengths": self.prompt_lengths is not None,
+            "prompt_width": placement.prompt_width,
+            "token_aligned_fields": self.token_aligned,
+            "attention_mask_of": self.masks,
+            "pin_memory": self.pin_memory,
+            "out": self.out is not None,
+        }
+
+    def check_names(self, keys: Sequence[Key]) -> None:
+        """Raise an error for a name in an option that is not the name of a column."""
+        check_known(self.pads, keys, "materialize(pad_value_dict)")
+        check_known(self.placement.sides, keys, "materialize(padding_side)")
+        check_known(self.token_aligned or (), keys, "materialize(token_aligned_fields)")
+        check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
+
+
+def _values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
+    """An option that has a value for each of some columns."""
+    found = mapping_of(given, f"materialize({option})", expected)
+    check_names(found, f"materialize({option})")
+    return found
+
+
+def _sides_of(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
+    """The side of all columns, and the other sides of some by name, of `padding_side`."""
+    by_name = type(given) is not str and isinstance(given, Mapping)
+    sides = _values_by_column(given, "padding_side", "sides by name") if by_name else {}
+    side: Any = "right" if by_name else given
+    for each in (side, *sides.values()):
+        check_option(each, _SIDES, "materialize(padding_side)")
+    return side, sides
+
+
+def _masks_of(given: Any) -> Mapping[Any, str]:
+    """Columns to the names of their masks, of `attention_mask_of`."""
+    where = "materialize(attention_mask_of)"
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {given: "attention_mask"}
+    expected = "the name of a column, or a mapping of names of columns to names of masks"
+    masks = _values_by_column(given, "attention_mask_of", expected)
+    for name in masks.values():
+        if not isinstance(name, str):
+            detail = f"expected {expected}, found {brief(name)} for a mask"
+            raise ArgumentTypeError("bad_type", where, detail)
+    if len(set(masks.values())) < len(masks):
+        found = f"expected a name for each mask, found {brief(list(masks.values()))}"
+        raise ArgumentError("conflict", where, found)
+    return masks
+
+
+def _ends_of(given: Any) -> Mapping[Any, Any]:
+    """Columns to those at whose row ends theirs are, of `align_end`."""
+    if given is None:
+        return {}
+    expected = "a dict of names of columns to names of columns that have all tokens"
+    ends = _values_by_column(given, "align_end", expected)
+    check_names(ends.values(), "materialize(align_end)")
+    for name in ends.values():
+        if name in ends:
+            detail = f"expected columns that have all tokens, found {brief(name)} on both sides"
+            raise ArgumentError("conflict", "materialize(align_end)", detail)
+    return ends
+
+
+def _read_prompts(batch: Any, options: _Options) -> IntArray | None:
+    """(N,) tokens of each of N rows that are prompt; None if no column needs them."""
+    given, placement = options.prompt_lengths, options.placement
+    if given is None and not placement.prompt_width:
+        return None
+    where = "materialize(prompt_lengths)"
+    if "left_right" not in (placement.side, *placement.sides.values()) or given is None:
+        detail = f"requires padding_side='left_right', found padding_side={placement.side!r}"
+        raise ArgumentError("bad_option", where, detail)
+    if isinstance(given, str):
+        check_known([given], batch.keys(), where)
+        given = batch[given]
+    return read_lengths(given, where, rows=row_count_of(batch, where)).lengths
+
+
+def _check_accelerator() -> None:
+    """Refuse to page-lock memory where there is nothing to copy it to."""
+    try:
+        torch.empty(1, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        detail = (
+            "expected an accelerator to copy page-locked memory to, found none that torch can use; "
+            f"leave pin_memory=False: {error!s:.200}"
+        )
+        raise ArgumentError("bad_option", "materialize(pin_memory)", detail) from error
+
+
+# --- planning ----------------------------------------------------------------------------------
+
+
+def _places_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlaces:
+    """Where rows go that have the last tokens of the rows of another column."""
+    lengths, found = whole.view.row_splits.lengths, row_splits.lengths
+    check_row_ends(found, lengths, path_of(key))
+    missing = lengths - found
+    if whole.left_pad is not None:
+        missing = whole.left_pad + missing
+    return RowPlaces(missing if missing.any() else None, whole.width)
+
+
+class _LayoutPlan:
+    """What each column of one call becomes. Rectangles get memory when all columns are planned."""
+
+    def __init__(self, options: _Options, batch: Any) -> None:
+        self.options: _Options = options
+        self.batch: Any = batch  # it is open
+        self.pool: RowSplitsPool = RowSplitsPool()
+        self.rectangles: list[Rectangle] = []  # to be filled
+        self._padded: dict[Key, Rectangle] = {}  # these, and columns that stay as they are
+        self._at_end: dict[Key, RaggedView] = {}  # wait for the columns that have all tokens
+        others = options.ends or options.keep_jagged
+        self._pads_all: bool = options.layout == "padded" and not others
+        # Columns that have the same rows and the same side are placed once.
+        self._places: dict[tuple[RowSplits, str], RowPlaces] = {}
+
+    def filled_columns(self, container: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """The columns of the result; batches inside them are in containers."""
+        options = self.options
+        source = _on_device(self.batch, options.device, self.pool)
+        # Prompt lengths are read on the host: before columns leave it, or once all have arrived.
+        away = options.device is not None and options.device.type != "cpu"
+        options.placement.prompts = _read_prompts(self.batch if away else source, options)
+        of_view = self._pad_rows if self._pads_all else self._lay_out_view
+        columns = each_column(source, of_view, self._lay_out_tensor, path_of, self.pool)
+        if options.ends:
+            self._align_ends(columns)
+        if options.masks:
+            self._add_masks(columns)
+        self._warn_of_swapped_dims()
+        if options.strict:
+            options.check_names([*_keys(columns, ())])
+        allocate_rectangles(self.rectangles, options.out, options.pin_memory)
+        fill_rectangles(self.rectangles, reused=options.out is not None)
+        return _with_tensors(columns, container)
+
+    def _lay_out_tensor(self, leaf: torch.Tensor, key: Key) -> Any:
+        """What a column of tensors becomes."""
+        return (self._lay_out_nested if leaf.is_nested else self._lay_out_rectangle)(leaf, key)
+
+    def _lay_out_nested(self, leaf: torch.Tensor, key: Key) -> Any:
+        """What a nested tensor becomes: it stays the same if it stays jagged."""
+        options = self.options
+        stays, width = options.layout == "jagged", options.placement.pad_to_seqlen
+        if key in options.keep_jagged or (stays and not width):
+            return leaf
+        path = path_of(key)
+        if is_jagged(leaf):
+            if options.layout == "padded":
+                view = view_over_array(leaf, path, self.pool)
+            else:
+                view = view_of(leaf, path, self.pool, detach=not torch.is_grad_enabled())
+        elif leaf.dim() > 1:
+            pad_bits = self._pad_bits(leaf.dtype, key) if options.layout == "padded" else None
+            view = view_of_strided(leaf, path, pad_bits)
+        else:  # Rows without dims, or no rows at all: nothing is ragged.
+            if stays:
+                return leaf
+            parts = leaf.unbind(0)
+            if parts:
+                return torch.stack(parts)
+            return torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+        if stays:
+            check_width(view.row_splits, width, key)
+            return leaf
+        return self._lay_out_view(view, key)
+
+    def _lay_out_view(self, view: RaggedView, key: Key) -> Any:
+        """The rows of a column in the layout of the call."""
+        options = self.options
+        kept, placement = key in options.keep_jagged, options.placement
+        if key in options.ends and not kept:
+            self._at_end[key] = view
+            return view
+        layout: Layout = "jagged" if kept else options.layout
+        if layout == "padded":
+            return self._pad_rows(view, key)
+        if not kept:
+            check_width(view.row_splits, placement.pad_to_seqlen, key)
+        row_splits, values = self.pool.unique(view.row_splits), owned_values(view)
+        if layout == "jagged":
+            return nested_tensor(values, row_splits, view.ragged_dim)
+        if layout == "packed":
+            check_unbacked(row_splits.total, view.cell_bytes, key)
+            return varlen_column(end_to_end(values, row_splits, view.ragged_dim), path_of(key))
+        assert_never(layout)
+
+    def _pad_rows(self, view: RaggedView, key: Key) -> Rectangle:
+        """A rectangle of the rows of a column."""
+        placement, row_splits = self.options.placement, view.row_splits
+        same = row_splits, placement.sides.get(key, placement.side)
+        places = self._places.get(same)
+        if places is None:
+            places = self._place_rows(row_splits, key, placement.pad_to_seqlen)
+            self._places[same] = places
+        return self._plan_rectangle(view, places, key)
+
+    def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
+        """What `Placement.of_rows` returns; its error for a column without prompts has a remedy."""
+        try:
+            return self.options.placement.of_rows(row_splits, key, width)
+        except ArgumentError as error:
+            if error.reason != "bad_length":
+                raise
+            remedy = self._other_side(key)
+            raise ArgumentError("bad_length", error.path, f"{error.detail}; {remedy}") from None
+
+    def _other_side(self, key: Key) -> str:
+        """The remedy for a column that is too short for prompts."""
+        placement = self.options.placement
+        if key in placement.sides:
+            return f"leave {brief(key)} out of padding_side, or give it another padding_side there"
+        prompts: Any = placement.prompts
+        lengths = row_lengths_of(self.batch, "", self.pool)
+        fit = [name for name, tokens in lengths.items() if (tokens >= prompts).all()]
+        sides: dict[Key, str] = {**dict.fromkeys(fit[:8], "left_right")} or {key: "right"}
+        return f"if it holds no prompts, give it another padding_side by name: padding_side={sides}"
+
+    def _lay_out_rectangle(self, leaf: torch.Tensor, key: Key) -> Any:
+        """A rectangle, which options may pad further, as if it were jagged with equal rows."""
+        if leaf.dim() < 2:
+            return leaf
+        options = self.options
+        most = options.placement.pad_to_seqlen
+        may_pad = (
+            options.pads_rectangles()
+            if options.token_aligned is None
+            else key in options.token_aligned
+        ) or key in options.ends.values()
+        if key in options.ends or not may_pad or key in options.keep_jagged:
+            return leaf
+        rows, cells = leaf.shape[:2]
+        is_wider = 0 < most < cells
+        if options.token_aligned is not None and is_wider:
+            detail = f"expected at most pad_to_seqlen={most} cells, found {cells}; raise it"
+            raise ArgumentError("row_too_long", path_of(key), detail)
+        check_extent(leaf.shape, leaf.itemsize, path_of(key))
+        lengths = np.full(rows, cells, dtype=np.int64)
+        row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
+        # A rectangle that is wider than `pad_to_seqlen`, and was not named, may be an image grid.
+        places = RowPlaces(None, cells)
+        if not is_wider:
+            places = self._place_rows(row_splits, key, max(most, cells))
+        if places.width == cells:
+            shape = (rows * cells, *leaf.shape[2:])
+            view = RaggedView(leaf, leaf.dtype, shape, 1, None, row_splits)
+            bits = bytes(leaf.itemsize)
+            self._padded[key] = Rectangle(
+                leaf.shape, leaf.dtype, leaf.device, key, view, None, cells, bits
+            )
+            return leaf
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            detail = f"expected a strided rectangle to make {places.width} cells wide, found "
+            detail += f"{describe(leaf)}; leave it out of token_aligned_fields"
+            raise ArgumentError("bad_shape", path_of(key), detail)
+        check_memory(leaf, path_of(key))
+        if leaf.requires_grad and not torch.is_grad_enabled():
+            leaf = leaf.detach()
+        return self._plan_rectangle(full_rows(leaf, row_splits), places, key)
+
+    def _align_ends(self, columns: dict[str, Any]) -> None:
+        """Plan the columns whose rows end where those of other columns do."""
+        where, keys = "materialize(align_end)", [*_keys(columns, ())]
+        for key, of in self.options.ends.items():
+            check_known([key], keys, where)
+            if of not in self._padded:
+                detail = f"expected a column that is padded, one of {list(self._padded)!r:.200}, "
+                raise ArgumentKeyError("no_such_field", where, detail + f"found {brief(of)}")
+            if key not in self._at_end:
+                detail = "expected a jagged or packed column in align_end that is not kept jagged; "
+                detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
+                raise ArgumentError("bad_shape", path_of(key), detail)
+            if key in self.options.placement.sides:
+                detail = f"expected no padding_side of {brief(key)}, which is that of {brief(of)}"
+                raise ArgumentError("conflict", where, detail)
+        for key, view in self._at_end.items():
+            whole = self._padded[self.options.ends[key]]
+            places = _places_at_end(view.row_splits, whole, key)
+            rectangle = self._plan_rectangle(view, places, key)
+            names = key if isinstance(key, tuple) else (key,)
+            inner = columns
+            for name in names[:-1]:
+                inner = inner[name]
+            inner[names[-1]] = rectangle
+
+    def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
+        """A rectangle that is planned for the rows of a view."""
+        (left_pad, width), dtype, dims = places, view.dtype, view.shape
+        before, pads = view.ragged_dim - 1, self.options.pads
+        bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
+        shape = (view.row_splits.rows, *dims[:before], width, *dims[before + 1 :])
+        rectangle = Rectangle(shape, dtype, device_of(view), key, view, left_pad, width, bits)
+        self._padded[key] = rectangle
+        self.rectangles.append(rectangle)
+        return rectangle
+
+    def _pad_bits(self, dtype: torch.dtype, key: Key) -> bytes:
+        if key not in self.options.pads:
+            return bytes(dtype.itemsize)
+        return pad_bits(self.options.pads[key], dtype, path_of(key))
+
+    def _warn_of_swapped_dims(self) -> None:
+        """Warn of rows (k, n) that are made wider than k while other rows have n tokens each.
+
+        TransferQueue uses dim 1 as the ragged one if all rows have the same shape.
+        """
+        wide = [each for each in self.rectangles if len(each.view.shape) > 1]
+        if not wide:
+            return
+        equal = (padded.view.row_splits for padded in self._padded.values())
+        tokens = {splits.max for splits in equal if splits.min == splits.max}
+        for rectangle in wide:
+            view, splits = rectangle.view, rectangle.view.row_splits
+            if view.ragged_dim != 1 or splits.min != splits.max:
+                continue
+            if rectangle.width > splits.max != view.shape[1] and view.shape[1] in tokens:
+                warn_of_swapped_dims(path_of(rectangle.key))
+
+    def _add_masks(self, columns: dict[str, Any]) -> None:
+        """Plan the masks of padded columns."""
+        for name, mask in self.options.masks.items():
+            where = f"materialize(attention_mask_of={name!r})"
+            if name not in self._padded:
+                detail = f"expected a column that is padded, one of {list(self._padded)!r:.200}"
+                raise ArgumentKeyError("no_such_field", where, detail)
+            if mask in columns:
+                detail = (
+                    f"expected no column {mask!r}, found one; "
+                    f"pass attention_mask_of={{{name!r}: 'another name'}}"
+                )
+                raise ArgumentError("conflict", where, detail)
+            padded, row_splits = self._padded[name], self._padded[name].view.row_splits
+            width = padded.width
+            check_unbacked(row_splits.rows * width, padded.view.cell_bytes, name)
+            try:
+                ones = torch.ones(row_splits.total, dtype=torch.bool, device=padded.device)
+            except RuntimeError as error:
+                raise no_memory((row_splits.rows, width), mask, error) from error
+            places = RowPlaces(padded.left_pad, width)
+            columns[mask] = self._plan_rectangle(end_to_end(ones, row_splits), places, mask)

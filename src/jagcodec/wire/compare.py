@@ -1,0 +1,391 @@
+"""Where two values first differ, bit for bit: the only comparator; and which `meta` joins keep."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jagcodec._dependencies import module_with_torch
+from jagcodec.columns.batch import closed, source_in
+from jagcodec.columns.column import (
+    Array,
+    CellsColumn,
+    DictBatch,
+    HeldColumn,
+    ObjectList,
+    OneObjectColumn,
+    Open,
+    ViewColumn,
+    column_of,
+)
+from jagcodec.errors import brief, child_path, describe, shown
+from jagcodec.memory.small_floats import numbers_of
+from jagcodec.rows.copy_bytes import array_of_view
+from jagcodec.rows.views import RaggedView
+from jagcodec.wire.dtypes import bytes_in_order
+from jagcodec.wire.registry import registered_name, state_of
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference of two values; `left` and `right` are shortened texts."""
+
+    column: str = ""  # names joined with dots; a path with $ outside of batches
+    row: int | None = None  # None where a whole column differs
+    cell: tuple[int, ...] | None = None  # within its row: (token, ...)
+    inside: str = ""  # the path in a row that holds an object
+    what: str = ""  # "type", "dtype", "shape", "value" ...
+    left: str = ""
+    right: str = ""
+
+    def __str__(self) -> str:
+        name = shown(self.column, 60)
+        place = [name if name.startswith("$") else f"column {name}"] if name else []
+        place += [] if self.row is None else [f"row {brief(self.row)}"]
+        place += [f"cell {list(self.cell)}"] if self.cell else []
+        place += [shown(self.inside, 60)] if self.inside else []
+        where = ", ".join(place) or "the whole"
+        return f"{where}: {self.what} {self.left} and {self.right}"
+
+
+WHOLE = Difference()
+
+Comparison: TypeAlias = Callable[[Any, Any, Difference], Difference | None]
+
+
+class BatchColumns(dict[str, Any]):
+    """The columns of a batch of this size, read without torch."""
+
+    def __init__(self, columns: Mapping[str, Any], batch_size: Sequence[int]) -> None:
+        super().__init__(columns)
+        self.batch_size: list[int] = [*batch_size]
+
+
+def first_difference(left: Any, right: Any) -> Difference | None:
+    """Where two values first differ, bit for bit."""
+    return compare(left, right, WHOLE)
+
+
+def same_values(left: Any, right: Any) -> bool:
+    """Whether two values are the same, as for `first_difference`."""
+    return compare(left, right, WHOLE) is None
+
+
+def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The items that all mappings have, with the same value."""
+    first, *others = metas or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and same_values(other[name], value) for other in others)
+    }
+
+
+def uncontradicted(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The items of all mappings, except names for which two mappings have different values."""
+    names = dict.fromkeys(name for meta in metas for name in meta)
+    each = (agreed([{name: meta[name]} for meta in metas if name in meta]) for name in names)
+    return {name: value for found in each for name, value in found.items()}
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def compare(a: Any, b: Any, at: Difference) -> Difference | None:
+    """The first difference at a place."""
+    if a is b:
+        return None
+    left, right = column_of(a), column_of(b)
+    if isinstance(left, Open) and isinstance(right, Open):
+        of_columns = compare(closed(a), closed(b), at)
+        return of_columns or compare(source_in(a).meta(), source_in(b).meta(), step(at, "meta"))
+    if left.has_tensor and right.has_tensor:
+        found: Difference | None = _of_tensors().compare_tensors(a, b, at)
+        return found
+    in_place = isinstance(left, _IN_PLACE) and isinstance(right, _IN_PLACE)
+    if type(a) is not type(b) and not in_place:
+        return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
+    compare_both = _comparison_of(left)
+    if compare_both is not None:
+        return compare_both(a, b, at)
+    if isinstance(a, tuple):
+        return compare_items(a, b, at)
+    if isinstance(a, slice):
+        return compare_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
+    return None if _are_same(a, b) else unlike(at, a, b)
+
+
+def compare_batches(a: Any, b: Any, at: Difference) -> Difference | None:
+    return next(each_difference(a, b, at), None)
+
+
+def _compare_arrays(a: Any, b: Any, at: Difference) -> Difference | None:
+    found = difference_of(at, "dtype", a.dtype, b.dtype) or difference_of(
+        at, "shape", a.shape, b.shape
+    )
+    if found is None and (a.dtype.hasobject or a.dtype.kind == "T"):
+        pairs = (compare(a[i], b[i], step(at, i)) for i in np.ndindex(a.shape))
+        return next((each for each in pairs if each is not None), None)
+    return found or compare_cells(a, b, at)
+
+
+def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
+    """The first difference; for two batches or dicts, names, and the first in each column."""
+    holder = column_of(a)
+    leaves = holder.leaves()
+    if type(a) is not type(b) or not (isinstance(holder, DictBatch) or leaves is not None):
+        found = compare(a, b, at)
+        if found is not None:
+            yield found
+        return
+    nested = False  # whether the keys are those of columns within a column
+    if leaves is not None or isinstance(a, BatchColumns):
+        found = difference_of(at, "batch size", a.batch_size, b.batch_size)
+        if found is not None:
+            yield found
+        nested = at.column != "" and at.row is None
+    # Use items: iterating over a TensorDict gives its rows.
+    left, right = dict(a.items()), dict(b.items())
+    if not same_values([*left], [*right]):
+        alone = [key for key in left if key not in right], [key for key in right if key not in left]
+        if any(alone):
+            first, second = f"{_names(alone[0])} in the first", f"{_names(alone[1])} in the second"
+            yield replace(at, what="columns only", left=first, right=second)
+        else:
+            yield replace(at, what="order of columns", left=_names(left), right=_names(right))
+        left = {key: left[key] for key in left if key in right}
+        right = {key: right[key] for key in left}
+    for (key, x), y in zip(left.items(), right.values(), strict=True):
+        inner = replace(at, column=f"{at.column}.{key}") if nested else step(at, key)
+        yield from each_difference(x, y, inner)
+    if hasattr(a, "meta_info"):
+        yield from each_difference(a.meta_info, b.meta_info, step(at, "meta_info"))
+
+
+def difference_of(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
+    if a == b:
+        return None
+    left, right = (str(list(x) if type(x).__name__ == "Size" else x) for x in (a, b))
+    return replace(at, what=what, left=left, right=right)
+
+
+def step(at: Difference, key: Any) -> Difference:
+    """A place further in: by a name, an index, or the index of a cell (after a row or not)."""
+    if isinstance(key, tuple):
+        if at.row is None and not at.inside:
+            return replace(at, row=key[0], cell=key[1:]) if key else at
+        return replace(at, cell=key)
+    if at.column == "" and type(key) is str:
+        return replace(at, column=key)
+    of_column = at.column.startswith("$") and at.row is None  # the value is not a batch
+    if at.row is None and type(key) is int and not at.inside and not of_column:
+        return replace(at, row=key)
+    above = at.column if of_column else at.inside or "$"
+    path = f"{above}[{brief(key)}]" if type(key) is int else child_path(above, key)
+    return replace(at, column=path) if of_column else replace(at, inside=path)
+
+
+def _names(names: Collection[Any]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    first = (shown(x, 60) if type(x) is str else brief(x) for x in islice(names, 8))
+    return (", ".join(first) or "none") + more
+
+
+def compare_items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Difference | None:
+    if len(a) != len(b):
+        return difference_of(at, "length", len(a), len(b))
+    kinds = list(map(type, a))
+    if _COMPARED.issuperset(kinds) and kinds == list(map(type, b)) and a == b:
+        return None
+    pairs = enumerate(zip(a, b, strict=True))
+    found = (compare(x, y, step(at, i)) for i, (x, y) in pairs)
+    return next((each for each in found if each is not None), None)
+
+
+_COMPARED = frozenset((int, bool, str, bytes, type(None)))
+"""Types of values that are the same if they are equal, and of one type."""
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    """Whether two values of one type, which hold no columns, are the same."""
+    if isinstance(a, np.generic):
+        return bool(a.dtype == b.dtype) and a.tobytes() == b.tobytes()
+    try:
+        # Equal values may differ, such as the decimals 1.0 and 1.00: compare what is sent of them.
+        if registered_name(type(a)) is not None:
+            return same_values(state_of(a), state_of(b))
+        return bool(_exact_key(a) == _exact_key(b))
+    except Exception:  # an __eq__, or the way to a state, may raise anything
+        return False
+
+
+def _exact_key(value: Any) -> Any:
+    """A key that equals only the keys of the same value, bit for bit."""
+    kind = type(value)
+    if kind is float:
+        return struct.pack("d", value)
+    if kind is complex:
+        return kind, _exact_key(value.real), _exact_key(value.imag)
+    if kind in (set, frozenset):
+        return kind, frozenset(map(_exact_key, value))
+    if kind is tuple:
+        return kind, tuple(map(_exact_key, value))
+    return kind, value
+
+
+# --- cells -------------------------------------------------------------------------------------
+
+
+def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
+    """Rows of cells: each a `RaggedView`, or the `CellRows` of a rectangle."""
+    views: list[RaggedView] = [x if isinstance(x, RaggedView) else x.view for x in (a, b)]
+    layouts = ("jagged" if isinstance(x, RaggedView) else "strided" for x in (a, b))
+    found = difference_of(at, "layout", *layouts) or difference_of(
+        at, "dtype", *map(name_of_cells, views)
+    )
+    if found is not None:
+        return found
+    left, right = map(array_of_view, views)
+    if isinstance(a, RaggedView):
+        return compare_rows(views, at) or compare_row_cells(views, (left, right), at)
+    found = difference_of(at, "shape", [*left.shape], [*right.shape])
+    return found or compare_cells(left, right, at, name_of_cells(views[0]))
+
+
+def name_of_cells(value: Any) -> str:
+    """The name of the dtype of cells."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def compare_rows(views: Sequence[RaggedView], at: Difference) -> Difference | None:
+    """The first difference in the shapes, or the lengths of rows, of two jagged columns."""
+    left, right = views
+    dim = left.ragged_dim
+    shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in views]
+    for shape in shapes:
+        shape[dim] = "*"
+    found = difference_of(at, "ragged dim", dim, right.ragged_dim)
+    found = found or difference_of(at, "shape", *shapes)
+    if found is not None:
+        return found
+    lengths = left.row_splits.lengths, right.row_splits.lengths
+    rows = np.flatnonzero(lengths[0] != lengths[1])
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    return difference_of(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
+
+
+def compare_row_cells(
+    views: Sequence[RaggedView], values: Sequence[Any], at: Difference
+) -> Difference | None:
+    """The first difference in the cells of two jagged columns, whose rows are in these arrays."""
+    # Tokens first, so that the first difference is that of the first row.
+    x, y = (np.moveaxis(each, views[0].ragged_dim - 1, 0) for each in values)
+    return compare_cells(x, y, at, name_of_cells(views[0]), views[0])
+
+
+def compare_cells(
+    a: Any, b: Any, at: Difference, dtype: str = "", rows: RaggedView | None = None
+) -> Difference | None:
+    """The first difference of two arrays of one shape, which may hold jagged `rows`.
+
+    Arrays of unsigned words hold cells of a `dtype` that numpy lacks.
+    """
+    shape = a.shape
+    x, y = bytes_in_order(a), bytes_in_order(b)
+    differs = x != y
+    if not differs.any():
+        return None
+    cell = np.unravel_index(int(differs.argmax()) // (len(x) // math.prod(shape)), shape)
+    index = [*map(int, cell)]
+    if rows is not None:
+        token, dim = index.pop(0), rows.ragged_dim - 1
+        row = int(np.searchsorted(rows.row_splits.offsets_array, token, side="right")) - 1
+        index.insert(dim, token - int(rows.row_splits.offsets_array[row]))
+        index.insert(0, row)
+    return unlike(step(at, tuple(index)), a[cell], b[cell], dtype)
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def _compare_one_objects(a: Any, b: Any, at: Difference) -> Difference | None:
+    return compare(a.data, b.data, replace(at, inside=at.inside or "$"))
+
+
+_COMPARE: dict[type[HeldColumn], Comparison] = {
+    DictBatch: compare_batches,
+    ObjectList: compare_items,
+    Array: _compare_arrays,
+    ViewColumn: _compare_in_place,
+    CellsColumn: _compare_in_place,
+    OneObjectColumn: _compare_one_objects,
+}
+"""How two values of one type are compared, by what holds them."""
+
+_IN_PLACE = (ViewColumn, CellsColumn)
+
+
+def add_comparisons(comparisons: Mapping[type[HeldColumn], Comparison]) -> None:
+    """Compare values of more types."""
+    _COMPARE.update(comparisons)
+
+
+def _comparison_of(holder: HeldColumn) -> Comparison | None:
+    """How values of one type are compared; None if they hold no columns."""
+    kind = type(holder)
+    if kind not in _COMPARE and kind is not HeldColumn and kind is not Open:
+        _of_tensors()
+    return _COMPARE.get(kind)
+
+
+def _of_tensors() -> Any:
+    """The module that compares tensors: imported when there is one."""
+    return module_with_torch("wire.compare_tensors", "differences")
+
+
+# --- texts -------------------------------------------------------------------------------------
+
+
+def unlike(at: Difference, a: Any, b: Any, dtype: str = "") -> Difference:
+    """The difference of two values, with their bits if their texts are the same."""
+    left, right = (_text_of_cell(x, dtype) if dtype else _text(x) for x in (a, b))
+    if left == right and isinstance(a, (float, np.generic)):
+        left, right = (f"{text} (bits {_bits(x)})".strip() for text, x in ((left, a), (right, b)))
+    return replace(at, what="value", left=left, right=right)
+
+
+def _bits(value: Any) -> str:
+    return np.asarray(value).tobytes()[::-1].hex()
+
+
+def _text_of_cell(cell: Any, dtype: str) -> str:
+    """The number in a cell; empty if Python has none for it."""
+    try:
+        return repr(numbers_of(np.asarray(cell), dtype).item())
+    except TypeError:
+        return ""
+
+
+_PRINTED = (complex, np.generic, range)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (str, bytes)):
+        return shown(repr(value[:1000]), 80)
+    with suppress(ValueError):  # Python refuses to print very long ints
+        if isinstance(value, (set, frozenset)):  # sort: the hash seed decides a set's order
+            return shown(f"{{{', '.join(sorted(map(_text, value)))}}}", 80)
+        if column_of(value).has_tensor:
+            return describe(value)
+        if isinstance(value, _PRINTED) or type(value).__module__ == "torch":
+            return shown(repr(value)[:1000], 80)
+    return brief(value)

@@ -1,0 +1,128 @@
+"""Where two tensors, or two leaves of TensorDicts, first differ, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from jagcodec.columns.of_tensors import (
+    LazyStack,
+    Payloads,
+    TensorClass,
+    TensorDictBatch,
+    Unbatched,
+)
+from jagcodec.memory.arrays import stored_dtype
+from jagcodec.memory.staging import to_device
+from jagcodec.memory.tensor_bytes import as_bytes, as_words
+from jagcodec.rows.copy_rows import values_of
+from jagcodec.rows.nested import is_jagged, view_of
+from jagcodec.rows.non_tensor import fields_of, is_stack, unbatched_parts
+from jagcodec.wire.compare import (
+    Difference,
+    add_comparisons,
+    compare,
+    compare_batches,
+    compare_cells,
+    compare_items,
+    compare_row_cells,
+    compare_rows,
+    difference_of,
+    name_of_cells,
+    step,
+    unlike,
+)
+
+
+def _compare_unbatched(a: Any, b: Any, at: Difference) -> Difference | None:
+    (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
+    return difference_of(at, "batch size", size, other) or compare(left, right, at)
+
+
+def _compare_payloads(a: Any, b: Any, at: Difference) -> Difference | None:
+    found = difference_of(at, "batch size", a.batch_size, b.batch_size)
+    if not is_stack(a):
+        return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
+    if -1 in a.batch_size:  # it may have no list
+        return _compare_stacks(a, b, at)
+    return found or compare_items(a.tolist(), b.tolist(), at)
+
+
+def _compare_stacks(a: Any, b: Any, at: Difference) -> Difference | None:
+    return (
+        difference_of(at, "batch size", a.batch_size, b.batch_size)
+        or difference_of(at, "stack dim", a.stack_dim, b.stack_dim)
+        or compare_items(a.tensordicts, b.tensordicts, at)
+    )
+
+
+def _compare_tensorclasses(a: Any, b: Any, at: Difference) -> Difference | None:
+    (left, others), (right, more) = fields_of(a), fields_of(b)
+    return compare(left, right, at) or compare(others, more, at)
+
+
+def compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
+    found = difference_of(at, "layout", _layout_name(a), _layout_name(b)) or difference_of(
+        at, "dtype", name_of_cells(a), name_of_cells(b)
+    )
+    if found is not None:
+        return found
+    if is_jagged(a):
+        return _compare_jagged(a, b, at)
+    if a.is_nested:
+        return compare_items(a.unbind(), b.unbind(), at)
+    found = difference_of(at, "shape", a.shape, b.shape)
+    if found is not None:
+        return found
+    if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
+        if _have_same_bits(a, b):
+            return None
+        return compare_cells(_array(a), _array(b), at, name_of_cells(a))
+    if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
+        return unlike(at, a, b)
+    found = difference_of(at, "coalesced", a.is_coalesced(), b.is_coalesced())
+    for part in ("_indices", "_values"):
+        x, y = (getattr(tensor, part)() for tensor in (a, b))
+        found = found or compare_tensors(x, y, step(at, part.strip("_")))
+    return found
+
+
+def _layout_name(tensor: torch.Tensor) -> str:
+    kind = "jagged" if is_jagged(tensor) else str(tensor.layout).removeprefix("torch.")
+    return "nested" if tensor.is_nested and kind == "strided" else kind
+
+
+def _compare_jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
+    views = view_of(a, "left"), view_of(b, "right")
+    found = compare_rows(views, at)
+    if found is not None:
+        return found
+    left, right = map(values_of, views)
+    if _have_same_bits(left, right):
+        return None
+    return compare_row_cells(views, (_array(left), _array(right)), at)
+
+
+def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape are equal, bit for bit, without a copy of them."""
+    return torch.equal(as_words(a), as_words(to_device(b, a.device)))
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The cells of a tensor as an array; of unsigned words if numpy lacks the dtype."""
+    stored = stored_dtype(name_of_cells(tensor), tensor.itemsize)
+    return as_bytes(tensor).view(stored).reshape(tuple(tensor.shape))
+
+
+add_comparisons(
+    {
+        Unbatched: _compare_unbatched,
+        Payloads: _compare_payloads,
+        LazyStack: _compare_stacks,
+        TensorDictBatch: compare_batches,
+        TensorClass: _compare_tensorclasses,
+    }
+)

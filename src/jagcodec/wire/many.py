@@ -1,0 +1,866 @@
+"""`join_rows`, `side_by_side`: several batches as one `WireBatch`.
+
+Making one reads no payload. Jagged columns, rectangles and documents of messages in memory are
+then read in place: one kernel call writes the rows of all messages to one rectangle. Other columns
+are read from each message, and joined as `concat_rows` does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jagcodec._dependencies import half
+from jagcodec.columns.batch import (
+    AS_IT_IS,
+    VALUES,
+    As,
+    CellRows,
+    Column,
+    InPlace,
+    OneObject,
+    Read,
+    Source,
+    Stored,
+    all_stored,
+    chosen_of,
+    closed_batch,
+    columns_in,
+    leaves_of,
+    sent_inside,
+    source_in,
+    views_of,
+)
+from jagcodec.columns.column import as_leaf, column_of
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.join import join_leaves, join_views, require_same_names
+from jagcodec.columns.memory import face_in_memory, nested_source
+from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.memory.arrays import ByteArray, IntArray, object_array
+from jagcodec.memory.extents import check_extent
+from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.copy_bytes import array_of_cells, gathered_bytes
+from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
+from jagcodec.rows.views import RaggedView, concat_views
+from jagcodec.wire import documents
+from jagcodec.wire.array_rows import array_maker, rows_of_arrays
+from jagcodec.wire.checks import in_message
+from jagcodec.wire.compare import agreed, same_values, uncontradicted
+from jagcodec.wire.dtypes import DtypeName, cell_dtype
+from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.items import item_of_view
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.native import are_values
+from jagcodec.wire.node_columns import MessageSource
+from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
+from jagcodec.wire.spec import (
+    BITS,
+    IN_STACK,
+    INDIRECT,
+    PLAIN,
+    STORED_WIDTHS,
+    TORCH_ITEMSIZES,
+    Kind,
+)
+from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
+from jagcodec.wire.stored.narrow import widened
+from jagcodec.wire.wire_batch import WireBatch, open_whole
+
+# --- several messages as one table -------------------------------------------------------------
+
+
+class ColumnInPlace(NamedTuple):
+    """The rows of a column in several messages; in a rectangle, each row is one cell."""
+
+    kind: Kind
+    dtype: str  # of its cells
+    narrow: bool  # whether at least one message stores narrow cells
+    view: RaggedView
+    levels: int  # of containers in each other that documents of every message may have
+    dims: RaggedView | None = None  # of rows that are arrays, whose cells are in `view`
+    tensors: bool = False  # whether these are tensors
+
+
+class _Cells(NamedTuple):
+    """Where the cells of a column are in several messages."""
+
+    kind: Kind
+    dtype: str
+    inner: tuple[int, ...]  # the dims after the first, which are the same in all messages
+    start: IntArray  # (messages,) their first bytes, as if all frames were end to end
+    stored: IntArray  # (messages,) how they are stored
+    counts: IntArray  # (messages,) how many cells there are along the first dim
+    group: IntArray | None  # (messages,) their ragged groups; None for rectangles
+
+    @property
+    def size(self) -> int:
+        """Bytes of one cell with its inner dims."""
+        return math.prod(self.inner) * TORCH_ITEMSIZES[self.dtype]
+
+
+class _GroupRows(NamedTuple):
+    """The rows of a ragged group of each message, or of rectangles."""
+
+    splits: RowSplits
+    begins: IntArray  # (N,) the cell of its message at which each row begins
+    cells: IntArray  # (messages,) how many cells the rows of each message have
+
+
+_IN_GROUP = np.arange(GROUP_NUMBERS)
+
+_SMALL_MESSAGE_ROWS = 8
+"""With at most this many rows per message on average, starts take less memory than messages."""
+
+
+class MessageTable:
+    """All rows of several messages in memory, one after the other, read together."""
+
+    def __init__(
+        self, counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
+    ) -> None:
+        """`counts` are the rows of each message, `buffers` its frames after the header."""
+        self.stacks = stacks
+        self._counts = counts
+        self._first_rows = counts.cumsum() - counts
+        # Where each message is among those of all stacks. In one stack, they are in order.
+        self._order: Any = slice(None)
+        if len(stacks) > 1:
+            self._order = np.argsort(np.concatenate([stack.members for stack in stacks]))
+        self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
+        self._first_buffers = _starts_of(buffers)
+        self._starts = _starts_of(self._buffers)
+        # The columns of each stack by name: searching a list of many names is slow.
+        self._nodes = [_nodes_by_name(stack.node) for stack in stacks]
+        self._columns: dict[str, ColumnInPlace | None] = {}
+        self._rows: dict[bytes, _GroupRows | None] = {}
+
+    def column(self, name: str) -> ColumnInPlace | None:
+        """The rows of a column in place; None if messages must be read one by one.
+
+        They differ in form, or one may have a fault, which that read names.
+        """
+        if name not in self._columns:
+            self._columns[name] = None
+            with suppress(WireFormatError):  # this torch lacks the dtype
+                self._columns[name] = self._column_in_place(name)
+        found = self._columns[name]
+        if found and found.view.dtype is not cell_dtype(found.dtype):  # torch was imported since
+            view = replace(found.view, dtype=cell_dtype(found.dtype))
+            found = self._columns[name] = found._replace(view=view)
+        return found
+
+    def by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
+        """A table of the messages in which a column of objects has one form, for each form.
+
+        With each are its messages, and their rows, by number. Empty if there is only one form, or
+        the column is of another kind.
+        """
+        by_form: dict[Any, list[Stack]] = {}
+        for stack, nodes in zip(self.stacks, self._nodes, strict=True):
+            by_form.setdefault(_form_of_objects(nodes[name]), []).append(stack)
+        if None in by_form or len(by_form) < 2:
+            return []
+        tables = []
+        for stacks in by_form.values():
+            members = np.sort(np.concatenate([stack.members for stack in stacks]))
+            stacks = [s._replace(members=np.searchsorted(members, s.members)) for s in stacks]
+            bounds = zip(
+                self._first_buffers[members], self._first_buffers[members + 1], strict=True
+            )
+            buffers = [self._buffers[start:end] for start, end in bounds]
+            counts = self._counts[members]
+            rows = RowSplits.from_lengths(counts).starts
+            rows = np.arange(counts.sum()) + (self._first_rows[members] - rows).repeat(counts)
+            tables.append((members, rows, MessageTable(counts, stacks, buffers)))
+        return tables
+
+    def _column_in_place(self, name: str) -> ColumnInPlace | None:
+        nodes = [known[name] for known in self._nodes]
+        if nodes[0].kind is not Kind.ARRAY_ROWS:
+            return self._rows_in_place(nodes)
+        if any(
+            node.kind is not Kind.ARRAY_ROWS or node.fields != nodes[0].fields for node in nodes
+        ):
+            return None
+        holder, tensors = nodes[0].fields
+        values, dims = (self._rows_in_place([node.children[i] for node in nodes]) for i in (0, 1))
+        if values is None or dims is None or holder != IN_STACK:
+            return None
+        narrow, view = values.narrow or dims.narrow, dims.view
+        return values._replace(
+            kind=Kind.ARRAY_ROWS, narrow=narrow, dims=view, tensors=bool(tensors)
+        )
+
+    def _rows_in_place(self, nodes: Sequence[Node]) -> ColumnInPlace | None:
+        """The rows of a column, or of a part of one, with its node in each stack."""
+        cells = self._cells_of(nodes)
+        if cells is None or not self._are_bounded(cells):
+            return None
+        rows = self._group_rows(cells.group)
+        if rows is None or (rows.cells != cells.counts).any():
+            return None
+        narrow = bool(cells.stored.any())
+        levels = min(s.levels - node.depth for s, node in zip(self.stacks, nodes, strict=True))
+        view = self._view_of_all(cells, rows, narrow)
+        return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
+
+    def _cells_of(self, nodes: Sequence[Node]) -> _Cells | None:
+        """Where the cells of a column are; None if its messages have it in different forms."""
+        form, *others = {_in_place_form(node) for node in nodes}
+        if form is None or others:
+            return None
+        kind, dtype = form[:2]
+        numbers = self._of_all(
+            stack.numbers[:, node.number : node.end]
+            for stack, node in zip(self.stacks, nodes, strict=True)
+        )
+        buffer, offset, stored = numbers[:, :GROUP].T
+        group = None if kind is Kind.TENSOR else numbers[:, GROUP]
+        dims = numbers[:, GROUP if group is None else GROUP + 1 :]
+        counts, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
+        if (dims[:, 1:] != inner).any():
+            return None
+        filled = (counts > 0) & (math.prod(inner) > 0)
+        if not filled.all():  # an empty column may be anywhere
+            buffer, offset, stored = buffer * filled, offset * filled, stored * filled
+        start = self._starts[self._first_buffers[:-1] + buffer] + offset
+        return _Cells(kind, dtype, inner, start, stored, counts, group)
+
+    def _are_bounded(self, cells: _Cells) -> bool:
+        """Whether the bytes of the messages limit the memory that a view of the column needs."""
+        size = cells.size
+        if not size:
+            whole = extent_of(cells.inner) * TORCH_ITEMSIZES[cells.dtype]
+            # With more cells, read each message: its error names the column.
+            if sum(cells.counts.tolist()) * whole > INT64_MAX:
+                return False
+        if cells.group is None and not (size and (cells.counts == self._counts).all()):
+            return False
+        return int(cells.stored.max()) < INDIRECT
+
+    def _view_of_all(self, cells: _Cells, rows: _GroupRows, narrow: bool) -> RaggedView:
+        """The rows of a column in all messages."""
+        memory, start, size = self._buffers, cells.start, cells.size
+        if narrow:
+            memory, start = self._widened(cells)
+        dtype, shape = cell_dtype(cells.dtype), (rows.splits.total, *cells.inner)
+        is_small = rows.splits.rows <= _SMALL_MESSAGE_ROWS * len(self._counts)
+        if is_small or size * rows.splits.total >= 8 * rows.splits.rows:
+            starts = rows.begins * size + start.repeat(self._counts)
+            return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+        # Copy rows that need less memory than their starts.
+        of_messages = RowSplits.from_lengths(rows.cells)
+        data = gathered_bytes([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
+        return RaggedView(data, dtype, shape, 1, None, rows.splits)
+
+    def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
+        """The numbers of all messages, in their order, given those of each stack."""
+        each = list(numbers)
+        return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
+
+    def _widened(self, column: _Cells) -> tuple[tuple[ByteArray, ...], IntArray]:
+        """Memory in which all cells are as wide as their dtype, and where they start in it."""
+        memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
+        cells = column.counts * math.prod(column.inner)
+        for code in np.unique(column.stored[column.stored != PLAIN]).tolist():
+            members = np.flatnonzero(column.stored == code)
+            counts = cells[members]
+            sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
+            if code == BITS:  # each message has whole bytes
+                counts = 8 * sizes
+            runs = RowSplits.from_lengths(sizes)
+            dtype = DtypeName("uint8")
+            narrow = RaggedView(self._buffers, dtype, (runs.total,), 1, starts[members], runs)
+            data = gathered_bytes([narrow])[0]
+            wide = widened(data, code, column.dtype, int(counts.sum()))
+            starts[members] = end + (counts.cumsum() - counts) * TORCH_ITEMSIZES[column.dtype]
+            memory.append(wide)
+            end += len(wide)
+        return tuple(memory), starts
+
+    def _group_rows(self, group: IntArray | None) -> _GroupRows | None:
+        """The rows of a ragged group of each message, or of rectangles; None if unsound."""
+        key = b"" if group is None else group.tobytes()
+        if key not in self._rows:
+            self._rows[key] = None
+            total = int(self._counts.sum())
+            lengths = np.ones(total, np.int64) if group is None else self._group_lengths(group)
+            # Cells without bytes may be many: check that their sum does not wrap around.
+            if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
+                splits = RowSplits.from_lengths(lengths)
+                begins = splits.offsets_array[self._first_rows]
+                cells = splits.offsets_array[self._first_rows + self._counts] - begins
+                begins = splits.starts - begins.repeat(self._counts)
+                self._rows[key] = _GroupRows(splits, begins, cells)
+        return self._rows[key]
+
+    def _group_lengths(self, group: IntArray) -> IntArray | None:
+        """The row lengths of a ragged group of each message; None if they are unsound."""
+        numbers = self._of_all(
+            stack.numbers[
+                np.arange(len(stack.members))[:, None],
+                stack.first_group + GROUP_NUMBERS * group[stack.members, None] + _IN_GROUP,
+            ]
+            for stack in self.stacks
+        )
+        buffer, offset, rows, low, high = numbers.T
+        if (rows != self._counts).any():
+            return None
+        lengths = np.repeat(high, rows)
+        many = np.flatnonzero(rows > 1)
+        if not len(many):
+            return lengths
+        offset_counts = rows[many] + 1
+        offsets = self._offsets_of(
+            self._first_buffers[many] + buffer[many], offset[many], offset_counts
+        )
+        first_offset = offset_counts.cumsum() - offset_counts
+        row_lengths = np.delete(offsets[1:] - offsets[:-1], first_offset[1:] - 1)
+        first_row = first_offset - np.arange(len(many))
+        if (
+            offsets[first_offset].any()
+            or (offsets < 0).any()
+            or (np.minimum.reduceat(row_lengths, first_row) != low[many]).any()
+            or (np.maximum.reduceat(row_lengths, first_row) != high[many]).any()
+        ):
+            return None
+        lengths[np.repeat(rows > 1, rows)] = row_lengths
+        return lengths
+
+    def _offsets_of(self, buffers: IntArray, starts: IntArray, counts: IntArray) -> IntArray:
+        """The offsets of several messages, end to end; each begins at a byte of one buffer."""
+        places = zip(buffers.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        # Copy: offsets that were checked must not change with the messages' memory.
+        return np.concatenate(
+            [np.frombuffer(self._buffers[i], np.int64, count, at) for i, at, count in places]
+        )
+
+
+def _nodes_by_name(batch: Node) -> dict[str, Node]:
+    return dict(zip(batch.fields[-1], batch.children, strict=True))
+
+
+def _starts_of(parts: Sequence[Sized]) -> IntArray:
+    """Where each part begins if they are end to end, and where the last one ends."""
+    starts = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=starts[1:])
+    return starts
+
+
+def _in_place_form(node: Node) -> tuple[Kind, str, int] | None:
+    """Kind, dtype and number count of a column that can be read in place; None for others."""
+    kind, fields = node.kind, node.fields
+    if kind is Kind.NON_TENSOR_ROWS:
+        dtype = "uint8"
+    elif (kind is Kind.TENSOR and fields[1]) or (kind is Kind.JAGGED and fields[2] == 1):
+        dtype = fields[0]
+    else:
+        return None
+    return kind, dtype, node.end - node.number
+
+
+def _form_of_objects(node: Node) -> tuple[Any, ...] | None:
+    """What columns of objects must have in common to be read together; None for other columns."""
+    if node.kind is Kind.NON_TENSOR_ROWS:
+        return (node.kind,)
+    if node.kind is Kind.ARRAY_ROWS and node.fields[0] == IN_STACK:
+        return (node.kind, node.fields[1], node.children[0].fields[0])
+    return None
+
+
+# --- rows one after the other ------------------------------------------------------------------
+
+
+class JoinedRows(Source):
+    """The rows of several batches, one batch after the other."""
+
+    __slots__ = ("_counts", "_forms", "_messages", "_parts", "_pool")
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        counts: list[int],
+        parts: list[Any],
+        messages: MessageTable | None,
+    ) -> None:
+        """`parts` are `WireBatch`es, or messages to open; `messages` reads them in place."""
+        rows = sum(counts)
+        check_extent([rows], 1, "concat_rows")
+        if isinstance(parts[0], WireBatch):
+            first = source_in(parts[0])
+            sizes = [rows, *first.sizes[1:]]
+            super().__init__(names, sizes, first.device, first.allow_pickle)
+        else:
+            super().__init__(names, [rows], None, allow_pickle=False)
+        self._counts = counts
+        self._parts = parts
+        self._messages = messages
+        self._pool = RowSplitsPool()  # for all rows; `ChosenRows` have another
+        self._forms: dict[str, list[tuple[IntArray, JoinedRows]]] = {}
+
+    def columns(self) -> Mapping[str, Column]:
+        return {name: JoinedColumn(self, name) for name in self.names}
+
+    def in_place(self, name: str) -> ColumnInPlace | None:
+        """The rows of a column in all messages; None if they must be read one by one."""
+        return None if self._messages is None else self._messages.column(name)
+
+    def forms(self, name: str) -> list[tuple[IntArray, JoinedRows]]:
+        """For each form of a column of objects, the rows that have it, and a source of them.
+
+        Empty if there is only one form, or the column is of another kind.
+        """
+        if name not in self._forms:
+            found = self._messages.by_form(name) if self._messages else []
+            self._forms[name] = [
+                (
+                    rows,
+                    JoinedRows(
+                        self.names,
+                        [self._counts[i] for i in members.tolist()],
+                        [self._parts[i] for i in members.tolist()],
+                        table,
+                    ),
+                )
+                for members, rows, table in found
+            ]
+        return self._forms[name]
+
+    def parts(self) -> Iterator[WireBatch]:
+        return map(self.part, range(len(self._parts)))
+
+    def of_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
+        """What is read of each batch; an error names the message."""
+        found = []
+        for i, part in enumerate(self.parts()):
+            try:
+                found.append(read(part))
+            except WireFormatError as error:
+                raise in_message(error, i) from error
+        return found
+
+    def part(self, index: int) -> WireBatch:
+        part = self._parts[index]
+        if not isinstance(part, WireBatch):
+            part = self._parts[index] = _open_one(index, part)
+        return part
+
+    def pool_inside(self) -> RowSplitsPool:
+        return self._pool
+
+    def meta(self) -> dict[str, Any]:
+        if any(NO_VALUES in stack.values for stack in self._stacks()):
+            return {}  # a message without documents has no `meta` to agree on
+        return agreed([self.part(i).meta for i in sorted(set(self._first_with_meta()))])
+
+    def metas(self) -> list[dict[str, Any]]:
+        return [self.part(i).meta for i in self._first_with_meta()]
+
+    def _stacks(self) -> Sequence[Stack]:
+        return self._messages.stacks if self._messages else ()
+
+    def _first_with_meta(self) -> list[int]:
+        """For each batch, the first one that has the same documents, and so the same `meta`."""
+        first = [*range(len(self._parts))]
+        for stack in self._stacks():
+            members = stack.members.tolist()
+            known = dict(zip(reversed(stack.values), reversed(members), strict=True))
+            for i, values in zip(members, stack.values, strict=True):
+                first[i] = known[values]
+        return first
+
+    def select_rows(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
+        """The chosen rows of a column, with splits that columns of equal rows share."""
+        if chosen is None:
+            row_splits = self._pool.unique(view.row_splits)
+            return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
+        return chosen.of_view(view)
+
+    def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
+        return self._pool if chosen is None else chosen.pool
+
+    def by_form(self, name: str, how: Read) -> Any:
+        """A column of objects whose form is not the same in all messages, read form by form.
+
+        None for any other column, and if a message must be read to name its fault.
+        """
+        forms, chosen = self.forms(name), how.chosen
+        if not forms:
+            return None
+        index = np.arange(self.sizes[0])[slice(None) if chosen is None else chosen.at]
+        made = np.empty(len(index), dtype=object)
+        place = np.empty(self.sizes[0], dtype=np.int64)
+        for rows, part in forms:
+            place.fill(-1)
+            place[rows] = np.arange(len(rows))
+            wanted = place[index]
+            at = np.flatnonzero(wanted >= 0)
+            everything = np.array_equal(wanted[at], np.arange(len(rows)))
+            some = None if everything else ChosenRows(wanted[at])
+            column = {name: JoinedColumn(part, name)}
+            try:
+                made[at] = views_of(WireBatch(part, column, some), As.HOST)[name]
+            except WireFormatError:
+                return None
+        return made
+
+    def one_by_one(self, name: str, how: Read) -> Any:
+        """A column that is read from each batch, and joined, in the form of `As.VIEW`.
+
+        All such columns of one read are read together, because each batch is opened for it.
+        """
+        known = how.known.get(self)
+        if known is None:
+            columns = how.columns.values()
+            mine = [x for x in columns if isinstance(x, JoinedColumn) and x.source is self]
+            names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
+            known = how.known[self] = self._batch_by_batch(names, how) if names else {}
+        if name not in known:  # the table has it, but not all of its objects
+            known |= self._batch_by_batch([name], how)
+        return known.pop(name)
+
+    # Reading batch by batch
+
+    def _batch_by_batch(self, names: Sequence[str], how: Read) -> dict[str, Any]:
+        """Read columns from each batch and join them, in the form of `As.VIEW` or `As.HOST`."""
+        chosen, form = how.chosen, As.HOST if how.form is As.HOST else As.VIEW
+        each: dict[str, list[Any]] = {name: [] for name in names}
+        wanted, order = self._rows_of_parts(chosen)
+        for i, rows in wanted:
+            part = self.part(i)
+            columns = columns_in(part)
+            wanted_columns = {name: columns[name] for name in names}
+            batch = WireBatch(source_in(part), wanted_columns, chosen_of(part))
+            batch = batch if rows is None else batch.rows(rows)
+            try:
+                away = self.device is not None and form is As.VIEW
+                for name, column in (leaves_of(batch) if away else views_of(batch, form)).items():
+                    each[name].append(_columns_inside(column, form))
+            except WireFormatError as error:
+                raise in_message(error, i) from error
+        pool = self._pool_of(chosen)
+        return {name: _joined_column(name, columns, order, pool) for name, columns in each.items()}
+
+    def _rows_of_parts(
+        self, chosen: ChosenRows | None
+    ) -> tuple[list[tuple[int, Any]], IntArray | None]:
+        """Which rows to read from which batch, and how to order them all; None keeps the order."""
+        if chosen is None:
+            return [(i, None) for i in range(len(self._parts))], None
+        if not len(chosen):
+            return [(0, slice(0, 0))], None
+        index, ends = chosen.index, np.cumsum(self._counts)
+        begins = [0, *ends.tolist()]
+        if isinstance(index, range):
+            first, last = np.searchsorted(ends, (index.start, index.stop - 1), side="right")
+            spans = [(i, begins[i]) for i in range(first, last + 1)]
+            return [(i, slice(max(0, index.start - at), index.stop - at)) for i, at in spans], None
+        part_of = np.searchsorted(ends, index, side="right")
+        order = np.argsort(part_of, kind="stable")
+        numbers, firsts = np.unique(part_of[order], return_index=True)
+        rows = np.split(index[order], firsts[1:])
+        wanted = [
+            (i, members - begins[i]) for i, members in zip(numbers.tolist(), rows, strict=True)
+        ]
+        in_order = bool((order[:-1] < order[1:]).all())
+        return wanted, None if in_order else np.argsort(order)
+
+
+class JoinedColumn(Column):
+    """A column of several batches, one after the other."""
+
+    __slots__ = ("name", "source")
+
+    def __init__(self, source: JoinedRows, name: str) -> None:
+        self.source: JoinedRows = source
+        self.name: str = name
+
+    def field(self, rows: int) -> FieldSchema:
+        kind, dtype, shape = columns_in(self.source.part(0))[self.name].field(rows)
+        return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
+
+    def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
+        found = self.source.in_place(self.name)
+        if found:
+            each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
+        else:
+            each = self.source.of_each(lambda part: part.row_lengths(self.name))
+        known = [lengths for lengths in each if lengths is not None]
+        if len(known) < len(each):
+            return None
+        lengths = np.concatenate(known)
+        return lengths if chosen is None else lengths[chosen.at]
+
+    def stored(self) -> Stored:
+        found = self.source.in_place(self.name)
+        if found:  # the table reads no elided columns
+            return Stored([(self.name,)], False) if found.narrow else AS_IT_IS
+        narrow, elided = all_stored([column.stored() for column in self._of_parts()])
+        return Stored([*dict.fromkeys(narrow)], elided)
+
+    def _of_parts(self) -> Sequence[Column]:
+        """The column in the sources that are read instead of the table."""
+        forms = self.source.forms(self.name)
+        if forms:
+            return [JoinedColumn(part, self.name) for _, part in forms]
+        return self.source.of_each(lambda part: columns_in(part)[self.name])
+
+    def read(self, how: Read) -> Any:
+        found, source, chosen = self.source.in_place(self.name), self.source, how.chosen
+        if not found:
+            return self._read_parts(how)
+        view = source.select_rows(found.view, chosen)
+        if found.dims is not None:
+            dims = source.select_rows(found.dims, chosen)
+            rows = _joined_arrays(view, dims, found)
+            return self._read_parts(how) if rows is None else rows
+        splits = view.row_splits
+        if found.kind is Kind.JAGGED:
+            return view if how.form is not As.VALUE else _jagged_in_place(view, how)
+        if found.kind is Kind.TENSOR:
+            if how.form is As.HOST:
+                return CellRows(view)
+            return InPlace(view, lambda cells: how.half.of_cells(cells, view))
+
+        def objects(cells: ByteArray) -> Any:
+            rows = _joined_objects(cells, splits, found.levels)
+            return self._read_parts(how) if rows is None else rows
+
+        return InPlace(view, objects)
+
+    def _read_parts(self, how: Read) -> Any:
+        """The column from each form, or from each batch, because the table cannot read it."""
+        rows = self.source.by_form(self.name, how)
+        if rows is not None:
+            return rows
+        column = self.source.one_by_one(self.name, how)
+        if type(column) is dict:  # a batch inside
+            rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
+            path = _path(self.name)
+            return how.batch_type(nested_source(column, [rows], self.source, path))
+        if how.form is not As.VALUE or not isinstance(column, RaggedView):
+            return column
+        return _jagged_in_place(column, how)
+
+    def to_send(self, how: Read) -> Any:
+        found, source = self.source.in_place(self.name), self.source
+        if found and found.dims is None:
+            view = source.select_rows(found.view, how.chosen)
+            of_objects = found.kind is Kind.NON_TENSOR_ROWS
+            if view.row_splits.rows or not of_objects:
+                dtype = None if of_objects else found.dtype
+                return item_of_view(view, dtype, ragged=found.kind is not Kind.TENSOR)
+        column = self.read(how)
+        if isinstance(column, InPlace):  # of no rows
+            column = column.make(gathered_bytes([column.view])[0])
+        if isinstance(column, WireBatch):
+            return sent_inside(column, how)
+        objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
+        return list(column) if objects else column
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        if isinstance(value, WireBatch):
+            return closed_batch(value, leaves_of(value, how))
+        rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
+        return as_leaf(value, rows, _path(self.name))
+
+    def face(self, value: Any, how: Read) -> Any:
+        return face_in_memory(value, self.source, _path(self.name), how)
+
+
+def _jagged_in_place(view: RaggedView, how: Read) -> InPlace:
+    """A jagged column, which waits for the copy of its rows."""
+    values, splits, dim = how.half, view.row_splits, view.ragged_dim
+    return InPlace(
+        view, lambda cells: values.jagged_of_values(values.of_cells(cells, view), splits, dim)
+    )
+
+
+def _joined_objects(data: ByteArray, row_splits: RowSplits, levels: int) -> Any:
+    """Documents end to end as (N,) objects; None if each message must be read."""
+    raw, bounds = data.tobytes(), row_splits.offsets_array.tolist()
+    with suppress(WireFormatError):  # reading each message finds it again
+        items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
+        if are_values(items, levels):
+            return object_array(items)
+    return None
+
+
+def _joined_arrays(view: RaggedView, dims: RaggedView, column: ColumnInPlace) -> Any:
+    """Rows that are arrays as (N,) objects; None if each message must be read."""
+    data, table = gathered_bytes([view, dims])
+    lengths, itemsize = view.row_splits.lengths, view.dtype.itemsize
+    of_row = half(*VALUES).rows_of_cells(data, view) if column.tensors else None
+    if of_row is None:
+        of_row = array_maker(array_of_cells(data, view))
+    with suppress(WireFormatError):  # reading each message finds it again
+        numbers = array_of_cells(table, dims)
+        return object_array(rows_of_arrays(of_row, itemsize, lengths, numbers, range(len(lengths))))
+    return None
+
+
+def _joined_column(
+    name: str, columns: Sequence[Any], order: IntArray | None, pool: RowSplitsPool
+) -> Any:
+    """Join a column of several batches, and put its rows in the order asked for."""
+    if all(isinstance(column, RaggedView) for column in columns):
+        view = concat_views(columns)
+        if view is None:
+            return join_views(columns, order, pool, _path(name))
+        if order is not None:  # the chosen rows keep sharing cells as in their messages
+            view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
+        return replace(view, row_splits=pool.unique(view.row_splits))
+    if not all(isinstance(column, OneObject) for column in columns):
+        columns = [
+            column_of(column).object_array() if isinstance(column, OneObject) else column
+            for column in columns
+        ]
+    if all(type(column) is dict for column in columns):
+        each = enumerate([*column] for column in columns)
+        inner = require_same_names(each, _path(name))
+        return {x: _joined_column(x, [each[x] for each in columns], order, pool) for x in inner}
+    if all(isinstance(column, CellRows) for column in columns):
+        return CellRows(join_views([column.view for column in columns], order, pool, _path(name)))
+    leaves = [as_leaf(x, 0, _path(name)) if isinstance(x, RaggedView) else x for x in columns]
+    joined = join_leaves(leaves, order, pool, _path(name), same_values)
+    view = column_of(joined).jagged_view(_path(name), pool)
+    return joined if view is None else view
+
+
+def _columns_inside(column: Any, form: As) -> Any:
+    """A batch in a batch, read in a form: a TensorDict, or without torch a dict of its columns.
+
+    Any other column is returned unchanged.
+    """
+    if not isinstance(column, WireBatch):
+        return column
+    if form is As.VIEW and half(*VALUES).HAS_LEAVES:  # whose rows share their offsets
+        return column.to_tensordict()
+    return {name: _columns_inside(x, form) for name, x in views_of(column, form).items()}
+
+
+def _path(name: str) -> str:
+    return f"concat_rows[{name!r}]"
+
+
+def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
+    """The rows of several batches, each a `WireBatch` (its chosen rows), frames or a blob."""
+    parts: list[Any] = list(sources)
+    stacks: list[Stack] = []
+    if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):
+        parts = [*chain.from_iterable(map(_joined_parts, parts))]
+        buffers: list[Sequence[ByteArray]] = [()] * len(parts)
+    else:  # the caller may change a list of frames before a column is read
+        frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
+        parts, buffers = list[Any](frames), [message[1:] for message in frames]
+    counts = np.full(len(parts), -1, dtype=np.int64)
+    fields: dict[int, Sequence[str]] = {}
+    for stack in stacks:
+        counts[stack.members] = stack.numbers[:, stack.node.dims]
+        fields[int(stack.members[0])] = stack.node.fields[-1]
+    inner: Sequence[int] = []
+    alone: dict[int, MessageInMemory] = {}
+    for i in np.flatnonzero(counts < 0).tolist():
+        if not isinstance(parts[i], WireBatch):
+            parts[i] = _open_one(i, parts[i])
+        batch: WireBatch = parts[i]
+        source = source_in(batch)
+        sizes = source.sizes
+        inner = inner if i else sizes[1:]
+        if sizes[1:] != inner:
+            detail = f"expected the batch dims {inner} after the first, found {sizes[1:]}"
+            raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
+        counts[i] = len(batch)
+        fields[i] = batch.fields
+        if isinstance(source, MessageSource) and chosen_of(batch) is None:
+            message = source.in_memory()
+            if message is not None:
+                alone[i], buffers[i] = message, message.buffers
+    names = require_same_names(sorted(fields.items()), where)
+    table = None
+    if len(alone) + sum(len(stack.members) for stack in stacks) == len(parts):
+        table = MessageTable(counts, [*stacks, *stacks_of(alone)], buffers)
+    return WireBatch(JoinedRows(names, counts.tolist(), parts, table))
+
+
+def _joined_parts(source: Any) -> Sequence[Any]:
+    """The batches that a batch was joined from; the batch itself if it is not a join."""
+    joined = source_in(source) if isinstance(source, WireBatch) else None
+    if isinstance(joined, JoinedRows) and chosen_of(source) is None:
+        return [part.select(source.fields) for part in joined.parts()]
+    return [source]
+
+
+def _open_one(index: int, source: Any) -> WireBatch:
+    try:
+        return open_whole(source, f"message {index}")
+    except WireFormatError as error:
+        raise in_message(error, index) from error
+
+
+# --- columns side by side ----------------------------------------------------------------------
+
+
+class SideBySide(Source):
+    """The columns of several batches of the same rows."""
+
+    __slots__ = ("_batches", "_columns", "_pool")
+
+    def __init__(
+        self, columns: Mapping[str, Column], batches: Sequence[WireBatch], pool: RowSplitsPool
+    ) -> None:
+        """`columns` are those of `batches`; the pool knows the rows of columns in memory."""
+        sources = [source_in(batch) for batch in batches]
+        device = next((s.device for s in sources if s.device is not None), None)
+        pickle = any(source.allow_pickle for source in sources)
+        sizes = common_sizes(source.sizes for source in sources)
+        super().__init__(tuple(columns), sizes, device, pickle)
+        self._columns = columns
+        self._batches = batches
+        self._pool = pool
+
+    def columns(self) -> Mapping[str, Column]:
+        return self._columns
+
+    def meta(self) -> dict[str, Any]:
+        # The rows are the same, so a message that lacks a value does not contradict it.
+        return uncontradicted(self.metas())
+
+    def metas(self) -> list[dict[str, Any]]:
+        return [batch.meta for batch in self._batches]
+
+    def shared(self, columns: dict[str, Any], chosen: ChosenRows | None) -> dict[str, Any]:
+        pool = self._pool if chosen is None else chosen.pool
+        return {name: sharing(column, pool, "join_columns") for name, column in columns.items()}
+
+    def prepare(self, how: Read) -> None:
+        for batch in self._batches:
+            source_in(batch).prepare(how)
+
+
+def common_sizes(batches: Iterable[Sequence[int]]) -> list[int]:
+    """The batch dims that all batches of these sizes have."""
+    dims = takewhile(lambda sizes: len({*sizes}) == 1, zip(*batches, strict=False))
+    return [sizes[0] for sizes in dims]
+
+
+def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
+    """The column; a jagged one gets the offsets that the pool has for its row lengths."""
+    if isinstance(column, RaggedView):
+        return replace(column, row_splits=pool.unique(column.row_splits))
+    return column_of(column).sharing(path, pool)
+
+
+def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) -> WireBatch:
+    """The columns of batches of the same rows; if two have one name, the later one wins."""
+    # A batch whose rows were chosen becomes a join, so that rows can be chosen again from all.
+    whole = [b if chosen_of(b) is None else join_rows([b], where) for b in batches]
+    columns = {name: column for batch in whole for name, column in columns_in(batch).items()}
+    return WireBatch(SideBySide(columns, whole, pool))

@@ -1,0 +1,1 @@
+"""Ways to store cells: narrow, and elided."""

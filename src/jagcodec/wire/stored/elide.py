@@ -1,0 +1,345 @@
+"""`elide`: rows and columns that repeat others become runs of shared cells.
+
+Everything that is found was compared cell by cell. A sample of cells decides where to look, so that
+a batch without repeats costs little. A column stays as it is if the message would not get smaller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec import kernels
+from jagcodec.kernels import Copy
+from jagcodec.memory.arrays import ByteArray, IntArray, address
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.wire.items import Item, Run, item_of_index
+from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
+from jagcodec.wire.stored.narrow import narrowed
+
+AnyArray: TypeAlias = npt.NDArray[Any]
+
+FEWEST = 256  # bytes of a column in which nothing is looked for
+_LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others
+_MOST_CANDIDATES = 16  # columns of one dtype whose rows are looked for in each other
+_FEW_ROWS = 128  # if there are more rows, a sample is compared first
+_FEW_ELEMENTS = 4096  # if there are more elements, a sample decides their stored width
+_INDICES = 24  # bytes of a row's share in the indices of rows that begin like others
+_HEAD = 128  # bytes by which rows are told apart first
+_MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
+_AT_ONCE = 1 << 17  # numbers that are compared at a time, so that they stay in a cache
+
+# Bytes of a run: its numbers, and two more buffers, each at a multiple of 64 and with a place.
+RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
+
+
+def elide_documents(column: Item) -> int:
+    """Send documents that repeat once, where that pays; the bytes of those that become objects."""
+    splits: Any = column.splits
+    data, bounds = column.data, splits.offsets_array.tolist()
+    rows = [data[start:end] for start, end in itertools.pairwise(bounds)]
+    first, one_object = _first_equal(rows, column.same)
+    if first is None:
+        return 0
+    kept = np.array(first) == np.arange(len(rows))
+    sent = np.where(kept, splits.lengths, 0)
+    starts = (np.cumsum(sent) - sent)[first]
+    distinct = _gathered(data, splits.starts[kept], splits.lengths[kept], 1)
+    _set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), item_of_index(starts))])
+    column.stored = (ONE_OBJECT if one_object else INDIRECT + 1) + (column.stored or 0)
+    return len(distinct) if one_object else int(splits.total)
+
+
+def _first_equal(
+    rows: Sequence[ByteArray], first_same: Sequence[int] | None
+) -> tuple[Sequence[int] | None, bool]:
+    """The first row like each one, if that pays, and whether they are one object or equal ones."""
+    sizes = list(map(len, rows))
+    if first_same is not None and _repeats_pay(first_same, sizes):
+        return first_same, True
+    first: dict[Any, int] = {}
+    first_equal = list(range(len(rows)))
+    for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
+        other = first.setdefault((sizes[i], _sample(rows[i])), i)
+        if _equal(rows[other], rows[i]):
+            first_equal[i] = other
+    return (first_equal if _repeats_pay(first_equal, sizes) else None), False
+
+
+def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:
+    saved = sum(size for i, size in enumerate(sizes) if first[i] != i)
+    # Offsets of all bytes take no more than these.
+    return saved > RUN_COST + 8 * len(sizes)
+
+
+def elide_cells(columns: Sequence[Item]) -> None:
+    """Give columns of cells runs that are sent once, where that pays.
+
+    Their cells are end to end, and equal rows are one `RowSplits`.
+    """
+    searched = [_Searched(column) for column in columns if _may_gain(column)]
+    by_kind: dict[Any, dict[int, list[_Searched]]] = defaultdict(lambda: defaultdict(list))
+    for one in searched:
+        by_total = by_kind[one.kind]
+        if one.ragged and sum(map(len, by_total.values())) < _MOST_CANDIDATES:
+            by_total[one.splits.total].append(one)
+    sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
+    first: dict[Any, _Searched] = {}
+    # Columns that others are made of come first: they have fewer cells.
+    for one in sorted(searched, key=lambda one: one.splits.total):
+        splits = one.splits
+        if splits not in sample:
+            rows = _sampled_rows(splits.rows)
+            sample[splits] = splits.offsets_array[rows], splits.offsets_array[rows + 1]
+        repeats = one.beginnings_repeat(*sample[splits])
+        other = first.setdefault((one.kind, one.column.splits, _sample(one.data)), one)
+        runs = (
+            one.equals(other)
+            or (one.prefixes() if repeats else None)
+            or one.as_two_columns(by_kind[one.kind])
+            or (one.runs_of_equal_rows() if repeats else None)
+        )
+        if runs and len(runs) <= MOST_RUNS:
+            _set_runs(one.column, runs)
+            one.column.stored = INDIRECT + len(runs)
+
+
+def _set_runs(column: Item, runs: Sequence[Run]) -> None:
+    column.runs, column.indirect = runs, True
+
+
+def _may_gain(column: Item) -> bool:
+    """Whether runs may save bytes: the index of a rectangle needs 8 bytes per row."""
+    size, shape = len(column.data), column.dims
+    ragged = column.splits is not None
+    return size >= FEWEST and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
+
+
+def _sampled_rows(rows: int) -> IntArray:
+    """A sample of N rows: if enough rows repeat, some in the sample do."""
+    if rows <= _FEW_ROWS:
+        return np.arange(rows)
+    # Repeats are often neighbours, so take groups of four rows. There are enough groups to expect
+    # about four pairs if each row occurs twice, in random order.
+    groups = math.isqrt(rows // 2)
+    sample = np.arange(4 * groups)
+    return sample + sample // 4 * ((rows - 4 * groups) // (groups - 1))
+
+
+class _Searched:
+    """A column in which repeats are looked for."""
+
+    def __init__(self, column: Item) -> None:
+        self.column, self.data = column, column.data
+        total, self.ragged = column.dims[0], column.splits is not None
+        self.size = len(self.data) // total  # bytes of a cell
+        self.kind = column.dtype, self.size
+        # The rows of a rectangle are one cell each.
+        self.splits = column.splits or RowSplits.from_lengths(np.ones(total, dtype=np.int64))
+        self.words = _cell_words(self.data, self.size)
+        self._whole: Run | None = None
+
+    def runs(self) -> list[Run]:
+        """The runs of this column, made once."""
+        if self.column.runs is not None:
+            return [*self.column.runs]
+        if self._whole is None:  # one object, so that its index is placed once
+            self.column.cells, self.column.indirect = self._cells(self.data), True
+            index = item_of_index(self.splits.starts)
+            self._whole = Run(self.splits, self.column.cells, index)
+        return [self._whole]
+
+    def pays(self, saved: int, indices: int) -> bool:
+        """Whether leaving out `saved` cells saves more bytes than the runs and `indices` cost."""
+        dtype, taken = self.column.dtype, saved * self.size
+        if self.column.narrow and dtype is not None:
+            numbers = self.data.view(f"u{TORCH_ITEMSIZES[dtype]}")
+            sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_ELEMENTS)]).view(
+                np.uint8
+            )
+            # All elements together need at least the bits per element that the sample needs.
+            found = narrowed(sample, dtype)
+            taken = taken * len(found[1] if found else sample) // len(sample)
+        return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
+
+    def beginnings_repeat(self, starts: IntArray, ends: IntArray) -> bool:
+        """Whether two of the sampled rows, from `starts` to `ends`, begin with the same bytes."""
+        words, size, view = self.words, self.size, self.data.data
+        firsts = np.minimum(starts, self.splits.total - 1)
+        sample = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
+        if len(set(sample.tolist())) == len(sample):
+            return False
+        # Flags and small numbers are often the same. Fewer bytes that are do not pay for an index.
+        heads_end = np.minimum(ends * size, starts * size + _INDICES).tolist()
+        bounds = zip((starts * size).tolist(), heads_end, strict=True)
+        heads = sorted(bytes(view[start:end]) for start, end in bounds if start < end)
+        return any(itertools.starmap(_begins, itertools.pairwise(heads)))
+
+    def equals(self, other: _Searched) -> list[Run] | None:
+        """The runs of another column of the same rows, if its cells are the same."""
+        equal = other is not self and _equal(other.data, self.data)
+        return other.runs() if equal and self.pays(self.splits.total, indices=1) else None
+
+    def prefixes(self) -> list[Run] | None:
+        """One run, if all rows are prefixes of the longest, such as one value or positions."""
+        splits = self.splits
+        if not self.ragged or splits.rows < 2:
+            return None
+        start = int(splits.starts[splits.lengths.argmax()]) * self.size
+        longest = self.data[start : start + splits.max * self.size]
+        if not self.occur_at(longest, np.zeros(splits.rows, dtype=np.int64)):
+            return None
+        pays = self.pays(splits.total - splits.max, indices=0)
+        return [Run(splits, self._cells(longest), None)] if pays else None
+
+    def as_two_columns(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
+        """The runs of two columns whose rows are the heads and the tails of these rows."""
+        whole = self.splits
+        pairs = [
+            itertools.product(heads, by_total[whole.total - total])
+            for total, heads in by_total.items()
+            if self.ragged and whole.total - total in by_total
+        ]
+        for head, tail in itertools.chain(*pairs):
+            first, last = head.splits, tail.splits
+            if (
+                first.rows == last.rows == whole.rows
+                and (first.lengths + last.lengths == whole.lengths).all()
+                and head.occur_at(self.data, whole.starts)
+                and tail.occur_at(self.data, whole.starts + first.lengths)
+            ):
+                pays = self.pays(whole.total, indices=2)
+                return [*head.runs(), *tail.runs()] if pays else None
+        return None
+
+    def occur_at(self, data: ByteArray, starts: IntArray) -> bool:
+        """Whether the rows are the cells of `data` that begin at `starts`."""
+        splits, size = self.splits, self.size
+        filled = np.flatnonzero(splits.lengths)
+        sample, others = filled[:: -(-len(filled) // 16)], _cell_words(data, size)
+        for at in (0, splits.lengths[sample] - 1):
+            if (self.words[splits.starts[sample] + at] != others[starts[sample] + at]).any():
+                return False
+        step = max(1, splits.rows * 8 * _AT_ONCE // len(self.data))
+        for first in range(0, splits.rows, step):
+            some = slice(first, first + step)
+            there = _gathered(data, starts[some], splits.lengths[some], size)
+            begin = int(splits.offsets_array[first]) * size
+            if not _equal(self.data[begin : begin + len(there)], there):
+                return False
+        return True
+
+    def runs_of_equal_rows(self) -> list[Run] | None:
+        """Runs of cells that rows share: all of a row, or its first cells."""
+        splits = self.splits
+        like, shared = self._beginnings()
+        equal = shared == splits.lengths
+        # Either each row is a head, which rows share, and a rest of its own: two runs. Or only rows
+        # that are equal share cells: one run.
+        heads_pay = self.pays(int(shared[~equal].sum()), indices=3)
+        if not heads_pay:
+            shared = np.where(equal, shared, 0)
+        like = np.where(shared > 0, like, np.arange(splits.rows))
+        kept = like == np.arange(splits.rows)
+        # The head of a row that is kept must be as long as the longest that is taken from it.
+        heads = shared.copy() if heads_pay else np.where(kept, splits.lengths, shared)
+        np.maximum.at(heads, like, shared)
+        first = RowSplits.from_lengths(np.where(kept, heads, 0))
+        rest = RowSplits.from_lengths(splits.lengths - heads)
+        if not self.pays(splits.total - first.total - rest.total, indices=4 if rest.total else 1):
+            return None
+        made = self._gathered_rows(splits.starts, first), item_of_index(first.starts[like])
+        if not rest.total:
+            return [Run(splits, *made)]
+        rests = self._gathered_rows(splits.starts + heads, rest), item_of_index(rest.starts)
+        return [Run(RowSplits.from_lengths(heads), *made), Run(rest, *rests)]
+
+    def _gathered_rows(self, starts: IntArray, splits: RowSplits) -> Item:
+        return self._cells(_gathered(self.data, starts, splits.lengths, self.size))
+
+    def _cells(self, data: ByteArray) -> Item:
+        """Some cells of the column."""
+        count = len(data) // self.size
+        cells = Item(data, (count,), None, self.column.dtype)
+        cells.narrow = self.column.narrow
+        return cells
+
+    def _beginnings(self) -> tuple[IntArray, IntArray]:
+        """(N,) for each row the row that its first cells are from (or itself), and how many."""
+        splits = self.splits
+        like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
+        order, host = self._sorted_twins(), splits.offsets_array.tolist()
+        rows = [self.words[host[i] : host[i + 1]] for i in order]
+        # Two sorted rows share the cells that all neighbours between them share.
+        with_next = list(itertools.starmap(_common_cells, itertools.pairwise(rows)))
+        kept, with_kept = -1, 0
+        for row, before, after in zip(order, [0, *with_next], [*with_next, 0], strict=False):
+            with_kept = min(with_kept, before)
+            if 8 * after > 9 * with_kept:  # it has more in common with the rows that follow
+                kept, with_kept = row, splits.total
+            elif with_kept:
+                like[row], shared[row] = kept, with_kept
+        return like, shared
+
+    def _sorted_twins(self) -> list[int]:
+        """The rows that begin like others, sorted by their bytes, longer ones first."""
+        bounds, view = (self.splits.offsets_array * self.size).tolist(), self.data.data
+
+        def heads(rows: Sequence[int], most: int) -> dict[int, bytes]:
+            return {i: bytes(view[bounds[i] : min(bounds[i] + most, bounds[i + 1])]) for i in rows}
+
+        found = heads(np.flatnonzero(self.splits.lengths).tolist(), _HEAD)
+        among = Counter(found.values())
+        several = [row for row, head in found.items() if among[head] > 1]
+        keys = heads(several, max(_HEAD, _MOST_SORTED // max(1, len(several))))
+        return sorted(several, key=keys.__getitem__, reverse=True)
+
+
+def _begins(head: bytes, other: bytes) -> bool:
+    """Whether `other` starts with `head`."""
+    return other.startswith(head)
+
+
+def _common_cells(one: AnyArray, other: AnyArray) -> int:
+    """How many cells two rows have in common, from the first on."""
+    most = min(len(one), len(other))
+    differ = one[:most] != other[:most]
+    if differ.ndim > 1:
+        differ = differ.any(axis=1)
+    wrong = int(differ.argmax())
+    return wrong if differ[wrong] else most
+
+
+def _cell_words(data: ByteArray, size: int) -> AnyArray:
+    """(cells,) numbers as wide as a cell, or (cells, k) if no integer is as wide."""
+    if size in (1, 2, 4, 8):
+        return data.view(f"u{size}")
+    return data.view("u8").reshape(-1, size // 8) if size % 8 == 0 else data.reshape(-1, size)
+
+
+def _sample(data: Any) -> bytes:
+    """A few bytes, which tell most buffers apart."""
+    return bytes(data[:: len(data) // 96 | 1])  # an odd step: not always the same byte of a cell
+
+
+def _equal(a: ByteArray, b: ByteArray) -> bool:
+    if len(a) != len(b) or address(a) == address(b):
+        return len(a) == len(b)
+    if len(a) % 8 == 0:
+        a, b = a.view("u8"), b.view("u8")
+    pieces = ((a[i : i + _AT_ONCE], b[i : i + _AT_ONCE]) for i in range(0, len(a), _AT_ONCE))
+    return all(np.array_equal(one, other) for one, other in pieces)
+
+
+def _gathered(data: ByteArray, starts: IntArray, lengths: IntArray, size: int) -> ByteArray:
+    """Rows of cells, end to end."""
+    out = np.empty(int(lengths.sum()) * size, dtype=np.uint8)
+    if len(out):
+        kernels.copy_all([Copy(out, data, None, np.ascontiguousarray(starts), lengths, size)])
+    return out

@@ -1,0 +1,146 @@
+"""Items to a message, in which some are stored narrow or elided."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jagcodec import kernels
+from jagcodec.memory import ALIGNMENT
+from jagcodec.memory.arrays import array_bytes
+from jagcodec.memory.blocks import allocate_together
+from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
+from jagcodec.wire.header import start_of
+from jagcodec.wire.header_reader import is_accepted
+from jagcodec.wire.items import item_of_documents
+from jagcodec.wire.lowered import Lowered, RowMessages
+from jagcodec.wire.place import MessageWriter
+from jagcodec.wire.stored.elide import elide_cells, elide_documents
+from jagcodec.wire.stored.narrow import narrowed
+
+
+def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False) -> PendingMessage:
+    """The message of a lowered value.
+
+    Its columns are narrow and elided only if there is still a byte for each row that needs one,
+    and if readers accept it: repeats, and rows that are arrays, ask for more than their bytes.
+    """
+    tree, items, values, unbacked, messages, asks_for_more = lowered
+    for rows in messages:
+        write_rows(rows, narrows=narrows)
+    if narrows or elides:
+        small = _smaller(items, elides=elides)
+        writer = MessageWriter()
+        numbers = writer.place(small.items)
+        if not writer.first_unbacked(unbacked):
+            writer.read_from, writer.indirect_bytes = small.sources, small.indirect_bytes
+            message = writer.finish(start_of(tree), numbers, values)
+            is_asking = small.elided or asks_for_more
+            if not is_asking or is_accepted(message.header, message.indirect_bytes):
+                return message
+            if elides:
+                return message_of(lowered._replace(messages=()), narrows=narrows)
+    writer = MessageWriter()
+    return writer.finish(start_of(tree), writer.place(items), values, unbacked)
+
+
+def write_rows(messages: RowMessages, *, narrows: bool) -> None:
+    """Give an item of rows its data: a message for each row."""
+    made = {}
+    for i, row in messages.rows.items():
+        one = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
+        pieces = blob_pieces(frames_of(message_of(one, narrows=narrows)))
+        made[i] = b"".join([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
+    item, found = messages.item, item_of_documents([made[i] for i in messages.places])
+    item.data, item.dims, item.splits = found.data, found.dims, found.splits
+
+
+_LIST_OF_ONE = b"\x91"  # msgpack writes it before the only item
+
+
+class _Smaller(NamedTuple):
+    """The items of a message, stored in fewer bytes."""
+
+    items: Sequence[Any]
+    sources: Sequence[Any]  # memory whose cells were copied
+    elided: bool  # whether something is sent once that occurs several times
+    indirect_bytes: int  # of documents that become objects
+
+
+def _smaller(items: Sequence[Any], *, elides: bool) -> _Smaller:
+    """The items with narrow integers and, if asked for, repeats sent once; the old ones stay."""
+    made = list(items)
+    cells: list[Any] = []  # of columns that are stored in another way
+    documents: list[Any] = []
+    for i, item in enumerate(items):
+        if type(item) is int:
+            continue
+        if item.narrow or (elides and item.dtype is not None):
+            made[i] = copy.copy(item)
+            cells.append(made[i])
+        elif elides and item.splits is not None:
+            made[i] = copy.copy(item)
+            documents.append(made[i])
+    sources = _put_end_to_end([*cells, *documents])
+    indirect_bytes = sum(map(elide_documents, documents))
+    if elides:
+        elide_cells([column for column in cells if column.ragged_dim == 1])
+    _narrow([*cells, *documents])
+    elided = any(column.runs is not None for column in (*cells, *documents))
+    return _Smaller(made, sources, elided, indirect_bytes)
+
+
+def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
+    """Make the data of columns flat bytes, and their equal rows one object; what was copied."""
+    pool = RowSplitsPool()
+    sources: list[Any] = []
+    scattered = []
+    for column in columns:
+        data = column.data
+        if column.splits is not None:
+            column.splits = pool.unique(column.splits)
+        if isinstance(data, (np.ndarray, memoryview)):
+            array: Any = np.asarray(data)
+            column.data = array_bytes(array)
+            sources.append(array)
+        else:
+            sources += data.memories
+            scattered.append(column)
+    sizes = [math.prod(column.dims) * column.data.dtype.itemsize for column in scattered]
+    blocks = allocate_together(sizes)
+    kernels.copy_all(
+        [c.data.copy_task(block) for c, block in zip(scattered, blocks, strict=True) if len(block)]
+    )
+    for column, block in zip(scattered, blocks, strict=True):
+        column.data = block
+    return sources
+
+
+def _narrow(columns: Iterable[Any]) -> None:
+    """Store integers in as few bytes as hold them: of columns, of runs, and of their indices."""
+    for column in columns:
+        if column.runs is None and column.cells is None:
+            _narrow_one(column)
+            continue
+        column.data = NO_BYTES
+        for _, cells, index in column.runs or ():
+            _narrow_one(cells)
+            if index is not None:
+                _narrow_one(index)
+        if column.runs is None:
+            _narrow_one(column.cells)
+            column.stored = column.cells.stored
+
+
+def _narrow_one(item: Any) -> None:
+    if not item.narrow:
+        return
+    item.narrow = False  # several runs may name it
+    found = narrowed(item.data, item.dtype)
+    if found is not None:
+        item.stored, item.data = found
