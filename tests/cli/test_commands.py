@@ -91,6 +91,22 @@ def test_inspect_of_one_row_and_chosen_columns(run, file, tmp_path):
     assert (status, "standard input, file: expected a file of one message" in err) == (2, True)
 
 
+@given(*[st.none() | st.integers(-6, 6)] * 2, st.none() | st.integers(-3, 3).filter(bool))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_inspect_of_a_range_of_rows_chooses_them_as_a_list_does(run, file, start, stop, step):
+    rows = list(enumerate(to_rows(batch(), as_="list")))[start:stop:step]
+    text = ":".join("" if end is None else str(end) for end in (start, stop, step))
+    status, out, err = run("inspect", file, f"--row={text}", "--json")
+    if not rows:
+        assert (status, out, "some of 4 rows" in err) == (2, "", True)
+        return
+    assert json.loads(out) == {"rows": [{"row": i, "columns": row} for i, row in rows]}
+    one = [printed(run, "inspect", file, f"--row={i}") for i, _ in rows]
+    assert printed(run, "inspect", file, f"--row={text}") == "\n".join(one)
+    last = json.loads(printed(run, "inspect", file, f"--row={rows[0][0] - 4}", "--json"))
+    assert last == {"row": rows[0][0], "columns": rows[0][1]}
+
+
 def test_inspect_of_options_and_of_all_cells(run, tmp_path):
     lines = run("inspect", saved(tmp_path, "narrow", batch(), narrow=True))[1].splitlines()
     assert lines[0].endswith("in 2 frames, with narrow; no checksums")
@@ -205,7 +221,10 @@ NOT_PARSED = [
     (["tax", "FILE", "--ranks", "2"], "expected --max-tokens N with --ranks"),
     (["tax", "TEXT", "--column", "ids"], "expected a message with --column, found other bytes"),
     (["inspect", "FILE", "--columns", ","], "expected names with commas between them"),
-    (["inspect", "FILE", "--row", "x"], "expected a whole number from 0 on"),
+    *(
+        (["inspect", "FILE", f"--row={row}"], f"as a slice of Python, found {row!r}")
+        for row in ("x", "", "1:x", "1:2:0", "::-0", "1:2:3:4", "1.0", "\u0661", "9" * 19)
+    ),
     (["inspect", "FILE", "--all"], "expected --row N with --all"),
     (["inspect", ".", "--row", "0"], "expected the file of a step with --row and --columns"),
     (["export", "FILE", "x.npz"], "an ending of .parquet, .arrow, .jsonl"),
@@ -213,6 +232,8 @@ NOT_PARSED = [
 ]
 REFUSED: list[tuple[list[Any], str]] = [
     (["inspect", "FILE", "--row", "4"], "FILE.jag: expected rows of 0 to 3, found 4"),
+    (["inspect", "FILE", "--row", "-5"], "FILE.jag: expected rows of 0 to 3, found -5"),
+    (["inspect", "FILE", "--row", "4:9"], "FILE.jag: expected a range with some of 4 rows, found"),
     (["inspect", "FILE", "--columns", "nothing"], "expected one of 'ids', 'logprobs'"),
     (["inspect", "NOWHERE"], "No such file"),
     (["verify", "FOLDER"], "Is a directory"),
@@ -534,13 +555,59 @@ def test_standard_streams_that_are_closed(file, closed):
     assert done.returncode == (2 if closed == "stdin" else 0)
 
 
-def test_names_of_files_that_a_terminal_cannot_print(file):
+# What Python's standard output lacks, in the locales of containers and of old terminals.
+TERMINALS = {
+    "ascii:strict": {"PYTHONIOENCODING": "ascii:strict"},
+    "C": {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},  # surrogateescape
+    "latin": {"PYTHONIOENCODING": "latin-1"},
+    "surrogatepass": {"PYTHONIOENCODING": "utf-8:surrogatepass"},
+}
+
+
+@pytest.mark.parametrize("terminal", TERMINALS)
+def test_names_of_files_that_a_terminal_cannot_print(file, terminal):
     odd = os.fsencode(file.parent) + b"/\xff\n.jag"
     os.rename(file, odd)
-    done = jagcodec("verify", odd, env={**os.environ, "PYTHONIOENCODING": "ascii:strict"})
+    done = jagcodec("verify", odd, env={**os.environ, **TERMINALS[terminal]})
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b"\n") == 1
     assert b"\\udcff\\n.jag: sound" in done.stdout
+
+
+NAME = "\U0001f600 \u20ac"
+
+
+COMMANDS = [
+    (["inspect", "A"], 0, True),
+    (["inspect", "A", "--row", "0"], 0, True),
+    (["inspect", "A", "--row", "0", "--all"], 0, True),
+    (["inspect", "A", "--json"], 0, False),
+    (["diff", "A", "B"], 1, True),
+    (["diff", "A", "A", "--columns", "none"], 2, True),
+    (["tax", "A", "--column", "none"], 2, True),
+    (["export", "A", "OUT"], 0, True),
+    (["verify", "A"], 0, False),
+    (["doctor"], 0, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "command", "status", "names"),
+    [*(("C", *case) for case in COMMANDS), *((name, *COMMANDS[0]) for name in TERMINALS)],
+)
+def test_every_command_escapes_what_a_terminal_cannot_print(
+    tmp_path, terminal, command, status, names
+):
+    files = {"OUT": tmp_path / "A.jsonl"}
+    for name, reward in (("A", 1.0), ("B", 2.0)):
+        columns = {NAME: torch.full((1,), reward), "text": NonTensorStack(NAME)}
+        files[name] = saved(tmp_path, name, TensorDict(columns, [1]), meta={NAME: NAME})
+    command = [files.get(word, word) for word in command]
+    done = jagcodec(*command, env={**os.environ, **TERMINALS[terminal]})
+    assert (done.returncode, b"Traceback" in done.stderr) == (status, False)
+    if names:
+        escaped = NAME if terminal == "surrogatepass" else r"\U0001f600 \u20ac"
+        assert escaped.encode() in done.stdout + done.stderr.replace(b"\\\\", b"\\")
 
 
 def test_a_closed_pipe_is_quiet(file):

@@ -17,11 +17,15 @@ from jagcodec.errors import JagcodecError
 INTERRUPTED, CLOSED_PIPE = 130, 141
 """The exit status that shells report after SIGINT or SIGPIPE."""
 
+_MAY_RAISE = ("strict", "surrogateescape", "surrogatepass")
+"""Error handlers of a stream that raise for a character which its encoding lacks."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    # Names of columns and files are any text, which not every terminal can print.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    # Names of columns and files are any text, which not every terminal can print. Python escapes on
+    # standard error itself. In the locales C and POSIX, standard output has "surrogateescape".
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _MAY_RAISE:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,22 @@ def whole(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, found {text!r}")
     return int(text)
+
+
+_NUMBER = "(-?[0-9]{1,18})"
+_ROW, _ROWS = re.compile(_NUMBER), re.compile(f"{_NUMBER}?:{_NUMBER}?(?::{_NUMBER}?)?")
+
+
+def row_index(text: str) -> int | slice:
+    """The number of a row, or a range of rows, as Python reads them between brackets."""
+    if _ROW.fullmatch(text):
+        return int(text)
+    found = _ROWS.fullmatch(text)
+    ends = [int(part) if part else None for part in found.groups()] if found else [0, 0, 0]
+    if ends[2] == 0:
+        expected = "expected a row N, or rows A:B or A:B:STEP as a slice of Python"
+        raise argparse.ArgumentTypeError(f"{expected}, found {text!r}")
+    return slice(*ends)
 
 
 def names(text: str) -> list[str]:

@@ -20,14 +20,15 @@ from jagcodec.cli.inputs import (
     name_text,
     naming,
     read_message,
-    whole,
+    row_index,
 )
-from jagcodec.errors import JagcodecError, WireFormatError, brief, shown
+from jagcodec.errors import ArgumentIndexError, JagcodecError, WireFormatError, brief, shown
 
 if TYPE_CHECKING:
     from jagcodec.forward.tax import PaddingTax
     from jagcodec.train.describe import ColumnDescription, Entry, MessageDescription, RowLengths
     from jagcodec.wire.message import Message
+    from jagcodec.wire.wire_batch import WireBatch
 
 
 def add_inspect(parsers: Any) -> None:
@@ -40,7 +41,10 @@ def add_inspect(parsers: Any) -> None:
         "are not registered here, the bytes are counted. For a record, list the steps.",
     )
     add_message(parser, help="a message or the directory of a record; - reads standard input")
-    parser.add_argument("--row", metavar="N", type=whole, help="print one row of a batch instead")
+    text = (
+        "print rows of a batch instead: one, or a range such as 10:20; --row=-5: has the last five"
+    )
+    parser.add_argument("--row", metavar="N|A:B", type=row_index, help=text)
     add_columns(parser, "print")
     parser.add_argument("--all", action="store_true", help="with --row, print every cell")
     add_json(parser)
@@ -63,7 +67,7 @@ def _inspect(options: argparse.Namespace) -> int:
         if options.columns is not None:
             entries = chosen_entries(message, options.columns)
         if options.row is not None:
-            print(_row_text(dict(_row_of(message.message, entries, options.row)), options))
+            _print_rows(message.message, entries, options)
             return 0
         found = describe_message(message)
     tax, unknown = None, None  # or why this process cannot measure it
@@ -122,16 +126,36 @@ def _list_steps(options: argparse.Namespace) -> int:
     return status
 
 
-# --- one row -----------------------------------------------------------------------------------
+# --- rows --------------------------------------------------------------------------------------
 
 
-def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tuple[str, Any]]:
-    """The name and the value of each column in one row; or the error of an unknown type."""
-    from jagcodec.train.describe import UNKNOWN, column_inside, in_entry
-    from jagcodec.train.to_rows import rows_on_host
+def _print_rows(message: Message, entries: list[Entry], options: argparse.Namespace) -> None:
+    """Print the rows that were asked for, one after the other, as text or as JSON."""
+    from jagcodec.rows.row_index import choose_rows
     from jagcodec.wire.wire_batch import batch_of_message
 
-    batch = batch_of_message(message).rows([row])
+    batch, where = batch_of_message(message), "WireBatch.rows(index)"
+    numbers = choose_rows(options.row, len(batch), where)
+    if not len(numbers):
+        detail = f"expected a range with some of {counted(len(batch), 'row')}, found none in it"
+        raise ArgumentIndexError("no_such_row", where, detail)
+    documents = []
+    for i, row in enumerate(map(int, numbers)):
+        cells = dict(_row_of(batch.rows([row]), entries))
+        if options.json:
+            documents.append(_row_document(row, cells))
+        else:
+            print(*([""] if i else []), *_row_lines(row, cells, options.all), sep="\n")
+    if options.json:
+        found = {"rows": documents} if isinstance(options.row, slice) else documents[0]
+        print(json.dumps(found, indent=2))
+
+
+def _row_of(batch: WireBatch, entries: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
+    """The name and the value of each column of one row; or the error of an unknown type."""
+    from jagcodec.train.describe import UNKNOWN, column_inside, in_entry
+    from jagcodec.train.to_rows import rows_on_host
+
     for entry in entries:
         if not entry.keys:
             continue  # a value next to the columns, such as `meta_info`, which has no rows
@@ -145,24 +169,24 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
             yield entry.name, error
 
 
-def _row_text(cells: dict[str, Any], options: argparse.Namespace) -> str:
-    """The values of a row by column, as text or as JSON."""
-    if options.json:
-        columns = {
-            name: {"unknown": str(value)}
-            if isinstance(value, WireFormatError)
-            else _json_value(value)
-            for name, value in cells.items()
-        }
-        return json.dumps({"row": options.row, "columns": columns}, indent=2)
+def _row_document(row: int, cells: dict[str, Any]) -> dict[str, Any]:
+    """A row by column, for JSON."""
+    columns = {
+        name: {"unknown": str(value)} if isinstance(value, WireFormatError) else _json_value(value)
+        for name, value in cells.items()
+    }
+    return {"row": row, "columns": columns}
+
+
+def _row_lines(row: int, cells: dict[str, Any], whole: bool) -> Iterator[str]:
+    """A row by column, as text: shortened, or `whole`."""
     width = max((len(name_text(name)) for name in cells), default=0)
-    lines = [f"row {options.row}"]
+    yield f"row {row}"
     for name, value in cells.items():
         text = f"unknown: {value}"
         if not isinstance(value, WireFormatError):
-            text = json.dumps(_json_value(value)) if options.all else cells_text(value)
-        lines.append(f"{name_text(name):<{width}}  {text}")
-    return "\n".join(lines)
+            text = json.dumps(_json_value(value)) if whole else cells_text(value)
+        yield f"{name_text(name):<{width}}  {text}"
 
 
 def cells_text(value: Any) -> str:
