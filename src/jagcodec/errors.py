@@ -117,6 +117,12 @@ def column_name(key: str | tuple[str, ...]) -> str:
     return repr(key if isinstance(key, str) else ".".join(key))
 
 
+def naming_column(error: JagcodecError, name: str) -> JagcodecError:
+    """The error with the name of its column in remedies: ``dtypes={...: object}`` lacks it."""
+    detail = error.detail.replace("={...: ", f"={{{brief(name)}: ")
+    return type(error)(error.reason, error.path, detail)
+
+
 def brief(value: object) -> str:
     """A value in a few words. This never fails, unlike its `repr`, nor is it as long."""
     try:

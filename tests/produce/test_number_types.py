@@ -317,7 +317,7 @@ def test_lists_of_equal_arrays_are_objects_with_a_warning(token, kind):
         assert not isinstance(column, torch.Tensor)
         assert len(found) == 2
         assert found[0].startswith("pack_rows('x'): rows are lists of arrays of one shape")
-        assert "pass dtypes={name: dtype}, or stack the rows with np.stack" in found[0]
+        assert "pass dtypes={'x': their dtype}, or stack the rows with np.stack" in found[0]
         assert warnings_of(order, {"x": object})[1] == []
 
 

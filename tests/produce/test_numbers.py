@@ -174,7 +174,7 @@ def test_the_named_cell_is_the_first_with_which_a_row_cannot_be_packed(row, dtyp
     assert bad == [*range(len(row))][bad[0] if bad else len(row) :]
 
 
-REMEDY = re.compile(r"pass dtypes=\{\.\.\.: (?:torch\.)?(\w+)\}")
+REMEDY = re.compile(r"pass dtypes=\{'x': (?:torch\.)?(\w+)\}")
 
 
 def remedies_of(rows, dtypes):

@@ -663,7 +663,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((packed([0, 1], [1, 3]), [0]), ArgumentError, "that never fall"),
         ((packed(0, 3, 1), [0]), ArgumentError, r"expected \(N \+ 1,\) cu_seqlens"),
         ((packed(1, 2, 3), [0]), ArgumentError, "cu_seqlens"),
-        (({"x": LAZY}, [0]), ArgumentError, r"\['x'\].*lazy stack.*contiguous"),
+        (({"x": LAZY}, [0]), ArgumentError, r"\['x'\].*lazy stack.*densify"),
         ((TensorDict({"x": STACK}, [3]), [0]), ArgumentError, r"\['x'\].*flatten the batch"),
     ],
     repeat_rows: [
@@ -814,7 +814,7 @@ def test_what_is_not_a_batch_is_refused(name):
         (TensorDict({}, []), ArgumentError, "no batch dim"),
         ({"a": [1], "b": [1, 2]}, ArgumentError, "expected 1 rows.*found 2"),
         ({"a": 5}, ArgumentTypeError, "'a'.*expected a column"),
-        (LAZY, ArgumentTypeError, "lazy stack.*contiguous"),
+        (LAZY, ArgumentTypeError, "lazy stack.*densify"),
     ):
         with pytest.raises(error, match=text):
             CALLS[name](value)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +33,13 @@ from jagcodec.columns.column import (
     not_a_column,
     row_count,
 )
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    brief,
+    naming_column,
+)
 from jagcodec.memory.arrays import IntArray, array_bytes, object_array
 from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.rows.copy_bytes import array_of_view, gathered_cells
@@ -79,6 +86,15 @@ def join_views(
     splits, dim = pool.unique(whole.row_splits), whole.ragged_dim
     cells, shape = gathered_cells([whole])[0], whole.values_shape
     return RaggedView(cells, whole.dtype, shape, dim, None, splits)
+
+
+@contextmanager
+def at_column(name: str) -> Iterator[None]:
+    """Put the name of a column into the remedies of its errors."""
+    try:
+        yield
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise naming_column(error, name) from error.__cause__
 
 
 def require_same_names(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
@@ -150,8 +166,10 @@ class RowJoiner:
         if found is not None:
             return column_of(found)
         other = (columns[0] if i else model).value
-        names = f"{type(other).__name__} and {type(column.value).__name__}; convert one of them"
-        detail = f"expected one kind of column in all batches, found {names}"
+        names = f"{type(other).__name__} and {type(column.value).__name__}"
+        detail = f"expected one kind of column in all batches, found {names}; convert one of them"
+        if any(each.objects() is not None for each in (column, column_of(other))):
+            detail += _AS_OBJECTS
         raise ArgumentTypeError("bad_type", f"{path} of batch {i}", detail)
 
     def is_one_column(self, columns: Sequence[Any]) -> bool:
@@ -291,8 +309,9 @@ class RowJoiner:
         names = require_same_names(enumerate(map(list, batches)), path)
         planned: dict[str, Any] = {}
         for name in names:
-            leaf_path = f"{path}[{name!r}]"
-            planned[name] = self.plan([batch[name] for batch in batches], leaf_path)
+            with at_column(name):
+                leaves = [batch[name] for batch in batches]
+                planned[name] = self.plan(leaves, f"{path}[{name!r}]")
         return like(model.value, filled(planned), rows)
 
     def total_rows(self, leaves: Sequence[Any], path: str) -> int:
@@ -353,6 +372,7 @@ def indexer(chosen: Any) -> Any:
 _INNER_SIZES = "batch dims after the first"
 PACK = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
 _RAGGED = "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} to encode_rows"
+_AS_OBJECTS = ", or pass dtypes={...: object} to encode_rows in every process, for Python objects"
 CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
 
 

@@ -19,6 +19,7 @@ from tensordict import (
 )
 from tensordict.tensorclass import NonTensorDataBase
 
+from jagcodec._arguments import FOREIGN_ERRORS
 from jagcodec.columns.batch import CellRows, OneObject
 from jagcodec.columns.column import (
     Array,
@@ -405,25 +406,19 @@ class TensorDictBatch(InnerBatch):
         return TensorDict(columns, batch_size=sizes, names=names, device=td.device)
 
 
-LAZY_STACK = (
-    "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; call "
-    ".contiguous() on it, or make columns of its rows with stack_or_nest"
-)
-
-
 class LazyStack(TensorDictBatch):
     """A lazy stack of TensorDicts, whose members may differ."""
 
     __slots__ = ()
 
     def check_batch(self, path: str) -> None:
-        raise ArgumentTypeError("bad_type", path, LAZY_STACK)
+        raise ArgumentTypeError("bad_type", path, _found_lazy_stack(self.value))
 
     def leaves(self) -> Iterable[tuple[str, Any]] | None:
         return None
 
     def inner_sizes(self, path: str) -> tuple[int, ...]:
-        raise ArgumentError("bad_option", path, LAZY_STACK)
+        raise ArgumentError("bad_option", path, _found_lazy_stack(self.value))
 
     def inner(self) -> Iterable[Any] | None:
         members: Iterable[Any] = self.value.tensordicts
@@ -432,6 +427,43 @@ class LazyStack(TensorDictBatch):
     def moved(self, mover: Mover, key: Key) -> Any:
         members = [column_of(member).moved(mover, key) for member in self.value.tensordicts]
         return LazyStackedTensorDict(*members, stack_dim=self.value.stack_dim)
+
+
+def _found_lazy_stack(stack: LazyStackedTensorDict) -> str:
+    """The detail of the error for a lazy stack, with what works for this one."""
+    members = stack.tensordicts
+    are_rows = not members[0].batch_dims
+    remedy = "pass each of its .tensordicts"
+    if are_rows:
+        remedy = "pass pack_rows(stack.tensordicts), or encode_rows(stack.tensordicts) to send it"
+    try:
+        most = _differing_dims(members)
+    except FOREIGN_ERRORS:  # of a leaf that tensordict or torch cannot describe
+        most = None
+    if most == 0:
+        remedy = f"call .contiguous() on it, or {remedy}"
+    elif most == 1 and are_rows:
+        remedy = f"call .densify(layout=torch.jagged) on it, or {remedy}"
+    found = "found a lazy stack, whose rows may differ in keys and shapes"
+    return f"expected a TensorDict, {found}; {remedy}"
+
+
+def _differing_dims(members: Sequence[TensorDictBase]) -> int | None:
+    """In how many dims a leaf differs between members, at most; None if not in its sizes alone."""
+    if len({frozenset(member.keys(include_nested=True)) for member in members}) > 1:
+        return None
+    forms: dict[Any, list[Any]] = {}
+    for member in members:
+        for name, leaf in member.items(include_nested=True, leaves_only=True):
+            forms.setdefault(name, []).append(leaf)
+    most = 0
+    for leaves in forms.values():
+        kinds = {(leaf.dtype, leaf.ndim, leaf.layout, leaf.is_nested) for leaf in leaves}
+        if len(leaves) < len(members) or len(kinds) > 1 or leaves[0].layout != torch.strided:
+            return None
+        sizes = zip(*(leaf.shape for leaf in leaves), strict=True)
+        most = max(most, sum(len({*each}) > 1 for each in sizes))
+    return most
 
 
 class TensorClass(InnerBatch):

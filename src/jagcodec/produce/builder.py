@@ -212,7 +212,7 @@ class RowBuilder:
                 try:
                     grown.shape = shape_without_cells(schema, grown.dim + 1)
                 except JagcodecError as error:
-                    raise error_at_column(error, f"{path}[{name!r}]") from None
+                    raise error_at_column(error, f"{path}[{name!r}]", name) from None
 
     def __len__(self) -> int:
         counted = (column.tokens for name, column in self._columns.items() if self._counts(name))
@@ -263,7 +263,7 @@ class RowBuilder:
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
-            read[name] = _read_chunk(self._columns.get(name) or _GrowingColumn(), chunk, path)
+            read[name] = _read_chunk(self._columns.get(name) or _GrowingColumn(), chunk, path, name)
         starts = {} if start is None else _read_starts(start, read, f"{where}(start)")
         added = {
             name: starts.get(name, column.tokens) + tokens - column.tokens
@@ -477,16 +477,19 @@ def _read_starts(start: Any, read: Mapping[str, _Read], path: str) -> dict[str, 
     return starts
 
 
-def _read_chunk(column: _GrowingColumn, chunk: Any, path: str) -> _Read:
+def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _Read:
     """Read a chunk."""
     if isinstance(chunk, tensor_type()):
         chunk = tensor_rows().on_host(chunk)
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, _NO_CELLS, 0
+    if chunk is None:
+        detail = "expected numbers, found None; pass [] for no tokens, or leave the column out"
+        raise ArgumentTypeError("bad_type", path, detail)
     try:
         column, made = _cells_of_chunk(column, chunk)
     except JagcodecError as error:
-        raise error_at_column(error, path, of_rows=False) from None
+        raise error_at_column(error, path, name, of_rows=False) from None
     if not isinstance(made, RowCells):
         detail = (
             "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
@@ -496,7 +499,7 @@ def _read_chunk(column: _GrowingColumn, chunk: Any, path: str) -> _Read:
     try:
         column.check_chunk(made)
     except JagcodecError as error:
-        raise error_at_column(error, path) from None
+        raise error_at_column(error, path, name) from None
     return column, made.data, made.lengths[0] if made.lengths else None
 
 

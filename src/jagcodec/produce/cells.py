@@ -11,7 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    JagcodecError,
+    brief,
+    naming_column,
+)
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, NUMBER_DTYPES, STORED_DTYPES
 from jagcodec.produce.number_types import (
@@ -47,12 +53,14 @@ from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.items import RowCells
 
 
-def error_at_column(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
+def error_at_column(
+    error: JagcodecError, path: str, name: str, *, of_rows: bool = True
+) -> JagcodecError:
     """The error of `cells_of_rows` at the `path` of its column; without `of_rows`, of a chunk."""
     place, detail = error.path, error.detail
     if not of_rows:
         place, detail = place.removeprefix(", row 0"), detail.removesuffix(OR_OBJECTS)
-    return type(error)(error.reason, path + place, detail)
+    return naming_column(type(error)(error.reason, path + place, detail), name)
 
 
 _ITEMS_OF_OBJECTS: list[set[Any]] = [{dict}, {str}]  # lists of dicts, or of strings, are objects
@@ -484,6 +492,9 @@ def _stacked(row: Any, i: int, dtype: str, levels: int) -> Any:
         if None not in (shape, shapes[0]) and shape != shapes[0]:
             detail = f"expected shape {shapes[0]} like cell 0, found {shape}{OR_OBJECTS}"
             raise ArgumentError("bad_shape", f", row {i}, cell {j}", detail)
+    for j, item in enumerate(items):
+        if item is None:  # a cell, not a row, which could be empty
+            raise wrong_kind("numbers", None, f", row {i}, cell {j}")
     try:
         made = _cells_with_arrays(items, dtype, True, 0, levels)
     except JagcodecError as error:
@@ -563,7 +574,7 @@ def _check_same_cells(parts: Sequence[Any], dtypes: Sequence[str], dim: int) -> 
             detail = f"expected shape {expected} like row 0, found {tuple(found)}"
             differs = [d for d in range(ndim) if part.ndim == ndim and found[d] != first.shape[d]]
             hint = _ragged_dim_remedy(differs[0]) if len(differs) == 1 else ""
-            raise ArgumentError("bad_shape", f", row {i}", detail + hint)
+            raise ArgumentError("bad_shape", f", row {i}", detail + hint + OR_OBJECTS)
         if not is_array and part.device != first.device:
             detail = (
                 f"expected device {first.device} like row 0, found {part.device}; "

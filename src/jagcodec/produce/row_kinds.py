@@ -191,10 +191,25 @@ def mixed_kinds(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
     kinds = [kind_of_row(row) for row in rows]
     first = kinds.index(OBJECT_ROW)
     number = next((i for i, kind in enumerate(kinds) if kind not in (OBJECT_ROW, BLANK_ROW)), first)
+    if rows[first] is None and has_length(rows[number]):
+        return without_a_row(f", row {first}")
     if dtype is not None or number < first or rows[first] is None:
         return wrong_kind("numbers", rows[first], f", row {first}")
     expected = f"an object, as {type(rows[first]).__name__} in row {first}"
     return wrong_kind(expected, rows[number], f", row {number}")
+
+
+def has_length(row: Any) -> bool:
+    """Whether a row is a sequence, so that `[]` is an empty row of its column."""
+    if has_dtype(row):
+        return kind_of_row(row) == ARRAY_ROW and row.ndim > 0
+    return isinstance(row, (list, tuple, range, array))
+
+
+def without_a_row(place: str) -> ArgumentTypeError:
+    """The error for None in place of a row that is a sequence."""
+    detail = f"expected a row of numbers, found None; for a row without any, pass []{OR_OBJECTS}"
+    return ArgumentTypeError("bad_type", place, detail)
 
 
 def wrong_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:

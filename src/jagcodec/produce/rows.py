@@ -35,7 +35,13 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.produce.cell_dtypes import STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows, error_at_column
-from jagcodec.produce.row_kinds import OBJECT_TYPES, are_equal_arrays
+from jagcodec.produce.row_kinds import (
+    OBJECT_ROW,
+    OBJECT_TYPES,
+    are_equal_arrays,
+    has_length,
+    kind_of_row,
+)
 from jagcodec.produce.warnings import warn_of_objects
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.dtypes import is_torch_dtype, name_of_dtype
@@ -204,7 +210,7 @@ def _checked_columns(
             else:
                 made = _made_column(column, ask, count, copied)
         except JagcodecError as error:
-            raise error_at_column(error, f"{where}({name!r})") from None
+            raise error_at_column(error, f"{where}({name!r})", name) from None
         columns[name] = made
         if type(made) is RowCells:
             if made.lengths is not None:
@@ -213,7 +219,7 @@ def _checked_columns(
             if type(made.data) is not np.ndarray:
                 columns[name] = _of_tensors().view_of_cells(made)
         elif type(made) is list and ask.field.kind != "object":
-            _check_objects(made, f"{where}({name!r})", copied)
+            _check_objects(made, where, name, copied)
     if same_length is not _NO_NAMES:
         _check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
@@ -298,15 +304,15 @@ def _not_ragged(made: Any) -> ArgumentTypeError:
     return ArgumentTypeError("bad_type", "", detail)
 
 
-def _check_objects(rows: Sequence[Any], path: str, to_tensors: bool) -> None:
+def _check_objects(rows: Sequence[Any], where: str, name: str, to_tensors: bool) -> None:
     """Warn of objects that could be cells; refuse tensors whose values cannot be read.
 
     A message, which is not `to_tensors`, refuses such tensors itself.
     """
     if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
-        warn_of_objects(path)
+        warn_of_objects(f"{where}({name!r})", brief(name))
     if to_tensors:
-        _of_tensors().check_tensors(rows, path)
+        _of_tensors().check_tensors(rows, f"{where}({name!r})")
 
 
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
@@ -470,11 +476,24 @@ def _collect_columns(
             named_columns(row, f"{where}(rows), row 0")
             names = row.keys()
         elif row.keys() != names:
-            name = min(names ^ row.keys(), key=brief)
-            differs = f"{'without' if name in names else 'with'} {brief(name)}"
-            detail = f"expected the names of row 0, found a sample {differs}"
-            raise ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
+            raise _other_names(rows[0], row, i, where)
     return len(rows), {name: [row[name] for row in rows] for name in names}, {}
+
+
+def _other_names(
+    first: Mapping[str, Any], row: Mapping[str, Any], i: int, where: str
+) -> ArgumentKeyError:
+    """The error for a sample that does not have the names of the first one."""
+    name = min(first.keys() ^ row.keys(), key=brief)
+    lacks = name in first
+    found = f"found a sample {'without' if lacks else 'with'} {brief(name)}"
+    value = (first if lacks else row)[name]
+    empty = "None" if kind_of_row(value) == OBJECT_ROW else "a number of the same type"
+    if has_length(value):
+        empty = "[] for an empty row"
+    remedy = f"pass it in every sample, in {'this one' if lacks else 'row 0'} as {empty}"
+    detail = f"expected the names of row 0, {found}; {remedy}"
+    return ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
 
 
 def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] | None:

@@ -43,13 +43,13 @@ def warn_of_narrow(path: str) -> None:
     _warn(path, detail)
 
 
-def warn_of_swapped_dims(path: str) -> None:
+def warn_of_swapped_dims(path: str, name: str) -> None:
     """Warn of a column that is padded in one dim, and whose tokens are in the next one."""
     detail = (
         "is padded in dim 1, although the rows of another column are as long as its dim 2. "
         "Are its rows (k, n), such as position ids of several kinds? Then write them with their "
-        "ragged dim: encode_rows(..., ragged_dims={name: 2}). If they are not, name the column in "
-        "keep_jagged, or leave it out of token_aligned_fields"
+        f"ragged dim: encode_rows(..., ragged_dims={{{name}: 2}}). If they are not, name the "
+        "column in keep_jagged, or leave it out of token_aligned_fields"
     )
     _warn(path, detail)
 
@@ -74,11 +74,11 @@ def warn_of_width(path: str) -> None:
     _warn(path, detail)
 
 
-def warn_of_objects(path: str) -> None:
+def warn_of_objects(path: str, name: str) -> None:
     """Warn of rows that are lists of equal arrays, which become Python objects."""
     detail = (
         "rows are lists of arrays of one shape, which become Python objects: slower to send and "
-        "larger than cells. If each array is a token, pass dtypes={name: dtype}, or stack the rows "
-        "with np.stack. If they are objects, pass dtypes={name: object}"
+        f"larger than cells. If each array is a token, pass dtypes={{{name}: their dtype}}, or "
+        f"stack the rows with np.stack. If they are objects, pass dtypes={{{name}: object}}"
     )
     _warn(path, detail)

@@ -22,7 +22,14 @@ from jagcodec._arguments import (
 )
 from jagcodec._compiling import untraced
 from jagcodec.columns.devices import moved
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    brief,
+    column_name,
+    describe,
+)
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.extents import check_extent
@@ -653,7 +660,7 @@ class _LayoutPlan:
             if view.ragged_dim != 1 or splits.min != splits.max:
                 continue
             if rectangle.width > splits.max != view.shape[1] and view.shape[1] in tokens:
-                warn_of_swapped_dims(path_of(rectangle.key))
+                warn_of_swapped_dims(path_of(rectangle.key), column_name(rectangle.key))
 
     def _add_masks(self, columns: dict[str, Any]) -> None:
         """Plan the masks of padded columns."""

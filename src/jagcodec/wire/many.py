@@ -39,7 +39,7 @@ from jagcodec.columns.batch import (
 )
 from jagcodec.columns.column import as_leaf, column_of
 from jagcodec.columns.fields import FieldSchema
-from jagcodec.columns.join import join_leaves, join_views, require_same_names
+from jagcodec.columns.join import at_column, join_leaves, join_views, require_same_names
 from jagcodec.columns.memory import face_in_memory, nested_source
 from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.memory import INT64_MAX, extent_of
@@ -545,8 +545,11 @@ class JoinedRows(Source):
                     each[name].append(_columns_inside(column, form))
             except WireFormatError as error:
                 raise in_message(error, i) from error
-        pool = self._pool_of(chosen)
-        return {name: _joined_column(name, columns, order, pool) for name, columns in each.items()}
+        pool, joined = self._pool_of(chosen), {}
+        for name, found in each.items():
+            with at_column(name):
+                joined[name] = _joined_column(name, found, order, pool)
+        return joined
 
     def _rows_of_parts(
         self, chosen: ChosenRows | None
