@@ -193,7 +193,7 @@ CALLS: dict[str, Options] = {
     "MsgpackDecoder.decode": {"self": jagcodec.MsgpackDecoder, "frames": FRAMES},
     "MsgpackEncoder": ENCODE,
     "MsgpackEncoder.encode": {"self": jagcodec.MsgpackEncoder, "obj": 1},
-    "RowBuilder": {"dtypes": None, "same_length": None},
+    "RowBuilder": {"dtypes": None, "same_length": None, "ragged_dims": {"experts": 2}},
     "RowBuilder.append": {"self": row, "start": {"ids": 1}, "columns": {"ids": [1, 2]}},
     "RowBuilder.from_message": {
         **{"self": lambda: RowBuilder, "message": opened().rows([0]), "same_length": None}

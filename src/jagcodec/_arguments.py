@@ -49,14 +49,14 @@ def mapping_of(value: Any, path: str, expected: str) -> dict[Any, Any]:
     raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {found}")
 
 
-def named_columns(fields: Any, path: str) -> dict[str, Any]:
-    """A caller's columns by name as a plain dict; a dict itself."""
-    columns = mapping_of(fields, path, "a dict of names to columns")
+def named_columns(fields: Any, path: str, what: str = "columns") -> dict[str, Any]:
+    """A caller's columns, or other values, by name as a plain dict; a dict itself."""
+    columns = mapping_of(fields, path, f"a dict of names to {what}")
     if not _STRING.issuperset(map(type, columns)):
         for name in columns:
             if not isinstance(name, str):
                 found = f"found {describe(fields)} with keys that are not strings"
-                detail = f"expected a dict of names to columns, {found}"
+                detail = f"expected a dict of names to {what}, {found}"
                 raise ArgumentTypeError("bad_type", path, detail)
     return columns
 

@@ -432,6 +432,98 @@ def test_tokens_along_another_dim():
     assert row.to_row()["x"].tolist() == [[1, 2]]
 
 
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("fill"), st.integers(0, 3), st.integers(-9, 9) | st.floats(-2, 2)),
+        st.tuples(st.just("chunk"), st.integers(0, 3), st.integers(0, 99)),
+        st.tuples(st.just("from"), st.integers(0, 3), st.integers(0, 99)),
+        st.tuples(st.just("cut"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("copy"), st.sampled_from(COPIES), st.none()),
+    ),
+    max_size=7,
+)
+
+
+@given(STEPS, st.integers(1, 3), st.lists(st.integers(0, 3), min_size=2, max_size=3), st.data())
+def test_a_number_fills_tokens_of_a_shape_that_a_later_chunk_shows(steps, dim, cell, data):
+    """The oracle is a list of tokens, each a number or an array, and numpy's broadcasting."""
+    dim = min(dim, len(cell) + 1)
+    options = {"ragged_dims": {"x": dim}} if dim > 1 or data.draw(st.booleans()) else {}
+    row, tokens, shown = RowBuilder({"x": torch.float64}, **options), [], False
+    for step, n, value in steps:
+        cells = [np.full(cell, value, np.float64) + i for i in range(n if step != "copy" else 0)]
+        chunk = np.stack(cells, dim - 1) if cells else []
+        if step == "fill":
+            row.append(ids=[0] * n, x=value)
+            tokens += [value] * n
+        elif step == "chunk":
+            row.append(ids=[0] * n, x=chunk)
+            tokens += cells
+        elif step == "from":
+            at = min(1, len(tokens))
+            row.append({"ids": at, "x": at}, ids=[0] * n, x=chunk)
+            tokens[at:] = cells
+        elif step == "cut":
+            row.truncate(min(n, len(tokens)))
+            del tokens[n:]
+        else:
+            row = n(row)
+        shown = shown or (step in ("chunk", "from") and n > 0)
+        if shown and data.draw(st.booleans()):
+            row = RowBuilder.from_message(row.to_frames())
+    found = row.to_row()["x"]
+    whole = [np.broadcast_to(token, cell) for token in tokens] if shown else tokens
+    if not tokens:
+        assert found.size == 0
+        return
+    assert np.array_equal(found, np.stack(whole, dim - 1 if shown else 0))
+    if shown or dim == 1:
+        assert open_wire(row.to_frames()).arrays("x").values.shape == found.shape
+        return
+    with pytest.raises(ArgumentError, match=r"to_frames\('x'\): .*dtypes=\{'x': a FieldSchema\}"):
+        row.to_frames()
+
+
+def test_a_number_that_filled_a_prompt_keeps_its_dtype_and_a_list_its_shape():
+    row = RowBuilder()
+    row.append(ids=[1, 2, 3], top=0)
+    row.append(ids=[4], top=np.ones((1, 5), np.float32))
+    assert row.to_row()["top"].dtype == np.float32
+    assert row.to_row()["top"].sum(axis=1).tolist() == [0, 0, 0, 5]
+    row = RowBuilder(same_length=())
+    row.append(ids=[1, 2], top=[0.0, 0.0])
+    resumed = RowBuilder.from_message(row.to_frames())
+    for grown_row in (row, resumed):
+        with pytest.raises(ArgumentError, match=r"of shape \(\) .*dtypes=\{'top': a FieldSchema\}"):
+            grown_row.append(top=np.ones((1, 5), np.float32))
+        assert grown_row.to_row()["top"].tolist() == [0.0, 0.0]
+
+
+def test_ragged_dims_are_those_of_encode_rows():
+    experts = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
+    row = RowBuilder(ragged_dims={"experts": 2, "image": 2, "later": 1})
+    row.append(ids=[1, 2, 3], experts=experts)
+    row.set(image=np.ones((3, 5)))
+    sample = {"ids": [1, 2, 3], "experts": experts, "image": np.ones((3, 5))}
+    frames = encode_rows([sample], ragged_dims={"experts": 2, "image": 2})
+    assert message(row.to_frames()) == message(frames)
+    for dims, dtypes, match in (
+        ({"x": 0}, {}, r"RowBuilder\(ragged_dims\)\['x'\]: expected a dim"),
+        ({"x": 65}, {}, r"RowBuilder\(ragged_dims\)\['x'\]: expected a dim"),
+        ({"x": 2}, {"x": object}, "expected a jagged column"),
+        ({"x": 2}, {"x": FieldSchema("tensor", torch.int8, (1,))}, "expected a jagged column"),
+        ({"x": 1}, {"x": FieldSchema("jagged", torch.int8, (1, 3, None))}, "found 1 and 2"),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            RowBuilder(dtypes, ragged_dims=dims)
+    for other in ([("x", 2)], {1: 2}, 2):
+        with pytest.raises(ArgumentTypeError, match="a dict of names to dims"):
+            RowBuilder(ragged_dims=other)  # type: ignore[arg-type]
+    agreed = RowBuilder({"x": open_wire(frames).schema["experts"]}, ragged_dims={"x": 2})
+    agreed.append(x=experts)
+    assert agreed.to_row()["x"].tolist() == experts.tolist()
+
+
 def test_bad_options():
     for arguments, options, match in (
         (([],), {}, "dict of names to dtypes, found list"),

@@ -34,8 +34,8 @@ from jagcodec.produce.row_kinds import OBJECT_ROW, described, kind_of_row, tenso
 from jagcodec.produce.rows import (
     check_row_shape,
     encode_rows,
-    ragged_dim_of,
     read_dtypes,
+    read_ragged_dims,
     shape_without_cells,
 )
 from jagcodec.wire.encoder import EncodeOptions
@@ -52,6 +52,7 @@ class _GrowingColumn:
 
     dim: int = 0  # the dim of a chunk along which its tokens are
     shape: tuple[int, ...] | None = None  # without tokens; None if no chunk or schema has shown it
+    is_flat: bool = True  # whether a token is a number, because nothing has shown its shape
     schema: FieldSchema | None = None  # says the shape of its chunks
     dtype: str | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
@@ -60,6 +61,11 @@ class _GrowingColumn:
     tokens: int = 0
     chunks: list[Cells] = field(default_factory=list)  # none of them is empty
 
+    @property
+    def axis(self) -> int:
+        """The dim of the chunks along which the tokens are."""
+        return 0 if self.is_flat else self.dim
+
     def joined(self) -> Cells:
         """All cells as they are stored; joins the chunks into one."""
         if not self.chunks:
@@ -67,7 +73,7 @@ class _GrowingColumn:
             stored = self.stored or self.dtype or "float32"
             return np.empty(self.shape or (0,), STORED_DTYPES[stored])
         if len(self.chunks) > 1:
-            self.chunks = [np.concatenate(self.chunks, self.dim)]
+            self.chunks = [np.concatenate(self.chunks, self.axis)]
         return self.chunks[0]
 
     def whole(self) -> RowCells:
@@ -89,7 +95,7 @@ class _GrowingColumn:
         if not self.chunks or dtype == self.dtype:
             return column
         joined = self.joined()
-        made: Any = cells_of_rows([joined], dtype, dim=self.dim)
+        made: Any = cells_of_rows([joined], dtype, dim=self.axis)
         if float in self.types and dtype in NARROW:
             check_floats(joined.reshape(-1).astype(np.float64), dtype, lambda _: "")
         cells = made.data if stored == dtype else joined.astype(STORED_DTYPES[stored])
@@ -99,14 +105,25 @@ class _GrowingColumn:
         """The column with cells of its own."""
         return replace(self, chunks=[self.joined().copy(order="C")] if self.chunks else [])
 
+    def in_shape_of(self, cells: Cells) -> _GrowingColumn:
+        """The column with tokens of the shape that a chunk shows; each number fills a token."""
+        if not self.is_flat:
+            return self
+        chunks = self.chunks
+        if chunks:
+            numbers = self.joined().reshape(-1, *(1,) * (cells.ndim - self.dim - 1))
+            chunks = [np.broadcast_to(numbers, self.shape_of(cells.shape, self.tokens)).copy()]
+        return replace(self, chunks=chunks, is_flat=False)
+
     def cut(self, tokens: int) -> None:
         """Drop the tokens after the first `tokens`, in a time that grows with those alone."""
         while self.tokens > tokens:
             last = self.chunks.pop()
-            self.shape = self.shape_of(last.shape, 0)
-            self.tokens -= last.shape[self.dim]
+            if not self.is_flat:
+                self.shape = self.shape_of(last.shape, 0)
+            self.tokens -= last.shape[self.axis]
             if self.tokens < tokens:
-                kept = last[(slice(None),) * self.dim + (slice(tokens - self.tokens),)]
+                kept = last[(slice(None),) * self.axis + (slice(tokens - self.tokens),)]
                 memory: Any = kept.base
                 # Copy a small part, so that the rest of its memory is freed.
                 self.chunks.append(kept.copy() if 2 * kept.nbytes < memory.nbytes else kept)
@@ -125,18 +142,28 @@ class _GrowingColumn:
         return (*shape[: self.dim], *shape[self.dim + 1 :])
 
     def filled(self, number: Cells, tokens: int) -> Cells:
-        """So many tokens, whose cells all hold the number."""
-        shape = self.shape_of(self.shape_so_far() or (0,), tokens)
+        """So many tokens, whose cells all hold the number; as numbers while the column is flat."""
+        shape = (tokens,) if self.is_flat else self.shape_of(self.shape_so_far() or (0,), tokens)
         return np.full(shape, number, number.dtype)
+
+    def check_shape(self, path: str, name: str) -> None:
+        """Refuse to send tokens along a later dim if nothing has shown the dims before it."""
+        if self.is_flat:
+            detail = "expected a chunk that shows the dims of its tokens, found none so far; append"
+            remedy = f"one, or pass dtypes={{{name!r}: a FieldSchema}}"
+            raise ArgumentError("bad_shape", path, f"{detail} {remedy} to RowBuilder")
 
     def check_chunk(self, made: RowCells) -> None:
         """Refuse a chunk, or a number that fills one, that is not like those before."""
         shape = None if self.schema is None else self.schema.shape
         before = self.shape_so_far() if self.chunks or shape is None else None
+        before = None if self.is_flat else before
         if made.lengths and before is not None:
             expected, found = self.cell_shape(before), self.cell_shape(made.dims)
             if expected != found:
                 detail = f"expected tokens of shape {expected} like those before, found {found}"
+                if expected == ():  # as of a number that filled a prompt, in a message
+                    detail += "; to say their shape first, pass dtypes={...: a FieldSchema}"
                 raise ArgumentError("bad_shape", "", detail)
         if shape is not None:
             chunk = made if made.lengths else RowCells(self.filled(made.data, 1), (1,), made.dtype)
@@ -177,9 +204,13 @@ class RowBuilder:
             fit. A column of empty lists alone is float32.
         same_length: Names of columns that must have as many tokens as each other after each
             `append`; None for all columns, ``()`` for none.
+        ragged_dims: Name to the dim of the column that is ragged, as for `encode_rows`: chunks
+            (layers, n, k) with ``{"experts": 2}``. Not needed if `dtypes` says it.
 
     Raises:
-        ArgumentTypeError: `dtypes` is not a mapping of names to dtypes.
+        ArgumentError: `dtypes` and `ragged_dims` say different dims, or a dim is out of range.
+        ArgumentTypeError: `dtypes` is not a mapping of names to dtypes, nor `ragged_dims` one of
+            names to dims.
     """
 
     def __init__(
@@ -187,32 +218,24 @@ class RowBuilder:
         dtypes: Mapping[str, Any] | None = None,
         *,
         same_length: Collection[str] | None = None,
+        ragged_dims: Mapping[str, int] | None = None,
     ) -> None:
         path = "RowBuilder(same_length)"
         self._same = None if same_length is None else name_set(same_length, path)
         self._columns: dict[str, _GrowingColumn] = {}
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
-        given = {} if dtypes is None else dtypes
         path = "RowBuilder(dtypes)"
-        for name, schema in read_dtypes(given, path).items():
+        schemas = read_dtypes({} if dtypes is None else dtypes, path)
+        self._dims = read_ragged_dims(ragged_dims, schemas, "RowBuilder")
+        for name, schema in schemas.items():
             if schema.kind not in ("", "jagged"):
                 self._dtypes[name] = schema
                 continue
-            dtype: Any = schema.dtype  # its name
-            grown = _GrowingColumn(
-                schema=schema,
-                dtype=dtype,
-                dtype_is_fixed=schema.dtype is not None,
-            )
-            self._columns[name] = grown
-            sizes = schema.shape[1:] if schema.shape else ()
-            if len(sizes) > sizes.count(None):  # some size is known
-                grown.dim = ragged_dim_of(schema) - 1
-                try:
-                    grown.shape = shape_without_cells(schema, grown.dim + 1)
-                except JagcodecError as error:
-                    raise error_at_column(error, f"{path}[{name!r}]", name) from None
+            try:
+                self._columns[name] = _column_of_schema(schema, self._dims.get(name, 1) - 1)
+            except JagcodecError as error:
+                raise error_at_column(error, f"{path}[{name!r}]", name) from None
 
     def __len__(self) -> int:
         counted = (column.tokens for name, column in self._columns.items() if self._counts(name))
@@ -241,9 +264,10 @@ class RowBuilder:
                 column holds from there on, which may be more tokens or fewer. Other chunks start
                 where their column ends. It is positional, so that a column may have any name.
             **columns: Name to chunk, as a row of a jagged column for `encode_rows`; its first dim,
-                or the ragged dim that `dtypes` says, is tokens. One number fills as many tokens as
-                the other chunks add, or is one token if all are numbers. A column that is left out
-                gets no tokens.
+                or the ragged dim that `dtypes` or `ragged_dims` says, is tokens. One number fills
+                all cells of as many tokens as the other chunks add, or is one token if all are
+                numbers; the shape of these tokens is that of the first chunk that has one. A column
+                that is left out gets no tokens.
 
         Raises:
             ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
@@ -263,19 +287,21 @@ class RowBuilder:
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
-            read[name] = _read_chunk(self._columns.get(name) or _GrowingColumn(), chunk, path, name)
+            column = self._columns.get(name) or _GrowingColumn(self._dims.get(name, 1) - 1)
+            read[name] = _read_chunk(column, chunk, path, name)
         starts = {} if start is None else _read_starts(start, read, f"{where}(start)")
         added = {
             name: starts.get(name, column.tokens) + tokens - column.tokens
             for name, (column, _, tokens) in read.items()
             if tokens is not None
         }
-        if len(added) < len(read):
-            to_fill = self._tokens_to_fill(added, where)
-            for name, (column, cells, tokens) in read.items():
-                if tokens is None:
-                    read[name] = column, column.filled(cells, to_fill), to_fill
-                    added[name] = to_fill
+        to_fill = self._tokens_to_fill(added, where) if len(added) < len(read) else 0
+        for name, (column, cells, tokens) in read.items():
+            if tokens is None:
+                read[name] = column, column.filled(cells, to_fill), to_fill
+                added[name] = to_fill
+            elif tokens:
+                read[name] = column.in_shape_of(cells), cells, tokens
         grown = self._columns | {name: column for name, (column, _, _) in read.items()}
         self._check_token_counts(grown, added, where)
         for name, (column, cells, tokens) in read.items():
@@ -370,7 +396,11 @@ class RowBuilder:
             Raises as `encode_rows`, of a value that was set.
         """
         dtypes = {name: dtype for name, dtype in self._dtypes.items() if name in self._values}
-        dims = {name: column.dim + 1 for name, column in self._columns.items() if column.dim}
+        dims = {name: dim for name, dim in self._dims.items() if name in self._values}
+        for name, column in self._columns.items():
+            if column.dim:
+                dims[name] = column.dim + 1
+                column.check_shape(f"RowBuilder.to_frames({name!r})", name)
         row = {name: column.whole() for name, column in self._columns.items()} | self._values
         return encode_rows([row], dtypes=dtypes or None, ragged_dims=dims or None, **options)
 
@@ -410,7 +440,9 @@ class RowBuilder:
                 row._values[name], row._dtypes[name] = found, schema[name]
                 continue
             dim, cells = found.ragged_dim - 1, found.data
-            grown = _GrowingColumn(dim, None, schema[name], found.dtype, dtype_is_fixed=True)
+            grown = _GrowingColumn(
+                dim, is_flat=False, schema=schema[name], dtype=found.dtype, dtype_is_fixed=True
+            )
             grown.shape, grown.tokens = grown.shape_of(cells.shape, 0), cells.shape[dim]
             grown.chunks = [cells] if grown.tokens else []
             row._columns[name] = grown.copied()
@@ -452,6 +484,16 @@ def _of_state(state: Any) -> RowBuilder:
     columns = {name: _GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
     vars(row).update(attributes, _columns=columns)
     return row
+
+
+def _column_of_schema(schema: FieldSchema, dim: int) -> _GrowingColumn:
+    """A column without tokens, with what a dtype or a `FieldSchema` says of it."""
+    dtype: Any = schema.dtype  # its name
+    grown = _GrowingColumn(dim, schema=schema, dtype=dtype, dtype_is_fixed=dtype is not None)
+    sizes = schema.shape[1:] if schema.shape else ()
+    if len(sizes) > sizes.count(None):  # some size is known
+        grown.shape, grown.is_flat = shape_without_cells(schema, dim + 1), False
+    return grown
 
 
 _Read: TypeAlias = tuple[_GrowingColumn, Cells, int | None]

@@ -391,6 +391,18 @@ def _is_fixed_shape(field: FieldSchema) -> bool:
     return field.kind == "tensor" and len(field.shape or ()) > 1
 
 
+def read_ragged_dims(
+    ragged_dims: Any, schema: Mapping[str, FieldSchema], where: str
+) -> dict[str, int]:
+    """The ragged dims by name that `ragged_dims` and a schema say, of columns yet to be made."""
+    path = f"{where}(ragged_dims)"
+    given = named_columns({} if ragged_dims is None else ragged_dims, path, "dims")
+    rectangles = {name for name, field in schema.items() if field.kind == "object"}
+    return _ragged_dims(
+        _named_dims(given, given, schema, rectangles, path), {}, schema, frozenset(), where
+    )
+
+
 def _named_dims(
     ragged_dims: Any,
     columns: Mapping[str, Any],
@@ -423,7 +435,7 @@ def _ragged_dims(
     """The ragged dims by name, from the caller, the schema, and columns that are jagged."""
     dims = dict(named)
     found = [
-        (name, ragged_dim_of(field), "dtypes=")
+        (name, _ragged_dim_of(field), "dtypes=")
         for name, field in schema.items()
         if field.kind == "jagged"
     ]
@@ -615,7 +627,7 @@ def _makable(field: FieldSchema, path: str) -> FieldSchema:
     return field._replace(dtype=name)
 
 
-def ragged_dim_of(field: FieldSchema) -> int:
+def _ragged_dim_of(field: FieldSchema) -> int:
     """The ragged dim of a jagged column: the first after its rows that has no size."""
     shape = field.shape or ()
     return shape.index(None, 1)
