@@ -5,6 +5,7 @@ Importing this package imports none of these modules and none of their dependenc
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -31,10 +32,15 @@ def setup() -> None:
 
     Every TensorDict, jagged tensor, `BatchedDataDict`, `WireBatch` and `DataProto` of verl that
     `ray.put`, a task argument or a result holds, at any depth, is written as a message, with the
-    options of `jagcodec.integrations.ray.register` if you called it. Types for which you gave Ray a
-    serializer keep it. Calling this twice is harmless; `jagcodec.integrations.ray.unregister`
-    undoes it. It imports Ray, but not torch, tensordict or verl. If Ray then writes a batch of a
-    version of these that this wire format does not support, it raises `ArgumentError`.
+    options of `jagcodec.integrations.ray.register` if you called it, and before them those that the
+    variable ``JAGCODEC_ENCODE`` names: ``elide``, ``narrow``, or both with a comma between them.
+    Types for which you gave Ray a serializer keep it. Calling this twice is harmless;
+    `jagcodec.integrations.ray.unregister` undoes it. It imports Ray, but not torch, tensordict or
+    verl. If Ray then writes a batch of a version of these that this wire format does not support,
+    it raises `ArgumentError`.
+
+    Raises:
+        ArgumentError: ``JAGCODEC_ENCODE`` holds another word.
     """
     carry()
 
@@ -48,6 +54,23 @@ def needed(integration: str, package: str) -> Iterator[None]:
         raise ModuleNotFoundError(
             f"{integration} needs {package} (found no module named {error.name!r})", name=error.name
         ) from error
+
+
+# --- options of `encode` for all processes of a job ---------------------------------------------
+
+VARIABLE = "JAGCODEC_ENCODE"
+_WORDS = ("elide", "narrow")  # those that are on or off, and that readers need not know
+
+
+def options_of_environment() -> dict[str, bool]:
+    """The options of `encode` that the variable names, for Ray's hook and for TransferQueue."""
+    text = os.environ.get(VARIABLE, "")
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    for word in words:
+        if word not in _WORDS:
+            expected = "expected elide, narrow, or both with a comma between them"
+            raise ArgumentError("bad_option", VARIABLE, f"{expected}, found {word!r}")
+    return dict.fromkeys(words, True)
 
 
 # --- reducers for Ray's pickler, found by the name of a type -----------------------------------
@@ -68,7 +91,9 @@ _NAMES = {
 class _ByName(dict[type, Reducer]):
     """The reducers of `ray`, or of `verl` if verl is imported, loaded with the first such value."""
 
-    options: Mapping[str, Any] = {}  # of `encode`
+    # Of `encode`: those of the environment, and those of `register`, which come after them.
+    of_environment: Mapping[str, Any] = {}
+    registered: Mapping[str, Any] = {}
 
     def __missing__(self, cls: type) -> Reducer:
         package = str(cls.__module__).partition(".")[0]
@@ -82,7 +107,7 @@ class _ByName(dict[type, Reducer]):
             detail = f"expected to write a {cls.__name__} of {package}, found a version ({version})"
             detail += f" where this fails: {type(error).__name__}: {error}; install another one"
             raise ArgumentError("bad_option", "jagcodec.integrations.setup", detail) from error
-        reducer: Reducer = ours.reducers(**self.options)[cls]
+        reducer: Reducer = ours.reducers(**{**self.of_environment, **self.registered})[cls]
         return reducer
 
 
@@ -98,11 +123,12 @@ def _maps() -> list[MutableMapping[type, Reducer]]:
 
 def carry(options: Mapping[str, Any] | None = None) -> None:
     """Make Ray use these reducers for types that have none of Ray's; None keeps their options."""
+    _by_name.of_environment = options_of_environment()
     maps = _maps()
     if not any(each is _by_name for each in maps):
         maps.insert(1, _by_name)
     if options is not None:
-        _by_name.options = options
+        _by_name.registered = options
 
 
 def restore_reducers() -> None:
@@ -110,4 +136,4 @@ def restore_reducers() -> None:
     if "ray.cloudpickle" in sys.modules:
         maps = _maps()
         maps[:] = [each for each in maps if each is not _by_name]
-    _by_name.options = {}
+    _by_name.registered = {}

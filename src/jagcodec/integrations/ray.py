@@ -71,9 +71,14 @@ def register(**options: Unpack[EncodeOptions]) -> None:
             td = ray.get(ray.put(td))
 
     Args:
-        options: Those of `encode`, such as `allow_pickle` and `default` for objects inside batches
-            that cannot be encoded. For these, Ray otherwise raises a `TypeError` whose cause is
-            `UnsupportedTypeError`. Calling this again replaces them.
+        options: Those of `encode`, such as `elide` for batches that repeat prompts or images, and
+            `allow_pickle` and `default` for objects inside batches that cannot be encoded. For
+            these, Ray otherwise raises a `TypeError` whose cause is `UnsupportedTypeError`. Calling
+            this again replaces them. An option that you leave out is the one that the variable
+            ``JAGCODEC_ENCODE`` names, as for `setup`.
+
+    Raises:
+        ArgumentError: ``JAGCODEC_ENCODE`` holds a word that `setup` does not know.
 
     Otherwise it is `jagcodec.integrations.setup`. What you get back is on the CPU and without
     gradients. A `WireBatch` keeps its object in the store. Ray keeps subclasses of the types.

@@ -30,7 +30,7 @@ from tensordict import NonTensorStack, TensorDict, TensorDictBase
 from jagcodec import concat_rows
 from jagcodec._arguments import check_options
 from jagcodec._version import __version__
-from jagcodec.columns.batch import closed, to_send
+from jagcodec.columns.batch import AS_IT_IS, Stored, all_stored, closed, stored, to_send
 from jagcodec.columns.column import column_of
 from jagcodec.columns.of_tensors import (
     Dense,
@@ -50,7 +50,7 @@ from jagcodec.errors import (
     WireFormatError,
     brief,
 )
-from jagcodec.integrations import needed
+from jagcodec.integrations import needed, options_of_environment
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, same_width_dtype
 from jagcodec.produce.tensors import stack_or_nest
 from jagcodec.rows.nested import parts_of
@@ -152,12 +152,24 @@ class StorageOptions:
     """The configuration under ``backend.SimpleStorage.jagcodec``, as for `encode` and `decode`."""
 
     allow_pickle: bool = False
+    elide: bool = False
     narrow: bool = False
     limits: Limits = DEFAULT_LIMITS
 
-    def encode(self, columns: Columns, meta: Mapping[str, Any] | None = None) -> list[Any]:
+    def encode(self, columns: Columns) -> list[Any]:
+        """The message of columns in memory."""
+        return self._encode(columns, narrow=self.narrow, elide=self.elide)
+
+    def encode_again(
+        self, columns: Columns, how: Stored, meta: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """The message of columns that came in messages, stored `how` those had them."""
+        narrow = self.narrow or [path for path in how.narrow if path[0] in columns.columns] or False
+        return self._encode(columns, narrow=narrow, elide=how.elided, meta=meta)
+
+    def _encode(self, columns: Columns, **options: Any) -> list[Any]:
         with self._remedy():
-            return encode(columns, narrow=self.narrow, allow_pickle=self.allow_pickle, meta=meta)
+            return encode(columns, allow_pickle=self.allow_pickle, **options)
 
     @contextmanager
     def _remedy(self) -> Iterator[None]:
@@ -194,10 +206,11 @@ class StorageOptions:
         return batch
 
 
-_OPTIONS = {"allow_pickle": bool, "narrow": bool, "limits": Mapping}
+_OPTIONS = {"allow_pickle": bool, "elide": bool, "narrow": bool, "limits": Mapping}
 
 
 def options_of(config: Mapping[str, Any]) -> StorageOptions:
+    """The options of a configuration; those that it leaves out are those of the environment."""
     where, given = f"backend.{NAME}.jagcodec", config.get("jagcodec")
     _check_type(given, Mapping, where)
     given = {} if given is None else given
@@ -206,7 +219,8 @@ def options_of(config: Mapping[str, Any]) -> StorageOptions:
         _check_type(value, _OPTIONS[name], f"{where}.{name}")
     limits = given.get("limits") or {}
     check_options(limits, [field.name for field in fields(Limits)], f"{where}.limits")
-    return StorageOptions(**{**given, "limits": Limits(**limits)})
+    chosen = {**options_of_environment(), **given, "limits": Limits(**limits)}
+    return StorageOptions(**chosen)
 
 
 def _check_type(value: Any, kind: Any, path: str) -> None:
@@ -295,21 +309,25 @@ def _column_of(values: list[Any], ragged_dims: Iterable[int]) -> Any:
     return values
 
 
+def _chosen(batches: Sequence[WireBatch], index: Sequence[int], names: Iterable[str]) -> WireBatch:
+    """These rows and columns of several messages, as one open batch."""
+    names = tuple(names)
+    parts = [batch if batch.fields == names else batch.select(names) for batch in batches]
+    return (concat_rows(parts) if len(parts) > 1 else parts[0]).rows(index)
+
+
 def _rows_of(
     batches: Sequence[WireBatch],
     index: Sequence[int],
-    names: Iterable[str],
+    whole: WireBatch,
     read: Callable[[WireBatch], Iterable[tuple[str, Any]]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """These rows of several messages: columns in one piece, and others, joined value by value."""
-    names = tuple(names)
-    parts = [batch if batch.fields == names else batch.select(names) for batch in batches]
-    whole = (concat_rows(parts) if len(parts) > 1 else parts[0]).rows(index)
+    """The columns of `whole`, these rows of `batches`: in one piece, and others value by value."""
     with suppress(ArgumentError, ArgumentTypeError):  # of columns that differ
         return dict(read(whole)), {}
     columns: dict[str, Any] = {}
     others: dict[str, Any] = {}
-    for name in names:
+    for name in whole.fields:
         try:
             columns |= read(whole.select([name]))
         except (ArgumentError, ArgumentTypeError):
@@ -399,30 +417,43 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
             groups.setdefault(tuple(map(id, rows)), []).append(name)
         columns: dict[str, Any] = {}
         scattered: list[str] = []
+        how = AS_IT_IS
         for names in groups.values():
             batches, index = _places(found[names[0]])
-            one, others = _rows_of(batches, index, names, lambda b: to_send(b).columns.items())
+            whole = _chosen(batches, index, names)
+            one, others = _rows_of(batches, index, whole, lambda b: to_send(b).columns.items())
             columns |= one | others
+            how = all_stored([how, self._stored(whole, len(batches))])
             if len(batches) > max(1, len(index) // 4):
                 scattered += list(one)
         with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
         batch = Columns(len(global_indexes), {name: columns[name] for name in found})
-        frames = self.options.encode(batch, {WITH_TENSORS: with_tensors} if with_tensors else None)
+        meta = {WITH_TENSORS: with_tensors} if with_tensors else None
+        frames = self.options.encode_again(batch, how, meta)
         joined = {name: columns[name] for name in scattered if name not in with_tensors}
         if joined:
-            whole = len(joined) == len(columns)
-            self._replace_rows(global_indexes, joined, frames if whole else None)
+            if len(joined) < len(columns):
+                # Not the reply: the unit would hold its other columns twice.
+                frames_to_keep = self.options.encode_again(batch._replace(columns=joined), how)
+            else:
+                frames_to_keep = frames
+            self._replace_rows(global_indexes, joined, frames_to_keep)
         return body_of(frames)
 
-    def _replace_rows(
-        self, global_indexes: list[int], joined: dict[str, Any], frames: list[Any] | None
-    ) -> None:
-        """Keep joined columns in place of the messages that had their rows: the next get is faster.
+    def _stored(self, rows: WireBatch, messages: int) -> Stored:
+        """How rows of so many messages are sent.
 
-        `frames` are their message, if there is one. A message with other columns is not kept: the
-        unit would hold those twice.
+        Repeats are looked for in columns that came elided, and in rows that came apart: of one
+        message, the client looked for them.
         """
-        frames = frames or self.options.encode(Columns(len(global_indexes), joined))
+        how = stored(rows)
+        elided = how.elided or (self.options.elide and messages > 1)
+        return how if elided == how.elided else how._replace(elided=elided)
+
+    def _replace_rows(
+        self, global_indexes: list[int], joined: Iterable[str], frames: list[Any]
+    ) -> None:
+        """Keep a message in place of those that had these rows: the next get is faster."""
         kept = self.options.open(frames, NO_LIMITS)
         rows = [_Row(kept, row) for row in range(len(kept))]
         for name in joined:
@@ -646,7 +677,8 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         index = np.argsort(places).tolist()
         with_tensors = {name for batch in batches for name in batch.meta.get(WITH_TENSORS, ())}
         joinable = [name for name in names if name not in with_tensors]
-        leaves, others = _rows_of(batches, index, joinable, lambda b: b.to_tensordict().items())
+        whole = _chosen(batches, index, joinable)
+        leaves, others = _rows_of(batches, index, whole, lambda b: b.to_tensordict().items())
         others |= {
             name: _column_of(*_values_of_rows(batches, index, name)) for name in with_tensors
         }
