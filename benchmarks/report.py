@@ -362,7 +362,23 @@ def planes_tables(report: Report) -> dict[str, str]:
         ]
         head = ["way", "steps, medians in ms", "together", "times as fast", "bytes"]
         made[f"planes-{plane}"] = table(head[: len(rows[0]) if rows else None], rows)
-    return made
+    return {**made, "planes-images": _images(report.get("images", {}))}
+
+
+def _images(cases: Report) -> str:
+    """Rows with images through several planes: bytes, seconds, and ratios to the stock way."""
+    rows = []
+    for case, ways in cases.items():
+        totals = [sum(found["ms"].values()) for found in ways.values()]
+        for (way, found), total in zip(ways.items(), totals, strict=True):
+            size = found["bytes"]
+            by_step = size if isinstance(size, Mapping) else dict.fromkeys(found["ms"], size)
+            sizes = [_size(by_step[step]) for step in found["ms"]]
+            times = [f"{ms / 1e3:.2f} s" for ms in found["ms"].values()]
+            rows.append([case, way, *sizes, *times, f"{total / totals[0]:.2f}"])
+            case = ""
+    head = ("rows", "way", "bytes put", "bytes got", "put", "get", "put and get / stock")
+    return table(head, rows)
 
 
 def verl_v1_tables(report: Report) -> dict[str, str]:
