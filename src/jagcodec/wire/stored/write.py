@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +14,16 @@ from jagcodec import kernels
 from jagcodec.memory import ALIGNMENT
 from jagcodec.memory.arrays import array_bytes
 from jagcodec.memory.blocks import allocate_together
-from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
+from jagcodec.rows.views import RaggedView, in_buffers
+from jagcodec.wire.dtypes import DtypeName
 from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import start_of
 from jagcodec.wire.header_reader import is_accepted
-from jagcodec.wire.items import item_of_documents
+from jagcodec.wire.items import item_of_documents, item_of_view
 from jagcodec.wire.lowered import Lowered, RowMessages
 from jagcodec.wire.place import MessageWriter
+from jagcodec.wire.spec import SMALL_BUFFER
 from jagcodec.wire.stored.elide import elide_cells, elide_documents
 from jagcodec.wire.stored.narrow import narrowed
 
@@ -55,9 +59,38 @@ def write_rows(messages: RowMessages, *, narrows: bool) -> None:
     for i, row in messages.rows.items():
         one = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
         pieces = blob_pieces(frames_of(message_of(one, narrows=narrows)))
-        made[i] = b"".join([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
-    item, found = messages.item, item_of_documents([made[i] for i in messages.places])
+        made[i] = _joined([*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)])
+    item = messages.item
+    if all(len(pieces) == 1 for pieces in made.values()):
+        found = item_of_documents([made[i][0] for i in messages.places])
+    else:
+        found = item_of_view(_rows_in_pieces(made, messages.places), None)
     item.data, item.dims, item.splits = found.data, found.dims, found.splits
+
+
+def _joined(pieces: Sequence[Any]) -> list[Any]:
+    """The same bytes in fewer pieces: small ones are joined, large ones stay where they are."""
+    is_large = [len(piece) >= SMALL_BUFFER for piece in pieces]
+    found: list[Any] = []
+    for large, some in itertools.groupby(range(len(pieces)), is_large.__getitem__):
+        found += [pieces[i] for i in some] if large else [b"".join(pieces[i] for i in some)]
+    return found
+
+
+def _rows_in_pieces(made: Mapping[int, Sequence[Any]], places: Sequence[int]) -> RaggedView:
+    """The bytes of rows, each in several pieces; `places` has the key of each row."""
+    most, end = max(map(len, made.values())), 0
+    starts: dict[int, list[int]] = {}
+    lengths: dict[int, list[int]] = {}
+    for i, pieces in made.items():
+        sizes = [*map(len, pieces)] + [0] * (most - len(pieces))
+        starts[i] = [end + before for before in itertools.accumulate(sizes, initial=0)][:-1]
+        lengths[i], end = sizes, end + sum(sizes)
+    buffers = [np.frombuffer(piece, np.uint8) for pieces in made.values() for piece in pieces]
+    runs = np.array([lengths[i] for i in places], dtype=np.int64)
+    begins = np.array([starts[i] for i in places], dtype=np.int64)
+    splits = RowSplits.from_lengths(runs.sum(axis=1))
+    return in_buffers(buffers, DtypeName("uint8"), (), begins, splits, runs)
 
 
 _LIST_OF_ONE = b"\x91"  # msgpack writes it before the only item
