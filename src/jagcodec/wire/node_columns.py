@@ -55,6 +55,7 @@ from jagcodec.rows.column_arrays import arrays_of_view
 from jagcodec.rows.copy_bytes import array_of_view, bytes_of_cells
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, end_to_end
+from jagcodec.wire.batch_node import batch_in, sizes_of_node
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import (
@@ -75,7 +76,6 @@ from jagcodec.wire.leaf import (
     columns_of_dict,
     field_of,
     parts_of_packed,
-    rows_of_node,
 )
 from jagcodec.wire.message import Budget, Message
 from jagcodec.wire.schema import GROUP, STORED, Node
@@ -83,8 +83,6 @@ from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import (
     BATCHED_DATA_DICT,
     IN_STACK,
-    MAX_UNBACKED_ROWS,
-    ORDERED_DICT,
     PLAIN,
     Kind,
 )
@@ -621,52 +619,3 @@ def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
         raise bad("columns and values next to them", type(state).__name__)
     columns, meta = state
     return columns, meta | message_meta(message)
-
-
-def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
-    """The node whose children are the columns of a batch, and the nodes next to it; else None."""
-    if root.kind is Kind.TENSORDICT:
-        return root, []
-    if root.kind is Kind.USER and root.fields[0] == ORDERED_DICT:
-        root = root.children[0]
-    if root.kind is Kind.MAP:
-        pairs = list(zip(root.fields[0], root.children, strict=True))
-        found = [pair for pair in pairs if pair[1].kind is Kind.TENSORDICT]
-        if len(found) == 1:
-            return found[0][1], [pair for pair in pairs if pair is not found[0]]
-    if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
-        state = root.children[0].children
-        if len(state) == 2 and state[0].kind is Kind.MAP:
-            return state[0], [(None, state[1])]
-    return None
-
-
-def sizes_of_node(message: Message, node: Node, around: Sequence[int]) -> list[int]:
-    """(N, ...) of a batch; `around` is the batch size of the one that it is in."""
-    if node.kind is not Kind.MAP:
-        sizes = message.numbers[node.dims : node.end]
-        if not sizes or sizes[: len(around)] != around:
-            raise rows_differ(around or ["N"], sizes)
-        return sizes
-    # A dict has the rows that its first column claims; reading checks each column again.
-    claims = (rows_of_node(each, message.numbers, message.header.groups) for each in node.children)
-    rows = next((rows for rows in claims if rows is not None), None)
-    if rows is None:  # columns that are documents claim no rows in the header
-        counts = (_built_rows(message, column) for column in node.children)
-        rows = next((count for count in counts if count is not None), None)
-    if rows is None:
-        return [*around[:1]] or [0]
-    # The same bound as for a TensorDict, which claims its rows in the header.
-    if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
-        raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
-    if around and [rows] != [*around[:1]]:
-        raise rows_differ(around, [rows])
-    return [rows]
-
-
-def _built_rows(message: Message, column: Node) -> int | None:
-    """Build a column and count its rows; None if any number of rows fits it."""
-    try:
-        return row_count(build(message, column), "$")
-    except ArgumentError as error:
-        raise fail("bad_value", error.detail) from error

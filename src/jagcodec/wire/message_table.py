@@ -1,0 +1,334 @@
+"""`MessageTable`: where the rows of a column are in many messages that are in memory.
+
+They are found by arithmetic on the numbers of all headers at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence, Sized
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jagcodec.errors import WireFormatError
+from jagcodec.memory import INT64_MAX, extent_of
+from jagcodec.memory.arrays import ByteArray, IntArray
+from jagcodec.rows.copy_bytes import gathered_bytes
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
+from jagcodec.wire.dtypes import DtypeName, cell_dtype
+from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
+from jagcodec.wire.spec import (
+    BITS,
+    IN_STACK,
+    INDIRECT,
+    PLAIN,
+    STORED_WIDTHS,
+    TORCH_ITEMSIZES,
+    Kind,
+)
+from jagcodec.wire.stacked import Stack
+from jagcodec.wire.stored.narrow import widened
+
+
+class ColumnInPlace(NamedTuple):
+    """The rows of a column in several messages; in a rectangle, each row is one cell."""
+
+    kind: Kind
+    dtype: str  # of its cells
+    narrow: bool  # whether at least one message stores narrow cells
+    view: RaggedView
+    levels: int  # of containers in each other that documents of every message may have
+    dims: RaggedView | None = None  # of rows that are arrays, whose cells are in `view`
+    tensors: bool = False  # whether these are tensors
+
+
+class _Cells(NamedTuple):
+    """Where the cells of a column are in several messages."""
+
+    kind: Kind
+    dtype: str
+    inner: tuple[int, ...]  # the dims after the first, which are the same in all messages
+    start: IntArray  # (messages,) their first bytes, as if all frames were end to end
+    stored: IntArray  # (messages,) how they are stored
+    counts: IntArray  # (messages,) how many cells there are along the first dim
+    group: IntArray | None  # (messages,) their ragged groups; None for rectangles
+
+    @property
+    def size(self) -> int:
+        """Bytes of one cell with its inner dims."""
+        return math.prod(self.inner) * TORCH_ITEMSIZES[self.dtype]
+
+
+class _GroupRows(NamedTuple):
+    """The rows of a ragged group of each message, or of rectangles."""
+
+    splits: RowSplits
+    begins: IntArray  # (N,) the cell of its message at which each row begins
+    cells: IntArray  # (messages,) how many cells the rows of each message have
+
+
+_IN_GROUP = np.arange(GROUP_NUMBERS)
+
+_SMALL_MESSAGE_ROWS = 8
+"""With at most this many rows per message on average, starts take less memory than messages."""
+
+
+class MessageTable:
+    """All rows of several messages in memory, one after the other, read together."""
+
+    def __init__(
+        self, counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
+    ) -> None:
+        """`counts` are the rows of each message, `buffers` its frames after the header."""
+        self.stacks = stacks
+        self._counts = counts
+        self._first_rows = counts.cumsum() - counts
+        # Where each message is among those of all stacks. In one stack, they are in order.
+        self._order: Any = slice(None)
+        if len(stacks) > 1:
+            self._order = np.argsort(np.concatenate([stack.members for stack in stacks]))
+        self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
+        self._first_buffers = _starts_of(buffers)
+        self._starts = _starts_of(self._buffers)
+        # The columns of each stack by name: searching a list of many names is slow.
+        self._nodes = [_nodes_by_name(stack.node) for stack in stacks]
+        self._columns: dict[str, ColumnInPlace | None] = {}
+        self._rows: dict[bytes, _GroupRows | None] = {}
+
+    def column(self, name: str) -> ColumnInPlace | None:
+        """The rows of a column in place; None if messages must be read one by one.
+
+        They differ in form, or one may have a fault, which that read names.
+        """
+        if name not in self._columns:
+            self._columns[name] = None
+            with suppress(WireFormatError):  # this torch lacks the dtype
+                self._columns[name] = self._column_in_place(name)
+        found = self._columns[name]
+        if found and found.view.dtype is not cell_dtype(found.dtype):  # torch was imported since
+            view = replace(found.view, dtype=cell_dtype(found.dtype))
+            found = self._columns[name] = found._replace(view=view)
+        return found
+
+    def by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
+        """A table of the messages in which a column of objects has one form, for each form.
+
+        With each are its messages, and their rows, by number. Empty if there is only one form, or
+        the column is of another kind.
+        """
+        by_form: dict[Any, list[Stack]] = {}
+        for stack, nodes in zip(self.stacks, self._nodes, strict=True):
+            by_form.setdefault(_form_of_objects(nodes[name]), []).append(stack)
+        if None in by_form or len(by_form) < 2:
+            return []
+        tables = []
+        for stacks in by_form.values():
+            members = np.sort(np.concatenate([stack.members for stack in stacks]))
+            stacks = [s._replace(members=np.searchsorted(members, s.members)) for s in stacks]
+            bounds = zip(
+                self._first_buffers[members], self._first_buffers[members + 1], strict=True
+            )
+            buffers = [self._buffers[start:end] for start, end in bounds]
+            counts = self._counts[members]
+            rows = RowSplits.from_lengths(counts).starts
+            rows = np.arange(counts.sum()) + (self._first_rows[members] - rows).repeat(counts)
+            tables.append((members, rows, MessageTable(counts, stacks, buffers)))
+        return tables
+
+    def _column_in_place(self, name: str) -> ColumnInPlace | None:
+        nodes = [known[name] for known in self._nodes]
+        if nodes[0].kind is not Kind.ARRAY_ROWS:
+            return self._rows_in_place(nodes)
+        if any(
+            node.kind is not Kind.ARRAY_ROWS or node.fields != nodes[0].fields for node in nodes
+        ):
+            return None
+        holder, tensors = nodes[0].fields
+        values, dims = (self._rows_in_place([node.children[i] for node in nodes]) for i in (0, 1))
+        if values is None or dims is None or holder != IN_STACK:
+            return None
+        narrow, view = values.narrow or dims.narrow, dims.view
+        return values._replace(
+            kind=Kind.ARRAY_ROWS, narrow=narrow, dims=view, tensors=bool(tensors)
+        )
+
+    def _rows_in_place(self, nodes: Sequence[Node]) -> ColumnInPlace | None:
+        """The rows of a column, or of a part of one, with its node in each stack."""
+        cells = self._cells_of(nodes)
+        if cells is None or not self._are_bounded(cells):
+            return None
+        rows = self._group_rows(cells.group)
+        if rows is None or (rows.cells != cells.counts).any():
+            return None
+        narrow = bool(cells.stored.any())
+        levels = min(s.levels - node.depth for s, node in zip(self.stacks, nodes, strict=True))
+        view = self._view_of_all(cells, rows, narrow)
+        return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
+
+    def _cells_of(self, nodes: Sequence[Node]) -> _Cells | None:
+        """Where the cells of a column are; None if its messages have it in different forms."""
+        form, *others = {_in_place_form(node) for node in nodes}
+        if form is None or others:
+            return None
+        kind, dtype = form[:2]
+        numbers = self._of_all(
+            stack.numbers[:, node.number : node.end]
+            for stack, node in zip(self.stacks, nodes, strict=True)
+        )
+        buffer, offset, stored = numbers[:, :GROUP].T
+        group = None if kind is Kind.TENSOR else numbers[:, GROUP]
+        dims = numbers[:, GROUP if group is None else GROUP + 1 :]
+        counts, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
+        if (dims[:, 1:] != inner).any():
+            return None
+        filled = (counts > 0) & (math.prod(inner) > 0)
+        if not filled.all():  # an empty column may be anywhere
+            buffer, offset, stored = buffer * filled, offset * filled, stored * filled
+        start = self._starts[self._first_buffers[:-1] + buffer] + offset
+        return _Cells(kind, dtype, inner, start, stored, counts, group)
+
+    def _are_bounded(self, cells: _Cells) -> bool:
+        """Whether the bytes of the messages limit the memory that a view of the column needs."""
+        size = cells.size
+        if not size:
+            whole = extent_of(cells.inner) * TORCH_ITEMSIZES[cells.dtype]
+            # With more cells, read each message: its error names the column.
+            if sum(cells.counts.tolist()) * whole > INT64_MAX:
+                return False
+        if cells.group is None and not (size and (cells.counts == self._counts).all()):
+            return False
+        return int(cells.stored.max()) < INDIRECT
+
+    def _view_of_all(self, cells: _Cells, rows: _GroupRows, narrow: bool) -> RaggedView:
+        """The rows of a column in all messages."""
+        memory, start, size = self._buffers, cells.start, cells.size
+        if narrow:
+            memory, start = self._widened(cells)
+        dtype, shape = cell_dtype(cells.dtype), (rows.splits.total, *cells.inner)
+        is_small = rows.splits.rows <= _SMALL_MESSAGE_ROWS * len(self._counts)
+        if is_small or size * rows.splits.total >= 8 * rows.splits.rows:
+            starts = rows.begins * size + start.repeat(self._counts)
+            return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+        # Copy rows that need less memory than their starts.
+        of_messages = RowSplits.from_lengths(rows.cells)
+        data = gathered_bytes([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
+        return RaggedView(data, dtype, shape, 1, None, rows.splits)
+
+    def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
+        """The numbers of all messages, in their order, given those of each stack."""
+        each = list(numbers)
+        return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
+
+    def _widened(self, column: _Cells) -> tuple[tuple[ByteArray, ...], IntArray]:
+        """Memory in which all cells are as wide as their dtype, and where they start in it."""
+        memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
+        cells = column.counts * math.prod(column.inner)
+        for code in np.unique(column.stored[column.stored != PLAIN]).tolist():
+            members = np.flatnonzero(column.stored == code)
+            counts = cells[members]
+            sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
+            if code == BITS:  # each message has whole bytes
+                counts = 8 * sizes
+            runs = RowSplits.from_lengths(sizes)
+            dtype = DtypeName("uint8")
+            narrow = RaggedView(self._buffers, dtype, (runs.total,), 1, starts[members], runs)
+            data = gathered_bytes([narrow])[0]
+            wide = widened(data, code, column.dtype, int(counts.sum()))
+            starts[members] = end + (counts.cumsum() - counts) * TORCH_ITEMSIZES[column.dtype]
+            memory.append(wide)
+            end += len(wide)
+        return tuple(memory), starts
+
+    def _group_rows(self, group: IntArray | None) -> _GroupRows | None:
+        """The rows of a ragged group of each message, or of rectangles; None if unsound."""
+        key = b"" if group is None else group.tobytes()
+        if key not in self._rows:
+            self._rows[key] = None
+            total = int(self._counts.sum())
+            lengths = np.ones(total, np.int64) if group is None else self._group_lengths(group)
+            # Cells without bytes may be many: check that their sum does not wrap around.
+            if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
+                splits = RowSplits.from_lengths(lengths)
+                begins = splits.offsets_array[self._first_rows]
+                cells = splits.offsets_array[self._first_rows + self._counts] - begins
+                begins = splits.starts - begins.repeat(self._counts)
+                self._rows[key] = _GroupRows(splits, begins, cells)
+        return self._rows[key]
+
+    def _group_lengths(self, group: IntArray) -> IntArray | None:
+        """The row lengths of a ragged group of each message; None if they are unsound."""
+        numbers = self._of_all(
+            stack.numbers[
+                np.arange(len(stack.members))[:, None],
+                stack.first_group + GROUP_NUMBERS * group[stack.members, None] + _IN_GROUP,
+            ]
+            for stack in self.stacks
+        )
+        buffer, offset, rows, low, high = numbers.T
+        if (rows != self._counts).any():
+            return None
+        lengths = np.repeat(high, rows)
+        many = np.flatnonzero(rows > 1)
+        if not len(many):
+            return lengths
+        offset_counts = rows[many] + 1
+        offsets = self._offsets_of(
+            self._first_buffers[many] + buffer[many], offset[many], offset_counts
+        )
+        first_offset = offset_counts.cumsum() - offset_counts
+        row_lengths = np.delete(offsets[1:] - offsets[:-1], first_offset[1:] - 1)
+        first_row = first_offset - np.arange(len(many))
+        if (
+            offsets[first_offset].any()
+            or (offsets < 0).any()
+            or (np.minimum.reduceat(row_lengths, first_row) != low[many]).any()
+            or (np.maximum.reduceat(row_lengths, first_row) != high[many]).any()
+        ):
+            return None
+        lengths[np.repeat(rows > 1, rows)] = row_lengths
+        return lengths
+
+    def _offsets_of(self, buffers: IntArray, starts: IntArray, counts: IntArray) -> IntArray:
+        """The offsets of several messages, end to end; each begins at a byte of one buffer."""
+        places = zip(buffers.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        # Copy: offsets that were checked must not change with the messages' memory.
+        return np.concatenate(
+            [np.frombuffer(self._buffers[i], np.int64, count, at) for i, at, count in places]
+        )
+
+
+def _nodes_by_name(batch: Node) -> dict[str, Node]:
+    return dict(zip(batch.fields[-1], batch.children, strict=True))
+
+
+def _starts_of(parts: Sequence[Sized]) -> IntArray:
+    """Where each part begins if they are end to end, and where the last one ends."""
+    starts = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=starts[1:])
+    return starts
+
+
+def _in_place_form(node: Node) -> tuple[Kind, str, int] | None:
+    """Kind, dtype and number count of a column that can be read in place; None for others."""
+    kind, fields = node.kind, node.fields
+    if kind is Kind.NON_TENSOR_ROWS:
+        dtype = "uint8"
+    elif (kind is Kind.TENSOR and fields[1]) or (kind is Kind.JAGGED and fields[2] == 1):
+        dtype = fields[0]
+    else:
+        return None
+    return kind, dtype, node.end - node.number
+
+
+def _form_of_objects(node: Node) -> tuple[Any, ...] | None:
+    """What columns of objects must have in common to be read together; None for other columns."""
+    if node.kind is Kind.NON_TENSOR_ROWS:
+        return (node.kind,)
+    if node.kind is Kind.ARRAY_ROWS and node.fields[0] == IN_STACK:
+        return (node.kind, node.fields[1], node.children[0].fields[0])
+    return None
