@@ -57,7 +57,7 @@ def loaded(path: Path):
 
 def call_cells(path: Path) -> None:
     cells = loaded(path)
-    assert cells.pack([1, -2, 300]) == ("int16", b"\x01\x00\xfe\xff,\x01"), "pack"
+    assert cells.narrow_list([1, -2, 300]) == ("int16", b"\x01\x00\xfe\xff,\x01"), "narrow_list"
     found = cells.fill([[5, 6], (7,)], "i", 0, None)
     assert found == ("i", array("i", [5, 6, 7]).tobytes(), (2, 1), None), f"fill made {found}"
     assert cells.fill([[5, 6], (1 << 31,)], "i", 0, None)[3] == (1, 0), "fill of 2**31"

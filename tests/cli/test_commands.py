@@ -210,7 +210,7 @@ def test_tax_of_a_list_imports_no_torch(tmp_path):
 
 
 def test_interrupted(run, monkeypatch):
-    monkeypatch.setattr("jagcodec.forward.tax.tax_of_lengths", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("jagcodec.train.tax.tax_of_lengths", Mock(side_effect=KeyboardInterrupt))
     assert run("tax", "-", stdin=b"[1]") == (130, "", "jagcodec: interrupted\n")
 
 

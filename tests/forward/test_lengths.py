@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from jagcodec.errors import JagcodecError
-from jagcodec.rows.length_array import length_array
-from jagcodec.rows.lengths import read_lengths
+from jagcodec.rows.lengths import length_array, read_lengths
 from tests.helpers import run_python
 
 ONE_TOO_LARGE = np.array([1, 2**63], dtype=np.uint64)
@@ -67,7 +66,7 @@ def test_a_bad_length_is_an_error_that_names_the_row_and_what_was_found(lengths,
 
 
 def test_lengths_are_read_without_torch():
-    code = "from jagcodec.rows.length_array import length_array; import sys\n"
+    code = "from jagcodec.rows.lengths import length_array; import sys\n"
     code += "assert length_array([1, 2], 'x').tolist() == [1, 2]\n"
     code += "assert not {'torch', 'tensordict'} & {*sys.modules}"
     run_python(code)

@@ -172,16 +172,16 @@ EDGES = [sign * (1 << bits) + more for bits in (7, 15, 31) for sign in (1, -1) f
     | st.lists(st.booleans(), min_size=1)
 )
 def test_lists_of_one_type_come_back(numbers):
-    packed = [half.pack(numbers) for half in HALVES]
-    assert packed == [packed[0]] * len(HALVES)
-    back: Any = kernels.unpack_numbers(*packed[0])
+    narrow = [half.narrow_list(numbers) for half in HALVES]
+    assert narrow == [narrow[0]] * len(HALVES)
+    back: Any = kernels.list_of_narrow(*narrow[0])
     assert list(map(type, back)) == list(map(type, numbers))
     as_floats = struct.pack(f"{len(back)}d", *map(float, back))
     assert as_floats == struct.pack(f"{len(back)}d", *map(float, numbers))
     if type(numbers[0]) is int:
         assert back == numbers
         names = ("int8", "int16", "int32", "int64")
-        assert packed[0][0] == next(
+        assert narrow[0][0] == next(
             name
             for name in names
             if all(cell_of(n, getattr(torch, name)) is not None for n in numbers)
@@ -192,8 +192,8 @@ def test_lists_of_one_type_come_back(numbers):
 @pytest.mark.parametrize(
     "numbers", [[], [1, 2.0], [True, 1], [2**63], [-(2**63) - 1], [np.float64(1)], ["a"], [1, None]]
 )
-def test_other_lists_are_not_packed(half, numbers):
-    assert half.pack(numbers) is None
+def test_other_lists_are_not_narrowed(half, numbers):
+    assert half.narrow_list(numbers) is None
 
 
 # --- what msgpack knows ------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from jagcodec import WireFormatError, encode, encode_rows
 from jagcodec.wire import claims, header_reader
 from jagcodec.wire.claims import EXACT, sound_at_sight
-from jagcodec.wire.header import opened_header
-from jagcodec.wire.header_reader import read_header
+from jagcodec.wire.header import opened_header, read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
 from jagcodec.wire.schema import FORMS, INTEGER_ROWS, Group, Node
 from jagcodec.wire.spec import Kind

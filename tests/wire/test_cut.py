@@ -11,11 +11,11 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import UnsupportedTypeError, decode, encode, open_wire
 from jagcodec.columns.batch import Columns
+from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.non_tensor import stack_of_payloads
-from jagcodec.rows.row_index import choose_rows
 from jagcodec.wire import lowering
 from jagcodec.wire.cut import parts_to_send
-from jagcodec.wire.native import packed_at_once
+from jagcodec.wire.native import written_at_once
 from tests.helpers import nested
 from tests.oracle import assert_same
 from tests.strategies import indices, tensordicts
@@ -79,7 +79,7 @@ def test_objects_that_are_one_are_known_as_one_in_a_part():
 
 def test_objects_are_packed_once_for_all_parts():
     columns = columns_of(every_kind().select("messages", "ids"))
-    with mock.patch.object(lowering, "packed_at_once", wraps=packed_at_once) as packed:
+    with mock.patch.object(lowering, "written_at_once", wraps=written_at_once) as packed:
         cut(columns, [np.array([i]) for i in range(6)])
     assert packed.call_count == 1
 

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize, open_wire, to_blob
 from jagcodec.errors import REASONS, TransportError
-from jagcodec.wire.header_reader import read_header
+from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS
 from jagcodec.wire.message import Message
 from jagcodec.wire.schema import ROW_KINDS, runs_of

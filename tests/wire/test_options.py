@@ -21,7 +21,7 @@ from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materia
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.types import FieldSchema
 from jagcodec.wire import compress, header_reader, spec
-from jagcodec.wire.header_reader import read_header
+from jagcodec.wire.header import read_header
 from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
 from jagcodec.wire.stored.elide import RUN_COST

@@ -162,7 +162,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _tax(options: argparse.Namespace) -> int:
-    from jagcodec.forward.tax import tax_of_lengths
+    from jagcodec.train.tax import tax_of_lengths
 
     names = "ranks", "row_multiple", "total_multiple"
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -184,7 +184,7 @@ def _tax(options: argparse.Namespace) -> int:
 
 def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
     """(N,) row lengths: a JSON list, or those of the columns of a message."""
-    from jagcodec.rows.length_array import length_array
+    from jagcodec.rows.lengths import length_array
 
     name = display_name(options.file)
     if begins_blob(data):
@@ -225,7 +225,7 @@ def _packing(
 
 
 def _packing_lines(report: dict[str, Any], max_tokens: int) -> list[str]:
-    from jagcodec.forward.tax import table
+    from jagcodec.train.tax import table
 
     head = ("ranks", "micro-batches of each", "fill", "heaviest rank", "heaviest micro-batch")
     ranks, each = (report[name] for name in ("ranks", "micro_batches_per_rank"))

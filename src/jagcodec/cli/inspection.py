@@ -25,8 +25,8 @@ from jagcodec.cli.inputs import (
 from jagcodec.errors import ArgumentIndexError, JagcodecError, WireFormatError, brief, shown
 
 if TYPE_CHECKING:
-    from jagcodec.forward.tax import PaddingTax
     from jagcodec.train.describe import ColumnDescription, Entry, MessageDescription, RowLengths
+    from jagcodec.train.tax import PaddingTax
     from jagcodec.wire.message import Message
     from jagcodec.wire.wire_batch import WireBatch
 
@@ -95,8 +95,8 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _list_steps(options: argparse.Namespace) -> int:
     """List the steps of a record, also those that cannot be read."""
-    from jagcodec.forward.tax import table
     from jagcodec.record import RecordReader
+    from jagcodec.train.tax import table
     from jagcodec.wire.wire_batch import open_wire
 
     if options.row is not None or options.columns is not None:
@@ -131,7 +131,7 @@ def _list_steps(options: argparse.Namespace) -> int:
 
 def _print_rows(message: Message, entries: list[Entry], options: argparse.Namespace) -> None:
     """Print the rows that were asked for, one after the other, as text or as JSON."""
-    from jagcodec.rows.row_index import choose_rows
+    from jagcodec.rows.chosen_rows import choose_rows
     from jagcodec.wire.wire_batch import batch_of_message
 
     batch, where = batch_of_message(message), "WireBatch.rows(index)"
@@ -266,7 +266,7 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
 
 
 def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
-    from jagcodec.forward.tax import table
+    from jagcodec.train.tax import table
 
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")

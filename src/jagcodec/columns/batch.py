@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 Name: TypeAlias = tuple[str, ...]
 """A column: the names of the nested batches that it is in, and its own."""
 
+Key: TypeAlias = str | tuple[str, ...]
+"""A column in arguments: its name, or for one in a nested batch all names on the way."""
+
 
 class Columns(NamedTuple):
     """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
@@ -43,6 +46,14 @@ class Columns(NamedTuple):
     rows: int
     columns: Mapping[str, Any]
     inner_sizes: Sequence[int] = ()  # batch dims after the first
+
+
+class ColumnDict(dict[str, Any]):
+    """The columns of a batch of `rows` rows that is a dict, such as a `BatchedDataDict`."""
+
+    def __init__(self, columns: Mapping[str, Any], rows: int) -> None:
+        super().__init__(columns)
+        self.rows: int = rows
 
 
 class CellRows(NamedTuple):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from jagcodec._arguments import check_array, mapping_of
 from jagcodec._dependencies import half, module_with_torch
-from jagcodec.columns.batch import Batch, CellRows, OneObject
+from jagcodec.columns.batch import Batch, CellRows, Name, OneObject
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.arrays import is_numeric, is_of_torch, object_array
@@ -25,9 +25,6 @@ from jagcodec.rows.views import RaggedView
 if TYPE_CHECKING:
     import torch
 
-Key: TypeAlias = tuple[str, ...]
-"""All the names of a column that is inside batches."""
-
 
 class Mover(Protocol):
     """What moves the columns of one batch to a device, see `columns.devices`."""
@@ -36,13 +33,13 @@ class Mover(Protocol):
     copies: Any  # `HostCopies` of the offsets that are on a device
     device: torch.device
 
-    def path_of(self, key: Key) -> str: ...
+    def path_of(self, key: Name) -> str: ...
     def has(self, view: RaggedView) -> bool: ...
     def is_there(self, tensor: torch.Tensor) -> bool: ...
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor: ...
-    def checked_tensor(self, tensor: torch.Tensor, key: Key) -> torch.Tensor: ...
+    def checked_tensor(self, tensor: torch.Tensor, key: Name) -> torch.Tensor: ...
     def view(self, view: RaggedView) -> RaggedView: ...
-    def columns(self, columns: Any, key: Key) -> dict[str, Any]: ...
+    def columns(self, columns: Any, key: Name) -> dict[str, Any]: ...
 
 
 class HeldColumn:
@@ -156,7 +153,7 @@ class HeldColumn:
         """The fields of a tensorclass that are next to its columns; None for anything else."""
         return None
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         """The value with its tensors on a device."""
         return self.value
 
@@ -288,7 +285,7 @@ class ViewColumn(HeldColumn):
     def sizes(self, wanted: list[int]) -> list[int]:
         return [self.value.row_splits.rows]
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         there = mover.has(self.value)
         return self.value if there else mover.view(self.value)
 
@@ -397,7 +394,7 @@ class DictBatch(InnerBatch):
     def sizes(self, wanted: list[int]) -> list[int]:
         return wanted  # its columns are checked when they are read
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         return self.like(mover.columns(self.value, key), 0)
 
     def like(self, columns: dict[str, Any], rows: int) -> Any:
@@ -417,10 +414,10 @@ class Open(HeldColumn):
 
 # --- the table ---------------------------------------------------------------------------------
 
-Kind: TypeAlias = "type[HeldColumn] | Callable[[Any], type[HeldColumn]]"
+HeldKind: TypeAlias = "type[HeldColumn] | Callable[[Any], type[HeldColumn]]"
 """What holds a value: a class, or a function from the value to one."""
 
-_KINDS: list[tuple[type, Kind]] = [
+_KINDS: list[tuple[type, HeldKind]] = [
     (dict, DictBatch),
     (np.ndarray, Array),
     (list, ObjectList),
@@ -431,7 +428,7 @@ _KINDS: list[tuple[type, Kind]] = [
 ]
 """Types and what holds a value of each; the first that fits counts."""
 
-_KIND_OF_TYPE: dict[type, Kind] = {
+_KIND_OF_TYPE: dict[type, HeldKind] = {
     **dict.fromkeys((int, float, bool, str, bytes, tuple, type(None)), HeldColumn),
     **dict(_KINDS),
 }
@@ -439,7 +436,9 @@ _KIND_OF_TYPE: dict[type, Kind] = {
 
 
 def add_kinds(
-    first: Sequence[tuple[type, Kind]], last: tuple[type, Kind], exact: Mapping[type, Kind]
+    first: Sequence[tuple[type, HeldKind]],
+    last: tuple[type, HeldKind],
+    exact: Mapping[type, HeldKind],
 ) -> None:
     """Hold values of more types; `exact` has those of most columns."""
     _KINDS[:0] = first
@@ -454,7 +453,7 @@ def column_of(value: Any) -> HeldColumn:
     return made
 
 
-def _kind_of(value: Any) -> Kind:
+def _kind_of(value: Any) -> HeldKind:
     """What holds a value of a rarer type; the first of them that may be torch's adds its types."""
     found = _listed_kind(value)
     if found is None and is_of_torch(type(value)):
@@ -463,7 +462,7 @@ def _kind_of(value: Any) -> Kind:
     return found or HeldColumn
 
 
-def _listed_kind(value: Any) -> Kind | None:
+def _listed_kind(value: Any) -> HeldKind | None:
     return next((kind for known, kind in _KINDS if isinstance(value, known)), None)
 
 

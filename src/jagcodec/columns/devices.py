@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from jagcodec.columns.column import Key, column_of
+from jagcodec.columns.batch import Name
+from jagcodec.columns.column import column_of
 from jagcodec.columns.offsets import each_leaf
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
@@ -19,7 +20,7 @@ from jagcodec.rows.copy_rows import values_of
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.rows.views import RaggedView, end_to_end
 
-PathOf = Callable[[Key], str]
+PathOf = Callable[[Name], str]
 """Where an error about a column is, by all the names of the column."""
 
 
@@ -55,7 +56,7 @@ class _Move:
     # Tensors that were moved, by id, each with its copy.
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def columns(self, columns: Any, key: Key) -> dict[str, Any]:
+    def columns(self, columns: Any, key: Name) -> dict[str, Any]:
         # Use items: iterating over a TensorDict gives its rows.
         return {name: column_of(leaf).moved(self, (*key, name)) for name, leaf in columns.items()}
 
@@ -65,7 +66,7 @@ class _Move:
     def is_there(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
 
-    def checked_tensor(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
+    def checked_tensor(self, tensor: torch.Tensor, key: Name) -> torch.Tensor:
         """The copy of a tensor whose cells are in memory, unless they are not needed."""
         if tensor.is_meta or (_is_plain(tensor) and self.device.type != "meta"):
             check_plain(tensor, self.path_of(key))

@@ -40,20 +40,20 @@ from jagcodec.errors import (
     brief,
     naming_column,
 )
+from jagcodec.memory import check_extent, total_of
 from jagcodec.memory.arrays import IntArray, array_bytes, object_array
-from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.rows.copy_bytes import array_of_view, gathered_cells
 from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, concat_views, end_to_end, in_buffers
 
 
-def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
+def chosen_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """Chosen rows of a column or a batch. A range of a tensor is a slice; all else is copied."""
     return RowJoiner(chosen, pool, operator.is_, 0).joined([leaf], path)
 
 
 def plan_rows(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
-    """What `select_leaf` returns; or `InPlace`, so that several columns are copied together."""
+    """What `chosen_leaf` returns; or `InPlace`, so that several columns are copied together."""
     return RowJoiner(chosen, pool, operator.is_, 0).plan([leaf], path)
 
 

@@ -41,7 +41,7 @@ from jagcodec.memory.plain_types import check_memory
 from jagcodec.memory.tensor_bytes import array_in_storage, as_bytes, cat_bits
 from jagcodec.rows import non_tensor
 from jagcodec.rows.copy_rows import take_rows, values_of, values_of_cells
-from jagcodec.rows.length_array import check_size
+from jagcodec.rows.lengths import check_size
 from jagcodec.rows.nested import nested_tensor, strided_nested, strided_parts
 from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.rows.varlen import varlen_column

@@ -20,7 +20,7 @@ from jagcodec.columns.batch import (
 )
 from jagcodec.columns.column import DictBatch, HeldColumn, column_of, not_a_column
 from jagcodec.columns.fields import FieldSchema
-from jagcodec.columns.join import plan_rows, select_leaf
+from jagcodec.columns.join import chosen_leaf, plan_rows
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.arrays import IntArray, object_array
 from jagcodec.rows.chosen_rows import ChosenRows
@@ -219,7 +219,7 @@ class MemoryColumn(Column):
             found = _to_send(holder, chosen)
             if found is not None:
                 return found
-            column = select_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
+            column = chosen_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
         return leaf_in_memory(column, self.source, self._path()) if holder.is_packed else column
 
     def leaf(self, value: Any, how: Read) -> Any:

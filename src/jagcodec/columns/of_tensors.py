@@ -20,12 +20,11 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import FOREIGN_ERRORS
-from jagcodec.columns.batch import CellRows, OneObject
+from jagcodec.columns.batch import CellRows, Name, OneObject
 from jagcodec.columns.column import (
     Array,
     HeldColumn,
     InnerBatch,
-    Key,
     Mover,
     ObjectList,
     ShapedColumn,
@@ -73,7 +72,7 @@ class TensorColumn(ShapedColumn):
         numbers = isinstance(other, Array) and is_numeric(other.value)
         return other.leaf(0, path) if numbers or isinstance(other, Packed) else None
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         if mover.is_there(self.value):
             return self.value
         check_column(self.value, mover.path_of(key))
@@ -192,7 +191,7 @@ class Jagged(TensorColumn):
             return self.value
         return nested_tensor(values_of(view), row_splits, view.ragged_dim)
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         if mover.is_there(self.value):
             return self.value
         parts = parts_of(self.value, detach=False)
@@ -256,7 +255,7 @@ class Packed(HeldColumn):
             return None
         return varlen_column(view_of(other.value, path, detach=False), path)
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         values, cu_seqlens, longest, position_ids = self.value
         if mover.is_there(values):
             return self.value
@@ -296,7 +295,7 @@ class Unbatched(HeldColumn):
     def sizes(self, wanted: list[int]) -> list[int]:
         return wanted
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         size, tensor = non_tensor.unbatched_parts(self.value)
         if mover.is_there(tensor):
             return self.value
@@ -391,7 +390,7 @@ class TensorDictBatch(InnerBatch):
     def inner_sizes(self, path: str) -> tuple[int, ...]:
         return tuple(self.value.batch_size[1:])
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         td = self.value
         device = None if td.device is None else mover.device
         columns = mover.columns(td, key)
@@ -424,7 +423,7 @@ class LazyStack(TensorDictBatch):
         members: Iterable[Any] = self.value.tensordicts
         return members
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         members = [column_of(member).moved(mover, key) for member in self.value.tensordicts]
         return LazyStackedTensorDict(*members, stack_dim=self.value.stack_dim)
 
@@ -490,7 +489,7 @@ class TensorClass(InnerBatch):
     def converted(self, other: HeldColumn, path: str) -> Any:
         return None
 
-    def moved(self, mover: Mover, key: Key) -> Any:
+    def moved(self, mover: Mover, key: Name) -> Any:
         fields, others = non_tensor.fields_of(self.value)
         made = column_of(fields).moved(mover, key)
         return non_tensor.tensorclass_of(type(self.value), made, others)

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec.rows.length_array import IntArray
+from jagcodec.rows.lengths import IntArray
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -106,7 +106,7 @@ def longest_first(items: Items, which: Iterable[int], rooms: Sequence[Room]) -> 
     return bins
 
 
-Entry: TypeAlias = tuple[float, int, int]
+HeapEntry: TypeAlias = tuple[float, int, int]
 """A part as it is compared: its cost, how many items it has, and its number."""
 
 
@@ -121,11 +121,11 @@ class _CheapestPart:
         self._rooms = rooms
         self._cells = [room.cells for room in rooms]  # free ones
         self._rows = [room.rows for room in rooms]
-        self._heap: list[Entry] = [(0.0, 0, part) for part in range(len(rooms))]
+        self._heap: list[HeapEntry] = [(0.0, 0, part) for part in range(len(rooms))]
         self._aside_by_cells = _CheapestOfSize(max(self._cells, default=0))
         self._aside_by_rows = _CheapestOfSize(max(self._rows, default=0))
 
-    def take(self, cells: int, rows: int, *, only_needy: bool) -> Entry:
+    def take(self, cells: int, rows: int, *, only_needy: bool) -> HeapEntry:
         """Take out the cheapest part that has room for an item of so many cells and rows.
 
         With `only_needy`, it must lack items. This stays so for all later items, and parts that
@@ -143,14 +143,14 @@ class _CheapestPart:
             else:
                 return entry
 
-    def put(self, entry: Entry, cost: float, cells: int, rows: int) -> None:
+    def put(self, entry: HeapEntry, cost: float, cells: int, rows: int) -> None:
         """Put a part back that got one item more, of this cost and size."""
         before, items_there, part = entry
         self._cells[part] -= cells
         self._rows[part] -= rows
         heapq.heappush(self._heap, (before + cost, items_there + 1, part))
 
-    def _cheapest(self, cells: int, rows: int) -> Entry:
+    def _cheapest(self, cells: int, rows: int) -> HeapEntry:
         """Take out the cheapest of all parts that may have room."""
         best, place = self._heap[0] if self._heap else None, None
         for aside, size in ((self._aside_by_cells, cells), (self._aside_by_rows, rows)):
@@ -170,22 +170,22 @@ class _CheapestOfSize:
     """
 
     def __init__(self, largest: int) -> None:
-        self.parts: dict[int, Entry] = {}
+        self.parts: dict[int, HeapEntry] = {}
         self._levels = range((largest + 1).bit_length() + 1)
-        self._heaps: dict[tuple[int, int], list[Entry]] = {}
+        self._heaps: dict[tuple[int, int], list[HeapEntry]] = {}
 
-    def add(self, size: int, entry: Entry) -> None:
+    def add(self, size: int, entry: HeapEntry) -> None:
         self.parts[entry[-1]] = entry
         for level in self._levels:
             heap = self._heaps.setdefault((level, (size + 1) >> level), [])
             heapq.heappush(heap, entry)
 
-    def take(self, entry: Entry) -> Entry:
+    def take(self, entry: HeapEntry) -> HeapEntry:
         return self.parts.pop(entry[-1])
 
-    def cheapest(self, size: int) -> Entry | None:
+    def cheapest(self, size: int) -> HeapEntry | None:
         """The cheapest part of at least this size."""
-        found: Entry | None = None
+        found: HeapEntry | None = None
         block = size + 1
         for level in self._levels:
             if block & 1:  # the blocks to its right have only larger sizes
@@ -195,7 +195,7 @@ class _CheapestOfSize:
             block >>= 1
         return found
 
-    def _top(self, level: int, block: int) -> Entry | None:
+    def _top(self, level: int, block: int) -> HeapEntry | None:
         heap = self._heaps.get((level, block), [])
         while heap and self.parts.get(heap[0][-1]) is not heap[0]:
             heapq.heappop(heap)

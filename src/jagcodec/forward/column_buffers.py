@@ -11,16 +11,16 @@ import numpy as np
 from jagcodec._arguments import check_known, check_names, mapping_of, name_set, named_item
 from jagcodec.errors import ArgumentError, ArgumentKeyError, brief, column_name
 from jagcodec.forward.layout import Pieces
-from jagcodec.rows.length_array import IntArray
+from jagcodec.rows.lengths import IntArray
 
 if TYPE_CHECKING:
     import torch
 
-    from jagcodec.forward.copy_pieces import Buffer
+    from jagcodec.columns.batch import Key
+    from jagcodec.forward.copy_pieces import BufferTask
     from jagcodec.forward.packer import Packer
     from jagcodec.rows.row_splits import RowSplits
     from jagcodec.rows.views import RaggedView
-    from jagcodec.wire.lowered import Key
 
 
 class ColumnBuffers:
@@ -35,7 +35,7 @@ class ColumnBuffers:
         self.aligned: frozenset[Any] = frozenset()
         self.kept: frozenset[Any] = frozenset()
         self.at_end: frozenset[Any] = frozenset()
-        self.buffers: dict[Key, Buffer] = {}
+        self.buffers: dict[Key, BufferTask] = {}
         # Columns of equal rows share their pieces, and so their index on a device.
         self._pieces_at_end: dict[tuple[int, int], tuple[RowSplits, Pieces]] = {}
 
@@ -76,7 +76,7 @@ class ColumnBuffers:
             return leaf
         return self.buffer(view, key, self.pads.get(key, ...))
 
-    def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> Buffer:
+    def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
         pieces, path, out = self._pieces(view, shift), self.path(key), named_item(self.out, key)
         made = self.buffers[key] = self.packer.buffer(view, pieces, path, pad=pad, out=out)
         return made
@@ -154,7 +154,7 @@ class ColumnBuffers:
     ) -> list[dict[str, Any]]:
         """The columns of each step, which has these rows, and so many cells of each buffer."""
         from jagcodec.columns.column import Array, ViewColumn, column_of
-        from jagcodec.columns.join import select_leaf
+        from jagcodec.columns.join import chosen_leaf
         from jagcodec.columns.of_tensors import Dense
         from jagcodec.rows.row_splits import RowSplits
 
@@ -172,10 +172,10 @@ class ColumnBuffers:
                 lengths = column.row_splits.lengths
                 views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
                 return [*map(self.packer.kept, views)]
-            chosen = select_leaf(column, order, pool, self.path(key))
+            chosen = chosen_leaf(column, order, pool, self.path(key))
             if isinstance(column_of(chosen), (Array, Dense)):
                 return [chosen[part.start : part.stop] for part in row_ranges]
-            return [select_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
+            return [chosen_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
 
         parts = _map_columns(columns, parts_of)
 

@@ -31,7 +31,7 @@ Indices: TypeAlias = dict[Any, tuple[torch.Tensor, torch.Tensor | None]]
 
 
 @dataclass(slots=True, eq=False)
-class Buffer:
+class BufferTask:
     """A buffer to fill with pieces of the rows of a view."""
 
     view: RaggedView
@@ -47,7 +47,7 @@ class Buffer:
         return (*shape[: dim - 1], self.pieces.total, *shape[dim:])
 
 
-def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tensor]:
+def fill_buffers(buffers: Sequence[BufferTask], indices: Indices) -> list[torch.Tensor]:
     """The filled buffers as tensors; new ones on the CPU share one block."""
     _check_outs(buffers)
     here = [buffer for buffer in buffers if buffer.view.uses_row_kernel]
@@ -58,7 +58,7 @@ def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tens
         largest = here[sizes.index(max(sizes))]
         detail = f"expected buffers that fit in memory, found one of shape {largest.shape}"
         raise ArgumentError("too_large", largest.path, detail) from error
-    made: dict[Buffer, torch.Tensor] = {}
+    made: dict[BufferTask, torch.Tensor] = {}
     targets: list[ByteArray] = []
     for buffer, data in zip(here, blocks, strict=True):
         out = buffer.out
@@ -77,7 +77,7 @@ def fill_buffers(buffers: Sequence[Buffer], indices: Indices) -> list[torch.Tens
 # --- by the row kernel -------------------------------------------------------------------------
 
 
-def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Copy]:
+def _copies(buffers: Sequence[BufferTask], targets: Sequence[ByteArray]) -> list[Copy]:
     """Copies of all pieces. Pads come from a block of pad cells, the last source of each copy."""
     block, pad_starts = _pad_block(buffers)
     # Columns of a join share their many buffers: share the tuple, so the kernel reads it once.
@@ -95,7 +95,7 @@ def _copies(buffers: Sequence[Buffer], targets: Sequence[ByteArray]) -> list[Cop
     return copies
 
 
-def _pad_block(buffers: Sequence[Buffer]) -> tuple[ByteArray, dict[bytes, int]]:
+def _pad_block(buffers: Sequence[BufferTask]) -> tuple[ByteArray, dict[bytes, int]]:
     """Bytes of pads, as many as the longest run of each pad has, and where each pad begins."""
     longest: dict[bytes, int] = {}
     for buffer in buffers:
@@ -109,7 +109,7 @@ def _pad_block(buffers: Sequence[Buffer]) -> tuple[ByteArray, dict[bytes, int]]:
     return np.array(pads, np.uint8), pad_starts
 
 
-def _source_runs(buffer: Buffer, pad_start: int) -> tuple[IntArray, IntArray]:
+def _source_runs(buffer: BufferTask, pad_start: int) -> tuple[IntArray, IntArray]:
     """Where runs of cells begin, in bytes, and their lengths, in the order of the buffer."""
     view, pieces = buffer.view, buffer.pieces
     cell = view.cell_bytes
@@ -145,7 +145,7 @@ def _and_tail(numbers: IntArray) -> IntArray:
 # --- by torch ----------------------------------------------------------------------------------
 
 
-def _by_index(buffer: Buffer, indices: Indices) -> torch.Tensor:
+def _by_index(buffer: BufferTask, indices: Indices) -> torch.Tensor:
     """Fill a buffer on a device, or one that autograd follows, without a wait."""
     view, dim = buffer.view, buffer.view.ragged_dim - 1
     if isinstance(view.starts, np.ndarray):  # columns cannot share the index of scattered rows
@@ -193,7 +193,7 @@ _NO_CELL = -1 << 62
 """Where a piece of pads begins: none of its cells gets an index of 0 or more."""
 
 
-def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
+def _pad_cell(buffer: BufferTask, indices: Indices, *, as_is: bool) -> torch.Tensor:
     """A pad cell (B...), or a number that it repeats, on the device of a view.
 
     It has words, or the dtype of the view if `as_is`.
@@ -214,7 +214,7 @@ def _pad_cell(buffer: Buffer, indices: Indices, *, as_is: bool) -> torch.Tensor:
 # --- the caller's memory -----------------------------------------------------------------------
 
 
-def _check_outs(buffers: Sequence[Buffer]) -> None:
+def _check_outs(buffers: Sequence[BufferTask]) -> None:
     """Refuse memory that does not fit, that autograd needs, or that overlaps other memory."""
     outs = [buffer for buffer in buffers if buffer.out is not None]
     if not outs:  # skip the spans below: a join has many parts

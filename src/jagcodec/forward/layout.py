@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from jagcodec._arguments import check_option, whole_number
 from jagcodec.errors import ArgumentError, brief
-from jagcodec.rows.length_array import IntArray, check_size
+from jagcodec.rows.lengths import IntArray, check_size
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 

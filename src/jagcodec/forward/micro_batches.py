@@ -20,7 +20,7 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.balance import Bins, FloatArray, Items, Room, first_fit, spread
-from jagcodec.rows.length_array import IntArray
+from jagcodec.rows.lengths import IntArray
 
 Cost: TypeAlias = tuple[float, float] | Callable[[IntArray], Any] | None
 """What to balance: tokens; ``(a, b)`` for ``a * n + b * n**2``; or a function of (N,) lengths."""
@@ -153,7 +153,7 @@ class Rules:
         return [[*full, room._replace(rows=number, items=number)] for number in last]
 
 
-class Rows(NamedTuple):
+class RowItems(NamedTuple):
     """Rows and copies: (M,) numbers, cells after padding, costs, and the item of each."""
 
     number: IntArray
@@ -161,11 +161,11 @@ class Rows(NamedTuple):
     cost: FloatArray
     item: IntArray  # the group of a row, or an item for the row alone
 
-    def with_copies(self, row: int, copies: int) -> Rows:
+    def with_copies(self, row: int, copies: int) -> RowItems:
         """These rows and so many copies of one; the copies belong to no group."""
         index = np.append(np.arange(len(self.number)), np.full(copies, row))
         items = np.append(self.item, self.item.max() + 1 + np.arange(copies))
-        return Rows(self.number[index], self.cells[index], self.cost[index], items)
+        return RowItems(self.number[index], self.cells[index], self.cost[index], items)
 
     def items(self, rules: Rules) -> Items:
         """Rows that stay together. Without `max_tokens` their cells do not count, and are 0."""
@@ -183,7 +183,7 @@ def assign_rows(
     """Assign rows of these lengths to micro-batches that keep the rules."""
     ids, item_of = _read_groups(groups, len(lengths), f"{rules.where}(groups)")
     costs = _costs(cost, lengths, f"{rules.where}(cost)")
-    rows = Rows(np.arange(len(lengths)), rules.padded(lengths), costs, item_of)
+    rows = RowItems(np.arange(len(lengths)), rules.padded(lengths), costs, item_of)
     items = rows.items(rules)
     room = rules.room(items)
     _check_each_fits(items, room, rules, lengths, ids)
@@ -333,7 +333,7 @@ def _micro_batch_numbers(items: Items, by_rank: Sequence[Bins], rules: Rules) ->
     return number
 
 
-def _assignment_of(rows: Rows, number: IntArray, originals: int, rules: Rules) -> Assignment:
+def _assignment_of(rows: RowItems, number: IntArray, originals: int, rules: Rules) -> Assignment:
     """The rows of all micro-batches end to end; `number` has the micro-batch of each item."""
     number = number[rows.item]
     order = np.lexsort((rows.number, number))

@@ -12,14 +12,13 @@ import torch
 from jagcodec._arguments import array_of, items_of
 from jagcodec.columns.column import column_of
 from jagcodec.errors import ArgumentError, describe
-from jagcodec.forward.copy_pieces import Buffer, Indices, fill_buffers
+from jagcodec.forward.copy_pieces import BufferTask, Indices, fill_buffers
 from jagcodec.forward.layout import PackLayout, Pieces
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
 from jagcodec.rows.copy_rows import owned_values
-from jagcodec.rows.length_array import IntArray, check_row_ends
-from jagcodec.rows.lengths import read_rows
+from jagcodec.rows.lengths import IntArray, check_row_ends, read_rows
 from jagcodec.rows.nested import (
     check_column,
     is_jagged,
@@ -150,11 +149,11 @@ class Packer:
 
     def buffer(
         self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any, out: Any = None
-    ) -> Buffer:
+    ) -> BufferTask:
         """A buffer for pieces of a view from `rows_of` or `rows_at_end`."""
-        return Buffer(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
+        return BufferTask(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
 
-    def fill(self, buffers: Sequence[Buffer]) -> list[torch.Tensor]:
+    def fill(self, buffers: Sequence[BufferTask]) -> list[torch.Tensor]:
         """The filled buffers, see `copy_pieces.fill_buffers`."""
         return fill_buffers(buffers, self._indices)
 
@@ -183,7 +182,7 @@ class Packer:
         view = _join_parts(parts, cells)
         lengths = None if last is None else splits.lengths
         pieces = layout.inverse(shift, split=split, last=lengths)
-        buffer = Buffer(view, pieces, pad_cell(pad, view, "PackPlan.unpack(pad)"), path)
+        buffer = BufferTask(view, pieces, pad_cell(pad, view, "PackPlan.unpack(pad)"), path)
         (unpacked,) = self.fill([buffer])
         return nested_tensor(unpacked, splits)
 

@@ -29,7 +29,7 @@ from jagcodec.forward.layout import (
     rank_of,
 )
 from jagcodec.forward.micro_batches import Assignment, Cost, Fill, Rules, assign_rows
-from jagcodec.rows.length_array import IntArray, length_array
+from jagcodec.rows.lengths import IntArray, length_array
 
 if TYPE_CHECKING:
     import torch

@@ -372,14 +372,14 @@ def field_schema(data: Any) -> dict[str, dict[str, Any]]:
 # --- storage units -----------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
+class _StoredRow(NamedTuple):
     """A row of the queue, as a row of a message, which is freed with the last of its rows."""
 
     batch: WireBatch
     row: int
 
 
-def _places(rows: Sequence[_Row]) -> tuple[list[WireBatch], list[int]]:
+def _places(rows: Sequence[_StoredRow]) -> tuple[list[WireBatch], list[int]]:
     """The messages of some rows, and the rows of these end to end."""
     firsts: dict[WireBatch, int] = {}
     end = 0
@@ -391,7 +391,7 @@ def _places(rows: Sequence[_Row]) -> tuple[list[WireBatch], list[int]]:
 
 
 class _RowStorage(StorageUnitData):  # type: ignore[misc]
-    """What a storage unit holds: `_Row`s where TransferQueue has tensors and objects."""
+    """What a storage unit holds: `_StoredRow`s where TransferQueue has tensors and objects."""
 
     def __init__(self, storage_size: int | None, options: StorageOptions) -> None:
         super().__init__(storage_size)
@@ -406,7 +406,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         self.put_data(field_data, global_indexes)
 
     def _keep(self, batch: WireBatch, global_indexes: list[int]) -> None:
-        rows = [_Row(batch, row) for row in range(len(batch))]
+        rows = [_StoredRow(batch, row) for row in range(len(batch))]
         super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
 
     def get_data(self, fields: Any, global_indexes: list[int]) -> dict[str, Any]:
@@ -455,7 +455,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
     ) -> None:
         """Keep a message in place of those that had these rows: the next get is faster."""
         kept = self.options.open(frames, NO_LIMITS)
-        rows = [_Row(kept, row) for row in range(len(kept))]
+        rows = [_StoredRow(kept, row) for row in range(len(kept))]
         for name in joined:
             self.field_data[name].update(zip(global_indexes, rows, strict=True))
 

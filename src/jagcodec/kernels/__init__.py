@@ -34,7 +34,7 @@ from jagcodec.kernels.tasks import Copy, Ends, Pad, Starts, numbers, rows_only
 from jagcodec.memory.arrays import ByteArray, IntArray
 
 __all__ = [
-    "PACKED",
+    "LIST_DTYPES",
     "Backend",
     "Copy",
     "Ends",
@@ -45,13 +45,13 @@ __all__ = [
     "ends",
     "fill",
     "is_native",
+    "list_of_narrow",
     "missing_cells",
+    "narrow_list",
     "numbers",
-    "pack",
     "pad_all",
     "rows_only",
     "thread_count",
-    "unpack_numbers",
 ]
 
 
@@ -132,7 +132,7 @@ if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
 
 fill: Callable[..., Any] = _cells.fill
 is_native: Callable[[Sequence[Any], int, int, int, int], bool] = _cells.is_native
-pack: Callable[[list[Any]], tuple[str, bytes] | None] = _cells.pack
+narrow_list: Callable[[list[Any]], tuple[str, bytes] | None] = _cells.narrow_list
 
 
 def missing_cells() -> str | None:
@@ -140,13 +140,15 @@ def missing_cells() -> str | None:
     return _missing_cells
 
 
-PACKED = {name: np.dtype(name) for name in ("bool", "int8", "int16", "int32", "int64", "float64")}
-"""The dtypes that `pack` names."""
+LIST_DTYPES = {
+    name: np.dtype(name) for name in ("bool", "int8", "int16", "int32", "int64", "float64")
+}
+"""The dtypes that `narrow_list` names."""
 
 
-def unpack_numbers(dtype: str, data: bytes) -> list[Any] | None:
-    """The list that `pack` was given, or None if these are not such bytes."""
-    known = PACKED[dtype]
+def list_of_narrow(dtype: str, data: bytes) -> list[Any] | None:
+    """The list that `narrow_list` was given, or None if these are not such bytes."""
+    known = LIST_DTYPES[dtype]
     if len(data) % known.itemsize or (dtype == "bool" and data.translate(None, b"\0\1")):
         return None
     found: list[Any] = np.frombuffer(data, known).tolist()

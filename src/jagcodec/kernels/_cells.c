@@ -399,7 +399,7 @@ read_exactly(PyObject *list, Py_ssize_t count, PyTypeObject *type, int64_t *numb
 }
 
 static PyObject *
-cells_pack(PyObject *Py_UNUSED(module), PyObject *list)
+cells_narrow_list(PyObject *Py_UNUSED(module), PyObject *list)
 {
     Py_ssize_t count = PyList_Size(list);
     PyObject *first = count > 0 ? item_of(list, true, 0) : NULL, *result = NULL;
@@ -527,7 +527,7 @@ cells_is_native(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"fill", cells_fill, METH_VARARGS,
      "fill(rows, codes, precision, convert, /)\n--\n\nSee jagcodec.kernels."},
-    {"pack", cells_pack, METH_O, "pack(numbers, /)\n--\n\nSee jagcodec.kernels."},
+    {"narrow_list", cells_narrow_list, METH_O, "narrow_list(numbers, /)\n--\n\nSee jagcodec.kernels."},
     {"is_native", cells_is_native, METH_VARARGS,
      "is_native(rows, levels, short_bytes, short_list, most_items, /)\n--\n\nSee jagcodec.kernels."},
     {NULL, NULL, 0, NULL},

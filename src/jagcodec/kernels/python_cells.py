@@ -132,7 +132,7 @@ def _exactly(number: int, code: str, precision: int) -> float | None:
     return _float(cell, code) if int(cell) == number and scaled == math.floor(scaled) else None
 
 
-def pack(numbers: list[Any]) -> tuple[str, bytes] | None:
+def narrow_list(numbers: list[Any]) -> tuple[str, bytes] | None:
     """The numbers of a list as little-endian bytes, and the name of their dtype in `PACKED`.
 
     None unless all items are of one type: exactly int (of 64 bits at most), float or bool.

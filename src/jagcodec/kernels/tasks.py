@@ -22,7 +22,7 @@ def numbers(starts: Starts, rows: int) -> IntArray:
     return np.arange(rows, dtype=np.int64) * starts if isinstance(starts, int) else starts
 
 
-Source: TypeAlias = npt.NDArray[Any] | tuple[ByteArray, ...]
+SourceMemory: TypeAlias = npt.NDArray[Any] | tuple[ByteArray, ...]
 """The memory of an array, or several buffers of bytes. Starts in several buffers are (N,) numbers
 that count *bytes*, as if the buffers were end to end. Each row is in one of them."""
 
@@ -36,7 +36,7 @@ class Copy(NamedTuple):
     """
 
     dst: ByteArray
-    src: Source
+    src: SourceMemory
     dst_starts: Starts | None
     src_starts: Starts | None
     lengths: IntArray
@@ -52,7 +52,7 @@ class Pad(NamedTuple):
     """
 
     dst: ByteArray
-    src: Source
+    src: SourceMemory
     starts: Starts
     lengths: IntArray
     left_pad: IntArray | None

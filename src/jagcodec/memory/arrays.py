@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
+AnyArray: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 NUMPY_BY_NAME = {

@@ -42,7 +42,7 @@ from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.items import RowCells
 
-Cells = npt.NDArray[Any]
+CellArray = npt.NDArray[Any]
 """Cells of a dtype, as an array of `STORED_DTYPES`."""
 
 
@@ -59,14 +59,14 @@ class _GrowingColumn:
     types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
     stored: str | None = None  # of the chunks: floats stay float64, as such may follow
     tokens: int = 0
-    chunks: list[Cells] = field(default_factory=list)  # none of them is empty
+    chunks: list[CellArray] = field(default_factory=list)  # none of them is empty
 
     @property
     def axis(self) -> int:
         """The dim of the chunks along which the tokens are."""
         return 0 if self.is_flat else self.dim
 
-    def joined(self) -> Cells:
+    def joined(self) -> CellArray:
         """All cells as they are stored; joins the chunks into one."""
         if not self.chunks:
             # Without numbers the dtype is float32, as that of torch.tensor([]).
@@ -105,7 +105,7 @@ class _GrowingColumn:
         """The column with cells of its own."""
         return replace(self, chunks=[self.joined().copy(order="C")] if self.chunks else [])
 
-    def in_shape_of(self, cells: Cells) -> _GrowingColumn:
+    def in_shape_of(self, cells: CellArray) -> _GrowingColumn:
         """The column with tokens of the shape that a chunk shows; each number fills a token."""
         if not self.is_flat:
             return self
@@ -141,7 +141,7 @@ class _GrowingColumn:
         """The shape of one token of cells of this shape."""
         return (*shape[: self.dim], *shape[self.dim + 1 :])
 
-    def filled(self, number: Cells, tokens: int) -> Cells:
+    def filled(self, number: CellArray, tokens: int) -> CellArray:
         """So many tokens, whose cells all hold the number; as numbers while the column is flat."""
         shape = (tokens,) if self.is_flat else self.shape_of(self.shape_so_far() or (0,), tokens)
         return np.full(shape, number, number.dtype)
@@ -281,7 +281,7 @@ class RowBuilder:
                 `start` is not a mapping.
         """
         where = "RowBuilder.append"
-        read: dict[str, _Read] = {}
+        read: dict[str, _ReadChunk] = {}
         for name, chunk in columns.items():
             path = f"{where}({name!r})"
             if name in self._values:
@@ -496,11 +496,11 @@ def _column_of_schema(schema: FieldSchema, dim: int) -> _GrowingColumn:
     return grown
 
 
-_Read: TypeAlias = tuple[_GrowingColumn, Cells, int | None]
+_ReadChunk: TypeAlias = tuple[_GrowingColumn, CellArray, int | None]
 """A chunk: its column (the dtype may be new), its cells, and its tokens; None of one number."""
 
 
-def _read_starts(start: Any, read: Mapping[str, _Read], path: str) -> dict[str, int]:
+def _read_starts(start: Any, read: Mapping[str, _ReadChunk], path: str) -> dict[str, int]:
     """The indices at which chunks start, by their names."""
     given = mapping_of(start, path, "a dict of names to the index of a token")
     check_known(given, read, path)
@@ -519,7 +519,7 @@ def _read_starts(start: Any, read: Mapping[str, _Read], path: str) -> dict[str, 
     return starts
 
 
-def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _Read:
+def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _ReadChunk:
     """Read a chunk."""
     if isinstance(chunk, tensor_type()):
         chunk = tensor_rows().on_host(chunk)
@@ -545,7 +545,7 @@ def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _Re
     return column, made.data, made.lengths[0] if made.lengths else None
 
 
-_NO_CELLS: Cells = np.empty(0)
+_NO_CELLS: CellArray = np.empty(0)
 
 
 def _readable(cells: RowCells) -> Any:

@@ -118,7 +118,7 @@ def pack_jagged_fields(
         ArgumentTypeError: A column has another type (it is named), or lengths are not integers.
     """
     where = "pack_jagged_fields"
-    columns = _packed_columns(fields, lengths, token_aligned_fields, mask, where, strict)
+    columns = _jagged_columns(fields, lengths, token_aligned_fields, mask, where, strict)
     return tensordict_of(columns, where)
 
 
@@ -173,13 +173,13 @@ def encode_fields(
         `out`. Rows of a mask with holes are copied twice. It raises the errors of
         `pack_jagged_fields` and `encode`.
     """
-    columns = _packed_columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
+    columns = _jagged_columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
     check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
     message = pending(columns, **options)
     return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")
 
 
-def _packed_columns(
+def _jagged_columns(
     fields: Mapping[str, Any],
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None,
@@ -195,13 +195,13 @@ def _packed_columns(
         for name, column in named_columns(fields, f"{where}(fields)").items()
     }
     strict = flag_of(strict, f"{where}(strict)")
-    rule = _pack_rule(fields, lengths, token_aligned_fields, mask, where, strict)
+    rule = _jagged_rule(fields, lengths, token_aligned_fields, mask, where, strict)
     row_splits = rule.row_splits
     rows = None if row_splits is None else row_splits.rows
     columns: dict[str, Any] = {}
     packed: dict[str, Any] = {}
     is_wide = False
-    arrays, packs = plain_arrays(fields.values()), rule.packs
+    arrays, makes_jagged = plain_arrays(fields.values()), rule.makes_jagged
     for (name, column), array in zip(fields.items(), arrays, strict=True):
         shape: tuple[int, ...] = () if array is None else array.shape
         if not shape or shape[0] != rows:
@@ -211,7 +211,7 @@ def _packed_columns(
         columns[name] = cells = column if array is None else array
         if len(shape) < 2:
             continue
-        if row_splits is None or not packs(name, shape[1]):
+        if row_splits is None or not makes_jagged(name, shape[1]):
             rule.check_left_out(name, shape, where, strict)
             is_wide |= shape[1] > rule.widest > 0
             continue
@@ -226,7 +226,7 @@ def _packed_columns(
     return Columns(rows or 0, columns)
 
 
-class _PackRule(NamedTuple):
+class _JaggedRule(NamedTuple):
     """Which columns are packed, and by which rows."""
 
     row_splits: RowSplits | None  # None if no column is packed
@@ -235,7 +235,7 @@ class _PackRule(NamedTuple):
     narrowest: int  # of the rectangles (N, S, ...) that are packed, the smallest S
     widest: int  # and the largest
 
-    def packs(self, name: str, width: int) -> bool:
+    def makes_jagged(self, name: str, width: int) -> bool:
         """Whether a rectangle (N, width, ...) is packed."""
         named = self.named is None or name in self.named
         return named and self.narrowest <= width <= self.widest
@@ -267,14 +267,14 @@ class _PackRule(NamedTuple):
         return ArgumentError("bad_shape", path, detail)
 
 
-def _pack_rule(
+def _jagged_rule(
     fields: Mapping[str, Any],
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None,
     mask: Any,
     where: str,
     strict: bool,
-) -> _PackRule:
+) -> _JaggedRule:
     """The rule of these arguments: one of `lengths` and `mask`, or neither."""
     row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
     found = None
@@ -290,13 +290,13 @@ def _pack_rule(
         if strict:
             check_known(named, fields.keys(), f"{where}(token_aligned_fields)")
     if row_splits is None:
-        return _PackRule(None, None, named, 0, 0)
+        return _JaggedRule(None, None, named, 0, 0)
     if found is not None:
         width = found.valid.shape[1]
-        return _PackRule(row_splits, found, named, width, width)
+        return _JaggedRule(row_splits, found, named, width, width)
     # Named columns are packed as by `pack_per_token_field`, others as by `maybe_pack_jagged`.
     widest = row_splits.max if named is None else sys.maxsize
-    return _PackRule(row_splits, None, named, row_splits.max, widest)
+    return _JaggedRule(row_splits, None, named, row_splits.max, widest)
 
 
 def _as_column(column: Any, path: str) -> Any:

@@ -82,7 +82,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         )
         raise ArgumentError("bad_shape", f"{where}(padded)", detail)
     row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
-    return _pack_rectangle(padded, row_splits, f"{where}(padded)")
+    return _jagged_of_rectangle(padded, row_splits, f"{where}(padded)")
 
 
 @untraced
@@ -111,7 +111,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         ArgumentError: `lengths` is not (N,), or one is negative.
         ArgumentTypeError: `val` is not a strided tensor, or lengths are not integers.
     """
-    return _pack_or_keep(val, lengths, "maybe_pack_jagged", exact_width=True)
+    return _jagged_or_kept(val, lengths, "maybe_pack_jagged", exact_width=True)
 
 
 @untraced
@@ -136,10 +136,10 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         Warns (`JagcodecWarning`) if a `val` of two dims or more is not packed, and when
         `maybe_pack_jagged` warns. It raises the same errors.
     """
-    return _pack_or_keep(val, lengths, "pack_per_token_field", exact_width=False)
+    return _jagged_or_kept(val, lengths, "pack_per_token_field", exact_width=False)
 
 
-def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) -> torch.Tensor:
+def _jagged_or_kept(val: Any, lengths: Lengths, where: str, *, exact_width: bool) -> torch.Tensor:
     row_splits, path = read_rows(lengths, f"{where}(lengths)"), f"{where}(val)"
     if is_jagged(val):
         detached: torch.Tensor = val.detach()
@@ -151,13 +151,13 @@ def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) 
     if fits and row_splits.max <= val.shape[1] <= widest:
         if first_unpadded({path: val}, row_splits) is not None:
             warn_of_leftovers(path)
-        return _pack_rectangle(val.detach(), row_splits, path)
+        return _jagged_of_rectangle(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
         warn_of_rectangle(path)
     return contiguous_bits(val)
 
 
-def _pack_rectangle(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
+def _jagged_of_rectangle(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
     """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
     view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
     return nested_tensor(values_of(view), row_splits)

@@ -11,7 +11,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.plain_types import LENGTH_DTYPES, check_memory, check_plain
 from jagcodec.memory.staging import HostCopies, host_numbers, to_device
 from jagcodec.rows.copy_rows import cell_index, values_of
-from jagcodec.rows.length_array import check_size
+from jagcodec.rows.lengths import check_size
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, end_to_end
 

@@ -19,18 +19,17 @@ from jagcodec._arguments import (
     named_columns,
 )
 from jagcodec._compiling import untraced
-from jagcodec.columns.batch import closed, with_closed
+from jagcodec.columns.batch import ColumnDict, closed, with_closed
 from jagcodec.columns.column import row_count, row_counts
 from jagcodec.columns.devices import moved
-from jagcodec.columns.join import select_leaf
+from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.plain_types import LENGTH_DTYPES, usable_device
-from jagcodec.rows.row_index import choose_rows
+from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.rows.varlen import PackedColumn
 from jagcodec.wire.compare import same_values
-from jagcodec.wire.lowered import ColumnDict
 from jagcodec.wire.pickled import pickled_parts
 from jagcodec.wire.registry import of_type, register_type
 from jagcodec.wire.spec import BATCHED_DATA_DICT, PACKED_COLUMN
@@ -166,7 +165,7 @@ class BatchedDataDict(dict[str, Any]):
         """These rows, in this order; see `select_rows`."""
         rows, pool = choose_rows(index, len(self), "select_rows(index)"), RowSplitsPool()
         read_offsets([self], pool)
-        return select_leaf(self, rows, pool, "BatchedDataDict")  # type: ignore[no-any-return]
+        return chosen_leaf(self, rows, pool, "BatchedDataDict")  # type: ignore[no-any-return]
 
     def select(self: Self, names: Iterable[str]) -> Self:
         """The columns of these names, in this order; aliased.

@@ -201,7 +201,7 @@ class _Walk(Claims):
         # For each ragged group: its place among them, and the names of its columns.
         self.groups: dict[int, tuple[int, list[str]]] = {}
         self._message = message
-        self._values = _document_bounds(message.header.packed_values)
+        self._values = _document_bounds(message.header.value_bytes)
         # Writers share only whole places, so where a place begins is enough to count it once.
         self._counted: set[tuple[int, int]] = set()
         # The bytes of the column that is described now, and how they are stored.

@@ -49,7 +49,7 @@ def json_text(value: Any, place: str, remedy: str) -> str:
         raise ArgumentError("bad_type", where, detail) from error
 
 
-class _Key:
+class _JsonKey:
     """A step of a path that is a key, and not an index."""
 
     def __init__(self, key: Any) -> None:
@@ -122,7 +122,7 @@ def _object(items: list[tuple[Any, Any]], above: _Steps, levels: int) -> str:
         if name in texts:
             found = f"{brief(keys[name])} and {brief(key)}"
             raise _NotJsonError("keys that differ as text", found, above)
-        keys[name], texts[name] = key, _text(item, (above, _Key(key)), levels)
+        keys[name], texts[name] = key, _text(item, (above, _JsonKey(key)), levels)
     return f"{{{', '.join(f'{name}: {text}' for name, text in texts.items())}}}"
 
 
@@ -130,7 +130,7 @@ def _name(key: Any, above: _Steps) -> str:
     plain = _plain(key, above) if issubclass(type(key), np.generic) else key
     if not issubclass(type(plain), _SCALARS):
         raise _NotJsonError("keys that are text, numbers, bools or None", brief(key), above)
-    text = _scalar(plain, (above, _Key(key)))
+    text = _scalar(plain, (above, _JsonKey(key)))
     return text if issubclass(type(plain), str) else f'"{text}"'
 
 

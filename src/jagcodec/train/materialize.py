@@ -21,6 +21,7 @@ from jagcodec._arguments import (
     whole_number,
 )
 from jagcodec._compiling import untraced
+from jagcodec.columns.batch import Key
 from jagcodec.columns.devices import moved
 from jagcodec.errors import (
     ArgumentError,
@@ -30,14 +31,13 @@ from jagcodec.errors import (
     column_name,
     describe,
 )
+from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
-from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_memory, usable_device
 from jagcodec.produce.warnings import warn_of_swapped_dims
 from jagcodec.rows.copy_rows import owned_values
-from jagcodec.rows.length_array import check_row_ends
-from jagcodec.rows.lengths import Lengths, read_lengths
+from jagcodec.rows.lengths import Lengths, check_row_ends, read_lengths
 from jagcodec.rows.nested import (
     is_jagged,
     nested_tensor,
@@ -64,7 +64,6 @@ from jagcodec.train.rectangles import (
     no_memory,
     path_of,
 )
-from jagcodec.wire.lowered import Key
 from jagcodec.wire.many import join_rows
 from jagcodec.wire.opened import (
     AnyBatch,

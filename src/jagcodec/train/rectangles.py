@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jagcodec._arguments import named_item
+from jagcodec.columns.batch import Key
 from jagcodec.errors import ArgumentError, column_name
 from jagcodec.kernels import Copy, Pad, copy_all, pad_all, rows_only
+from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import IntArray, are_disjoint
-from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, lacks_kernel
@@ -21,7 +22,6 @@ from jagcodec.rows.copy_rows import CellIndices, pad_into
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.frames import writable_bytes
-from jagcodec.wire.lowered import Key
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS
 
 Layout = Literal["padded", "jagged", "packed"]

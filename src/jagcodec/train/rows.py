@@ -11,15 +11,15 @@ import numpy as np
 from jagcodec._arguments import flag_of, host_array, whole_number
 from jagcodec._compiling import untraced
 from jagcodec.columns.column import as_leaf, column_of, like
-from jagcodec.columns.join import select_leaf
+from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.micro_batches import Rules, assign_rows
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import IntArray, tensor_type
 from jagcodec.memory.buffers import MessageLike
+from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.lengths import Lengths, read_rows
-from jagcodec.rows.row_index import choose_rows
 from jagcodec.rows.row_splits import Chosen, RowSplitsPool
 from jagcodec.wire.compare import uncontradicted
 from jagcodec.wire.many import common_sizes, join_rows, sharing, side_by_side
@@ -288,7 +288,7 @@ def _choose_from(batch: Any, chosen: Chosen, where: str, pool: RowSplitsPool | N
         return rows_at(batch, chosen)
     pool = pool or RowSplitsPool()
     read_offsets([batch], pool)
-    return select_leaf(batch, chosen, pool, f"{where}(batch)")
+    return chosen_leaf(batch, chosen, pool, f"{where}(batch)")
 
 
 # --- joined ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from jagcodec._dependencies import has_torch, module_with_torch
 from jagcodec.columns.batch import As, CellRows, OneObject, views_of
 from jagcodec.columns.column import column_of
 from jagcodec.errors import ArgumentTypeError
-from jagcodec.memory.extents import check_extent
+from jagcodec.memory import check_extent
 from jagcodec.memory.small_floats import numbers_of
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
 from jagcodec.rows.views import RaggedView

@@ -112,17 +112,17 @@ def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
 def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> Sequence[Any]:
     """The buffers of a message, decompressed into new memory; `lazily`: each at its first use."""
     zstandard()
-    packed: dict[int, Any] = {
+    compressed: dict[int, Any] = {
         i: Compressed(buffers[i], stored, size, i)
         for i, (stored, size) in enumerate(zip(header.stored, header.sizes, strict=True))
         if stored < size
     }
     if not lazily:
-        found = _in_threads(Compressed.whole, {one: one.size for one in packed.values()})
+        found = _in_threads(Compressed.whole, {one: one.size for one in compressed.values()})
         # Nothing else refers to these bytes, so they may be written to.
-        for i, one in packed.items():
-            packed[i] = borrowed(address(found[one]), one.size, found[one])
-    return [packed.get(i, buffer) for i, buffer in enumerate(buffers)]
+        for i, one in compressed.items():
+            compressed[i] = borrowed(address(found[one]), one.size, found[one])
+    return [compressed.get(i, buffer) for i, buffer in enumerate(buffers)]
 
 
 class Compressed:
@@ -152,9 +152,9 @@ class Compressed:
 
 def prepare(buffers: Iterable[Any]) -> None:
     """Decompress buffers in several threads; an error is left to the reader of its column."""
-    packed = {each: each.size for each in buffers if isinstance(each, Compressed)}
+    sizes = {each: each.size for each in buffers if isinstance(each, Compressed)}
     with suppress(WireFormatError):
-        _in_threads(Compressed.whole, packed)
+        _in_threads(Compressed.whole, sizes)
 
 
 def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:

@@ -6,10 +6,9 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from jagcodec import kernels
 from jagcodec._arguments import check_options
@@ -18,7 +17,7 @@ from jagcodec._dependencies import check_torch, half
 from jagcodec.columns.batch import VALUES
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import JagcodecError, WireFormatError, brief
-from jagcodec.memory.arrays import ByteArray, IntArray, object_array
+from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray, object_array
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.copy_bytes import bytes_of_cells
@@ -39,8 +38,6 @@ from jagcodec.wire.spec import IN_ARRAY, IN_LIST, ONE_OBJECT, PLAIN, Kind
 
 if TYPE_CHECKING:
     import torch
-
-AnyArray: TypeAlias = npt.NDArray[Any]
 
 
 class DecodeOptions(TypedDict, total=False):
@@ -317,7 +314,7 @@ def _read_documents(
     """The objects between these bounds, which are those of `rows`."""
     # Copied: what was checked must not change with the message's memory.
     raw = data.tobytes()
-    items = documents.unpack_rows(raw, bounds[1:].tolist(), rows)
+    items = documents.parsed_rows(raw, bounds[1:].tolist(), rows)
     most = message.limits.depth
     if are_values(items, most - depth + 1):
         return items
@@ -456,10 +453,10 @@ def _big_int(data: Any) -> int:
 
 
 def _list_of_numbers(dtype: Any, data: Any) -> list[Any]:
-    known = type(dtype) is str and dtype in kernels.PACKED
-    expect(known, "unknown_dtype", f"one of {', '.join(kernels.PACKED)}", dtype)
+    known = type(dtype) is str and dtype in kernels.LIST_DTYPES
+    expect(known, "unknown_dtype", f"one of {', '.join(kernels.LIST_DTYPES)}", dtype)
     expect(type(data) is bytes, "bad_record", "bytes", data)
-    numbers = kernels.unpack_numbers(dtype, data)
+    numbers = kernels.list_of_narrow(dtype, data)
     if numbers is None:
         raise bad(f"cells of {dtype}, bools of 0 and 1", f"{len(data)} bytes")
     return numbers

@@ -35,12 +35,12 @@ RECORDS: dict[Kind, tuple[str, ...]] = {
 TAGS = {kind: msgpack.ExtType(kind, b"") for kind in RECORDS}
 
 
-def packer() -> Any:
+def writer() -> Any:
     """A msgpack packer for documents; one per thread at a time."""
-    return msgpack.Packer(strict_types=True, unicode_errors="surrogatepass", default=_packed_int)
+    return msgpack.Packer(strict_types=True, unicode_errors="surrogatepass", default=_record_of_int)
 
 
-def _packed_int(value: Any) -> list[Any]:
+def _record_of_int(value: Any) -> list[Any]:
     # msgpack asks only about what it cannot hold; the encoder lets nothing else through.
     if type(value) is not int:
         raise TypeError(f"{type(value).__name__} is not part of a document")
@@ -69,7 +69,7 @@ def _tag(code: int, data: bytes) -> Kind:
 _OPTIONS: dict[str, Any] = {"strict_map_key": True, "unicode_errors": "surrogatepass"}
 
 
-def unpack(data: bytes, path: str = "$", *, records: bool = True) -> Any:
+def parsed(data: bytes, path: str = "$", *, records: bool = True) -> Any:
     """One document, its records as arrays that begin with their kind, or as msgpack has them."""
     hook = {"ext_hook": _tag} if records else {}
     try:
@@ -82,7 +82,7 @@ def unpack(data: bytes, path: str = "$", *, records: bool = True) -> Any:
         raise not_msgpack(error, path) from error
 
 
-def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[Any]:
+def parsed_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[Any]:
     """Documents end to end, each of which must end exactly at its `ends`; errors name the row."""
     size = len(data)
     unpacker = msgpack.Unpacker(ext_hook=_tag, max_buffer_size=max(size, 1), **_OPTIONS)

@@ -30,8 +30,7 @@ from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, desc
 from jagcodec.memory.buffers import Target
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
-from jagcodec.wire.header import with_checksums
-from jagcodec.wire.header_reader import is_accepted
+from jagcodec.wire.header import is_accepted, with_checksums
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.stored.write import message_of
 

@@ -16,7 +16,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, b
 from jagcodec.memory import ALIGNMENT
 from jagcodec.wire.checks import fail
 from jagcodec.wire.frames import PREAMBLE, blob_pieces, read_preamble, starts_of
-from jagcodec.wire.header_reader import read_header
+from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import Limits, exceeded
 
 
@@ -146,10 +146,10 @@ def check_end(start: bytes, size: int, limits: Limits) -> None:
     A buffer may go on, because shared memory comes in pages. The rest of a file would be lost.
     """
     header = read_preamble(np.frombuffer(start, np.uint8))
-    packed = start[PREAMBLE.size : PREAMBLE.size + header]
-    if len(packed) < header:
+    data = start[PREAMBLE.size : PREAMBLE.size + header]
+    if len(data) < header:
         return  # The file is cut short, which is found when the message is opened.
-    end = starts_of(header, read_header(packed, limits).stored)[-1]
+    end = starts_of(header, read_header(data, limits).stored)[-1]
     if size > end:
         detail = (
             f"expected a file of one message, {end} bytes, found {size}; write each message to its "

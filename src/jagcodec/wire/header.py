@@ -19,11 +19,13 @@ import msgpack
 from msgpack import ExtType, UnpackException, unpackb
 
 from jagcodec.errors import UnsupportedTypeError, WireFormatError, brief
+from jagcodec.wire import documents
 from jagcodec.wire.checks import fail
+from jagcodec.wire.claims import check_claims
 from jagcodec.wire.documents import not_msgpack
-from jagcodec.wire.limits import NO_LIMITS, Limits, exceeded
-from jagcodec.wire.schema import Group, Schema, keep, read_schema
-from jagcodec.wire.spec import MAGIC, VERSION, Kind
+from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
+from jagcodec.wire.schema import GROUP_NUMBERS, Group, Schema, keep, read_schema
+from jagcodec.wire.spec import EXPANSION, MAGIC, VERSION, Kind
 
 
 class Header(NamedTuple):
@@ -32,8 +34,8 @@ class Header(NamedTuple):
     schema: Schema
     numbers: list[int]  # those of the schema's nodes, and more after them
     values: list[Any]  # documents; records in them are arrays with a tag (see `documents`)
-    packed_numbers: bytes
-    packed_values: bytes
+    number_bytes: bytes
+    value_bytes: bytes
     groups: list[Group]
     sizes: list[int]  # bytes of each frame after the header, before it was compressed
     stored: list[int]  # bytes as it is sent; `sizes` itself where no frame is compressed
@@ -159,10 +161,10 @@ def opened_header(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes]
     known = _known_parts(data, limits)
     if known is not None:
         return known
-    size, packed_schema, numbers, values = header_parts(data, limits)
-    schema = read_schema(packed_schema)
+    size, schema_bytes, numbers, values = header_parts(data, limits)
+    schema = read_schema(schema_bytes)
     if values == NO_VALUES:
-        keep(_schema_of_start, _until_numbers(packed_schema), schema, schema.weight)
+        keep(_schema_of_start, _until_numbers(schema_bytes), schema, schema.weight)
     return size, schema, numbers, values
 
 
@@ -247,3 +249,80 @@ def check_crc(found: int, expected: int, path: str) -> None:
             "changed places on the way, or were written to after they were encoded"
         )
         raise fail("bad_checksum", detail, path=path)
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+
+def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
+    """Check frame 0, and every number in it; `in_row`: the message is a row of another."""
+    size, schema, number_bytes, value_bytes = opened_header(data, limits)
+    numbers = memoryview(number_bytes).cast("q").tolist()
+    if len(numbers) < schema.first_group:
+        raise bad_header(f"{schema.first_group} numbers or more", len(numbers))
+    if not number_bytes[7::8].isascii():  # their high bytes, with the signs
+        raise bad_header("no negative number", min(numbers))
+    groups, sizes, stored, checksums = _after_nodes(schema, numbers)
+    if checksums:
+        covered = number_bytes[: -8 * len(checksums)]
+        check_crc(header_checksum(schema.data, covered, value_bytes), checksums[0], "header")
+    total, objects = check_claims(schema, numbers, groups, sizes, stored, size, limits, in_row)
+    values: list[Any] = []
+    if value_bytes != NO_VALUES or schema.value_count:
+        values = _read_values(schema, value_bytes)
+    return Header(
+        schema,
+        numbers,
+        values,
+        number_bytes,
+        value_bytes,
+        groups,
+        sizes,
+        stored,
+        total,
+        checksums[1:] if checksums else None,
+        objects,
+    )
+
+
+def _after_nodes(
+    schema: Schema, numbers: list[int]
+) -> tuple[list[Group], list[int], list[int], list[int]]:
+    """The numbers after those of the nodes: groups, sizes, stored sizes and checksums.
+
+    The stored sizes are the sizes themselves where no frame is compressed.
+    """
+    frames, begin = numbers[schema.frame_count], schema.first_group
+    first_size = schema.first_size(numbers[schema.group_count])
+    end = first_size + frames
+    sizes = stored = numbers[first_size:end]
+    checksums: list[int] = []
+    more = len(numbers) - end
+    if more:
+        checksums = numbers[end:]
+        if frames and more in (frames, 1 + 2 * frames):
+            stored, checksums = checksums[:frames], checksums[frames:]
+        if more < 0 or len(checksums) not in (0, 1 + frames):
+            what = f"numbers of {numbers[schema.group_count]} groups and {frames} frames"
+            raise bad_header(what, f"{len(numbers) - begin} numbers")
+    groups = [
+        Group._make(numbers[i : i + GROUP_NUMBERS]) for i in range(begin, first_size, GROUP_NUMBERS)
+    ]
+    return groups, sizes, stored, checksums
+
+
+def _read_values(schema: Schema, data: bytes) -> list[Any]:
+    values = documents.parsed(data, "values")
+    # One value more than the schema has is the `meta` of the whole message.
+    if type(values) is not list or len(values) - schema.value_count not in (0, 1):
+        raise bad_header(f"{schema.value_count} values", brief(values))
+    return values
+
+
+def is_accepted(header: bytes, indirect_bytes: int) -> bool:
+    """Whether readers accept, by default, this many bytes of indirect documents in a message."""
+    try:
+        total = read_header(header, DEFAULT_LIMITS).total
+    except WireFormatError:
+        return False
+    return EXPANSION * (indirect_bytes - EXPANSION * total) <= DEFAULT_LIMITS.expanded

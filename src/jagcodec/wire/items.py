@@ -6,8 +6,8 @@ the wire, so that rows of Python's numbers become a message without torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -108,3 +108,29 @@ def item_of_index(starts: IntArray) -> Item:
     item = Item(np.ascontiguousarray(starts).view(np.uint8), (len(starts),), None, "int64")
     item.narrow = True
     return item
+
+
+# --- values between the steps of encoding --------------------------------------------------------
+
+
+Tree: TypeAlias = Any
+"""A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
+
+
+class Lowered(NamedTuple):
+    """A value that is ready to be placed."""
+
+    tree: Tree  # None if the value is one document
+    items: list[Any]  # in the order of the tree's walk: numbers, and an `Item` for what has bytes
+    values: bytes  # the documents, in the same order
+    unbacked: Sequence[tuple[str, int]] = ()  # paths and numbers of rows without data so far
+    messages: Sequence[RowMessages] = ()  # that are items of it; those in others come first
+    asks_for_more: bool = False  # than readers allow, if its rows had few bytes
+
+
+class RowMessages(NamedTuple):
+    """Rows of objects of which some need buffers: each becomes a message of its own."""
+
+    item: Any  # gets their bytes
+    rows: Mapping[int, bytes | Lowered]  # documents, and what was lowered
+    places: Sequence[int]  # the key of each row: rows may be one object

@@ -13,7 +13,7 @@ import numpy as np
 from jagcodec import kernels
 from jagcodec._arguments import array_remedy, result_of
 from jagcodec._dependencies import module_with_torch
-from jagcodec.columns.batch import Batch, CellRows, Columns, Name, OneObject, to_send
+from jagcodec.columns.batch import Batch, CellRows, ColumnDict, Columns, Name, OneObject, to_send
 from jagcodec.columns.column import column_of
 from jagcodec.errors import (
     JagcodecError,
@@ -40,10 +40,9 @@ from jagcodec.wire.dtypes import (
 )
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.items import Item, item_of_bytes, item_of_documents
+from jagcodec.wire.items import Item, Lowered, RowMessages, Tree, item_of_bytes, item_of_documents
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.lowered import ColumnDict, Lowered, RowMessages, Tree
-from jagcodec.wire.native import NATIVE, first_same, packed_at_once
+from jagcodec.wire.native import NATIVE, first_same, written_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
 
@@ -115,9 +114,9 @@ class Lowering:
         return {name: item for name, item in found.items() if _has_rows(item, batch.rows)}
 
     def _lowered(self, tree: Tree, messages: Sequence[RowMessages] = ()) -> Lowered:
-        packed = self._pack_document(self.values) if self.values else NO_VALUES
+        values = self._document_of(self.values) if self.values else NO_VALUES
         asks = self._array_rows > _MOST_ARRAY_ROWS
-        return Lowered(tree, self.items, packed, self.unbacked, messages, asks)
+        return Lowered(tree, self.items, values, self.unbacked, messages, asks)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -171,9 +170,9 @@ class Lowering:
 
     @functools.cached_property
     def _msgpack(self) -> Callable[[Any], bytes]:
-        return documents.packer().pack  # type: ignore[no-any-return]
+        return documents.writer().pack  # type: ignore[no-any-return]
 
-    def _pack_document(self, document: Any) -> bytes:
+    def _document_of(self, document: Any) -> bytes:
         try:
             return self._msgpack(document)
         except ValueError as error:
@@ -240,8 +239,8 @@ class Lowering:
     # Python
 
     def lower_list(self, values: list[Any]) -> Tree:
-        if len(values) >= spec.LONG_LIST and (packed := kernels.pack(values)) is not None:
-            return [TAGS[Kind.NUMBERS], *packed]
+        if len(values) >= spec.LONG_LIST and (narrow := kernels.narrow_list(values)) is not None:
+            return [TAGS[Kind.NUMBERS], *narrow]
         if len(values) > 1 and type(values[0]) is tensor_type():
             views = _of_tensors().lower_views_of_one_storage(self, values)
             if views is not None:
@@ -352,9 +351,9 @@ class Lowering:
         """
         # A list keeps every row alive, so that no two have one id.
         rows = payloads if type(payloads) is list else list(payloads)
-        packed = packed_at_once(rows, spec.MAX_DEPTH - len(self._path))
-        if packed is not None:
-            documents, same = packed
+        written = written_at_once(rows, spec.MAX_DEPTH - len(self._path))
+        if written is not None:
+            documents, same = written
             self.items.append(item_of_documents(documents, same))
             return _OF_DOCUMENTS
         arrays = None if holder is None else self._lower_array_rows(rows, holder)
@@ -376,11 +375,11 @@ class Lowering:
     def _lower_row(self, i: int, row: Any) -> bytes | Lowered:
         """The document of a row; of one that needs buffers a message, with items and values."""
         if type(row) in NATIVE:
-            return self._pack_document(row)
+            return self._document_of(row)
         outer = self.items, self.values, self.unbacked, self._array_rows
         self.items, self.values, self.unbacked, self._array_rows = [], [], [], 0
         tree = self.lower_at(i, row)
-        made = self._lowered(tree) if type(tree) is tuple else self._pack_document(tree)
+        made = self._lowered(tree) if type(tree) is tuple else self._document_of(tree)
         self.items, self.values, self.unbacked, self._array_rows = outer
         return made
 

@@ -41,8 +41,8 @@ from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import at_column, join_leaves, join_views, require_same_names
 from jagcodec.columns.memory import face_in_memory, nested_source
 from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
-from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.copy_bytes import array_of_cells, gathered_bytes
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
@@ -164,7 +164,7 @@ class JoinedRows(Source):
                 first[i] = known[values]
         return first
 
-    def select_rows(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
+    def choose(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
         """The chosen rows of a column, with splits that columns of equal rows share."""
         if chosen is None:
             row_splits = self._pool.unique(view.row_splits)
@@ -307,9 +307,9 @@ class JoinedColumn(Column):
         found, source, chosen = self.source.in_place(self.name), self.source, how.chosen
         if not found:
             return self._read_parts(how)
-        view = source.select_rows(found.view, chosen)
+        view = source.choose(found.view, chosen)
         if found.dims is not None:
-            dims = source.select_rows(found.dims, chosen)
+            dims = source.choose(found.dims, chosen)
             rows = _joined_arrays(view, dims, found)
             return self._read_parts(how) if rows is None else rows
         splits = view.row_splits
@@ -343,7 +343,7 @@ class JoinedColumn(Column):
     def to_send(self, how: Read) -> Any:
         found, source = self.source.in_place(self.name), self.source
         if found and found.dims is None:
-            view = source.select_rows(found.view, how.chosen)
+            view = source.choose(found.view, how.chosen)
             of_objects = found.kind is Kind.NON_TENSOR_ROWS
             if view.row_splits.rows or not of_objects:
                 dtype = None if of_objects else found.dtype
@@ -378,7 +378,7 @@ def _joined_objects(data: ByteArray, row_splits: RowSplits, levels: int) -> Any:
     """Documents end to end as (N,) objects; None if each message must be read."""
     raw, bounds = data.tobytes(), row_splits.offsets_array.tolist()
     with suppress(WireFormatError):  # reading each message finds it again
-        items = documents.unpack_rows(raw, bounds[1:], range(row_splits.rows))
+        items = documents.parsed_rows(raw, bounds[1:], range(row_splits.rows))
         if are_values(items, levels):
             return object_array(items)
     return None

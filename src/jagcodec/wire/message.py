@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec.errors import brief
+from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import (
     ByteArray,
     IntArray,
@@ -18,10 +19,8 @@ from jagcodec.memory.arrays import (
     for_torch,
 )
 from jagcodec.memory.blocks import new_block
-from jagcodec.memory.extents import check_extent
-from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.chosen_rows import ChosenRows, joined_ranges, joined_rows
 from jagcodec.rows.copy_bytes import array_of_cells, bytes_of_cells, gathered_bytes
-from jagcodec.rows.row_index import joined_ranges, joined_rows
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView, in_buffers
 from jagcodec.wire import documents, spec
@@ -156,7 +155,7 @@ class Message:
         except IndexError:  # another thread has it at this moment
             values = []
         if not values or values[index] is _TAKEN:
-            values = documents.unpack(self.header.packed_values, "values")
+            values = documents.parsed(self.header.value_bytes, "values")
         value, values[index] = values[index], _TAKEN
         # All others are kept: a reader of every column unpacks the header once, not once for each.
         if not self._unread:

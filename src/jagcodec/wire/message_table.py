@@ -47,7 +47,7 @@ class ColumnInPlace(NamedTuple):
     tensors: bool = False  # whether these are tensors
 
 
-class _Cells(NamedTuple):
+class _CellsInMessages(NamedTuple):
     """Where the cells of a column are in several messages."""
 
     kind: Kind
@@ -170,7 +170,7 @@ class MessageTable:
         view = self._view_of_all(cells, rows, narrow)
         return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
 
-    def _cells_of(self, nodes: Sequence[Node]) -> _Cells | None:
+    def _cells_of(self, nodes: Sequence[Node]) -> _CellsInMessages | None:
         """Where the cells of a column are; None if its messages have it in different forms."""
         form, *others = {_in_place_form(node) for node in nodes}
         if form is None or others:
@@ -190,9 +190,9 @@ class MessageTable:
         if not filled.all():  # an empty column may be anywhere
             buffer, offset, stored = buffer * filled, offset * filled, stored * filled
         start = self._starts[self._first_buffers[:-1] + buffer] + offset
-        return _Cells(kind, dtype, inner, start, stored, counts, group)
+        return _CellsInMessages(kind, dtype, inner, start, stored, counts, group)
 
-    def _are_bounded(self, cells: _Cells) -> bool:
+    def _are_bounded(self, cells: _CellsInMessages) -> bool:
         """Whether the bytes of the messages limit the memory that a view of the column needs."""
         size = cells.size
         if not size:
@@ -204,7 +204,7 @@ class MessageTable:
             return False
         return int(cells.stored.max()) < INDIRECT
 
-    def _view_of_all(self, cells: _Cells, rows: _GroupRows, narrow: bool) -> RaggedView:
+    def _view_of_all(self, cells: _CellsInMessages, rows: _GroupRows, narrow: bool) -> RaggedView:
         """The rows of a column in all messages."""
         memory, start, size = self._buffers, cells.start, cells.size
         if narrow:
@@ -224,7 +224,7 @@ class MessageTable:
         each = list(numbers)
         return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
 
-    def _widened(self, column: _Cells) -> tuple[tuple[ByteArray, ...], IntArray]:
+    def _widened(self, column: _CellsInMessages) -> tuple[tuple[ByteArray, ...], IntArray]:
         """Memory in which all cells are as wide as their dtype, and where they start in it."""
         memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
         cells = column.counts * math.prod(column.inner)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jagcodec.kernels import is_native
-from jagcodec.wire.documents import packer
+from jagcodec.wire.documents import writer
 from jagcodec.wire.spec import INLINE_BYTES, LONG_LIST
 
 NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -16,25 +16,25 @@ NATIVE = frozenset((str, int, float, bool, type(None)))
 _MOST_ITEMS = 1 << 20  # so that a list that contains itself several times ends soon
 
 
-def packed_at_once(
+def written_at_once(
     rows: Sequence[Any], levels: int
 ) -> tuple[list[bytes], Sequence[int] | None] | None:
     """The documents of rows as msgpack writes them, and `first_same`; None if they need a walk.
 
     `levels` is how many containers may be in each other.
     """
-    pack = packer().pack
+    write = writer().pack
     try:
         if NATIVE.issuperset(map(type, rows)):
-            return list(map(pack, rows)), None
+            return list(map(write, rows)), None
         if not is_native(rows, levels, INLINE_BYTES, LONG_LIST, _MOST_ITEMS):
             return None
         same = first_same(rows)
         if same is None:
-            return list(map(pack, rows)), None
+            return list(map(write, rows)), None
         made: list[bytes] = []
         for i, first in enumerate(same):
-            made.append(made[first] if first < i else pack(rows[i]))
+            made.append(made[first] if first < i else write(rows[i]))
         return made, same
     except (TypeError, ValueError, RuntimeError):  # too large, or changed by another thread
         return None

@@ -36,7 +36,7 @@ from jagcodec.columns.column import (
     row_counts,
 )
 from jagcodec.columns.fields import FieldSchema
-from jagcodec.columns.join import select_leaf
+from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.memory import (
     CHOSEN,
     BuiltSource,
@@ -48,8 +48,8 @@ from jagcodec.columns.memory import (
 )
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
+from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
-from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.column_arrays import arrays_of_view
 from jagcodec.rows.copy_bytes import array_of_view, bytes_of_cells
@@ -143,9 +143,9 @@ class MessageSource(Source):
         buffers, header = self.message.buffers, self.message.header
         if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
             return None
-        values = id(self) if self.beside else header.packed_values
+        values = id(self) if self.beside else header.value_bytes
         first, levels = header.schema.first_group, self.message.limits.depth
-        return MessageInMemory(self.node, first, header.packed_numbers, values, buffers, levels)
+        return MessageInMemory(self.node, first, header.number_bytes, values, buffers, levels)
 
     def meta(self) -> dict[str, Any]:
         message, meta = self.message, dict[str, Any]()
@@ -293,7 +293,7 @@ class _JaggedColumn(NodeColumn):
         return how.half.jagged_of_values(values, view.row_splits, view.ragged_dim)
 
 
-class _TensorColumn(NodeColumn):
+class _RectangleColumn(NodeColumn):
     """A TENSOR, each of whose rows is one cell."""
 
     __slots__ = ()
@@ -473,7 +473,7 @@ class _OtherColumn(NodeColumn):
             raise rows_differ(sizes, found)
         if how.chosen is None or holder.row_count("$") is None:
             return column
-        return select_leaf(column, how.chosen.index, RowSplitsPool(), CHOSEN)
+        return chosen_leaf(column, how.chosen.index, RowSplitsPool(), CHOSEN)
 
 
 class _PayloadColumn(_OtherColumn):
@@ -502,7 +502,7 @@ class _PayloadColumn(_OtherColumn):
         return one if chosen is None else chosen_in_place(one, chosen)
 
 
-class _PackedColumn(_OtherColumn):
+class _VarlenColumn(_OtherColumn):
     """A `PackedColumn`."""
 
     __slots__ = ()
@@ -543,7 +543,7 @@ class _PackedColumn(_OtherColumn):
 
 _CLASSES: dict[Kind, type[NodeColumn]] = {
     Kind.JAGGED: _JaggedColumn,
-    Kind.TENSOR: _TensorColumn,
+    Kind.TENSOR: _RectangleColumn,
     Kind.NON_TENSOR_ROWS: _DocumentColumn,
     Kind.ARRAY_ROWS: _ArraysColumn,
     Kind.TENSORDICT: _BatchColumn,
@@ -556,7 +556,7 @@ def _class_in_dict(node: Node) -> type[NodeColumn]:
     """The class of a column of a dict, which may be a dict, too."""
     if columns_of_dict(node) is not None:
         return _BatchColumn
-    known = _OtherColumn if parts_of_packed(node) is None else _PackedColumn
+    known = _OtherColumn if parts_of_packed(node) is None else _VarlenColumn
     return _CLASSES.get(node.kind, known)
 
 

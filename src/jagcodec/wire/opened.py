@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
 import numpy as np
 
 from jagcodec._arguments import items_of
-from jagcodec.columns.batch import values_of_batch, views_of, with_closed
+from jagcodec.columns.batch import Key, values_of_batch, views_of, with_closed
 from jagcodec.columns.column import column_of, field_in_memory, like, row_counts
 from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import join_leaves
@@ -27,7 +27,6 @@ from jagcodec.rows.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.compare import agreed, same_values
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
-from jagcodec.wire.lowered import Key
 from jagcodec.wire.wire_batch import WireBatch, check_batch, open_whole
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from jagcodec.wire.frames import (
     read_preamble,
     starts_of,
 )
-from jagcodec.wire.header import Header, check_crc
-from jagcodec.wire.header_reader import read_header
+from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.limits import Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, Reading
 

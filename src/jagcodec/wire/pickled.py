@@ -31,7 +31,7 @@ class _Place(NamedTuple):
     name: str  # in the message
 
 
-class _Kind(NamedTuple):
+class _TensorKind(NamedTuple):
     """The properties of a tensor that a message does not hold."""
 
     device: str | None  # None if it is the CPU
@@ -53,7 +53,7 @@ def pickled_parts(make: Callable[[Any], Any], state: Any, protocol: int) -> tupl
     return _made, (make, rest, taken.kinds, sent)
 
 
-def _made(make: Callable[[Any], Any], rest: Any, kinds: dict[str, _Kind], frames: Any) -> Any:
+def _made(make: Callable[[Any], Any], rest: Any, kinds: dict[str, _TensorKind], frames: Any) -> Any:
     if not frames:
         return make(rest)
     tensors = decode(frames, limits=NO_LIMITS)
@@ -62,7 +62,7 @@ def _made(make: Callable[[Any], Any], rest: Any, kinds: dict[str, _Kind], frames
     return make(_map_leaves(rest, lambda place, _: tensors.get(place.name, place), (), {}))
 
 
-def _of_kind(tensor: torch.Tensor, kind: _Kind, name: str) -> torch.Tensor:
+def _of_kind(tensor: torch.Tensor, kind: _TensorKind, name: str) -> torch.Tensor:
     device = usable_device(kind.device, f"{name} of a pickle")
     if device is not None:
         tensor = to_device(tensor, device)
@@ -76,7 +76,7 @@ class _Taken:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.kinds: dict[str, _Kind] = {}  # of those that are not plain tensors on the CPU
+        self.kinds: dict[str, _TensorKind] = {}  # of those that are not plain tensors on the CPU
         self._places: dict[int, _Place] = {}  # by the id of a tensor
 
     def place_of(self, tensor: Any, path: tuple[Any, ...]) -> Any:
@@ -90,7 +90,7 @@ class _Taken:
             place = self._places[id(tensor)] = _Place(name)
             self.tensors[name] = tensor
             device = None if tensor.is_cpu else str(tensor.device)
-            kind = _Kind(device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
+            kind = _TensorKind(device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
             if any(kind):
                 self.kinds[name] = kind
         return place

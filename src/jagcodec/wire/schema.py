@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory import INT64_MAX
-from jagcodec.wire import spec
+from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import expect, fail, inside
-from jagcodec.wire.documents import unpack
 from jagcodec.wire.spec import INDIRECT, MAX_NDIM, PLAIN, TORCH_ITEMSIZES, Kind
 
 
@@ -128,7 +127,7 @@ class Schema:
     """A checked schema; `root` is the node of the message's value."""
 
     def __init__(self, data: bytes) -> None:
-        self.packed: bytes = data
+        self.data: bytes = data
         self.number_count: int = 0  # how many its nodes have; after them, the counts of a header
         self.value_count: int = 0  # how many documents
         # Nodes with numbers to check. A TENSOR comes before the node that is built from it.
@@ -138,7 +137,7 @@ class Schema:
         self.size: int = 0  # how many nodes, those without numbers too
         self.depth: int = 0  # how many others its deepest node is inside
         self._stacks = 0  # around the node that is being read
-        self.root: Node = self._node(unpack(data, "schema", records=False), 0)
+        self.root: Node = self._node(documents.parsed(data, "schema", records=False), 0)
         # Among the numbers of a header: the counts of groups and of frames, and the first group.
         self.group_count: int = self.number_count
         self.frame_count: int = self.group_count + 1

@@ -73,7 +73,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
     nodes_of = [(int(node.kind), *node.fields) for node in nodes.values()]
     start = start_of((int(Kind.TENSORDICT), 1, tuple(nodes), *nodes_of))
     offsets = [message.row_splits(group).offsets_array.tolist() for group in groups]
-    return Slicer(columns, offsets, start, header.packed_values)
+    return Slicer(columns, offsets, start, header.value_bytes)
 
 
 def _cuttable(message: Message, node: Node, rows: int, groups: dict[int, int]) -> _Cuttable | None:

@@ -32,7 +32,7 @@ class MessageInMemory(NamedTuple):
     node: Node  # of the batch; its last field names the columns, its children
     first_group: int  # which of the numbers is the first of a ragged group
     numbers: bytes  # those of its header
-    values: Any  # the packed documents in it
+    values: Any  # the bytes of the documents in it
     # Two messages with one node and equal `values` have equal `meta`.
     buffers: Sequence[ByteArray]  # the frames after it
     levels: int  # the limit of depth with which it was opened
@@ -57,8 +57,8 @@ def stacks_of(messages: Mapping[int, MessageInMemory]) -> list[Stack]:
     stacks = []
     for members in by_form.values():
         some = [messages[i] for i in members]
-        packed = b"".join([message.numbers for message in some])
-        numbers = np.frombuffer(packed, dtype=np.int64).reshape(len(some), -1)
+        joined = b"".join([message.numbers for message in some])
+        numbers = np.frombuffer(joined, dtype=np.int64).reshape(len(some), -1)
         values = [message.values for message in some]
         levels = min(message.levels for message in some)
         stacks.append(Stack(*some[0][:2], np.array(members), numbers, values, levels))
@@ -126,19 +126,19 @@ def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _Hea
     `frames` is the number of frames after it; None for a blob, whose header has the number.
     """
     try:
-        _, packed_schema, packed_numbers, values = header_parts(header, limits)
-        schema = read_schema(packed_schema)
+        _, schema_bytes, number_bytes, values = header_parts(header, limits)
+        schema = read_schema(schema_bytes)
     except WireFormatError:  # `read_header` reports it
         return None
     root, end = schema.root, len(header) - len(end_of(values))
-    numbers = memoryview(packed_numbers).cast("q")
+    numbers = memoryview(number_bytes).cast("q")
     if root.kind is not Kind.TENSORDICT or root.fields[0] != 1 or len(numbers) < schema.first_group:
         return None
     frames = numbers[schema.frame_count] if frames is None else frames
     groups, more = divmod(len(numbers) - schema.first_group - frames, GROUP_NUMBERS)
     if not header.endswith(end_of(values)) or groups < 0 or more:
         return None  # of another writer, with checksums, or not the numbers of a header
-    slices = slice(end - len(packed_numbers), end), slice(len(header) - len(values), len(header))
+    slices = slice(end - len(number_bytes), end), slice(len(header) - len(values), len(header))
     return _HeaderPlaces(schema, *slices, groups, frames)
 
 
@@ -161,17 +161,17 @@ def _open_stack(
     numbers = np.ascontiguousarray(matrix[:, places.numbers]).view(np.int64)
     sound = _sound(places, numbers, sizes, size, limits)
     first = places.values.start
-    packed = [whole[at + first : at + size] for at in range(0, len(whole), size)]
-    fits = {each: _values_fit(each, places.schema.value_count) for each in set(packed)}
+    values = [whole[at + first : at + size] for at in range(0, len(whole), size)]
+    fits = {each: _values_fit(each, places.schema.value_count) for each in set(values)}
     if not all(fits.values()):
-        sound &= [fits[each] for each in packed]
+        sound &= [fits[each] for each in values]
     if not sound.all():
         members, numbers = members[sound], numbers[sound]
-        packed = [each for each, fit in zip(packed, sound.tolist(), strict=True) if fit]
+        values = [each for each, fit in zip(values, sound.tolist(), strict=True) if fit]
     if not len(members):
         return None
     schema = places.schema
-    return Stack(schema.root, schema.first_group, members, numbers, packed, limits.depth)
+    return Stack(schema.root, schema.first_group, members, numbers, values, limits.depth)
 
 
 def _equal_but_for_numbers(matrix: ByteArray, places: _HeaderPlaces) -> npt.NDArray[np.bool_]:
@@ -229,11 +229,11 @@ class _Table:
         return found
 
 
-def _values_fit(packed: bytes, count: int) -> bool:
-    if packed == NO_VALUES:
+def _values_fit(data: bytes, count: int) -> bool:
+    if data == NO_VALUES:
         return not count
     try:
-        values = documents.unpack(packed, "values")
+        values = documents.parsed(data, "values")
     except WireFormatError:
         return False
     return type(values) is list and len(values) - count in (0, 1)

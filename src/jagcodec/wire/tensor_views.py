@@ -10,7 +10,7 @@ import torch
 
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import remedy_for
-from jagcodec.rows.row_index import joined_ranges
+from jagcodec.rows.chosen_rows import joined_ranges
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire import spec

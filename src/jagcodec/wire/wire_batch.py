@@ -37,9 +37,8 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WireSource
-from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.chosen_rows import ChosenRows, choose_rows
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
-from jagcodec.rows.row_index import choose_rows
 from jagcodec.rows.row_splits import Chosen
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.encoder import encode

@@ -10,20 +10,17 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from jagcodec import kernels
 from jagcodec.kernels import Copy
-from jagcodec.memory.arrays import ByteArray, IntArray, address
+from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray, address
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.items import Item, Run, item_of_index
 from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
 from jagcodec.wire.stored.narrow import narrowed
-
-AnyArray: TypeAlias = npt.NDArray[Any]
 
 FEWEST = 256  # bytes of a column in which nothing is looked for
 _LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others

@@ -18,10 +18,8 @@ from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, in_buffers
 from jagcodec.wire.dtypes import DtypeName
 from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
-from jagcodec.wire.header import start_of
-from jagcodec.wire.header_reader import is_accepted
-from jagcodec.wire.items import item_of_documents, item_of_view
-from jagcodec.wire.lowered import Lowered, RowMessages
+from jagcodec.wire.header import is_accepted, start_of
+from jagcodec.wire.items import Lowered, RowMessages, item_of_documents, item_of_view
 from jagcodec.wire.place import MessageWriter
 from jagcodec.wire.spec import SMALL_BUFFER
 from jagcodec.wire.stored.elide import elide_cells, elide_documents
