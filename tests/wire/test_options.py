@@ -20,7 +20,7 @@ import jagcodec
 from jagcodec import ArgumentError, Limits, decode, encode, encode_rows, materialize, open_wire
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
 from jagcodec.types import FieldSchema
-from jagcodec.wire import compress, header_reader, spec
+from jagcodec.wire import compress, header, spec
 from jagcodec.wire.header import read_header
 from jagcodec.wire.message import runs_at
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
@@ -389,18 +389,18 @@ def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
     ):
         assert size(encode(value, elide=True)) < 20_000
         with monkeypatch.context() as patch:
-            patch.setattr(header_reader, "DEFAULT_LIMITS", Limits(expanded=100))
+            patch.setattr(header, "DEFAULT_LIMITS", Limits(expanded=100))
             assert encode(value, elide=True) == encode(value)
     # Rows that are equal become an object each: readers may take the numbers, but not the objects.
     texts = TensorDict({"mm": NonTensorStack(*[{"text": "x" * 5000} for _ in range(200)])}, [200])
     for limit in (0, 1 << 22, 1 << 30):
         limits = Limits(expanded=limit)
-        monkeypatch.setattr(header_reader, "DEFAULT_LIMITS", limits)
+        monkeypatch.setattr(header, "DEFAULT_LIMITS", limits)
         frames = encode(texts, elide=True)
         assert (size(frames) < 20_000) == (limit == 1 << 30)
         assert_same(decode(frames, limits=limits), texts)
     # Documents count for more than their bytes only beyond what a message is always given.
-    monkeypatch.setattr(header_reader, "DEFAULT_LIMITS", Limits(expanded=0))
+    monkeypatch.setattr(header, "DEFAULT_LIMITS", Limits(expanded=0))
     image = torch.rand(60, 100)
     images = TensorDict({"mm": NonTensorStack(*[{"px": image.clone()} for _ in range(40)])}, [40])
     frames = encode(images, elide=True)
@@ -613,7 +613,7 @@ def test_a_writer_makes_no_bombs(monkeypatch):
     beyond = (1 << 20) - 64 * size(encode(value, compress="zstd"))
     for limit, compresses in ((beyond, True), (beyond - 1, False)):
         limits = Limits(expanded=limit)
-        monkeypatch.setattr(header_reader, "DEFAULT_LIMITS", limits)
+        monkeypatch.setattr(header, "DEFAULT_LIMITS", limits)
         frames = encode(value, compress="zstd")
         assert read_header(frames[0]).compressed is compresses
         assert_same(decode(frames, limits=limits), value)
