@@ -3,6 +3,7 @@
 import functools
 import itertools
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -284,13 +285,40 @@ def test_columns_are_copied_once_into_one_block_by_one_call_of_the_kernel(monkey
     assert any(np.shares_memory(ids.src[0], frame) for frame in sent)
 
 
+NEXT_DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+NEXT_DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", NEXT_DTYPES)
+@pytest.mark.parametrize("form", [dict, lambda columns: encode(TensorDict(columns, [2]))])
+def test_only_labels_have_the_pad_of_labels(dtype, form):
+    """Integers may be labels or a mask, which no dtype tells: their name or a pad must say it."""
+    mask = nested([[1, 1, 0], [1]], dtype)
+    batch, plan = form({"mask": mask}), planned(mask, row_multiple=4)
+    for name in ("m", "labels", "next labels"):
+        next_ones = functools.partial(plan.pack, batch, labels_of={name: "mask"})
+        if not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
+            if name == "labels":
+                if dtype is not torch.uint8:  # which cannot hold -100
+                    assert next_ones()[name].tolist() == [1, 0, *[-100] * 6]
+                continue
+            with pytest.raises(ArgumentError, match=r"labels_of\): expected the pad of") as raised:
+                next_ones()
+            (remedy,) = re.findall(r"pad_value_dict=(\{.*?\})", str(raised.value))
+            found = next_ones(pad_value_dict=eval(remedy))
+        else:
+            found = next_ones()
+        assert found[name].dtype == dtype
+        assert found[name].tolist() == [1, *[0] * 7]
+
+
 def test_labels_and_names_of_columns():
     td = pack_rows({"ids": [[5, 6], [7]], "old": [[1.0, 2.0], [3.0]], "reward": [0.0, 1.0]})
     plan = planned(td["ids"], row_multiple=2)
     packed = plan.pack(
         td,
         labels_of={"next": "ids", "next_old": "old"},
-        pad_value_dict={"next_old": 0.5, "unknown": 3},
+        pad_value_dict={"next": -100, "next_old": 0.5, "unknown": 3},
         token_aligned_fields=["unknown"],
         keep_jagged=["unknown"],
     )

@@ -129,8 +129,9 @@ class ColumnBuffers:
                     f"pass labels_of={{'another name': {key!r}}}"
                 )
                 raise ArgumentError("conflict", where, detail)
-            pad = self.pads.get(name, _NO_LABEL)
-            columns[name] = self.buffer(packed[key].view, name, pad, shift=-1)
+            view = packed[key].view
+            pad = self.pads[name] if name in self.pads else _pad_of_next(view, name, where)
+            columns[name] = self.buffer(view, name, pad, shift=-1)
 
     def filled(self) -> dict[int, torch.Tensor]:
         """The buffers as tensors, by the id of each; one call of the kernel fills them all."""
@@ -187,6 +188,18 @@ class ColumnBuffers:
 
 _NO_LABEL = -100
 """The label that PyTorch's `cross_entropy` ignores."""
+
+
+def _pad_of_next(view: RaggedView, name: str, where: str) -> Any:
+    """The pad of a column of next tokens if `pad_value_dict` has none; `...` is bits of 0."""
+    integers = str(view.dtype).removeprefix("torch.").startswith(("int", "uint"))
+    if not integers:
+        return ...  # a mask, or floats such as log-probabilities
+    if name == "labels":
+        return _NO_LABEL
+    remedy = f"pass pad_value_dict={{{name!r}: 0}} for a mask, or {_NO_LABEL} for labels"
+    detail = f"expected the pad of {name!r}, whose integers may be either, found none; {remedy}"
+    raise ArgumentError("bad_pad", where, detail)
 
 
 def _map_columns(

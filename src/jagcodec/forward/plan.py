@@ -269,8 +269,9 @@ class PackPlan:
             pad_value_dict: For a batch: column name to `pad`. Names that are not columns are
                 ignored here, in `token_aligned_fields` and in `keep_jagged`.
             labels_of: For a batch: the packed column whose next tokens become a column "labels", or
-                a dict of names of labels to columns. Where a row has no next token, labels hold
-                -100, unless `pad_value_dict` has another pad for them.
+                a dict of names of new columns to packed ones. Where a row has no next token, a
+                column holds its pad in `pad_value_dict`. Without one, integers named "labels" hold
+                -100, bools and floats 0, and integers of another name are an error.
             token_aligned_fields: For a batch: rectangles (N, S, ...) that are packed, too.
             align_end: For a batch: jagged or packed columns that have only the last tokens of each
                 row, such as log-probabilities of the response, or all of them. They are put at the
@@ -290,8 +291,8 @@ class PackPlan:
             ArgumentError: Row lengths are not those of the plan, or are longer in `align_end` (the
                 row is named), `align_end` names a rectangle or another column without row lengths,
                 a strided tensor may be both a rectangle and values end to end, there is no such
-                rank, a pad does not fit, or `out` does not fit, overlaps the input, or is given for
-                what needs a gradient.
+                rank, a pad does not fit, integers of `labels_of` need one, or `out` does not fit,
+                overlaps the input, or is given for what needs a gradient.
             ArgumentKeyError: `labels_of` does not name a packed column, or `align_end` a column.
             ArgumentTypeError: `source` is neither a column nor a batch.
             WireFormatError: A message is malformed.
