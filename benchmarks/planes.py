@@ -8,11 +8,11 @@
     images              64 rows of 16 prompts, each with its prompt's image, as a DataProto through
                         Ray and through TransferQueue; and 64 rows that each have another image
 
-The batch of the others is 512 rows. The ways take turns. A round is one trip of a way; the first rounds of each
-turn do not count (steady state). Each result is compared with the batch that was sent, bit for bit,
-outside the clock. Times are medians. TransferQueue registers a backend when it starts, so there
-each turn is its own process tree. Run this with the environment of the integrations
-(.venv-integrations).
+The batch of the others is 512 rows. The ways take turns. A round is one trip of a way; the first
+rounds of each turn do not count (steady state). Each result is compared with the batch that was
+sent, bit for bit, outside the clock. Times are medians. TransferQueue registers a backend when it
+starts, and Ray reads its variable when it is imported, so there each turn is its own process tree.
+Run this with the environment of the integrations (.venv-integrations).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TURNS, WARM_UP = 3, 3
 METHOD = "VERL_DATAPROTO_SERIALIZATION_METHOD"
 ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
 BACKEND = "jagcodec.integrations.transfer_queue"
-ENCODE = "JAGCODEC_ENCODE"
+ENCODE, ELIDE = "JAGCODEC_ENCODE", "elide"
 PER_PROMPT, PATCHES, PATCH = 4, (600, 1_250), 1_176  # responses; patches of an image; their floats
 
 Turn = dict[str, Any]  # "rounds": milliseconds by step; "bytes": 0 if unknown, or by step
@@ -218,7 +218,7 @@ def through_ray(shape: str, rounds: int) -> dict[str, list[Turn]]:
     wire = open_wire(encode(batch))
     arrays = {name: batch[name].values().numpy() for name in PADS}
     with ray_cluster():
-        ways = {
+        ways: dict[str, Way | Callable[[], Turn]] = {
             "stock": _put_and_get(batch, partial(is_same, batch)),
             f"stock, {ZERO_COPY}=1": partial(run_python, _ZERO_COPY, shape, rounds),
             "jagcodec": _put_and_get(batch, partial(is_same, batch), register, unregister),
@@ -398,7 +398,7 @@ def _queued(batch: TensorDict, puts: int = 1) -> Way:
         return transfer_queue.kv_batch_get(**rows)
 
     def same(found: Any) -> bool:
-        names = list(batch.keys())
+        names: list[Any] = list(batch.keys())
         same = all(is_same(_rows_of(found, name), _rows_of(batch, name)) for name in names)
         transfer_queue.kv_clear(**rows)
         return same
@@ -431,9 +431,6 @@ def through_planes_with_images(rows: int, rounds: int) -> dict[str, dict[str, li
     return found
 
 
-ELIDE = "elide"
-
-
 def _said(per_prompt: int) -> str:
     return f"{per_prompt} rows per image" if per_prompt > 1 else "an image per row"
 
@@ -460,7 +457,7 @@ def queue_of_images() -> None:
     way, rows, rounds = json.loads(sys.argv[1])
     turns = {}
     with transfer_queue_of(way):
-        for per_prompt, puts in ((PER_PROMPT, 1), (PER_PROMPT, rows), (1, 1), (1, rows)):
+        for per_prompt, puts in ((PER_PROMPT, 1), (PER_PROMPT, rows), (1, 1)):
             batch = jagged(f"{rows}x1536", False)
             batch["multi_modal_inputs"] = NonTensorStack(*images(rows, per_prompt))
             trip = _queued(batch, puts)

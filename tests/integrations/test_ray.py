@@ -1,8 +1,11 @@
 """What is Ray's own: the object store, worker processes, and the hook that sets them up."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import BatchedDataDict, WireBatch, encode, open_wire, pack_rows, to_rows
 from jagcodec.errors import ArgumentError
@@ -158,6 +161,70 @@ class TestWorkers:
         assert [row.tolist() for row in found["ids"].unbind()] == [[1.5] * 2, [2.5] * 3]
 
 
+def repeated():
+    """Twelve rows of two images, each with its own memory."""
+    images = [torch.arange(4000) + i for i in range(2)]
+    payloads = [{"pixels": images[i // 6].clone()} for i in range(12)]
+    rows = NonTensorStack(*payloads)
+    ids = torch.stack([images[i // 6] for i in range(12)])
+    return TensorDict({"image": rows, "ids": ids}, [12])
+
+
+EACH = 4000 * 8  # bytes of an image
+
+
+OF_RAY_S_OWN = """
+import ray, torch
+from ray import cloudpickle
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+reference = ray.put({"x": torch.zeros(1 << 20)})
+ray.get(ray.remote(lambda found: found["x"].fill_(1.0).sum().item()).remote(reference))
+print(ray.get(reference)["x"].sum().item())
+for value in (
+    torch.zeros(1000),
+    torch.zeros(10, 100).t(),
+    torch.nested.as_nested_tensor([torch.zeros(400), torch.zeros(600)], layout=torch.jagged),
+    torch.zeros(1000, requires_grad=True),
+):
+    buffers = []
+    data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    found = cloudpickle.loads(data, buffers=buffers)
+    print(sum(len(buffer.raw()) for buffer in buffers) >= 4000, found.requires_grad)
+"""
+
+
+@pytest.mark.cluster
+def test_what_the_docs_say_of_ray_s_own_variable():
+    """A write of one reader is seen by all of them; jagged tensors profit; gradients are lost."""
+    lines = run_python(OF_RAY_S_OWN, RAY_ENABLE_ZERO_COPY_TORCH_TENSORS="1").stdout.splitlines()
+    assert lines[-5:] == [str(float(1 << 20)), *["True False"] * 4]
+
+
+@pytest.mark.cluster
+class TestVariable:
+    @pytest.mark.parametrize(
+        ("words", "images"), [("elide", 4), ("elide, narrow", 1), ("narrow", 6), ("", 24)]
+    )
+    def test_options_of_the_variable_reach_a_worker(self, cluster, words, images):
+        @ray.remote
+        def send(batch):
+            buffers: list[Any] = []
+            ray.cloudpickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+            return batch, sum(len(buffer.raw()) for buffer in buffers)
+
+        environment = {"env_vars": {"JAGCODEC_ENCODE": words}}
+        found, sent = get(send.options(runtime_env=environment).remote(repeated()))
+        assert_same(found, repeated())
+        assert images * 0.9 < sent / EACH < images * 1.1
+
+    def test_a_worker_with_another_word_ends_and_does_not_hang(self, cluster):
+        environment = {"env_vars": {"JAGCODEC_ENCODE": "elided"}}
+        task = ray.remote(max_retries=0, runtime_env=environment)(lambda: 1)
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            get(task.remote())
+
+
 # What a process writes, read by a reader of this library, and the readers that it names.
 TOOLS = """
 import sys
@@ -203,6 +270,25 @@ except TypeError as error:
 register(allow_pickle=True)
 print(first, refused, written(paths)[1] == paths)
 """
+# A call leaves out what the variable names, and says otherwise.
+AFTER = """
+import torch
+from tensordict import TensorDict
+from jagcodec.integrations.ray import register, unregister
+td = TensorDict({"x": torch.zeros(8, 1000) + torch.randn(1000)}, batch_size=[8])
+
+def is_small():
+    from ray import cloudpickle
+    return len(cloudpickle.dumps(td)) < 10_000
+
+register(allow_pickle=True)
+first = is_small()
+register(elide=False)
+second = is_small()
+unregister()
+setup()
+print(first, second, is_small())
+"""
 THREADS = """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -232,6 +318,17 @@ class TestHook:
     )
     def test_what_a_process_writes(self, code, printed):
         assert run_python(f"{TOOLS}{code}").stdout == f"{printed}\n"
+
+    def test_options_of_a_call_come_after_those_of_the_variable(self):
+        assert run_python(f"{TOOLS}{AFTER}", JAGCODEC_ENCODE="elide").stdout == "True False True\n"
+
+    @pytest.mark.parametrize("words", ["elided", "elide narrow", "elide,", "1"])
+    def test_a_word_that_is_not_an_option_is_an_error(self, words):
+        for call in ("setup()", "from jagcodec.integrations.ray import register; register()"):
+            code = f"{TOOLS}{call}"
+            *_, last = run_python(code, status=1, JAGCODEC_ENCODE=words).stderr.splitlines()
+            expected = "jagcodec.errors.ArgumentError: JAGCODEC_ENCODE: expected elide, narrow, or "
+            assert last.startswith(expected)
 
     def test_other_classes_of_these_names_are_ray_s(self, tmp_path):
         (tmp_path / "verl").mkdir()

@@ -27,7 +27,7 @@ import jagcodec
 from jagcodec import ArgumentError, WireFormatError
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
-from tests.helpers import LENGTHS, make_batch, nested
+from tests.helpers import LENGTHS, make_batch, nested, size
 from tests.integrations.conftest import SECONDS, new_worker
 from tests.oracle import assert_same
 
@@ -52,7 +52,7 @@ from transfer_queue.storage import simple_storage
 from transfer_queue.storage.bootstrap import StorageBootstrapProvider, simple_storage_bootstrap
 from transfer_queue.storage.managers import simple_storage_manager as managers
 from transfer_queue.storage.managers.base import StorageManagerFactory
-from transfer_queue.utils.zmq_utils import ZMQRequestType
+from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from jagcodec.integrations import transfer_queue as backend
 
@@ -419,6 +419,73 @@ def test_options_reach_every_process_and_a_unit_that_dies_is_an_error(use, monke
     assert type(caught.value).__name__ in ("StorageUnitTimeout", "RuntimeError")
 
 
+@pytest.fixture
+def counted(monkeypatch):
+    """Bytes of the messages that this client sends and receives, as its sockets have them."""
+    sizes = {"sent": 0, "received": 0}
+    serialize, deserialize = ZMQMessage.serialize, ZMQMessage.deserialize
+
+    def counting_serialize(message):
+        frames = serialize(message)
+        sizes["sent"] += size(frames)
+        return frames
+
+    def counting_deserialize(frames):
+        sizes["received"] += size(frames)
+        return deserialize(frames)
+
+    monkeypatch.setattr(ZMQMessage, "serialize", counting_serialize)
+    monkeypatch.setattr(ZMQMessage, "deserialize", counting_deserialize)
+
+    def since():
+        found = dict(sizes)
+        sizes.update(sent=0, received=0)
+        return found
+
+    return since
+
+
+@pytest.mark.parametrize("asked", ["by option", "by variable", "by one client"])
+def test_images_of_a_prompt_cross_between_processes_once(use, counted, monkeypatch, asked):
+    """Once for each of the two units, which deal the eight rows of each image."""
+
+    @ray.remote(num_cpus=0, runtime_env={"env_vars": {"JAGCODEC_ENCODE": "elide"}})
+    def other_client(batch):
+        import transfer_queue
+
+        transfer_queue.init()
+        keys = [f"images_{i}" for i in range(len(batch))]
+        transfer_queue.kv_batch_put(keys=keys, partition_id="images", fields=batch)
+        return keys
+
+    images = [torch.arange(20_000) + i for i in range(2)]
+    rows = [images[i // 8] for i in range(16)]
+    payloads = NonTensorStack(*({"pixels": row.clone()} for row in rows))
+    batch = TensorDict({"ids": nested(rows), "mm": payloads}, [16])
+    each = 2 * images[0].nbytes  # of an image, in two columns
+    if asked == "by variable":
+        monkeypatch.setenv("JAGCODEC_ENCODE", "elide")
+    use(asked, **({"jagcodec": {"elide": True}} if asked == "by option" else {}))
+    counted()
+    if asked == "by one client":
+        keys = ray.get(other_client.remote(batch), timeout=SECONDS)
+    else:
+        keys = put(batch, "images")
+        assert 4 < counted()["sent"] / each < 4.5
+    for order in (range(16), [*range(15, -1, -1)], [0, 9, 2, 11, 1, 8, 3, 10]):
+        counted()
+        found = get([keys[i] for i in order], "images")
+        assert 4 < counted()["received"] / each < 4.5
+        assert_same([*found["ids"].unbind()], [rows[i] for i in order])
+        assert_same([row["pixels"] for row in found["mm"].tolist()], [rows[i] for i in order])
+    if asked != "by one client":  # rows that came apart are one answer, in which they repeat
+        for i in range(16):
+            tq.kv_batch_put(keys=[f"{i}"], partition_id="apart", fields=batch[i : i + 1])
+        assert 16 < counted()["sent"] / each < 16.5
+        assert_same([*get([*map(str, range(16))], "apart")["ids"].unbind()], rows)
+        assert 4 < counted()["received"] / each < 4.5
+
+
 def test_every_process_has_the_version_that_make_was_asked_for(cluster):
     @ray.remote(num_cpus=0)
     def version():
@@ -459,6 +526,7 @@ def test_what_the_start_of_storage_units_refuses():
     for given, error, text in (
         ({"jagcodec": {"pickle": True}}, ArgumentKeyError, "jagcodec: expected one of allow_p"),
         ({"jagcodec": {"narrow": 1}}, ArgumentTypeError, "jagcodec.narrow: expected true or"),
+        ({"jagcodec": {"elide": None}}, ArgumentTypeError, "jagcodec.elide: expected true or"),
         ({"jagcodec": {"limits": {"byte": 1}}}, ArgumentKeyError, "jagcodec.limits: expected"),
         ({"jagcodec": {"limits": 7}}, ArgumentTypeError, "jagcodec.limits: expected a map"),
         ({"jagcodec": [1]}, ArgumentTypeError, "jagcodec: expected a mapping"),
@@ -468,6 +536,22 @@ def test_what_the_start_of_storage_units_refuses():
         with pytest.raises(error) as caught:
             backend.start_units(OmegaConf.create({"backend": {"SimpleStorage": given}}))
         assert str(caught.value).startswith(f"backend.SimpleStorage.{text}" if text else "Limits")
+
+
+def test_options_that_a_configuration_leaves_out_are_those_of_the_variable(monkeypatch):
+    for words, given, expected in (
+        ("", {}, (False, False)),
+        (" ", {"elide": True}, (True, False)),
+        ("elide", {}, (True, False)),
+        ("narrow, elide", {"elide": False}, (False, True)),
+        ("narrow", {"allow_pickle": True}, (False, True)),
+    ):
+        monkeypatch.setenv("JAGCODEC_ENCODE", words)
+        found = backend.options_of({"jagcodec": given})
+        assert (found.elide, found.narrow) == expected
+    monkeypatch.setenv("JAGCODEC_ENCODE", "elide,zstd")
+    with pytest.raises(ArgumentError, match=r"JAGCODEC_ENCODE: expected elide.*found 'zstd'"):
+        backend.start_units(OmegaConf.create({"backend": {"SimpleStorage": {}}}))
 
 
 class TestStorage:

@@ -22,6 +22,7 @@ from jagcodec import WireFormatError, decode, encode, stack_or_nest
 from jagcodec.errors import TransportError
 from jagcodec.memory.arrays import object_array
 from jagcodec.testing import tensors
+from tests.helpers import size
 from tests.oracle import assert_same
 from tests.wire import forge
 
@@ -78,12 +79,15 @@ class Queue(backend._JagcodecStorageManager):
         info = backend._StorageUnitInfo
         self.storage_unit_infos = {name: info("unit", name, "here", {}) for name in units}
         self.units = {name: unit_of(backend._RowStorage(None, self._options)) for name in units}
+        self.sent: list[int] = []  # bytes of the messages of puts, and of the answers to gets
+        self.received: list[int] = []
 
     async def notify_data_update(self, *arguments):
         pass
 
     async def _put_to_single_storage_unit(self, rows, data, target_storage_unit):
         body = {"global_indexes": rows, "data": data}
+        self.sent.append(size(data[backend.MESSAGE]))
         answer = answer_of(self.units[target_storage_unit], "put", body)
         assert answer.request_type == ZMQRequestType.PUT_DATA_RESPONSE, answer.body
 
@@ -91,6 +95,7 @@ class Queue(backend._JagcodecStorageManager):
         body = {"global_indexes": rows, "fields": fields}
         answer = answer_of(self.units[target_storage_unit], "get", body)
         assert answer.request_type == ZMQRequestType.GET_DATA_RESPONSE, answer.body
+        self.received.append(size(answer.body["data"][backend.MESSAGE]))
         return fields, answer.body["data"]
 
     def put(self, rows, **columns):
@@ -207,6 +212,92 @@ def test_each_row_comes_back_as_it_was_put(tmp_path_factory, data):
             got = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
             assert_same([*got], [*items])
             assert type_of(found) == expected_type([*items], ragged_dims)
+
+
+# --- rows that repeat --------------------------------------------------------------------------
+
+IMAGES = [torch.full((300 + i, 7), i, dtype=torch.int64) for i in range(3)]
+OF_IMAGE = {len(image): {"pixels": image} for image in IMAGES}
+FORMS: dict[str, Any] = {
+    "jagged": lambda rows: stack_or_nest(rows, always_nest=True),
+    "equal objects": lambda rows: NonTensorStack(*({"pixels": row.clone()} for row in rows)),
+    "one object": lambda rows: NonTensorStack(*map(OF_IMAGE.get, map(len, rows))),
+    "bytes": lambda rows: NonTensorStack(*(row.numpy().tobytes() for row in rows)),
+    "rectangles": lambda rows: torch.stack([row[:300] for row in rows]),
+}
+ONE_ROW = IMAGES[0].nbytes
+
+
+@given(st.data(), st.sampled_from([*FORMS]))
+def test_rows_that_repeat_come_back_whatever_client_and_unit_look_for(data, form):
+    queue, known = Queue(), {}
+    flags = st.booleans()
+    for unit in queue.units.values():
+        unit.storage_data.options = backend.StorageOptions(elide=data.draw(flags))
+    for _ in range(data.draw(st.integers(1, 4))):
+        queue._options = backend.StorageOptions(elide=data.draw(flags), narrow=data.draw(flags))
+        rows = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True))
+        images = [data.draw(st.sampled_from(IMAGES)) for _ in rows]
+        column = FORMS[form](images)
+        queue.put(rows, x=column, number=torch.tensor(rows))
+        items = column.unbind() if isinstance(column, torch.Tensor) else column.tolist()
+        known |= dict(zip(rows, items, strict=True))
+        for _ in range(data.draw(st.integers(0, 2))):
+            wanted = data.draw(st.lists(st.sampled_from([*known]), min_size=1, unique=True))
+            found = queue.get(wanted, "x", "number")
+            assert found["number"].tolist() == wanted
+            got = found.get("x")
+            got = got.unbind() if isinstance(got, torch.Tensor) else got.tolist()
+            assert_same([*got], [known[row] for row in wanted])
+
+
+@pytest.mark.parametrize("form", [*FORMS])
+def test_a_unit_answers_with_the_repeats_that_a_put_left_out(form):
+    """And with those of rows that came apart, if it was asked to."""
+    rows, each = [image for image in IMAGES for _ in range(4)], ONE_ROW // 2
+    for elide, distinct in ((False, 12), (True, 3)):
+        queue = Queue(units=["one"], elide=elide)
+        queue.put(range(12), x=FORMS[form](rows))
+        for wanted in (range(12), [11, 2, 7, 1, 6, 0, 3, 8]):  # of each image
+            queue.get(wanted, "x")
+            expected = 3 if elide else len(wanted)
+            assert expected <= queue.received[-1] / ONE_ROW < expected + 0.5, (elide, wanted)
+        queue.get([4], "x")
+        assert 1 <= queue.received[-1] / ONE_ROW < 1.5
+        assert distinct <= queue.sent[-1] / ONE_ROW < distinct + 0.5
+        for i in range(12):  # alone, each repeats nothing
+            queue.put([20 + i], x=FORMS[form](rows[i : i + 1]))
+            assert queue.sent[-1] > each
+        queue.get(range(20, 32), "x")
+        assert distinct <= queue.received[-1] / ONE_ROW < distinct + 0.5
+        held = {row.batch for row in queue.units["one"].storage_data.field_data["x"].values()}
+        kept = sum(size(batch.to_frames()) for batch in held)  # joined, and so elided too
+        assert 2 * distinct <= kept / ONE_ROW < 2 * distinct + 1
+
+
+def test_a_unit_that_was_asked_for_nothing_sends_on_what_clients_stored_smaller():
+    rows = [image for image in IMAGES for _ in range(4)]
+    queue = Queue(units=["one"])
+    queue._options = backend.StorageOptions(elide=True, narrow=True)
+    queue.put(range(12), x=FORMS["jagged"](rows), y=torch.arange(12))
+    found = queue.get([*range(11, -1, -1)], "y", "x")
+    assert queue.sent[0] == pytest.approx(3 * ONE_ROW / 8, rel=0.3)
+    assert queue.received[0] == pytest.approx(queue.sent[0], rel=0.1)
+    assert_same([*found["x"].unbind()], rows[::-1])
+
+
+def test_a_batch_without_repeats_is_searched_at_the_put_alone(monkeypatch):
+    searched = []
+
+    def noted(columns, **options):
+        searched.append(options["elide"])
+        return encode(columns, **options)
+
+    monkeypatch.setattr(backend, "encode", noted)
+    queue = Queue(units=["one"], elide=True)
+    queue.put(range(3), x=FORMS["jagged"](IMAGES))
+    queue.get([2, 0], "x")
+    assert searched == [True, False]
 
 
 # --- checkpoints -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Rows of one batch in several messages: as if each were encoded by itself, lowered once."""
 
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -9,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import UnsupportedTypeError, decode, encode, open_wire
+from jagcodec import ArgumentError, UnsupportedTypeError, decode, encode, open_wire
 from jagcodec.columns.batch import Columns
 from jagcodec.rows.chosen_rows import choose_rows
+from jagcodec.rows import views
 from jagcodec.rows.non_tensor import stack_of_payloads
 from jagcodec.wire import lowering
 from jagcodec.wire.cut import parts_to_send
 from jagcodec.wire.native import written_at_once
-from tests.helpers import nested
+from jagcodec.wire.spec import SMALL_BUFFER
+from tests.helpers import nested, size
 from tests.oracle import assert_same
 from tests.strategies import indices, tensordicts
 
@@ -88,3 +91,62 @@ def test_an_error_names_the_row_of_the_batch():
     columns = Columns(3, {"x": NonTensorStack(1, 2, object())})
     with pytest.raises(UnsupportedTypeError, match=r"^\$\.x\[2\]"):
         cut(columns, [np.array([0]), np.array([2])])
+
+
+# --- rows of objects with large tensors --------------------------------------------------------
+
+# Tensors from this size on are pieces of a row's message, smaller ones are joined.
+EDGE = SMALL_BUFFER // 8
+SIZES = st.sampled_from([0, 1, 100, EDGE - 1, EDGE, EDGE + 1, 2 * EDGE])
+
+
+@st.composite
+def large_objects(draw):
+    """Rows of objects, of which some are one, some are equal, and some hold large tensors."""
+    pool: list[Any] = [None, "text", {"a": [1, None]}]
+    for i in range(draw(st.integers(1, 3))):
+        sizes = draw(st.lists(SIZES, min_size=1, max_size=3))
+        pool.append(
+            {"name": i, **{f"x{k}": torch.arange(n) * (i + 1) for k, n in enumerate(sizes)}}
+        )
+        pool.append({**pool[-1]})
+    picked = draw(st.lists(st.sampled_from(range(len(pool))), min_size=1, max_size=8))
+    return [pool[i] for i in picked]
+
+
+@given(st.data(), large_objects(), st.booleans(), st.booleans())
+def test_objects_with_large_tensors_arrive_whole_and_in_parts(data, rows, narrow, elide):
+    columns = TensorDict({"x": stack_of_payloads(rows), "n": torch.arange(len(rows))}, [len(rows)])
+    options = {"narrow": narrow, "elide": elide}
+    assert_same(decode(encode(columns, **options)), columns)
+    memory = bytearray(size(encode(columns, **options)) + 100_000)
+    assert_same(decode(memory[: encode(columns, out=memory, **options)]), columns)
+    groups = [data.draw(indices(len(rows))) for _ in range(data.draw(st.integers(1, 3)))]
+    chosen = [choose_rows(index, len(rows), "index") for index, _ in groups]
+    parts = parts_to_send(columns_of(columns), chosen, narrow=narrow, allow_pickle=False)
+    for part, (_, expected) in zip(parts, groups, strict=True):
+        found = open_wire(encode(part, **options))
+        assert found["n"].tolist() == expected
+        assert_same(found["x"].tolist(), [rows[i] for i in expected])
+
+
+def test_large_tensors_of_objects_are_copied_once(monkeypatch):
+    """Into the frame that is sent: no join of their bytes comes before."""
+    rows = [{"x": torch.full((EDGE,), i), "y": torch.full((3 * EDGE,), i)} for i in range(20)]
+    columns = TensorDict({"x": stack_of_payloads(rows)}, [20])
+    copied: list[int] = []
+
+    def in_buffers(buffers, *arguments):
+        copied.extend(buffer.ctypes.data for buffer in buffers)
+        return views.in_buffers(buffers, *arguments)
+
+    monkeypatch.setattr("jagcodec.wire.stored.write.in_buffers", in_buffers)
+    encode(columns)
+    assert {row[name].data_ptr() for row in rows for name in "xy"} <= {*copied}
+
+
+def test_memory_of_the_output_that_overlaps_an_object_is_refused():
+    memory = np.zeros(40 * EDGE, np.int64)
+    rows = [{"x": torch.from_numpy(memory[i * EDGE : (i + 1) * EDGE])} for i in range(3)]
+    with pytest.raises(ArgumentError, match="overlap"):
+        encode(TensorDict({"x": stack_of_payloads(rows)}, [3]), out=memory)

@@ -169,7 +169,8 @@ class StorageOptions:
 
     def _encode(self, columns: Columns, **options: Any) -> list[Any]:
         with self._remedy():
-            return encode(columns, allow_pickle=self.allow_pickle, **options)
+            frames: list[Any] = encode(columns, allow_pickle=self.allow_pickle, **options)
+        return frames
 
     @contextmanager
     def _remedy(self) -> Iterator[None]:

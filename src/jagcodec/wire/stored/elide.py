@@ -16,8 +16,10 @@ import numpy as np
 
 from jagcodec import kernels
 from jagcodec.kernels import Copy
-from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray, address
+from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray, address, array_bytes
+from jagcodec.memory.blocks import allocate_together
 from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire.items import Item, Run, item_of_index
 from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
 from jagcodec.wire.stored.narrow import narrowed
@@ -37,34 +39,71 @@ RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
 
 
 def elide_documents(column: Item) -> int:
-    """Send documents that repeat once, where that pays; the bytes of those that become objects."""
+    """Send documents that repeat once, where that pays; the bytes of those that become objects.
+
+    They may be anywhere in memory, and stay there if none is left out.
+    """
     splits: Any = column.splits
-    data, bounds = column.data, splits.offsets_array.tolist()
-    rows = [data[start:end] for start, end in itertools.pairwise(bounds)]
-    first, one_object = _first_equal(rows, column.same)
+    first, one_object = _first_equal(_pieces_of_rows(column), column.same)
     if first is None:
         return 0
-    kept = np.array(first) == np.arange(len(rows))
+    kept = np.array(first) == np.arange(len(first))
     sent = np.where(kept, splits.lengths, 0)
     starts = (np.cumsum(sent) - sent)[first]
-    distinct = _gathered(data, splits.starts[kept], splits.lengths[kept], 1)
+    distinct = _end_to_end(column, np.flatnonzero(kept))
     _set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), item_of_index(starts))])
     column.stored = (ONE_OBJECT if one_object else INDIRECT + 1) + (column.stored or 0)
     return len(distinct) if one_object else int(splits.total)
 
 
+def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
+    """The bytes of each document in place: in one piece, or in the pieces that the view has."""
+    data: Any = column.data
+    splits: Any = column.splits
+    if not isinstance(data, RaggedView):
+        flat = array_bytes(np.asarray(data))
+        return [[flat[a:b]] for a, b in itertools.pairwise(splits.offsets_array.tolist())]
+    buffers = data.host_bytes()
+    begins = np.cumsum([0, *map(len, buffers)])
+    starts = data.row_starts().reshape(splits.rows, -1)
+    lengths = splits.lengths[:, None] if data.run_lengths is None else data.run_lengths
+    found: list[list[ByteArray]] = []
+    which = np.searchsorted(begins, starts, side="right") - 1
+    for row in zip(which.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+        places = [place for place in zip(*row, strict=True) if place[2]]
+        within = ((buffers[k], start - int(begins[k]), size) for k, start, size in places)
+        found.append([buffer[at : at + size] for buffer, at, size in within])
+    return found
+
+
+def _end_to_end(column: Item, rows: IntArray) -> ByteArray:
+    """Some documents, copied."""
+    data: Any = column.data
+    splits: Any = column.splits
+    lengths = splits.lengths[rows]
+    if not isinstance(data, RaggedView):
+        return _gathered(array_bytes(np.asarray(data)), splits.starts[rows], lengths, 1)
+    (out,) = allocate_together([int(lengths.sum())])
+    if len(out):
+        chosen = data.choose(rows, RowSplits.from_lengths(lengths))
+        kernels.copy_all([chosen.copy_task(out)])
+    return out
+
+
 def _first_equal(
-    rows: Sequence[ByteArray], first_same: Sequence[int] | None
+    rows: Sequence[Sequence[ByteArray]], first_same: Sequence[int] | None
 ) -> tuple[Sequence[int] | None, bool]:
     """The first row like each one, if that pays, and whether they are one object or equal ones."""
-    sizes = list(map(len, rows))
+    sizes = [sum(map(len, row)) for row in rows]
     if first_same is not None and _repeats_pay(first_same, sizes):
         return first_same, True
     first: dict[Any, int] = {}
     first_equal = list(range(len(rows)))
     for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
-        other = first.setdefault((sizes[i], _sample(rows[i])), i)
-        if _equal(rows[other], rows[i]):
+        # Equal rows have equal pieces: sizes decide what a piece is.
+        sample = tuple((len(piece), _sample(piece)) for piece in rows[i])
+        other = first.setdefault(sample, i)
+        if all(map(_equal, rows[other], rows[i])):
             first_equal[i] = other
     return (first_equal if _repeats_pay(first_equal, sizes) else None), False
 

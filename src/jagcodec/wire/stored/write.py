@@ -68,11 +68,15 @@ def write_rows(messages: RowMessages, *, narrows: bool) -> None:
 
 def _joined(pieces: Sequence[Any]) -> list[Any]:
     """The same bytes in fewer pieces: small ones are joined, large ones stay where they are."""
-    is_large = [len(piece) >= SMALL_BUFFER for piece in pieces]
     found: list[Any] = []
-    for large, some in itertools.groupby(range(len(pieces)), is_large.__getitem__):
-        found += [pieces[i] for i in some] if large else [b"".join(pieces[i] for i in some)]
-    return found
+    small: list[Any] = []
+    for piece in pieces:
+        if len(piece) < SMALL_BUFFER:
+            small.append(piece)
+            continue
+        found += [b"".join(small), piece] if small else [piece]
+        small = []
+    return [*found, b"".join(small)] if small else found
 
 
 def _rows_in_pieces(made: Mapping[int, Sequence[Any]], places: Sequence[int]) -> RaggedView:
@@ -117,7 +121,8 @@ def _smaller(items: Sequence[Any], *, elides: bool) -> _Smaller:
         elif elides and item.splits is not None:
             made[i] = copy.copy(item)
             documents.append(made[i])
-    sources = _put_end_to_end([*cells, *documents])
+    sources = _put_end_to_end(cells)
+    sources += [memory for column in documents for memory in _memories(column.data)]
     indirect_bytes = sum(map(elide_documents, documents))
     if elides:
         elide_cells([column for column in cells if column.ragged_dim == 1])
@@ -132,16 +137,13 @@ def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
     sources: list[Any] = []
     scattered = []
     for column in columns:
-        data = column.data
         if column.splits is not None:
             column.splits = pool.unique(column.splits)
-        if isinstance(data, (np.ndarray, memoryview)):
-            array: Any = np.asarray(data)
-            column.data = array_bytes(array)
-            sources.append(array)
-        else:
-            sources += data.memories
+        sources += _memories(column.data)
+        if isinstance(column.data, RaggedView):
             scattered.append(column)
+        else:
+            column.data = array_bytes(np.asarray(column.data))
     sizes = [math.prod(column.dims) * column.data.dtype.itemsize for column in scattered]
     blocks = allocate_together(sizes)
     kernels.copy_all(
@@ -150,6 +152,11 @@ def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
     for column, block in zip(scattered, blocks, strict=True):
         column.data = block
     return sources
+
+
+def _memories(data: Any) -> Sequence[Any]:
+    """The memory of an item's data."""
+    return data.memories if isinstance(data, RaggedView) else [np.asarray(data)]
 
 
 def _narrow(columns: Iterable[Any]) -> None:
