@@ -87,7 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "images": all_medians(of_images),
         }
 
-    return report.run("planes", measured, given)
+    part = partial(with_earlier, given.only) if {*given.only} != {*names} else None
+    return report.run("planes", measured, given, part)
+
+
+def with_earlier(only: Sequence[str], earlier: Mapping[str, Any], made: Any) -> dict[str, Any]:
+    """A record in which the planes that a run left out stay; those of the run get their own head."""
+    found: dict[str, Any] = {**made, **earlier}
+    for part in ("planes", "images"):
+        found[part] = {**earlier.get(part, {}), **made[part]}
+    head = {
+        name: made[name] for name in ("made", "command", "commit", "src", "machine", "versions")
+    }
+    return {**found, "heads": {**earlier.get("heads", {}), **dict.fromkeys(only, head)}}
 
 
 def all_medians(turns: Mapping[str, Mapping[str, Sequence[Turn]]]) -> dict[str, Any]:

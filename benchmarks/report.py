@@ -46,9 +46,15 @@ def parser(program: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def run(
-    program: str, measured: Callable[[], Mapping[str, Any]], options: argparse.Namespace
+    program: str,
+    measured: Callable[[], Mapping[str, Any]],
+    options: argparse.Namespace,
+    joined: Callable[[Report, Report], Report] | None = None,
 ) -> int:
-    """Measure, print the tables, and write the figures where that is asked for."""
+    """Measure, print the tables, and write the figures where that is asked for.
+
+    `joined` makes one record of an earlier one and this one, which measured some parts.
+    """
     if options.write:
         machine.require_committed_source()
     made = {**machine.provenance(), **measured()}
@@ -58,7 +64,8 @@ def run(
     if options.json:
         save(options.json, made)
     if options.write:
-        save(RECORDS / f"{program}.json", made)
+        kept = made if joined is None else joined(record(program), made)
+        save(RECORDS / f"{program}.json", kept)
         write_pages()
     return 0
 
@@ -362,7 +369,10 @@ def planes_tables(report: Report) -> dict[str, str]:
         ]
         head = ["way", "steps, medians in ms", "together", "times as fast", "bytes"]
         made[f"planes-{plane}"] = table(head[: len(rows[0]) if rows else None], rows)
-    return {**made, "planes-images": _images(report.get("images", {}))}
+    made["planes-images"] = _images(report.get("images", {}))
+    for plane, its_head in report.get("heads", {}).items():
+        made[f"planes-{plane}"] += f"\n\n{_machine(its_head, record('bench'))}"
+    return made
 
 
 def _images(cases: Report) -> str:
