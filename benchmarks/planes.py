@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def with_earlier(only: Sequence[str], earlier: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """A record in which the planes that a run left out stay; those of the run get their own head."""
+    """A record that keeps the planes that a run left out; those of the run get their own head."""
     found: dict[str, Any] = {**made, **earlier}
     for part in ("planes", "images"):
         found[part] = {**earlier.get(part, {}), **made[part]}

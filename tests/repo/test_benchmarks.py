@@ -17,6 +17,7 @@ from benchmarks import (
     operations,
     packing,
     planes,
+    report,
     rows,
 )
 from benchmarks import bytes as saved
@@ -55,6 +56,23 @@ def test_bench_and_planes(tmp_path):
     found = json.loads(file.read_text())
     assert [trip["shape"] for trip in found["trips"]] == ["16x64", "gsm8k:8"]
     assert planes.main(["--only=torch.distributed", "--rounds=1", "--shape=16x64"]) == 0
+
+
+def test_a_run_of_some_planes_keeps_the_others_and_has_its_own_head():
+    head = dict.fromkeys(("made", "command", "commit", "src", "machine", "versions"), "old")
+    way = {"stock": {"ms": {"put": 1.0, "get": 2.0}, "bytes": {"put": 10, "get": 20}}}
+    first = {**head, "planes": {"ray": way, "MRoPE": way}, "images": {}}
+    new = {**dict.fromkeys(head, "new"), "planes": {"ray": {}}, "images": {"case": way}}
+    found = planes.with_earlier(["ray", "images"], first, new)
+    assert (found["commit"], found["planes"]) == ("old", {"ray": {}, "MRoPE": way})
+    assert found["images"] == {"case": way}
+    assert {name: each["commit"] for name, each in found["heads"].items()} == {
+        "ray": "new",
+        "images": "new",
+    }
+    assert "| case | stock | 10 B | 20 B | 0.00 s | 0.00 s | 1.00 |" in report._images(
+        found["images"]
+    )
 
 
 def test_small_messages_and_rows():
