@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jagcodec import WireFormatError, encode, encode_rows
-from jagcodec.wire import claims, header
+from jagcodec.wire import claims
+from jagcodec.wire import header as header_module
 from jagcodec.wire.claims import EXACT, sound_at_sight
 from jagcodec.wire.header import opened_header, read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
@@ -45,7 +46,7 @@ def at_sight(frame, limits):
     try:
         size, schema, packed, _ = opened_header(frame, limits)
         numbers = np.frombuffer(packed, np.int64).tolist()
-        groups, sizes, stored, checksums = header._after_nodes(schema, numbers)
+        groups, sizes, stored, checksums = header_module._after_nodes(schema, numbers)
     except WireFormatError:  # counts that do not fit
         return False
     sound, claimed, expanded, objects = sound_at_sight(schema, numbers, groups, sizes, size, limits)

@@ -12,8 +12,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import ArgumentError, UnsupportedTypeError, decode, encode, open_wire
 from jagcodec.columns.batch import Columns
-from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows import views
+from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.non_tensor import stack_of_payloads
 from jagcodec.wire import lowering
 from jagcodec.wire.cut import parts_to_send
