@@ -28,7 +28,7 @@ from jagcodec.forward.layout import (
     plan_layout,
     rank_of,
 )
-from jagcodec.forward.micro_batches import Assignment, Cost, Fill, Rules, assign_rows
+from jagcodec.forward.assignment import Assignment, Cost, Fill, Rules, assign_rows
 from jagcodec.rows.lengths import IntArray, length_array
 
 if TYPE_CHECKING:

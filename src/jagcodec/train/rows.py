@@ -14,7 +14,7 @@ from jagcodec.columns.column import as_leaf, column_of, like
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.forward.micro_batches import Rules, assign_rows
+from jagcodec.forward.assignment import Rules, assign_rows
 from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import IntArray, tensor_type
 from jagcodec.memory.buffers import MessageLike
