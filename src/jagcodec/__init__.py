@@ -16,7 +16,8 @@ from jagcodec._version import __version__ as __version__
 _NAMES = {
     "train.batched_data_dict": "BatchedDataDict",
     "train.materialize": "materialize",
-    "forward.plan": "plan_micro_batches plan_packing",
+    "forward.micro_batches": "plan_micro_batches",
+    "forward.plan": "plan_packing",
     "train.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
     "train.tax": "padding_tax",
     "train.to_rows": "to_rows",

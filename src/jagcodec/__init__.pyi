@@ -9,7 +9,7 @@ from jagcodec.errors import ArgumentError as ArgumentError
 from jagcodec.errors import JagcodecError as JagcodecError
 from jagcodec.errors import UnsupportedTypeError as UnsupportedTypeError
 from jagcodec.errors import WireFormatError as WireFormatError
-from jagcodec.forward.plan import plan_micro_batches as plan_micro_batches
+from jagcodec.forward.micro_batches import plan_micro_batches as plan_micro_batches
 from jagcodec.forward.plan import plan_packing as plan_packing
 from jagcodec.produce.builder import RowBuilder as RowBuilder
 from jagcodec.produce.fields import encode_fields as encode_fields

@@ -11,7 +11,7 @@ _HOME_OF = {
     "ColumnArrays": "rows.column_arrays",
     "FieldSchema": "columns.fields",
     "Layout": "train.rectangles",
-    "MicroBatches": "forward.plan",
+    "MicroBatches": "forward.micro_batches",
     "PackPlan": "forward.plan",
     "PackedColumn": "rows.varlen",
     "PaddingSide": "train.rectangles",

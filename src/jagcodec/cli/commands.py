@@ -219,7 +219,7 @@ def _packing(
     """The report of the micro-batches of packed rows; None if it was not asked for."""
     if max_tokens is None:
         return None
-    from jagcodec.forward.plan import plan_micro_batches
+    from jagcodec.forward.micro_batches import plan_micro_batches
 
     return plan_micro_batches(lengths, max_tokens=max_tokens, **options).report()
 

@@ -21,6 +21,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows, error_at_column
+from jagcodec.produce.given_rows import read_dtypes
 from jagcodec.produce.number_types import (
     NARROW,
     PYTHON_TYPES,
@@ -34,7 +35,6 @@ from jagcodec.produce.row_kinds import OBJECT_ROW, described, kind_of_row, tenso
 from jagcodec.produce.rows import (
     check_row_shape,
     encode_rows,
-    read_dtypes,
     read_ragged_dims,
     shape_without_cells,
 )

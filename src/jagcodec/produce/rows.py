@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -11,11 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from jagcodec._arguments import (
-    check_array,
     check_known,
     check_options,
-    items_of,
-    known_names,
     mapping_of,
     name_set,
     named_columns,
@@ -26,29 +21,30 @@ from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.fields import FieldSchema, sizes_fit
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentKeyError,
     ArgumentTypeError,
     JagcodecError,
     brief,
-    describe,
 )
-from jagcodec.memory.arrays import tensor_type
 from jagcodec.produce.cell_dtypes import STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows, error_at_column
+from jagcodec.produce.given_rows import (
+    ANY_FIELD,
+    check_same_lengths,
+    collect_columns,
+    of_tensors,
+    ragged_dim_of,
+    read_dtypes,
+)
 from jagcodec.produce.row_kinds import (
-    OBJECT_ROW,
     OBJECT_TYPES,
     are_equal_arrays,
-    has_length,
-    kind_of_row,
 )
 from jagcodec.produce.warnings import warn_of_objects
 from jagcodec.rows.row_splits import RowSplits
-from jagcodec.wire.dtypes import is_torch_dtype, name_of_dtype
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.items import RowCells
-from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM
+from jagcodec.wire.spec import MAX_NDIM
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -121,7 +117,7 @@ def pack_rows(
         rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
     )
     leaves = {
-        name: _of_tensors().view_of_cells(column) if type(column) is RowCells else column
+        name: of_tensors().view_of_cells(column) if type(column) is RowCells else column
         for name, column in columns.columns.items()
     }
     made: TensorDict = tensordict_of(Columns(columns.rows, leaves), where)
@@ -178,6 +174,9 @@ class _Asked(NamedTuple):
     named: bool  # whether `ragged_dims` names it
 
 
+_NOTHING = _Asked(ANY_FIELD, 1, rectangular=False, named=False)
+
+
 _LISTS = frozenset((list, tuple))
 
 
@@ -192,7 +191,7 @@ def _checked_columns(
     copied: bool,
 ) -> Columns:
     """Checked columns: `RowCells`, views of those on a device, lists of objects, batches."""
-    count, given, dims = _collect_columns(rows, dtypes, where)
+    count, given, dims = collect_columns(rows, dtypes, where)
     asked: dict[str, _Asked] = {}
     if dims or dtypes is not None or ragged_dims is not None or rectangular is not _NO_NAMES:
         asked = _asked_of_columns(given, dims, dtypes, rectangular, ragged_dims, where)
@@ -217,11 +216,11 @@ def _checked_columns(
                 lengths[name] = made.lengths
                 _set_rows(made, made.lengths, ask, splits)
             if type(made.data) is not np.ndarray:
-                columns[name] = _of_tensors().view_of_cells(made)
+                columns[name] = of_tensors().view_of_cells(made)
         elif type(made) is list and ask.field.kind != "object":
             _check_objects(made, where, name, copied)
     if same_length is not _NO_NAMES:
-        _check_same_lengths(same_length, lengths, columns, where)
+        check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
@@ -263,7 +262,9 @@ def _asked_of_columns(
         named = dims.keys()
     dims = _ragged_dims(dims, dims_of_rows, schema, rectangles, where)
     return {
-        name: _Asked(schema.get(name, _ANY), dims.get(name, 1), name in rectangles, name in named)
+        name: _Asked(
+            schema.get(name, ANY_FIELD), dims.get(name, 1), name in rectangles, name in named
+        )
         for name in {**schema, **dims, **dict.fromkeys(rectangles)}
     }
 
@@ -272,7 +273,7 @@ def _made_column(column: Any, ask: _Asked, count: int, copied: bool) -> Any:
     """The cells of a column, or the list of its objects, as asked; a batch of N rows itself."""
     field, dim, rectangular, named = ask
     is_other = type(column) not in _LISTS and "tensordict" in sys.modules
-    if is_other and _of_tensors().is_nested_batch(column):
+    if is_other and of_tensors().is_nested_batch(column):
         if ask is not _NOTHING:
             raise _within_batch()
         return column
@@ -312,7 +313,7 @@ def _check_objects(rows: Sequence[Any], where: str, name: str, to_tensors: bool)
     if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
         warn_of_objects(f"{where}({name!r})", brief(name))
     if to_tensors:
-        _of_tensors().check_tensors(rows, f"{where}({name!r})")
+        of_tensors().check_tensors(rows, f"{where}({name!r})")
 
 
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
@@ -419,7 +420,7 @@ def _named_dims(
         named[name] = whole_number(dim, 1, place, expected)
         if named[name] > MAX_NDIM:
             raise ArgumentError("bad_option", place, f"expected {expected}, found {brief(dim)}")
-        if name in rectangles or schema.get(name, _ANY).kind == "tensor":
+        if name in rectangles or schema.get(name, ANY_FIELD).kind == "tensor":
             detail = "expected a jagged column, found one that rectangular= or dtypes= says is not"
             raise ArgumentError("conflict", place, detail)
     return named
@@ -435,7 +436,7 @@ def _ragged_dims(
     """The ragged dims by name, from the caller, the schema, and columns that are jagged."""
     dims = dict(named)
     found = [
-        (name, _ragged_dim_of(field), "dtypes=")
+        (name, ragged_dim_of(field), "dtypes=")
         for name, field in schema.items()
         if field.kind == "jagged"
     ]
@@ -445,207 +446,3 @@ def _ragged_dims(
             detail = f"expected one ragged dim, found {dims[name]} and {dim} (by {whose})"
             raise ArgumentError("conflict", f"{where}({name!r})", detail)
     return dims
-
-
-# --- arguments ---------------------------------------------------------------------------------
-
-_IN_LIST = (
-    "; put items of an iterator into a list, "
-    "and values of the whole batch into meta= of encode_rows"
-)
-
-
-def _collect_columns(
-    rows: Any, dtypes: Any, where: str
-) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
-    """N, the N rows of each column, and the ragged dims of those that are jagged."""
-    if type(rows) is list:
-        found = _columns_of_dicts(rows, f"{where}(rows), row 0")
-        if found is not None:
-            return len(rows), found, {}
-    if isinstance(rows, Mapping):
-        return _collect_given_columns(rows, where)
-    if isinstance(rows, np.ndarray):
-        check_array(rows, f"{where}(rows)")
-    sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
-    if not sized or isinstance(rows, (str, bytes)):
-        detail = (
-            "expected a sequence of samples (mappings) or a mapping of names to rows, "
-            f"found {describe(rows)}{_IN_LIST}"
-        )
-        raise ArgumentTypeError("bad_type", f"{where}(rows)", detail)
-    if not len(rows):
-        named = mapping_of({} if dtypes is None else dtypes, f"{where}(dtypes)", _DTYPES)
-        if not named:
-            detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
-            raise ArgumentError("bad_shape", f"{where}(rows)", detail)
-        return 0, dict.fromkeys(named, ()), {}
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            detail = f"expected a mapping of names to values, found {describe(row)}"
-            raise ArgumentTypeError("bad_type", f"{where}(rows), row {i}", detail)
-        if i == 0:
-            named_columns(row, f"{where}(rows), row 0")
-            names = row.keys()
-        elif row.keys() != names:
-            raise _other_names(rows[0], row, i, where)
-    return len(rows), {name: [row[name] for row in rows] for name in names}, {}
-
-
-def _other_names(
-    first: Mapping[str, Any], row: Mapping[str, Any], i: int, where: str
-) -> ArgumentKeyError:
-    """The error for a sample that does not have the names of the first one."""
-    name = min(first.keys() ^ row.keys(), key=brief)
-    lacks = name in first
-    found = f"found a sample {'without' if lacks else 'with'} {brief(name)}"
-    value = (first if lacks else row)[name]
-    empty = "None" if kind_of_row(value) == OBJECT_ROW else "a number of the same type"
-    if has_length(value):
-        empty = "[] for an empty row"
-    remedy = f"pass it in every sample, in {'this one' if lacks else 'row 0'} as {empty}"
-    detail = f"expected the names of row 0, {found}; {remedy}"
-    return ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
-
-
-def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] | None:
-    """The columns, if all rows are dicts with the same names in one order; otherwise None."""
-    if set(map(type, rows)) != {dict}:
-        return None
-    names = named_columns(rows[0], path)
-    if len(rows) == 1:  # five times as fast as below
-        return {name: (value,) for name, value in names.items()}
-    if set(map(tuple, rows)) != {tuple(names)}:
-        return None
-    try:
-        return dict(zip(names, zip(*map(dict.values, rows), strict=True), strict=True))
-    except (RuntimeError, ValueError):  # another thread changes a row
-        return None
-
-
-def _collect_given_columns(
-    rows: Mapping[Any, Any], where: str
-) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
-    """What `_collect_columns` returns of rows that are given by column."""
-    given: dict[str, Any] = {}
-    dims: dict[str, int] = {}
-    count = 0
-    for name, column in named_columns(rows, f"{where}(rows)").items():
-        path = f"{where}({name!r})"
-        found, dim = _rows_as_sequence(column, path)
-        if dim is not None:
-            dims[name] = dim
-        if given and len(found) != count:
-            detail = f"expected {count} rows like {next(iter(given))!r}, found {len(found)}"
-            raise ArgumentError("row_mismatch", path, detail)
-        given[name], count = found, len(found)
-    return count, given, dims
-
-
-def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
-    """The rows of a column, and its ragged dim if it is jagged; a batch itself."""
-    if type(column) is list or type(column) is tuple:
-        return column, None
-    if isinstance(column, np.ndarray):
-        check_array(column, path)
-        if column.ndim:
-            return list(column), None
-    elif isinstance(column, (dict, tensor_type())) or "tensordict" in sys.modules:
-        found: Any = module_with_torch("produce.tensor_columns", path).rows_of_column(column, path)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    if isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
-        return items_of(column, path, "a list"), None
-    detail = (
-        f"expected a list, tuple, array or tensor of N rows, found {describe(column)}{_IN_LIST}"
-    )
-    raise ArgumentTypeError("bad_type", path, detail)
-
-
-@functools.cache
-def _of_tensors() -> Any:
-    """The module for columns that are tensors: imported when there is one; it imports torch."""
-    return module_with_torch("produce.tensor_columns", "encode_rows")
-
-
-_ANY = FieldSchema("", None, None)
-_NOTHING = _Asked(_ANY, 1, rectangular=False, named=False)
-_DTYPES = "a dict of names to dtypes"
-
-
-def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
-    """What `dtypes` says about each column it names, with names of dtypes.
-
-    The kind of a bare dtype is empty.
-    """
-    fields: dict[str, FieldSchema] = {}
-    for name, dtype in mapping_of(dtypes, path, _DTYPES).items():
-        if not isinstance(name, str):
-            detail = f"expected names that are strings, found {brief(name)}"
-            raise ArgumentTypeError("bad_type", path, detail)
-        place = f"{path}[{brief(name)}]"
-        if dtype is object:
-            fields[name] = FieldSchema("object", None, None)
-        elif isinstance(dtype, FieldSchema):
-            fields[name] = dtype if dtype.kind == "object" else _makable(dtype, place)
-        else:
-            fields[name] = FieldSchema("", _usable_dtype(dtype, place), None)
-    return fields
-
-
-def _usable_dtype(dtype: Any, path: str) -> Any:
-    """The name of a dtype of cells; an error for anything else."""
-    name = name_of_dtype(dtype)
-    if name is None:
-        expected, found = f"{_SENDABLE}, object or a FieldSchema", brief(dtype)
-        if isinstance(dtype, np.dtype) or is_torch_dtype(dtype):
-            expected, found = _SENDABLE, f"{dtype}; use another dtype"
-        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {found}")
-    return name
-
-
-_SENDABLE = "a dtype whose cells can be encoded (torch.float32, 'float32')"
-
-
-def _makable(field: FieldSchema, path: str) -> FieldSchema:
-    """A schema with the name of its dtype; an error if no column of rows can have it."""
-    shape: Any = field.shape
-    sizes = shape[1:] if isinstance(shape, tuple) and shape else (-1,)
-    name: Any = None if field.dtype is None else name_of_dtype(field.dtype)
-    if (
-        not all(size is None or (type(size) is int and size >= 0) for size in sizes)
-        or not (field.kind == "tensor" or (field.kind == "jagged" and None in sizes))
-        or not (field.dtype is None or name is not None)
-        or 16 * math.prod(size or 1 for size in sizes) >= MAX_BYTES
-    ):
-        dtype = str(field.dtype) if is_torch_dtype(field.dtype) else brief(field.dtype)
-        detail = (
-            "expected the schema of a column that rows can make (tensor or jagged, "
-            f"{_SENDABLE}, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
-        )
-        raise ArgumentError("bad_type", path, detail)
-    return field._replace(dtype=name)
-
-
-def _ragged_dim_of(field: FieldSchema) -> int:
-    """The ragged dim of a jagged column: the first after its rows that has no size."""
-    shape = field.shape or ()
-    return shape.index(None, 1)
-
-
-def _check_same_lengths(
-    same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
-) -> None:
-    """Check that the rows of the named columns are as long as each other."""
-    path = f"{where}(same_length)"
-    named = known_names(same_length, columns, path)
-    for name in named:
-        if name not in lengths:
-            rows = "Python objects" if isinstance(columns[name], list) else "one number per row"
-            detail = f"expected columns of sequences, found {rows} in {name!r}"
-            raise ArgumentTypeError("bad_type", path, detail)
-        first, found = lengths[named[0]], lengths[name]
-        if found != first:
-            row = next(i for i, length in enumerate(first) if length != found[i])
-            detail = f"expected length {first[row]} like {named[0]!r}, found {found[row]}"
-            raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_never, get_args
 
 import numpy as np
@@ -12,10 +11,8 @@ import torch
 from jagcodec._arguments import (
     check_function,
     check_known,
-    check_names,
     check_option,
     flag_of,
-    mapping_of,
     name_set,
     result_of,
     whole_number,
@@ -26,18 +23,16 @@ from jagcodec.columns.devices import moved
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
-    ArgumentTypeError,
     brief,
     column_name,
     describe,
 )
 from jagcodec.memory import check_extent
-from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.plain_types import check_memory, usable_device
 from jagcodec.produce.warnings import warn_of_swapped_dims
 from jagcodec.rows.copy_rows import owned_values
-from jagcodec.rows.lengths import Lengths, check_row_ends, read_lengths
+from jagcodec.rows.lengths import Lengths, check_row_ends
 from jagcodec.rows.nested import (
     is_jagged,
     nested_tensor,
@@ -51,6 +46,14 @@ from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.varlen import varlen_column
 from jagcodec.rows.views import RaggedView, end_to_end
 from jagcodec.train.batched_data_dict import BatchedDataDict
+from jagcodec.train.layout_options import (
+    LayoutOptions,
+    ends_of,
+    masks_of,
+    read_prompts,
+    sides_of,
+    values_by_column,
+)
 from jagcodec.train.rectangles import (
     Layout,
     PaddingSide,
@@ -205,8 +208,8 @@ def materialize(
     check_option(layout, _LAYOUTS, "materialize(layout)")
     pads: dict[Any, Any] = {}
     if pad_value_dict is not None:
-        pads = _values_by_column(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
-    side, sides = _sides_of(padding_side)
+        pads = values_by_column(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
+    side, sides = sides_of(padding_side)
     defaults = pin_memory is False and strict is False and container is BatchedDataDict
     if not defaults:
         pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
@@ -223,15 +226,15 @@ def materialize(
     token_aligned: frozenset[Any] | None = None
     if token_aligned_fields is not None:
         token_aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
-    options = _Options(
+    options = LayoutOptions(
         layout,
         pads,
         placement,
         prompt_lengths,
         token_aligned,
         name_set(keep_jagged, "materialize(keep_jagged)"),
-        _masks_of(attention_mask_of),
-        _ends_of(align_end),
+        masks_of(attention_mask_of),
+        ends_of(align_end),
         usable_device(device, "materialize(device)"),
         pin_memory,
         out,
@@ -295,142 +298,6 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
             yield (*above, name) if above else name
 
 
-# --- options -----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Options:
-    """The options of one call. Each was checked alone."""
-
-    layout: Layout
-    pads: dict[Any, Any]
-    placement: Placement
-    prompt_lengths: Any
-    token_aligned: frozenset[Any] | None
-    keep_jagged: frozenset[Any]
-    masks: Mapping[Any, str]
-    ends: Mapping[Any, Any]
-    device: torch.device | None
-    pin_memory: bool
-    out: Any
-    strict: bool
-
-    def check(self) -> None:
-        """Raise an error for options that need rectangles in another layout, or an accelerator."""
-        if self.layout != "padded":
-            for name in (name for name, given in self._rectangle_options().items() if given):
-                detail = f"requires layout='padded', found layout={self.layout!r}"
-                raise ArgumentError("bad_option", f"materialize({name})", detail)
-        elif self.pin_memory:
-            if self.device is not None and self.device.type != "cpu":
-                detail = f"expected rectangles on the host, found device={str(self.device)!r}"
-                raise ArgumentError("conflict", "materialize(pin_memory)", detail)
-            _check_accelerator()
-
-    def pads_rectangles(self) -> bool:
-        """Whether columns that are rectangles already are padded, if no names are given."""
-        return self.layout == "padded" and bool(self.masks or self.placement.moves_rows())
-
-    def _rectangle_options(self) -> dict[str, Any]:
-        """The options that only rectangles have, and whether each is given."""
-        placement = self.placement
-        return {
-            "pad_to_multiple": placement.multiple != 1,
-            "padding_side": placement.sides or placement.side != "right",
-            "align_end": self.ends,
-            "prompt_lengths": self.prompt_lengths is not None,
-            "prompt_width": placement.prompt_width,
-            "token_aligned_fields": self.token_aligned,
-            "attention_mask_of": self.masks,
-            "pin_memory": self.pin_memory,
-            "out": self.out is not None,
-        }
-
-    def check_names(self, keys: Sequence[Key]) -> None:
-        """Raise an error for a name in an option that is not the name of a column."""
-        check_known(self.pads, keys, "materialize(pad_value_dict)")
-        check_known(self.placement.sides, keys, "materialize(padding_side)")
-        check_known(self.token_aligned or (), keys, "materialize(token_aligned_fields)")
-        check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
-
-
-def _values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
-    """An option that has a value for each of some columns."""
-    found = mapping_of(given, f"materialize({option})", expected)
-    check_names(found, f"materialize({option})")
-    return found
-
-
-def _sides_of(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
-    """The side of all columns, and the other sides of some by name, of `padding_side`."""
-    by_name = type(given) is not str and isinstance(given, Mapping)
-    sides = _values_by_column(given, "padding_side", "sides by name") if by_name else {}
-    side: Any = "right" if by_name else given
-    for each in (side, *sides.values()):
-        check_option(each, _SIDES, "materialize(padding_side)")
-    return side, sides
-
-
-def _masks_of(given: Any) -> Mapping[Any, str]:
-    """Columns to the names of their masks, of `attention_mask_of`."""
-    where = "materialize(attention_mask_of)"
-    if given is None:
-        return {}
-    if isinstance(given, str):
-        return {given: "attention_mask"}
-    expected = "the name of a column, or a mapping of names of columns to names of masks"
-    masks = _values_by_column(given, "attention_mask_of", expected)
-    for name in masks.values():
-        if not isinstance(name, str):
-            detail = f"expected {expected}, found {brief(name)} for a mask"
-            raise ArgumentTypeError("bad_type", where, detail)
-    if len(set(masks.values())) < len(masks):
-        found = f"expected a name for each mask, found {brief(list(masks.values()))}"
-        raise ArgumentError("conflict", where, found)
-    return masks
-
-
-def _ends_of(given: Any) -> Mapping[Any, Any]:
-    """Columns to those at whose row ends theirs are, of `align_end`."""
-    if given is None:
-        return {}
-    expected = "a dict of names of columns to names of columns that have all tokens"
-    ends = _values_by_column(given, "align_end", expected)
-    check_names(ends.values(), "materialize(align_end)")
-    for name in ends.values():
-        if name in ends:
-            detail = f"expected columns that have all tokens, found {brief(name)} on both sides"
-            raise ArgumentError("conflict", "materialize(align_end)", detail)
-    return ends
-
-
-def _read_prompts(batch: Any, options: _Options) -> IntArray | None:
-    """(N,) tokens of each of N rows that are prompt; None if no column needs them."""
-    given, placement = options.prompt_lengths, options.placement
-    if given is None and not placement.prompt_width:
-        return None
-    where = "materialize(prompt_lengths)"
-    if "left_right" not in (placement.side, *placement.sides.values()) or given is None:
-        detail = f"requires padding_side='left_right', found padding_side={placement.side!r}"
-        raise ArgumentError("bad_option", where, detail)
-    if isinstance(given, str):
-        check_known([given], batch.keys(), where)
-        given = batch[given]
-    return read_lengths(given, where, rows=row_count_of(batch, where)).lengths
-
-
-def _check_accelerator() -> None:
-    """Refuse to page-lock memory where there is nothing to copy it to."""
-    try:
-        torch.empty(1, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:
-        detail = (
-            "expected an accelerator to copy page-locked memory to, found none that torch can use; "
-            f"leave pin_memory=False: {error!s:.200}"
-        )
-        raise ArgumentError("bad_option", "materialize(pin_memory)", detail) from error
-
-
 # --- planning ----------------------------------------------------------------------------------
 
 
@@ -447,8 +314,8 @@ def _places_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlac
 class _LayoutPlan:
     """What each column of one call becomes. Rectangles get memory when all columns are planned."""
 
-    def __init__(self, options: _Options, batch: Any) -> None:
-        self.options: _Options = options
+    def __init__(self, options: LayoutOptions, batch: Any) -> None:
+        self.options: LayoutOptions = options
         self.batch: Any = batch  # it is open
         self.pool: RowSplitsPool = RowSplitsPool()
         self.rectangles: list[Rectangle] = []  # to be filled
@@ -465,7 +332,7 @@ class _LayoutPlan:
         source = _on_device(self.batch, options.device, self.pool)
         # Prompt lengths are read on the host: before columns leave it, or once all have arrived.
         away = options.device is not None and options.device.type != "cpu"
-        options.placement.prompts = _read_prompts(self.batch if away else source, options)
+        options.placement.prompts = read_prompts(self.batch if away else source, options)
         of_view = self._pad_rows if self._pads_all else self._lay_out_view
         columns = each_column(source, of_view, self._lay_out_tensor, path_of, self.pool)
         if options.ends:

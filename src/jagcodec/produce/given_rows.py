@@ -1,0 +1,240 @@
+"""Rows and dtypes that a caller passes: each column as N values, each dtype as a field."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jagcodec._arguments import (
+    check_array,
+    items_of,
+    known_names,
+    mapping_of,
+    named_columns,
+)
+from jagcodec._dependencies import module_with_torch
+from jagcodec.columns.fields import FieldSchema
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    brief,
+    describe,
+)
+from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.row_kinds import (
+    OBJECT_ROW,
+    has_length,
+    kind_of_row,
+)
+from jagcodec.wire.dtypes import is_torch_dtype, name_of_dtype
+from jagcodec.wire.spec import MAX_BYTES
+
+if TYPE_CHECKING:
+    pass
+
+
+_IN_LIST = (
+    "; put items of an iterator into a list, "
+    "and values of the whole batch into meta= of encode_rows"
+)
+
+
+def collect_columns(
+    rows: Any, dtypes: Any, where: str
+) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
+    """N, the N rows of each column, and the ragged dims of those that are jagged."""
+    if type(rows) is list:
+        found = _columns_of_dicts(rows, f"{where}(rows), row 0")
+        if found is not None:
+            return len(rows), found, {}
+    if isinstance(rows, Mapping):
+        return _collect_given_columns(rows, where)
+    if isinstance(rows, np.ndarray):
+        check_array(rows, f"{where}(rows)")
+    sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
+    if not sized or isinstance(rows, (str, bytes)):
+        detail = (
+            "expected a sequence of samples (mappings) or a mapping of names to rows, "
+            f"found {describe(rows)}{_IN_LIST}"
+        )
+        raise ArgumentTypeError("bad_type", f"{where}(rows)", detail)
+    if not len(rows):
+        named = mapping_of({} if dtypes is None else dtypes, f"{where}(dtypes)", _DTYPES)
+        if not named:
+            detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
+            raise ArgumentError("bad_shape", f"{where}(rows)", detail)
+        return 0, dict.fromkeys(named, ()), {}
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            detail = f"expected a mapping of names to values, found {describe(row)}"
+            raise ArgumentTypeError("bad_type", f"{where}(rows), row {i}", detail)
+        if i == 0:
+            named_columns(row, f"{where}(rows), row 0")
+            names = row.keys()
+        elif row.keys() != names:
+            raise _other_names(rows[0], row, i, where)
+    return len(rows), {name: [row[name] for row in rows] for name in names}, {}
+
+
+def _other_names(
+    first: Mapping[str, Any], row: Mapping[str, Any], i: int, where: str
+) -> ArgumentKeyError:
+    """The error for a sample that does not have the names of the first one."""
+    name = min(first.keys() ^ row.keys(), key=brief)
+    lacks = name in first
+    found = f"found a sample {'without' if lacks else 'with'} {brief(name)}"
+    value = (first if lacks else row)[name]
+    empty = "None" if kind_of_row(value) == OBJECT_ROW else "a number of the same type"
+    if has_length(value):
+        empty = "[] for an empty row"
+    remedy = f"pass it in every sample, in {'this one' if lacks else 'row 0'} as {empty}"
+    detail = f"expected the names of row 0, {found}; {remedy}"
+    return ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
+
+
+def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] | None:
+    """The columns, if all rows are dicts with the same names in one order; otherwise None."""
+    if set(map(type, rows)) != {dict}:
+        return None
+    names = named_columns(rows[0], path)
+    if len(rows) == 1:  # five times as fast as below
+        return {name: (value,) for name, value in names.items()}
+    if set(map(tuple, rows)) != {tuple(names)}:
+        return None
+    try:
+        return dict(zip(names, zip(*map(dict.values, rows), strict=True), strict=True))
+    except (RuntimeError, ValueError):  # another thread changes a row
+        return None
+
+
+def _collect_given_columns(
+    rows: Mapping[Any, Any], where: str
+) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
+    """What `collect_columns` returns of rows that are given by column."""
+    given: dict[str, Any] = {}
+    dims: dict[str, int] = {}
+    count = 0
+    for name, column in named_columns(rows, f"{where}(rows)").items():
+        path = f"{where}({name!r})"
+        found, dim = _rows_as_sequence(column, path)
+        if dim is not None:
+            dims[name] = dim
+        if given and len(found) != count:
+            detail = f"expected {count} rows like {next(iter(given))!r}, found {len(found)}"
+            raise ArgumentError("row_mismatch", path, detail)
+        given[name], count = found, len(found)
+    return count, given, dims
+
+
+def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
+    """The rows of a column, and its ragged dim if it is jagged; a batch itself."""
+    if type(column) is list or type(column) is tuple:
+        return column, None
+    if isinstance(column, np.ndarray):
+        check_array(column, path)
+        if column.ndim:
+            return list(column), None
+    elif isinstance(column, (dict, tensor_type())) or "tensordict" in sys.modules:
+        found: Any = module_with_torch("produce.tensor_columns", path).rows_of_column(column, path)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    if isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
+        return items_of(column, path, "a list"), None
+    detail = (
+        f"expected a list, tuple, array or tensor of N rows, found {describe(column)}{_IN_LIST}"
+    )
+    raise ArgumentTypeError("bad_type", path, detail)
+
+
+@functools.cache
+def of_tensors() -> Any:
+    """The module for columns that are tensors: imported when there is one; it imports torch."""
+    return module_with_torch("produce.tensor_columns", "encode_rows")
+
+
+ANY_FIELD = FieldSchema("", None, None)
+_DTYPES = "a dict of names to dtypes"
+
+
+def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
+    """What `dtypes` says about each column it names, with names of dtypes.
+
+    The kind of a bare dtype is empty.
+    """
+    fields: dict[str, FieldSchema] = {}
+    for name, dtype in mapping_of(dtypes, path, _DTYPES).items():
+        if not isinstance(name, str):
+            detail = f"expected names that are strings, found {brief(name)}"
+            raise ArgumentTypeError("bad_type", path, detail)
+        place = f"{path}[{brief(name)}]"
+        if dtype is object:
+            fields[name] = FieldSchema("object", None, None)
+        elif isinstance(dtype, FieldSchema):
+            fields[name] = dtype if dtype.kind == "object" else _makable(dtype, place)
+        else:
+            fields[name] = FieldSchema("", _usable_dtype(dtype, place), None)
+    return fields
+
+
+def _usable_dtype(dtype: Any, path: str) -> Any:
+    """The name of a dtype of cells; an error for anything else."""
+    name = name_of_dtype(dtype)
+    if name is None:
+        expected, found = f"{_SENDABLE}, object or a FieldSchema", brief(dtype)
+        if isinstance(dtype, np.dtype) or is_torch_dtype(dtype):
+            expected, found = _SENDABLE, f"{dtype}; use another dtype"
+        raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {found}")
+    return name
+
+
+_SENDABLE = "a dtype whose cells can be encoded (torch.float32, 'float32')"
+
+
+def _makable(field: FieldSchema, path: str) -> FieldSchema:
+    """A schema with the name of its dtype; an error if no column of rows can have it."""
+    shape: Any = field.shape
+    sizes = shape[1:] if isinstance(shape, tuple) and shape else (-1,)
+    name: Any = None if field.dtype is None else name_of_dtype(field.dtype)
+    if (
+        not all(size is None or (type(size) is int and size >= 0) for size in sizes)
+        or not (field.kind == "tensor" or (field.kind == "jagged" and None in sizes))
+        or not (field.dtype is None or name is not None)
+        or 16 * math.prod(size or 1 for size in sizes) >= MAX_BYTES
+    ):
+        dtype = str(field.dtype) if is_torch_dtype(field.dtype) else brief(field.dtype)
+        detail = (
+            "expected the schema of a column that rows can make (tensor or jagged, "
+            f"{_SENDABLE}, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
+        )
+        raise ArgumentError("bad_type", path, detail)
+    return field._replace(dtype=name)
+
+
+def ragged_dim_of(field: FieldSchema) -> int:
+    """The ragged dim of a jagged column: the first after its rows that has no size."""
+    shape = field.shape or ()
+    return shape.index(None, 1)
+
+
+def check_same_lengths(
+    same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
+) -> None:
+    """Check that the rows of the named columns are as long as each other."""
+    path = f"{where}(same_length)"
+    named = known_names(same_length, columns, path)
+    for name in named:
+        if name not in lengths:
+            rows = "Python objects" if isinstance(columns[name], list) else "one number per row"
+            detail = f"expected columns of sequences, found {rows} in {name!r}"
+            raise ArgumentTypeError("bad_type", path, detail)
+        first, found = lengths[named[0]], lengths[name]
+        if found != first:
+            row = next(i for i, length in enumerate(first) if length != found[i])
+            detail = f"expected length {first[row]} like {named[0]!r}, found {found[row]}"
+            raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)
