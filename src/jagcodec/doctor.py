@@ -19,7 +19,12 @@ OPTIONAL = (  # what integrations and options use; those that are installed are 
     *("transformers", "zstandard", "pyarrow", "hypothesis"),
 )
 # Variables that change how the library works.
-VARIABLES = ("JAGCODEC_ROWCOPY", "JAGCODEC_KEEP_BLOCKS", "OMP_NUM_THREADS")
+VARIABLES = (
+    "JAGCODEC_ENCODE",
+    "JAGCODEC_ROWCOPY",
+    "JAGCODEC_KEEP_BLOCKS",
+    "OMP_NUM_THREADS",
+)
 
 
 def doctor() -> dict[str, Any]:
