@@ -28,6 +28,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from jagcodec import (
+    MicroBatches,
+    PackPlan,
     concat_rows,
     decode,
     encode,
@@ -267,13 +269,13 @@ def group_advantages(batch):
     return above / (mean(above**2).sqrt() + 1e-6)
 
 
-def planned(batch):
+def planned(batch) -> MicroBatches:
     """The same plan on every rank: which rows are in which micro-batch of which rank."""
     lengths = batch.row_lengths("input_ids")
     return plan_micro_batches(lengths, RANKS, max_tokens=MAX_TOKENS, row_multiple=ROW_MULTIPLE)
 
 
-def packed_logits(policy, plan, columns):
+def packed_logits(policy, plan: PackPlan, columns):
     """Logits (T, VOCABULARY) of a micro-batch; and (T,) the row of each cell."""
     row = torch.from_numpy(np.repeat(np.arange(plan.rows), plan.padded_lengths))
     # On a GPU, give a varlen kernel plan.cu_seqlens_padded in place of this mask.

@@ -143,32 +143,32 @@ CALLS: dict[str, Options] = {
     "to_nested_by_length": {"padded": IDS, "lengths": [2, 3]},
     "to_rows": {**BATCH, "columns": None, "as_": "tensor"},
     "unwrap_wire_stripped_payload": {"item": None},
-    "types.MicroBatches.__getitem__": {"self": micro_batches, "rank": 0},
-    "types.MicroBatches.is_repeat": {"self": micro_batches, "rank": 0, "step": 0},
-    "types.MicroBatches.pack": {
+    "MicroBatches.__getitem__": {"self": micro_batches, "rank": 0},
+    "MicroBatches.is_repeat": {"self": micro_batches, "rank": 0, "step": 0},
+    "MicroBatches.pack": {
         **{"self": micro_batches, "batch": {"ids": nested([[5, 6], [7, 8, 9]])}, "rank": 0},
         **{"total": None, "tail": None, "cp_rank": None, "cp_size": 1, "cp_layout": "zigzag"},
         **{"pad_value_dict": None, "labels_of": None, "token_aligned_fields": ()},
         **{"align_end": (), "keep_jagged": ()},
     },
-    "types.MicroBatches.in_order": {"self": micro_batches, "rank": 0, "order": [0]},
-    "types.MicroBatches.rows": {"self": micro_batches, "rank": 0},
-    "types.MicroBatches.report": {"self": micro_batches},
-    "types.MicroBatches.restore": {
+    "MicroBatches.in_order": {"self": micro_batches, "rank": 0, "order": [0]},
+    "MicroBatches.rows": {"self": micro_batches, "rank": 0},
+    "MicroBatches.report": {"self": micro_batches},
+    "MicroBatches.restore": {
         "self": micro_batches,
         "results": [[1, 2]],
         "rank": None,
         "last": None,
     },
-    "types.PackPlan.mask": {"self": packed, "cp_rank": None},
-    "types.PackPlan.pack": {
+    "PackPlan.mask": {"self": packed, "cp_rank": None},
+    "PackPlan.pack": {
         **{"self": packed, "source": {"ids": nested([[5, 6], [7, 8, 9]])}, "pad": 0, "shift": 0},
         **{"pad_value_dict": None, "labels_of": None, "token_aligned_fields": ()},
         **{"align_end": (), "keep_jagged": (), "cp_rank": None, "out": None},
     },
-    "types.PackPlan.position_ids": {"self": packed, "cp_rank": None, "pads": "zero"},
-    "types.PackPlan.to": {"self": packed, "device": "cpu"},
-    "types.PackPlan.unpack": {
+    "PackPlan.position_ids": {"self": packed, "cp_rank": None, "pads": "zero"},
+    "PackPlan.to": {"self": packed, "device": "cpu"},
+    "PackPlan.unpack": {
         "self": packed,
         "values": torch.zeros(8),
         "shift": 0,
@@ -264,18 +264,18 @@ ALSO: list[tuple[str, Options]] = [
     ("stack_or_nest", {"tensors": [torch.ones(2, 3)] * 2, "always_nest": True, "ragged_dim": 2}),
     ("to_rows", {"as_": "list", "columns": ["ids"]}),
     ("repeat_rows", {"times": [2, 0]}),
-    ("types.PackPlan.pack", {"source": torch.zeros(5), "pad": 1, "shift": -1}),
-    ("types.PackPlan.pack", {"source": torch.zeros(5), "out": torch.zeros(8)}),
-    ("types.PackPlan.pack", {"labels_of": "ids", "token_aligned_fields": ["x"]}),
-    ("types.PackPlan.unpack", {"values": [torch.zeros(4)] * 2, "pad": 1}),
-    ("types.MicroBatches.pack", {"total": 8, "tail": "own_row", "labels_of": "ids"}),
+    ("PackPlan.pack", {"source": torch.zeros(5), "pad": 1, "shift": -1}),
+    ("PackPlan.pack", {"source": torch.zeros(5), "out": torch.zeros(8)}),
+    ("PackPlan.pack", {"labels_of": "ids", "token_aligned_fields": ["x"]}),
+    ("PackPlan.unpack", {"values": [torch.zeros(4)] * 2, "pad": 1}),
+    ("MicroBatches.pack", {"total": 8, "tail": "own_row", "labels_of": "ids"}),
     ("plan_packing", {"total": 16}),
     ("plan_packing", {"total_multiple": 8, "min_total": 9}),
 ]
 
 LEFT_OUT = {
     **dict.fromkeys(("WireBatch", "testing.JaggedBatch"), "made by functions"),
-    **dict.fromkeys(("types.MicroBatches", "types.PackPlan"), "made by functions"),
+    **dict.fromkeys(("MicroBatches", "PackPlan"), "made by functions"),
     "BatchedDataDict.of_equal_rows": "for callers inside the library: nothing is checked",
     **dict.fromkeys(
         [f"testing.{name}" for name in ("cells", "jagged_batches", "jagged_tensors", "tensors")],
@@ -306,7 +306,6 @@ def named(name):
 def public_names():
     """The names of all public functions and classes, and of the methods that these define."""
     names = {*vars(jagcodec)["__all__"]} - {"__version__"} | {"integrations.setup"}
-    names |= {"types.MicroBatches", "types.PackPlan"}
     for module in (*MODULES, *INTEGRATIONS):
         if module in LEFT_OUT:
             names.add(module)

@@ -16,12 +16,15 @@ from jagcodec._version import __version__ as __version__
 _NAMES = {
     "train.batched_data_dict": "BatchedDataDict",
     "train.materialize": "materialize",
-    "forward.micro_batches": "plan_micro_batches",
-    "forward.plan": "plan_packing",
+    "forward.micro_batches": "MicroBatches plan_micro_batches",
+    "forward.plan": "PackPlan plan_packing",
     "train.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
     "train.tax": "padding_tax",
     "train.to_rows": "to_rows",
-    "errors": "ArgumentError JagcodecError UnsupportedTypeError WireFormatError",
+    "errors": (
+        "ArgumentError JagcodecError JagcodecWarning TransportError TransportTimeoutError "
+        "UnsupportedTypeError WireFormatError"
+    ),
     "produce.builder": "RowBuilder",
     "produce.fields": "encode_fields pack_jagged_fields",
     "produce.rows": "encode_rows pack_rows",

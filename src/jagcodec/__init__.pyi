@@ -7,9 +7,14 @@ from jagcodec import types as types
 from jagcodec._version import __version__ as __version__
 from jagcodec.errors import ArgumentError as ArgumentError
 from jagcodec.errors import JagcodecError as JagcodecError
+from jagcodec.errors import JagcodecWarning as JagcodecWarning
+from jagcodec.errors import TransportError as TransportError
+from jagcodec.errors import TransportTimeoutError as TransportTimeoutError
 from jagcodec.errors import UnsupportedTypeError as UnsupportedTypeError
 from jagcodec.errors import WireFormatError as WireFormatError
+from jagcodec.forward.micro_batches import MicroBatches as MicroBatches
 from jagcodec.forward.micro_batches import plan_micro_batches as plan_micro_batches
+from jagcodec.forward.plan import PackPlan as PackPlan
 from jagcodec.forward.plan import plan_packing as plan_packing
 from jagcodec.produce.builder import RowBuilder as RowBuilder
 from jagcodec.produce.fields import encode_fields as encode_fields

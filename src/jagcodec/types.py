@@ -11,8 +11,6 @@ _HOME_OF = {
     "ColumnArrays": "rows.column_arrays",
     "FieldSchema": "columns.fields",
     "Layout": "train.rectangles",
-    "MicroBatches": "forward.micro_batches",
-    "PackPlan": "forward.plan",
     "PackedColumn": "rows.varlen",
     "PaddingSide": "train.rectangles",
 }

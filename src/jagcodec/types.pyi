@@ -1,6 +1,4 @@
 from jagcodec.columns.fields import FieldSchema as FieldSchema
-from jagcodec.forward.micro_batches import MicroBatches as MicroBatches
-from jagcodec.forward.plan import PackPlan as PackPlan
 from jagcodec.rows.column_arrays import ColumnArrays as ColumnArrays
 from jagcodec.rows.varlen import PackedColumn as PackedColumn
 from jagcodec.train.rectangles import Layout as Layout

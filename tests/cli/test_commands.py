@@ -107,6 +107,16 @@ def test_inspect_of_a_range_of_rows_chooses_them_as_a_list_does(run, file, start
     assert last == {"row": rows[0][0], "columns": rows[0][1]}
 
 
+def test_cells_without_numbers_are_not_written_out(run, tmp_path):
+    path = saved(tmp_path, "huge", TensorDict({"x": torch.empty(2, 1 << 40, 0)}, [2]))
+    for options in ((), ("--all",), ("--json",)):
+        assert len(printed(run, "inspect", path, "--row", 1, *options)) < 200
+    assert "(1099511627776, 0)" in printed(run, "inspect", path, "--row", 1, "--all")
+    status, _, err = run("export", path, tmp_path / "x.jsonl")
+    assert (status, "column 'x': expected a column that JSON lines can hold" in err) == (2, True)
+    assert "--columns" in err
+
+
 def test_inspect_of_options_and_of_all_cells(run, tmp_path):
     lines = run("inspect", saved(tmp_path, "narrow", batch(), narrow=True))[1].splitlines()
     assert lines[0].endswith("in 2 frames, with narrow; no checksums")

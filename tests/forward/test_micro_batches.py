@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jagcodec import (
+    MicroBatches,
     encode,
     materialize,
     open_wire,
@@ -21,7 +22,6 @@ from jagcodec import (
     to_rows,
 )
 from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentTypeError
-from jagcodec.types import MicroBatches
 from tests.helpers import LENGTHS, make_batch, nested, run_python
 from tests.oracle import rows_of
 

@@ -19,6 +19,7 @@ import jagcodec
 from jagcodec import (
     ArgumentError,
     BatchedDataDict,
+    Limits,
     WireFormatError,
     concat_rows,
     decode,
@@ -27,6 +28,8 @@ from jagcodec import (
     open_wire,
     select_rows,
 )
+from jagcodec.memory.extents import lists_of
+from tests.helpers import nested
 from tests.wire import forge
 from tests.wire.forge import Draft, jagged, message, tensor, tensordict
 from tests.wire.readers import BATCH_READERS, WHOLE_BATCH_READERS, agree, outcome, refused
@@ -105,7 +108,8 @@ def calls_on(batch, rows):
         yield functools.partial(concat_rows, [batch] * number)
         yield functools.partial(materialize, [batch] * number)
         yield functools.partial(jagcodec.repeat_rows, batch, number)
-    yield functools.partial(jagcodec.to_rows, batch)
+    for form in ("tensor", "array", "list"):
+        yield functools.partial(jagcodec.to_rows, batch, as_=form)
     yield functools.partial(jagcodec.split_rows, batch, 1)
     yield functools.partial(jagcodec.padding_tax, batch)
     for options in ({}, {"narrow": True, "elide": True}):
@@ -202,6 +206,65 @@ def test_the_bound_of_dims_next_to_one_of_zero(itemsize):
             found = outcome(encode, value)
             assert isinstance(found, jagcodec.UnsupportedTypeError) != (wide < most)
             assert wide < most or (found.reason, "next to 0" in found.detail) == ("too_large", True)
+
+
+def lists_in(value):
+    """The lists within a list, and itself, counted one by one."""
+    return isinstance(value, list) and 1 + sum(map(lists_in, value))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+def test_how_many_lists_an_array_becomes(shape):
+    assert lists_of(shape) == lists_in(np.empty(shape).tolist()) - 1
+
+
+def ragged_second(rows, wide):
+    """So many rows (wide, 0), whose tokens are along their dim 1."""
+    offsets = torch.zeros(rows + 1, dtype=torch.int64)
+    return torch.nested.nested_tensor_from_jagged(torch.empty(wide, 0), offsets, jagged_dim=2)
+
+
+MOST = Limits().objects
+MANY_LISTS = {
+    "rectangle": torch.empty(2, 1 << 40, 0),
+    "several dims": torch.empty(2, 1 << 12, 1 << 12, 0, dtype=torch.bfloat16),
+    "array": np.empty((2, 1 << 40, 0), np.float32),
+    "text": np.empty((2, 1 << 40, 0), "U3"),
+    "jagged": torch.nested.nested_tensor_from_jagged(
+        torch.empty(1 << 40, 0), torch.tensor([0, 1, 1 << 40]), min_seqlen=1, max_seqlen=1 << 40
+    ),
+    "cells": torch.nested.nested_tensor_from_jagged(
+        torch.empty(3, 1 << 40, 0), torch.tensor([0, 1, 3])
+    ),
+    "ragged dim 2": ragged_second(2, MOST),
+    "components": torch.nested.as_nested_tensor(
+        [torch.empty(MOST - 9, 0), torch.empty(9, 0)], layout=torch.strided
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MANY_LISTS)
+def test_lists_without_numbers_are_bounded(kind):
+    """An array without cells takes no memory; as lists it could take all there is."""
+    column = MANY_LISTS[kind]
+    batch = BatchedDataDict({"x": column, "y": torch.ones(2)})
+    if kind == "components":
+        batch = BatchedDataDict({"x": column, "y": torch.empty(2, 5, 0)})  # of all columns together
+    for source in (batch, encode(batch)):
+        with pytest.raises(ArgumentError, match=r"\['[xy]'\]: .* lists without numbers") as caught:
+            jagcodec.to_rows(source, as_="list")
+        assert caught.value.reason == "too_large"
+        assert len(jagcodec.to_rows(source, as_="array" if kind != "text" else "tensor")) == 2
+
+
+def test_lists_with_numbers_are_not_bounded(monkeypatch):
+    """Nor are the rows, of which each has a dict anyway."""
+    monkeypatch.setattr("jagcodec.train.to_rows.DEFAULT_LIMITS", Limits(objects=0))
+    columns = {"ids": nested([[1, 2], [3]]), "grid": torch.ones(2, 3, 4), "none": torch.ones(2, 0)}
+    first, _ = jagcodec.to_rows(columns, as_="list")
+    assert first == {"ids": [1, 2], "grid": [[1.0] * 4] * 3, "none": []}
+    with pytest.raises(ArgumentError, match="at most 0 lists"):
+        jagcodec.to_rows({"x": torch.ones(2, 1, 0)}, as_="list")
 
 
 def test_too_many_rows_of_large_dims_name_the_column():

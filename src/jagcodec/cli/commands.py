@@ -312,6 +312,11 @@ def _json_column(batch: Any, name: str) -> list[str]:
     key = json_text(name, path, "rename the column, or leave it out with --columns")
     try:
         rows = to_rows(batch, [name], as_="list")
+    except ArgumentError as error:
+        if error.reason != "too_large":
+            raise
+        detail = "expected a column that JSON lines can hold, found one of too many empty lists"
+        raise ArgumentError("too_large", path, f"{detail}; {_LEAVE_OUT}") from error
     except ArgumentTypeError as error:  # of a layout or a dtype without numbers in Python
         path += error.path.removeprefix(f"to_rows[{name!r}]")
         detail = "expected a column that JSON lines can hold, found one whose rows are not numbers"

@@ -237,6 +237,11 @@ def _json_value(value: Any) -> Any:
         return {key: _json_value(item) for key, item in value.items()}
     array = _as_array(value)
     if hasattr(array, "dtype") and array.dtype.kind in "biufc":
+        from jagcodec.memory.extents import lists_of
+        from jagcodec.wire.limits import DEFAULT_LIMITS
+
+        if not array.size and lists_of(array.shape) > DEFAULT_LIMITS.objects:
+            return repr(array)
         return _json_value(array.tolist())
     try:
         return repr(value)

@@ -40,8 +40,8 @@ from jagcodec.errors import (
     brief,
     naming_column,
 )
-from jagcodec.memory import check_extent, total_of
 from jagcodec.memory.arrays import IntArray, array_bytes, object_array
+from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.rows.copy_bytes import array_of_view, gathered_cells
 from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, concat_views, end_to_end, in_buffers

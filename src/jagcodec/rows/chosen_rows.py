@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from jagcodec._arguments import FOREIGN_ERRORS, host_array
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError, brief
-from jagcodec.memory import INT64_MAX, check_extent, total_of
+from jagcodec.memory import INT64_MAX
 from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec import kernels
-from jagcodec.memory import aligned, check_extent
+from jagcodec.memory import aligned
 from jagcodec.memory.arrays import ByteArray, array_bytes, stored_dtype
 from jagcodec.memory.blocks import new_block
+from jagcodec.memory.extents import check_extent
 from jagcodec.rows.views import RaggedView
 
 

@@ -18,8 +18,8 @@ from tensordict import UnbatchedTensor
 from jagcodec._arguments import ARRAY_TYPES
 from jagcodec._dependencies import check_attributes, private_names
 from jagcodec.errors import ArgumentError
-from jagcodec.memory import check_extent, total_of
 from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.extents import check_extent, total_of
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_memory, check_plain
 from jagcodec.memory.staging import HostCopies, host_numbers, to_device
 from jagcodec.memory.tensor_bytes import (

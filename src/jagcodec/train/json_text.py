@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from jagcodec._arguments import array_remedy
 from jagcodec.errors import ArgumentError, brief, child_path, describe
-from jagcodec.memory import extent_of
 from jagcodec.memory.arrays import tensor_type
+from jagcodec.memory.extents import lists_of
 from jagcodec.produce.row_kinds import tensor_rows
-from jagcodec.wire.spec import MAX_DEPTH, MAX_UNBACKED_ROWS
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.spec import MAX_DEPTH
 
 _Steps = tuple[Any, ...]
 """The way to a value: the way to what holds it, and the index or the key there."""
@@ -142,7 +143,7 @@ def _plain(value: Any, above: _Steps) -> Any:
     if not known or remedy or (dtype.kind == "f" and dtype.itemsize > 8):
         found = f"{describe(value)} of dtype {dtype}" + (f"; {remedy}" if remedy else "")
         raise _NotJsonError("an array or a scalar that JSON has", found, above)
-    if not value.size and extent_of(value.shape) > MAX_UNBACKED_ROWS:  # lists from no bytes
+    if not value.size and lists_of(value.shape) > DEFAULT_LIMITS.objects:  # lists from no bytes
         found = f"an array of shape {brief(value.shape)}"
         raise _NotJsonError("an array of fewer empty lists", found, above)
     return value.tolist()

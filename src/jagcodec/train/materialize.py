@@ -27,8 +27,8 @@ from jagcodec.errors import (
     column_name,
     describe,
 )
-from jagcodec.memory import check_extent
 from jagcodec.memory.buffers import WritableBuffer
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_memory, usable_device
 from jagcodec.produce.warnings import warn_of_swapped_dims
 from jagcodec.rows.copy_rows import owned_values

@@ -13,8 +13,8 @@ from jagcodec._arguments import named_item
 from jagcodec.columns.batch import Key
 from jagcodec.errors import ArgumentError, column_name
 from jagcodec.kernels import Copy, Pad, copy_all, pad_all, rows_only
-from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import IntArray, are_disjoint
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_not_followed, check_out, is_followed
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, lacks_kernel

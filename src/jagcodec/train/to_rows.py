@@ -16,10 +16,11 @@ from jagcodec._dependencies import has_torch, module_with_torch
 from jagcodec.columns.batch import As, CellRows, OneObject, views_of
 from jagcodec.columns.column import column_of
 from jagcodec.errors import ArgumentTypeError
-from jagcodec.memory import check_extent
+from jagcodec.memory.extents import ListBudget, check_extent, lists_of
 from jagcodec.memory.small_floats import numbers_of
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
 from jagcodec.rows.views import RaggedView
+from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.opened import AnyBatch, opened, row_count_of
 from jagcodec.wire.wire_batch import WireBatch, open_memory
 
@@ -57,7 +58,8 @@ def to_rows(
         rows, and what `decode` copies of a message, such as read-only frames.
 
     Raises:
-        ArgumentError: `as_` is unknown, `batch` has no batch dim, or columns differ in their rows.
+        ArgumentError: `as_` is unknown, `batch` has no batch dim, columns differ in their rows, or
+            dims next to one of 0 would be more than 2^22 lists without numbers.
         ArgumentKeyError: A name is not that of a column.
         ArgumentTypeError: `batch` is not a batch, `columns` is not a list of names, or a column's
             dtype or layout has no rows of this form.
@@ -82,15 +84,18 @@ def to_rows(
     return rows_on_host(open_memory(source, where), form, where)
 
 
-def rows_on_host(batch: WireBatch, form: str, path: str) -> list[dict[str, Any]]:
+def rows_on_host(
+    batch: WireBatch, form: str, path: str, budget: ListBudget | None = None
+) -> list[dict[str, Any]]:
     """The rows of an open batch, as "array" or "list"; or "numbers": as arrays with small floats
     widened where they have numbers.
     """
+    budget = budget or ListBudget(DEFAULT_LIMITS.objects)  # for all of its columns
     columns = views_of(batch, As.HOST)
     if not columns:
         return [{} for _ in range(len(batch))]
     rows = len(batch)
-    each = [_rows_of(columns[name], rows, form, f"{path}[{name!r}]") for name in columns]
+    each = [_rows_of(columns[name], rows, form, f"{path}[{name!r}]", budget) for name in columns]
     return rows_of_each(columns, each)
 
 
@@ -100,7 +105,7 @@ def rows_of_each(names: Iterable[str], each: Iterable[list[Any]]) -> list[dict[s
     return [dict(zip(names, row, strict=True)) for row in zip(*each, strict=True)]
 
 
-def _rows_of(column: Any, rows: int, form: str, path: str) -> list[Any]:
+def _rows_of(column: Any, rows: int, form: str, path: str, budget: ListBudget) -> list[Any]:
     """The rows of a column that was read as `As.HOST`."""
     if isinstance(column, OneObject):
         items = column.items()
@@ -108,13 +113,15 @@ def _rows_of(column: Any, rows: int, form: str, path: str) -> list[Any]:
             return [column.data] * column.rows
         column = items
     if isinstance(column, WireBatch):
-        return rows_on_host(column, form, path)
+        return rows_on_host(column, form, path, budget)
     if isinstance(column, np.ndarray):
         # A list would count nanoseconds.
         as_numbers = form == "list" and column.dtype.kind not in "mM"
-        return column.tolist() if as_numbers else list(column)
+        return (
+            _lists_of(ColumnArrays(column, None, None), path, budget) if as_numbers else [*column]
+        )
     if not isinstance(column, (RaggedView, CellRows)):
-        return _rows_of_others(column, rows, form, path)
+        return _rows_of_others(column, rows, form, path, budget)
     view = column.view if isinstance(column, CellRows) else column
     check_extent(view.values_shape, view.dtype.itemsize, path)
     arrays = rectangle_of_view(view) if isinstance(column, CellRows) else arrays_of_view(view)
@@ -123,22 +130,23 @@ def _rows_of(column: Any, rows: int, form: str, path: str) -> list[Any]:
             arrays = arrays._replace(values=numbers_of(arrays.values, _name_of(view.dtype)))
     if form != "list":
         return arrays.unbind()
-    return _lists_of(arrays._replace(values=_numbers(arrays.values, view.dtype, path)))
+    arrays = arrays._replace(values=_numbers(arrays.values, view.dtype, path))
+    return _lists_of(arrays, path, budget)
 
 
-def _rows_of_others(column: Any, rows: int, form: str, path: str) -> list[Any]:
+def _rows_of_others(column: Any, rows: int, form: str, path: str, budget: ListBudget) -> list[Any]:
     """The rows of a column that torch or tensordict holds, and not in cells on the host."""
     holder = column_of(column)
     beside = holder.beside()
     if beside is not None:  # of a tensorclass
         (fields,) = holder.inner() or ()
-        found = rows_on_host(open_memory(fields, path), form, path)
+        found = rows_on_host(open_memory(fields, path), form, path, budget)
         return [{**row, **beside} for row in found]
     if holder.is_batch:
         holder.check_batch(path)
     of_tensors = module_with_torch("train.to_tensor_rows", path)
     made: list[Any] = of_tensors.rows_of_others(
-        column, rows, path, lambda cells, path: _rows_of(cells, 1, form, path)[0]
+        column, rows, path, lambda cells, path: _rows_of(cells, 1, form, path, budget)[0]
     )
     return made
 
@@ -155,8 +163,15 @@ def _name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _lists_of(column: ColumnArrays) -> list[Any]:
+def _lists_of(column: ColumnArrays, path: str, budget: ListBudget) -> list[Any]:
     """The rows of numbers as lists."""
+    values = column.values
+    lists = lists_of(values.shape)
+    if column.row_splits is None or column.ragged_dim is None:
+        lists -= len(values)  # the rows
+    else:  # each row has lists of its own for the dims before its tokens
+        lists += (column.row_splits.size - 2) * lists_of((*values.shape[: column.ragged_dim], 1))
+    budget.claim(lists, values.size, values.ndim, path)
     if column.row_splits is not None and not column.ragged_dim:  # in one pass, and not row by row
         cells = column.values.tolist()
         return [cells[start:end] for start, end in itertools.pairwise(column.row_splits.tolist())]

@@ -18,7 +18,7 @@ from jagcodec.columns.of_tensors import (
     Unbatched,
 )
 from jagcodec.errors import ArgumentTypeError
-from jagcodec.memory import check_extent
+from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_memory
 from jagcodec.memory.tensor_bytes import array_tensor, lacks_kernel
 from jagcodec.rows.copy_rows import values_of

@@ -41,8 +41,8 @@ from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import at_column, join_leaves, join_views, require_same_names
 from jagcodec.columns.memory import face_in_memory, nested_source
 from jagcodec.errors import ArgumentError, WireFormatError
-from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
+from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.copy_bytes import array_of_cells, gathered_bytes
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool

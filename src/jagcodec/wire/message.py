@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec.errors import brief
-from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import (
     ByteArray,
     IntArray,
@@ -19,6 +18,7 @@ from jagcodec.memory.arrays import (
     for_torch,
 )
 from jagcodec.memory.blocks import new_block
+from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows, joined_ranges, joined_rows
 from jagcodec.rows.copy_bytes import array_of_cells, bytes_of_cells, gathered_bytes
 from jagcodec.rows.row_splits import RowSplits

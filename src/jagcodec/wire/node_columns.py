@@ -48,8 +48,8 @@ from jagcodec.columns.memory import (
 )
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
-from jagcodec.memory import check_extent
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
+from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.column_arrays import arrays_of_view
 from jagcodec.rows.copy_bytes import array_of_view, bytes_of_cells
