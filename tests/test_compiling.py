@@ -46,9 +46,9 @@ def values_of(result):
             return result.to_tensordict()
         case jagcodec.RowBuilder():
             return result.to_row()
-        case jagcodec.types.PackPlan():
+        case jagcodec.PackPlan():
             return result.position_ids()
-        case jagcodec.types.MicroBatches():
+        case jagcodec.MicroBatches():
             return list(result), result.report()
         case Iterator():
             return [values_of(each) for each in result]
