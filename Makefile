@@ -28,7 +28,8 @@ SETTINGS = JAGCODEC_EXAMPLES=$(EXAMPLES)
 endif
 ifdef TENSORDICT
 # Bytes are the same on every version: tests that damage, bound and count them are left out.
-CHOSEN = -m "not slow and not cuda" -k "not one_flipped_bit" tests/train tests/produce tests/testing tests/wire src \
+CHOSEN = -m "not slow and not cuda" -k "not one_flipped_bit" \
+	$(addprefix tests/,columns forward produce train wire test_oracle.py) src \
 	$(patsubst %,--ignore=tests/wire/test_%.py,files growth hostile)
 SETTINGS = PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT)
 endif
