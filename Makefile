@@ -17,11 +17,14 @@ help: ## print this list
 demo: $(VENV)/.demo ## send a real batch between two processes, and compare every cell
 	$(BIN)/python -m examples.demo
 
-# The suite tries the same examples every time. EXAMPLES=1000 tries so many new ones for each property test that
-# sets no number itself. A failure prints its example, and the decorator @reproduce_failure(...): put that above
-# @given, and run this one test. TENSORDICT=0.10.0 runs the tests of TensorDicts on that version. ARGS="-k difference"
-# chooses tests.
+# The suite tries the same examples every time. SLOW=1 runs the tests marked slow, too, as CI does. EXAMPLES=1000 tries so
+# many new examples for each property test that sets no number itself. A failure prints its example, and the decorator
+# @reproduce_failure(...): put that above @given, and run this one test. TENSORDICT=0.10.0 runs the tests of TensorDicts
+# on that version. ARGS="-k difference" chooses tests.
+CHOSEN = -m "not slow and not cluster and not cuda"
+ifdef SLOW
 CHOSEN = -m "not cluster and not cuda"
+endif
 ifdef EXAMPLES
 CHOSEN = --hypothesis-profile=search -m "hypothesis and not cluster and not cuda"
 SETTINGS = JAGCODEC_EXAMPLES=$(EXAMPLES)
@@ -34,7 +37,7 @@ CHOSEN = -m "not slow and not cuda" -k "not one_flipped_bit" \
 SETTINGS = PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT)
 endif
 
-test: $(VENV)/.dev $(if $(TENSORDICT),$(VENV)/.tensordict-$(TENSORDICT)) ## run the suite; EXAMPLES=1000: new random examples; TENSORDICT=0.10.0: another one
+test: $(VENV)/.dev $(if $(TENSORDICT),$(VENV)/.tensordict-$(TENSORDICT)) ## run the suite; SLOW=1: all of it; EXAMPLES=1000: new random examples; TENSORDICT=0.10.0: another one
 	@start=$$(date +%s); $(SETTINGS) $(BIN)/python -m pytest -n 2 $(CHOSEN) $(ARGS); status=$$?; \
 		echo "make test: $$(($$(date +%s) - start)) seconds"; exit $$status
 
@@ -62,7 +65,8 @@ check: $(VENV)/.dev ## lint, spelling, types, and the workflows
 	$(BIN)/zizmor --offline --quiet .github/workflows
 	@if command -v actionlint > /dev/null; then actionlint; else echo "make check: actionlint is not here, left out"; fi
 
-# Each file in one process, because clusters wait more than they work. Three files need nothing of this environment.
+# Each file in one process, because clusters wait more than they work. Three files need nothing of this environment, and
+# neither do slow tests that start no cluster.
 # TRANSFERQUEUE=0.1.9 runs the tests of TransferQueue on that version, which comes first on the path of every process.
 THEM = tests/integrations $(patsubst %,--ignore=tests/integrations/test_%.py,faults torch_distributed zmq)
 ifdef TRANSFERQUEUE
@@ -72,7 +76,7 @@ FIRST = JAGCODEC_TRANSFERQUEUE=$(TRANSFERQUEUE) PYTHONPATH=$(abspath $(QUEUE))$$
 endif
 
 integrations: $(VENV)-integrations/.installed $(if $(QUEUE),$(QUEUE)/.installed) ## with Ray, TransferQueue, verl, Mooncake; TRANSFERQUEUE=0.1.9: another one
-	$(FIRST) $(WITH_ALL) -m pytest -n 2 --dist loadfile $(THEM) $(ARGS)
+	$(FIRST) $(WITH_ALL) -m pytest -n 2 --dist loadfile -m "cluster or not slow" $(THEM) $(ARGS)
 
 # With PYTHON as it is, and without a network: .ci/gpu tells what that needs. ARGS=--write keeps the figures.
 WHEELS ?=

@@ -2,11 +2,12 @@
 
     python -m tests.mutants LOG
 
-draws mutants of the engine, of packing and of fetching, always the same of the same source, and
-applies one after the other to a copy of `src`. For each it runs the tests of that folder until one
-fails, and appends the verdict to the file LOG: started again, it goes on after the last of them.
-``--files`` draws from some files alone. ``--suite`` is another checkout whose tests run against
-this checkout's source, to compare two suites.
+draws mutants of the rooms of the source, always the same of the same source, and applies one after
+the other to a copy of `src`. For each it runs the everyday tests of that room until one fails, and
+appends the verdict to the file LOG: started again, it goes on after the last of them. ``--files``
+draws from some files alone. ``--suite`` is another checkout whose tests run against this
+checkout's source, to compare two suites. ``--slow`` asks the tests marked slow, too, of a mutant
+that the everyday tests do not notice.
 """
 
 import argparse
@@ -26,11 +27,18 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 SECONDS = 900  # for the tests of one mutant; those of `wire` take minutes
 TESTS = {
-    **{name: [name] for name in ("wire", "pack", "cells", "batch")},
-    "columns": ["columns", "batch", "wire"],
-    "ragged": ["batch", "pack"],
+    **{name: [name] for name in ("kernels", "wire", "produce", "forward")},
+    "wire/stored": ["wire"],
+    "train": ["train", "columns", "wire/test_joined.py"],
+    "columns": ["columns", "train", "wire"],
+    "rows": ["rows", "columns", "train", "forward", "produce"],
+    "memory": ["memory", "columns", "train", "wire"],
 }
-MARKS = "not slow and not cluster and not cuda"
+"""Of each room, the folders and files whose tests run it."""
+
+SOURCE = ROOT / "src/jagcodec"
+EVERYDAY = "not slow and not cluster and not cuda"
+SLOW = "slow and not cluster and not cuda"
 
 OTHER: dict[type[ast.AST], Any] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
@@ -91,25 +99,38 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             yield Mutant(path, node.lineno, start, old, f"({made})")
 
 
-def verdict_of(mutant: Mutant, suite: Path, source: Path) -> str:
-    """Whether the tests notice a mutant: ``killed``, ``late`` (it may hang), or ``survived``."""
+def verdict_of(mutant: Mutant, suite: Path, source: Path, slow: bool) -> str:
+    """Whether the tests notice a mutant: ``killed``, ``late`` (it may hang), or ``survived``.
+
+    ``slow``: only tests marked slow notice it.
+    """
     path = source / mutant.file.relative_to(ROOT / "src")
     data = path.read_bytes()
     end = mutant.start + len(mutant.old.encode())
     path.write_bytes(data[: mutant.start] + mutant.new.encode() + data[end:])
-    tests = [f"tests/{folder}" for folder in TESTS[mutant.file.parent.name]]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", MARKS]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    room = str(mutant.file.parent.relative_to(SOURCE))
+    tests = [f"tests/{place}" for place in TESTS[room]]
     try:
-        done = subprocess.run(
-            command, cwd=suite, env=environment, timeout=SECONDS, capture_output=True
-        )
+        if fail(EVERYDAY, tests, suite, source):
+            return "killed"
+        return "slow" if slow and fail(SLOW, tests, suite, source) else "survived"
     except subprocess.TimeoutExpired:
         return "late"
     finally:
         path.write_bytes(data)
-    return "killed" if done.returncode else "survived"
+
+
+NONE_CHOSEN = 5
+"""The status of pytest where no test has these marks."""
+
+
+def fail(marks: str, tests: list[str], suite: Path, source: Path) -> bool:
+    """Whether one of these tests of `suite`, with these marks, fails with this source."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", marks]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=suite, env=environment, timeout=SECONDS, capture_output=True)
+    return done.returncode not in (0, NONE_CHOSEN)
 
 
 def main() -> None:
@@ -118,8 +139,9 @@ def main() -> None:
     parser.add_argument("--files", type=Path, nargs="+", help="of src/, instead of whole folders")
     parser.add_argument("--count", type=int, default=120, help="of mutants")
     parser.add_argument("--suite", type=Path, default=ROOT, help="the checkout whose tests run")
+    parser.add_argument("--slow", action="store_true", help="ask the slow tests, too")
     options = parser.parse_args()
-    folders = [ROOT / "src/jagcodec" / name for name in TESTS]
+    folders = [SOURCE / name for name in TESTS]
     files = options.files or sorted(file for folder in folders for file in folder.glob("*.py"))
     mutants = [mutant for file in files for mutant in mutants_of(file.resolve())]
     known = options.log.read_text() if options.log.exists() else ""
@@ -130,7 +152,8 @@ def main() -> None:
             place = f"{mutant.file.parent.name}/{mutant.file.name}:{mutant.line}"
             words = " ".join(f"{place}: {mutant.old} -> {mutant.new}".split())
             if words not in known:
-                print(f"{verdict_of(mutant, options.suite, source)} {words}", file=log, flush=True)
+                verdict = verdict_of(mutant, options.suite, source, options.slow)
+                print(f"{verdict} {words}", file=log, flush=True)
     print(dict(Counter(line.split()[0] for line in options.log.read_text().splitlines())))
 
 
