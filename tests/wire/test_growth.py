@@ -66,7 +66,11 @@ def counted(call, *arguments):
     return operations(lambda: call(*arguments))
 
 
-@pytest.mark.parametrize("recipe", [*ALONE, *map(drawn, range(40))], ids=lambda recipe: recipe.name)
+# Several kinds in and next to each other; each of them is among those alone.
+DRAWN = [pytest.param(drawn(seed), marks=pytest.mark.slow) for seed in range(40)]
+
+
+@pytest.mark.parametrize("recipe", [*ALONE, *DRAWN], ids=lambda recipe: recipe.name)
 def test_twice_as_much_more_is_twice_the_work(recipe):
     """From n to 2n, and from 2n to 4n: what does not depend on n falls out of the differences.
 
@@ -297,12 +301,16 @@ def test_the_limit_of_what_is_made(name):
 
 MOST = 512 << 20
 READERS = readers_of(batch=True)
+# Of cells, of documents and of rows in several pieces. `test_the_limit_of_what_is_made` has all.
+EVERYDAY = {"one row of bits", "one row of documents", "indirect rows, runs=4"}
 
 
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="resident memory is read from /proc"
 )
-@pytest.mark.parametrize("name", WORST)
+@pytest.mark.parametrize(
+    "name", [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in WORST]
+)
 def test_a_message_below_1_kb_takes_less_than_512_mb(name):
     frames = squeezed(asking(name, Limits().expanded + 64 * 150))
     assert sum(map(len, frames)) < 1000
