@@ -1,5 +1,6 @@
 """Settings of the whole suite: every run draws the same examples, in the same environment."""
 
+import gc
 import os
 import sys
 
@@ -53,6 +54,12 @@ def pytest_configure(config):
         # depend on the tests that ran before.
         nothing = Constants()
         providers._get_local_constants = lambda: nothing
+
+
+def pytest_collection_finish():
+    """What is imported and collected stays, so that no search for garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser):

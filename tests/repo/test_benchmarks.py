@@ -32,6 +32,7 @@ from tests.helpers import ROOT
 BATCH, LARGE = (make_batch(lengths_of(shape)) for shape in ("16x64", "512x458"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SIDES if not missing(name)])
 def test_a_side_brings_every_column_back(name):
     for trip in Runner(SIDES[name](BATCH), BATCH).turn():
@@ -167,6 +168,7 @@ def test_a_result_that_differs_ends_the_run():
         measure.same_columns(columns, BATCH.columns, "a trip")
 
 
+@pytest.mark.slow
 def test_the_demo_compares_every_cell():
     command = [sys.executable, "-W", "error", "-m", "examples.demo"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
