@@ -114,7 +114,7 @@ def test_values_alias_writable_frames(kind):
 
 
 def test_columns_alias_each_other_only_without_a_copy_in_between():
-    """As docs/bytes.md says: large ones of what was encoded in this process, too."""
+    """As docs/values.md says: large ones of what was encoded in this process, too."""
     column = torch.zeros(BIG, dtype=torch.int64)
     for elide in (False, True):
         frames = encode(
