@@ -54,6 +54,56 @@ def test_links_files_and_make_targets_exist(path):
         assert (ROOT / target).exists(), target
 
 
+def test_every_page_says_in_its_first_line_for_whom_it_is():
+    lines = {path.name: path.read_text().split("\n\n")[1] for path in PAGES}
+    found = {name for name, line in lines.items() if re.match(r"\w+( page)? is for [^.]+\.$", line)}
+    assert {*lines} - found <= {"CHANGELOG.md", "architecture.md"}
+
+
+# Tasks that users come with, and where each is told.
+TASKS = {
+    "see what a file holds": "docs/command-line.md#inspect",
+    "read three columns": "docs/guide.md#read-part-of-a-message",
+    "read rows 10 to 20 of a file": "docs/guide.md#read-part-of-a-message",
+    "keep bfloat16": "docs/values.md#types-of-numbers",
+    "send what some rows lack": "docs/recipes.md#send-a-column-that-some-rows-lack",
+    "go on with a partial rollout": "docs/guide.md#grow-a-row",
+    "write rows without torch": "docs/transports.md#over-http-from-a-producer-without-torch",
+    "write Parquet, and read it": "docs/recipes.md#write-parquet-and-read-it-back",
+    "know why a message is large": "docs/command-line.md#why-is-my-message-large",
+    "send padding on the left": "docs/guide.md#send-rectangles-with-padding-on-the-left",
+    "send what vLLM returned": "docs/engines.md#vllm",
+    "send a DataProto of verl": "docs/verl.md#dataproto",
+    "listen on an open port": "docs/transports.md#strangers",
+    "read messages of another version": "docs/stability.md#upgrade-readers-before-writers",
+    "log the metrics of a step": "docs/recipes.md#log-the-metrics-of-a-step",
+}
+
+
+def links(name):
+    """Where the links of a page lead, as paths from the root."""
+    found = re.findall(r"\]\((?!http)([^)#]*)(#[^)]+)?\)", page(name))
+    folder = (ROOT / name).parent
+    paths = [(folder / target).resolve() if target else ROOT / name for target, _ in found]
+    return {
+        f"{path.relative_to(ROOT)}{anchor}" for path, (_, anchor) in zip(paths, found, strict=True)
+    }
+
+
+def test_each_task_is_two_clicks_away_from_the_readme():
+    once = links("README.md")
+    pages = {target.partition("#")[0] for target in once}
+    twice = once.union(*(links(name) for name in pages if name.endswith(".md")))
+    assert {task for task, target in TASKS.items() if target not in twice} == set()
+
+
+def test_every_recipe_is_in_the_list_of_tasks():
+    recipes = re.findall(r"^## (.+)$", page("docs/recipes.md"), re.M)
+    listed = page("docs/recipes.md").partition("\n## " + recipes[1])[0]
+    found = anchors("".join(f"## {name}\n" for name in recipes[1:]))
+    assert {anchor for anchor in found if f"(#{anchor})" not in listed} == set()
+
+
 SOURCES = sorted(p for p in (ROOT / "src/jagcodec").rglob("*") if p.suffix in (".py", ".c"))
 
 
