@@ -1,8 +1,9 @@
 """Tables on the screen, records in docs/measured/, and the pages of README.md and docs/.
 
 ``python -m benchmarks.report`` writes every table of the pages from the records: the text between
-``<!-- measured: NAME -->`` and ``<!-- end -->`` is replaced by the table of that name. So no figure
-is copied by hand. The picture of the README is drawn from the same record.
+``<!-- measured: NAME -->`` and ``<!-- end -->`` is replaced by the table of that name. A sentence
+quotes one of its cells between ``<!-- cell: NAME | ROW | COLUMN -->`` and ``<!-- end -->``. So no
+figure is copied by hand. The picture of the README is drawn from the same record.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ NOT_MEASURED = "Not measured yet."
 NO_GPU = "Not run yet: it needs a machine with a GPU."
 
 _MARKED = re.compile(r"(<!-- measured: ([\w.-]+) -->\n).*?(<!-- end -->)", re.S)
+_QUOTED = re.compile(r"(<!-- cell: ([^>]+) -->).*?(<!-- end -->)")
 
 Report = Mapping[str, Any]
 
@@ -86,8 +88,31 @@ def record(program: str) -> dict[str, Any]:
 
 
 def rewritten(page: str, made: Mapping[str, str]) -> str:
-    """A page with its marked tables replaced."""
-    return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
+    """A page with its marked tables and the cells that it quotes replaced."""
+    page = _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
+    return _QUOTED.sub(lambda found: f"{found[1]}{quoted(made, found[2])}{found[3]}", page)
+
+
+def quoted(made: Mapping[str, str], place: str) -> str:
+    """One cell of a table: `planes-ray | jagcodec | times as fast`, without marks such as bold.
+
+    Any cells of the row may name it, if no other row has all of them. An empty cell stands for the
+    one above it.
+    """
+    name, *wanted, column = place.split(" | ")
+    head, _, *lines = [_unmarked(line)[2:-2].split(" | ") for line in made[name].splitlines()]
+    found, above = [], head
+    for cells in lines:
+        above = [cell.strip() or before for cell, before in zip(cells, above, strict=True)]
+        if {*wanted} <= {*above}:
+            found.append(cells[head.index(column)].strip())
+    if len(found) != 1:
+        raise ValueError(f"{place}: expected one such row, found {len(found)}")
+    return found[0]
+
+
+def _unmarked(line: str) -> str:
+    return line.replace("`", "").replace("**", "")
 
 
 def all_tables() -> dict[str, str]:
@@ -132,7 +157,7 @@ def _machine(report: Report, known: Report | None = None) -> str:
     found, versions = report["machine"], report["versions"]
     when = f"Measured {report['made'][:10]} at commit {report['commit'][:7]}"
     if known and _place(known) == _place(report):
-        same = "on [this machine, with these versions](performance.md#measured)"
+        same = "on [this machine, with these versions](#the-machine)"
         return f"{when} {same}, load at the start {found['load']}."
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
