@@ -184,6 +184,27 @@ def test_no_figure_is_copied_by_hand_and_every_table_is_shown_somewhere():
     pages = {path: path.read_text() for path in report.PAGES}
     assert [path for path in pages if report.rewritten(pages[path], made) != pages[path]] == []
     assert {*re.findall(r"<!-- measured: (.+) -->", "".join(pages.values()))} == {*made}
+    # A comment at the start of a line ends the paragraph before it.
+    assert [path for path, text in pages.items() if re.search(r"^<!-- cell", text, re.M)] == []
+
+
+def test_measured_tables_are_on_one_page_and_the_readme_has_one():
+    named = {
+        path.name: re.findall(r"<!-- measured: (.+) -->", path.read_text()) for path in report.PAGES
+    }
+    assert named.pop("README.md") == ["figures", "meeting"]
+    assert [name for name, tables in named.items() if tables] == ["measured.md"]
+    assert len(named["measured.md"]) == len({*named["measured.md"]})
+
+
+def test_a_quoted_cell_is_that_of_one_row():
+    head, rows = ("part", "way", "ms"), [("send", "`a`", "1"), ("", "b", "**2**"), ("get", "b", "")]
+    made = {"x": report.table(head, rows)}
+    assert report.quoted(made, "x | a | ms") == report.quoted(made, "x | send | a | ms") == "1"
+    assert report.quoted(made, "x | send | b | ms") == "2"
+    for place in ("x | b | ms", "x | c | ms"):
+        with pytest.raises(ValueError, match=r"expected one such row, found [02]$"):
+            report.quoted(made, place)
 
 
 def generated(name):
