@@ -240,10 +240,10 @@ CALLS: dict[str, Options] = {
     "integrations.torch_distributed.broadcast": {
         **{"batch": odd.batch(), "src": 0, "group": None, "default": None, **LOAD}
     },
-    "integrations.vllm.rows_of": {"outputs": []},
+    "integrations.vllm.rows_of": {"outputs": [], "top": 2, "prompt_top": 2},
     "integrations.vllm.rows_of_replies": {
         **{"replies": [{"choices": [{"token_ids": [7]}]}], "prompts": [[1, 2]], "max_bytes": 8},
-        **{"experts": 8, "pad": -1},
+        **{"experts": 8, "pad": -1, "top": None, "prompt_top": None},
     },
 }
 

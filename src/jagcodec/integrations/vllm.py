@@ -5,11 +5,11 @@ Neither imports vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, index, itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy.typing as npt
+import numpy as np
 
 from jagcodec._arguments import items_of, iterator_of, whole_number
 from jagcodec._compiling import untraced
@@ -17,10 +17,16 @@ from jagcodec.errors import ArgumentError, brief
 from jagcodec.integrations._base64_arrays import MAX_BYTES, array_of_npy, decoded_base64
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 from jagcodec.integrations._expert_ids import KnownIds, known_ids
+from jagcodec.memory.arrays import AnyArray
+
+_MOST_TOP = 1 << 20
+"""The most likely tokens of a position, at most: more than any vocabulary has."""
 
 
 @untraced
-def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
+def rows_of(
+    outputs: Iterable[Any], *, top: int | None = None, prompt_top: int | None = None
+) -> list[dict[str, Any]]:
     """One row per sample that `LLM.generate` returns.
 
     Example:
@@ -42,35 +48,48 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
 
     Args:
         outputs: A list of finished `RequestOutput`s of vLLM 0.33.0.
+        top: k, for the k most likely tokens of each position of the response, of which vLLM must
+            have returned as many: ``SamplingParams(logprobs=k)``. None: rows have none.
+        prompt_top: The same of the prompt: ``SamplingParams(prompt_logprobs=k)``.
 
     Returns:
         A dict per `CompletionOutput`, in order. `prompt_ids` and `response_ids` are lists of ints,
         `logprobs` (of the sampled tokens) and `prompt_logprobs` (the first one is 0.0) lists of
         floats, `finish_reason` is a string, and `routed_experts` vLLM's own array (tokens, layers,
-        top k). A key that vLLM returned for no sample is in no row. Lists belong to their row.
+        top k). With `top`, `top_ids` (int64) and `top_logprobs` (float32) are arrays (tokens, k),
+        the most likely token first; with `prompt_top`, `prompt_top_ids` and `prompt_top_logprobs`,
+        in which the first token, which was not predicted, has zeros. A key that vLLM returned for
+        no sample is in no row. Lists and these arrays belong to their row.
+
+        vLLM's dict of a position has the sampled token, then those of ranks 1 to k
+        (`append_logprobs_for_next_position` in vllm/logprobs.py): k tokens or k + 1. A row has
+        those of the ranks 1 to `top`, whichever was sampled.
 
     Raises:
-        ArgumentError: Only some samples have a key, an output is not a `RequestOutput`, or it has
-            no logprob of a token. The error names the first such sample.
+        ArgumentError: Only some samples have a key, an output is not a `RequestOutput`, it has no
+            logprob of a token, or fewer than `top` likely tokens. The error names the first such
+            sample.
     """
     rows: dict[str, Row] = {}
     where = "vllm.rows_of(outputs)"
+    tops = _usable_tops(top, prompt_top, "vllm.rows_of")
     with reading_output(where, "a list of vLLM's RequestOutputs"):
         outputs = list(iterator_of(outputs))
     for i, output in enumerate(outputs):
         with reading_output(f"{where}[{i}]", "a RequestOutput of vLLM"):
-            rows |= _samples_of(output, f"{where}[{i}]")
+            rows |= _samples_of(output, tops, f"{where}[{i}]")
     return same_keys(rows)
 
 
-def _samples_of(output: Any, path: str) -> dict[str, Row]:
+def _samples_of(output: Any, tops: _Tops, path: str) -> dict[str, Row]:
     """The row of each sample of an output, by the path of the sample."""
     rows: dict[str, Row] = {}
     prompt, logprobs = output.prompt_token_ids, None
+    at = f"{path}.prompt_logprobs"
     if prompt is not None:
         prompt = [*map(index, prompt)]
-        at = f"{path}.prompt_logprobs"
         logprobs = _logprobs_of_positions(output.prompt_logprobs, prompt, at, first=0.0)
+    of_prompt = _top_of_prompt(output.prompt_logprobs, tops, at, _entries_of_objects)
     for j, sample in enumerate(output.outputs):
         here = f"{path}.outputs[{j}]"
         with reading_output(here, "a CompletionOutput of vLLM"):
@@ -81,6 +100,8 @@ def _samples_of(output: Any, path: str) -> dict[str, Row]:
                 "logprobs": _logprobs_of_positions(sample.logprobs, ids, f"{here}.logprobs"),
                 "finish_reason": sample.finish_reason,
                 "prompt_logprobs": logprobs,
+                **_named("", _top_of_sample(sample.logprobs, tops, f"{here}.logprobs")),
+                **_named("prompt_", of_prompt),
                 # Older versions lack it.
                 "routed_experts": getattr(sample, "routed_experts", None),
             }
@@ -112,6 +133,96 @@ def _logprobs_of_positions(
     return found
 
 
+# --- the most likely tokens --------------------------------------------------------------------
+
+_Tops: TypeAlias = tuple[int | None, int | None]
+"""How many of the most likely tokens each position has: of responses, and of prompts."""
+
+_Top: TypeAlias = tuple[AnyArray, AnyArray] | None
+"""The ids and the logprobs of the most likely tokens, each (tokens, k)."""
+
+_Entries: TypeAlias = Callable[[Any], Iterator[tuple[int, Any, Any]]]
+"""The tokens of a position, their logprobs, and their ranks."""
+
+
+def _usable_tops(top: int | None, prompt_top: int | None, where: str) -> _Tops:
+    made = []
+    for name, asked in (("top", top), ("prompt_top", prompt_top)):
+        path, expected = f"{where}({name})", f"1 to {_MOST_TOP}"
+        known = None if asked is None else whole_number(asked, 1, path, expected)
+        if known is not None and known > _MOST_TOP:
+            raise ArgumentError("bad_option", path, f"expected {expected}, found {brief(asked)}")
+        made.append(known)
+    return made[0], made[1]
+
+
+def _named(prefix: str, found: _Top) -> Row:
+    """Copies of the most likely tokens of a row, by their keys."""
+    if found is None:
+        return {}
+    ids, logprobs = found
+    return {f"{prefix}top_ids": ids.copy(), f"{prefix}top_logprobs": logprobs.copy()}
+
+
+def _top_of_sample(positions: Any, tops: _Tops, path: str) -> _Top:
+    k = tops[0]
+    if k is None:
+        return None
+    positions = _asked_for(positions, f"logprobs={k}", path)
+    return _top_arrays([_top_of_ranks(_entries_of_objects(x), k, path, i) for i, x in positions], k)
+
+
+def _top_of_prompt(positions: Any, tops: _Tops, path: str, entries: _Entries) -> _Top:
+    """The most likely tokens of a prompt, of which the first has zeros."""
+    k = tops[1]
+    if k is None:
+        return None
+    positions = _asked_for(positions, f"prompt_logprobs={k}", path)
+    rows = [
+        [(0, 0.0)] * k if not (i or position) else _top_of_ranks(entries(position), k, path, i)
+        for i, position in positions
+    ]
+    return _top_arrays(rows, k)
+
+
+def _asked_for(positions: Any, option: str, path: str) -> Iterable[tuple[int, Any]]:
+    """The positions with their numbers; an error if vLLM returned none."""
+    if positions is None:
+        detail = f"expected logprobs, found none; ask vLLM for SamplingParams({option})"
+        raise ArgumentError("bad_option", path, detail)
+    return enumerate(positions)
+
+
+def _entries_of_objects(position: Any) -> Iterator[tuple[int, Any, Any]]:
+    for token, one in (position or {}).items():
+        yield index(token), one.logprob, one.rank
+
+
+def _entries_of_maps(position: Any) -> Iterator[tuple[int, Any, Any]]:
+    for token, one in (position or {}).items():
+        yield int(token), one["logprob"], one.get("rank")
+
+
+def _top_of_ranks(
+    entries: Iterator[tuple[int, Any, Any]], k: int, path: str, at: int
+) -> list[tuple[int, float]]:
+    """The tokens of ranks 1 to k, and their logprobs."""
+    # A later entry wins: the sampled token is the first, and ties may give it the rank of another.
+    known = {rank: (token, value) for token, value, rank in entries}
+    found = [known[rank] for rank in range(1, k + 1) if rank in known]
+    if len(found) < k:
+        detail = f"expected the tokens of ranks 1 to {k}, found {len(found)} of them"
+        remedy = "ask vLLM for as many logprobs, or pass fewer"
+        raise ArgumentError("bad_shape", f"{path}[{at}]", f"{detail}; {remedy}")
+    return [(token, logprob(value, f"{path}[{at}]")) for token, value in found]
+
+
+def _top_arrays(rows: list[list[tuple[int, float]]], k: int) -> tuple[AnyArray, AnyArray]:
+    ids = np.array([[token for token, _ in row] for row in rows], np.int64)
+    values = np.array([[value for _, value in row] for row in rows], np.float32)
+    return ids.reshape(len(rows), k), values.reshape(len(rows), k)
+
+
 # --- replies over HTTP -------------------------------------------------------------------------
 
 
@@ -123,6 +234,8 @@ def rows_of_replies(
     experts: int | None = None,
     pad: int | None = None,
     max_bytes: int = MAX_BYTES,
+    top: int | None = None,
+    prompt_top: int | None = None,
 ) -> list[dict[str, Any]]:
     """One row per sample that the endpoint ``/inference/v1/generate`` returns.
 
@@ -148,6 +261,8 @@ def rows_of_replies(
             that holds them, as from `smallest_ids`. None: they have the dtype that vLLM sent.
         pad: The id that you will pass in `pad_value_dict`, as for `smallest_ids`.
         max_bytes: The most bytes that the expert ids of a sample may have.
+        top: As for `rows_of`, but ask vLLM for one more, ``"logprobs": k + 1``.
+        prompt_top: As for `rows_of`.
 
     Returns:
         A dict per choice, in order, with the keys of `rows_of`. `routed_experts` is an array
@@ -155,15 +270,21 @@ def rows_of_replies(
         dtype; it has no row for the last token, which was not forwarded. vLLM sends -9999.0 for
         smaller logprobs, and for one that it lacks.
 
+        Of the sampled token and those of ranks 1 to n, vLLM sends the first n, and no ranks
+        (`_create_tokens_logprobs` in vllm/entrypoints/serve/disagg/serving.py). So one of the top n
+        is missing if the sampled token is not among them, and `top` must be smaller than n.
+
     Raises:
         ArgumentError: Only some samples have a key, a reply is not one of this endpoint, the
-            logprobs or expert ids are not those of its tokens, or an id is not that of an expert.
-            The error names the first sample.
+            logprobs or expert ids are not those of its tokens, an id is not that of an expert, or
+            there are too few likely tokens, or each has the name of the sampled one, as older
+            versions of vLLM send them. The error names the first sample.
         ArgumentTypeError: `replies` or `prompts` is not a list.
     """
     where = "vllm.rows_of_replies"
     known = known_ids(experts, pad, where)
     most = whole_number(max_bytes, 0, f"{where}(max_bytes)")
+    tops = _usable_tops(top, prompt_top, where)
     if isinstance(replies, Mapping):
         replies = (replies,)
     listed = items_of(replies, f"{where}(replies)", "a list of replies of vLLM")
@@ -179,12 +300,12 @@ def rows_of_replies(
             with reading_output(f"{where}(prompts)[{i}]", "a list of token ids"):
                 prompt = [*map(index, iterator_of(ids))]
         with reading_output(path, "a reply of vLLM's /inference/v1/generate"):
-            rows |= _choices_of(reply, prompt, known, most, path)
+            rows |= _choices_of(reply, prompt, known, most, tops, path)
     return same_keys(rows)
 
 
 def _choices_of(
-    reply: Any, prompt: list[int] | None, known: KnownIds | None, most: int, path: str
+    reply: Any, prompt: list[int] | None, known: KnownIds | None, most: int, tops: _Tops, path: str
 ) -> dict[str, Row]:
     """The row of each choice of a reply, by the path of the choice."""
     rows: dict[str, Row] = {}
@@ -195,6 +316,7 @@ def _choices_of(
     logprobs = _logprobs_of_positions(
         positions, prompt or [], at, first=0.0, key=str, value=itemgetter("logprob")
     )
+    of_prompt = _top_of_prompt(positions, tops, at, _entries_of_maps)
     for j, choice in enumerate(iterator_of(reply["choices"])):
         here = f"{path}.choices[{j}]"
         with reading_output(here, "a choice of vLLM's /inference/v1/generate"):
@@ -205,6 +327,8 @@ def _choices_of(
                 "logprobs": _logprobs_of_content(choice.get("logprobs"), ids, f"{here}.logprobs"),
                 "finish_reason": choice.get("finish_reason"),
                 "prompt_logprobs": logprobs,
+                **_named("", _top_of_content(choice.get("logprobs"), tops, f"{here}.logprobs")),
+                **_named("prompt_", of_prompt),
                 "routed_experts": _experts_of_choice(
                     choice, None if prompt is None else len(prompt) + len(ids), known, most, here
                 ),
@@ -225,9 +349,35 @@ def _logprobs_of_content(logprobs: Any, ids: list[int], path: str) -> list[float
     return [logprob(one["logprob"], f"{path}.content[{at}]") for at, one in enumerate(content)]
 
 
+def _top_of_content(logprobs: Any, tops: _Tops, path: str) -> _Top:
+    """The most likely tokens of a choice, which come without their ranks."""
+    k = tops[0]
+    if k is None:
+        return None
+    content = _asked_for(logprobs and logprobs["content"], f"logprobs={k + 1}", path)
+    rows = [_largest(x["top_logprobs"], k, f"{path}.content[{i}].top_logprobs") for i, x in content]
+    return _top_arrays(rows, k)
+
+
+def _largest(entries: Sequence[Any], k: int, path: str) -> list[tuple[int, float]]:
+    """The k tokens of the largest logprobs, of which the first is the sampled token."""
+    if len(entries) <= k:
+        detail = f"expected the sampled token and {k} likely ones, found {len(entries)} in all"
+        raise ArgumentError("bad_shape", path, f"{detail}; ask vLLM for logprobs={k + 1}")
+    tokens = [int(one["token"].removeprefix("token_id:")) for one in entries]
+    if len({*tokens}) < len(tokens):
+        detail = f"expected different tokens, found {len(tokens)} of which some are one"
+        remedy = "this version of vLLM gives all of them the name of the sampled one; upgrade it"
+        raise ArgumentError("bad_value", path, f"{detail}; {remedy}")
+    values = [logprob(one["logprob"], path) for one in entries]
+    # Of equal ones, the sampled token is the last: it may be outside the top k.
+    order = sorted(range(len(entries)), key=lambda i: (-values[i], not i))
+    return [(tokens[i], values[i]) for i in order[:k]]
+
+
 def _experts_of_choice(
     choice: Any, tokens: int | None, known: KnownIds | None, most: int, path: str
-) -> npt.NDArray[Any] | None:
+) -> AnyArray | None:
     """The expert ids of all tokens but the last; `tokens` is None if the prompt is not known."""
     text, path = choice.get("routed_experts"), f"{path}.routed_experts"
     if text is None:
