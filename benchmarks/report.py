@@ -100,9 +100,10 @@ def quoted(made: Mapping[str, str], place: str) -> str:
     one above it.
     """
     name, *wanted, column = place.split(" | ")
-    head, _, *lines = [_unmarked(line)[2:-2].split(" | ") for line in made[name].splitlines()]
+    lines = [line for line in made[name].splitlines() if line.startswith("|")]
+    head, _, *rows = [_unmarked(line)[2:-2].split(" | ") for line in lines]
     found, above = [], head
-    for cells in lines:
+    for cells in rows:
         above = [cell.strip() or before for cell, before in zip(cells, above, strict=True)]
         if {*wanted} <= {*above}:
             found.append(cells[head.index(column)].strip())

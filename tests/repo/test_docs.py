@@ -199,7 +199,7 @@ def test_measured_tables_are_on_one_page_and_the_readme_has_one():
 
 def test_a_quoted_cell_is_that_of_one_row():
     head, rows = ("part", "way", "ms"), [("send", "`a`", "1"), ("", "b", "**2**"), ("get", "b", "")]
-    made = {"x": report.table(head, rows)}
+    made = {"x": report.table(head, rows) + "\n\nMeasured somewhere."}
     assert report.quoted(made, "x | a | ms") == report.quoted(made, "x | send | a | ms") == "1"
     assert report.quoted(made, "x | send | b | ms") == "2"
     for place in ("x | b | ms", "x | c | ms"):
