@@ -96,7 +96,7 @@ def test_no_place_in_an_error_names_a_function_of_a_layer_above():
             assert not place or homes.get(place[1], 0) <= layer, f"{name} names {text}"
 
 
-def test_private_torch_is_in_ragged_nested_alone_and_private_tensordict_in_non_tensor():
+def test_private_torch_is_in_rows_nested_alone_and_private_tensordict_in_non_tensor():
     private = {"torch": "rows.nested", "tensordict": "rows.non_tensor"}
     for name, tree in trees().items():
         dotted = {*imported(tree)}
