@@ -15,7 +15,7 @@ def test_rows_that_are_one_object_are_written_once(monkeypatch):
         return pack(row)
 
     rows = [one, "x", one, {"a": [1]}, one, "x"]
-    monkeypatch.setattr(native, "packer", lambda: SimpleNamespace(pack=packed))
+    monkeypatch.setattr(native, "writer", lambda: SimpleNamespace(pack=packed))
     made, same = native.written_at_once(rows, levels=9) or ([], None)
     assert made == list(map(pack, rows))
     assert same == native.first_same(rows) == [0, 1, 0, 3, 0, 5]
