@@ -34,6 +34,11 @@ def stored_dtype(name: str, itemsize: int) -> np.dtype[Any]:
     return IN_NUMPY.get(name) or np.dtype(f"u{itemsize}")
 
 
+def torch_name(dtype: Any) -> str:
+    """PyTorch's own name of a dtype, such as "int64"; a dtype of numpy prints as the same name."""
+    return str(dtype).removeprefix("torch.")
+
+
 def object_array(items: Sequence[Any]) -> npt.NDArray[np.object_]:
     """(N,) object array of the unchanged items; `numpy.array` would unpack nested sequences."""
     return np.fromiter(items, dtype=object, count=len(items))

@@ -26,6 +26,7 @@ from jagcodec.columns.column import (
     column_of,
 )
 from jagcodec.errors import brief, child_path, describe, shown
+from jagcodec.memory.arrays import torch_name
 from jagcodec.memory.small_floats import numbers_of
 from jagcodec.rows.copy_bytes import array_of_view
 from jagcodec.rows.views import RaggedView
@@ -248,7 +249,7 @@ def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
     views: list[RaggedView] = [x if isinstance(x, RaggedView) else x.view for x in (a, b)]
     layouts = ("jagged" if isinstance(x, RaggedView) else "strided" for x in (a, b))
     found = difference_of(at, "layout", *layouts) or difference_of(
-        at, "dtype", *map(name_of_cells, views)
+        at, "dtype", *(torch_name(view.dtype) for view in views)
     )
     if found is not None:
         return found
@@ -256,12 +257,7 @@ def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
     if isinstance(a, RaggedView):
         return compare_rows(views, at) or compare_row_cells(views, (left, right), at)
     found = difference_of(at, "shape", [*left.shape], [*right.shape])
-    return found or compare_cells(left, right, at, name_of_cells(views[0]))
-
-
-def name_of_cells(value: Any) -> str:
-    """The name of the dtype of cells."""
-    return str(value.dtype).removeprefix("torch.")
+    return found or compare_cells(left, right, at, torch_name(views[0].dtype))
 
 
 def compare_rows(views: Sequence[RaggedView], at: Difference) -> Difference | None:
@@ -289,7 +285,7 @@ def compare_row_cells(
     """The first difference in the cells of two jagged columns, whose rows are in these arrays."""
     # Tokens first, so that the first difference is that of the first row.
     x, y = (np.moveaxis(each, views[0].ragged_dim - 1, 0) for each in values)
-    return compare_cells(x, y, at, name_of_cells(views[0]), views[0])
+    return compare_cells(x, y, at, torch_name(views[0].dtype), views[0])
 
 
 def compare_cells(

@@ -15,7 +15,7 @@ from jagcodec.columns.of_tensors import (
     TensorDictBatch,
     Unbatched,
 )
-from jagcodec.memory.arrays import stored_dtype
+from jagcodec.memory.arrays import stored_dtype, torch_name
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, as_words
 from jagcodec.rows.copy_rows import values_of
@@ -31,7 +31,6 @@ from jagcodec.wire.compare import (
     compare_row_cells,
     compare_rows,
     difference_of,
-    name_of_cells,
     step,
     unlike,
 )
@@ -66,7 +65,7 @@ def _compare_tensorclasses(a: Any, b: Any, at: Difference) -> Difference | None:
 
 def compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
     found = difference_of(at, "layout", _layout_name(a), _layout_name(b)) or difference_of(
-        at, "dtype", name_of_cells(a), name_of_cells(b)
+        at, "dtype", torch_name(a.dtype), torch_name(b.dtype)
     )
     if found is not None:
         return found
@@ -80,7 +79,7 @@ def compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Differe
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
         if _have_same_bits(a, b):
             return None
-        return compare_cells(_array(a), _array(b), at, name_of_cells(a))
+        return compare_cells(_array(a), _array(b), at, torch_name(a.dtype))
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
         return unlike(at, a, b)
     found = difference_of(at, "coalesced", a.is_coalesced(), b.is_coalesced())
@@ -113,7 +112,7 @@ def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The cells of a tensor as an array; of unsigned words if numpy lacks the dtype."""
-    stored = stored_dtype(name_of_cells(tensor), tensor.itemsize)
+    stored = stored_dtype(torch_name(tensor.dtype), tensor.itemsize)
     return as_bytes(tensor).view(stored).reshape(tuple(tensor.shape))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jagcodec.errors import brief
-from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, array_bytes
+from jagcodec.memory.arrays import NUMPY_BY_NAME, ByteArray, array_bytes, torch_name
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 
@@ -39,7 +39,7 @@ def name_of_dtype(dtype: Any) -> str | None:
     if isinstance(dtype, np.dtype):
         found = dtype.name if dtype.isnative else ""
     else:
-        found = str(dtype).removeprefix("torch.") if is_torch_dtype(dtype) else ""
+        found = torch_name(dtype) if is_torch_dtype(dtype) else ""
     return found if found in TORCH_ITEMSIZES else None
 
 

@@ -48,7 +48,7 @@ from jagcodec.columns.memory import (
 )
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
-from jagcodec.memory.arrays import ByteArray, IntArray, object_array
+from jagcodec.memory.arrays import ByteArray, IntArray, object_array, torch_name
 from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.column_arrays import arrays_of_view
@@ -519,7 +519,7 @@ class _VarlenColumn(_OtherColumn):
 
     def to_send(self, how: Read) -> Any:
         view = self._view(how.chosen)
-        return item_of_view(view, str(view.dtype).removeprefix("torch."))
+        return item_of_view(view, torch_name(view.dtype))
 
     def _view(self, chosen: ChosenRows | None) -> RaggedView:
         """The chosen rows in place."""

@@ -19,6 +19,7 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief
+from jagcodec.memory.arrays import torch_name
 from jagcodec.rows import non_tensor
 from jagcodec.wire.registry import NamedType, of_type, register_types
 
@@ -68,9 +69,7 @@ def _size(state: Any) -> torch.Size:
 
 # Of every dtype that this torch has: a dtype itself can be encoded even where its tensors cannot.
 _DTYPES = {
-    str(value).removeprefix("torch."): value
-    for value in vars(torch).values()
-    if isinstance(value, torch.dtype)
+    torch_name(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
 }
 
 
@@ -101,7 +100,7 @@ def _unbatched_of_state(state: Any) -> Any:
 
 TYPES: tuple[NamedType, ...] = (
     (torch.Size, "torch.Size", list, _size),
-    (torch.dtype, "torch.dtype", lambda value: str(value).removeprefix("torch."), _dtype),
+    (torch.dtype, "torch.dtype", torch_name, _dtype),
     (torch.device, "torch.device", operator.attrgetter("type", "index"), _device),
     (MetaData, "tensordict.MetaData", _non_tensor_data_of, partial(_non_tensor, MetaData)),
     (
