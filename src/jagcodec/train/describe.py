@@ -26,10 +26,11 @@ from jagcodec.wire.compare import WHOLE, BatchColumns, Difference, each_differen
 from jagcodec.wire.decoder import build, message_meta
 from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
-from jagcodec.wire.message import Message, Reading, runs_at
+from jagcodec.wire.message import Message, Reading
 from jagcodec.wire.opening import open_message
 from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
+from jagcodec.wire.stored.elided_rows import runs_at
 from jagcodec.wire.wire_batch import WireBatch, batch_of_message, open_whole
 
 # --- opening -----------------------------------------------------------------------------------

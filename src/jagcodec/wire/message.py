@@ -19,19 +19,20 @@ from jagcodec.memory.arrays import (
 )
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent
-from jagcodec.rows.chosen_rows import ChosenRows, joined_ranges, joined_rows
+from jagcodec.rows.chosen_rows import ChosenRows, joined_rows
 from jagcodec.rows.copy_bytes import array_of_cells, bytes_of_cells, gathered_bytes
 from jagcodec.rows.row_splits import RowSplits
-from jagcodec.rows.views import RaggedView, in_buffers
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire import documents, spec
-from jagcodec.wire.checks import bad, expect, fail
+from jagcodec.wire.checks import bad, fail
 from jagcodec.wire.dtypes import CELL_DTYPES, cell_dtype
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
-from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node, stored_size
+from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node
 from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES
+from jagcodec.wire.stored.elided_rows import MOST_RANGES, rows_in_runs, runs_at
 from jagcodec.wire.stored.narrow import widened
 
 if TYPE_CHECKING:
@@ -375,9 +376,6 @@ class Message:
 
 _JAGGED, _TENSOR = spec.Kind.JAGGED, spec.Kind.TENSOR
 
-MOST_RANGES = 4096
-"""Ranges of one column that are fetched one by one; of more, the column is read whole."""
-
 _TAKEN = object()
 """The mark in place of a document of the header that a reader has taken."""
 
@@ -419,133 +417,3 @@ def copied(data: ByteArray) -> ByteArray:
     copy: ByteArray = new_block(len(data)).data
     copy[:] = data
     return copy
-
-
-# --- indirect columns --------------------------------------------------------------------------
-
-
-class RunNumbers(NamedTuple):
-    """The numbers of a run, in the order of `RUN_NUMBERS`."""
-
-    group: int
-    buffer: int
-    offset: int
-    stored: int
-    cells: int
-    index_buffer: int
-    index_offset: int
-    index_stored: int
-
-
-def runs_at(message: Message, leaf: Leaf) -> list[RunNumbers]:
-    """The table at the place of an indirect column."""
-    width = len(spec.RUN_NUMBERS)
-    numbers = message.int64s(leaf.place.buffer, leaf.place.offset, width * leaf.runs)
-    return [RunNumbers(*run) for run in numbers.reshape(leaf.runs, width).tolist()]
-
-
-def rows_in_runs(
-    message: Message, leaf: Leaf, rows: RowSplits, chosen: ChosenRows | None
-) -> RaggedView:
-    """The rows of an indirect column in place, sharing cells.
-
-    With `chosen`, reads only the cells of those rows.
-    """
-    at, splits = (slice(None), rows) if chosen is None else (chosen.at, chosen.among(rows)[0])
-    cell_bytes, cell_shape = leaf.cell_bytes, leaf.shape[1:]
-    runs = runs_at(message, leaf)
-    memories: list[ByteArray] = []
-    firsts = np.empty((splits.rows, len(runs)), dtype=np.int64)  # cell of each row in each memory
-    lengths = np.empty_like(firsts)
-    unclaimed = rows.lengths
-    for k, run in enumerate(runs):
-        run_rows = rows if leaf.group is None else _rows_of_run(message, leaf, run)
-        fits = run_rows.rows == rows.rows and not (run_rows.lengths > unclaimed).any()
-        expect(fits, "bad_offsets", _EXPECTED_RUNS, run.group)
-        unclaimed = unclaimed - run_rows.lengths
-        lengths[:, k] = run_rows.lengths[at]
-        starts = _starts(message, leaf, run, run_rows)
-        elements, name = run.cells * leaf.elements_per_cell, leaf.place.dtype_name
-        place = CellPlace(run.buffer, run.offset, run.stored, elements, name)
-        _check_place(message, place)
-        if chosen is None:
-            memory, firsts[:, k] = message.all_elements(place), starts
-        else:
-            memory, firsts[:, k] = _fetched(message, place, starts[at], lengths[:, k], run.cells)
-        memories.append(memory)
-    expect(not unclaimed.any(), "bad_offsets", _EXPECTED_RUNS, runs[-1].group)
-    if len(runs) == 1:
-        shape = (len(memories[0]) // cell_bytes, *cell_shape)
-        return RaggedView(memories[0], leaf.dtype, shape, 1, firsts[:, 0].copy(), splits)
-    # In several buffers rows begin at bytes, as if the buffers were end to end.
-    firsts *= cell_bytes
-    firsts += np.cumsum([0, *map(len, memories[:-1])])
-    return in_buffers(memories, leaf.dtype, cell_shape, firsts, splits, lengths)
-
-
-def _rows_of_run(message: Message, leaf: Leaf, run: RunNumbers) -> RowSplits:
-    """The rows of a run of a column that has a group."""
-    expect(leaf.runs > 1 or run.group == leaf.group, "bad_offsets", _EXPECTED_RUNS, run.group)
-    groups = len(message.header.groups)
-    expect(0 <= run.group < groups, "bad_record", f"a ragged group below {groups}", run.group)
-    return message.row_splits(run.group)
-
-
-_EXPECTED_RUNS = "runs of the column's rows, in their ragged group"
-
-
-def _starts(message: Message, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
-    """The index of the cell, in the run, at which each of its rows begins; checked."""
-    most = splits.total
-    expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
-    if run.index_buffer == spec.NO_INDEX:
-        expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
-        starts = np.zeros(splits.rows, dtype=np.int64)
-    else:
-        index = run.index_buffer, run.index_offset, run.index_stored
-        place = CellPlace(*index, splits.rows, "int64")
-        _check_place(message, place)
-        # A copy: what was checked must not change with the message's memory.
-        data = message.elements(place, 0, splits.rows).tobytes()
-        starts = np.frombuffer(data, dtype=np.int64)
-    is_inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
-    if not is_inside.all():
-        row = int(np.argmin(is_inside))
-        detail = (
-            f"expected row {row}, of {splits.lengths[row]} cells, within {run.cells} of its run, "
-            f"found it at cell {starts[row]}"
-        )
-        raise fail("out_of_bounds", detail)
-    return starts
-
-
-def _check_place(message: Message, place: CellPlace) -> None:
-    """Check that a place in a table is in the payload."""
-    sizes = message.header.sizes
-    size = stored_size(place.dtype_name, place.stored, place.elements)
-    is_inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
-    expected = f"a buffer and an offset with {size} bytes of a run"
-    found = [place.buffer, place.offset]
-    expect(is_inside or not place.elements, "out_of_bounds", expected, found)
-
-
-def _fetched(
-    message: Message, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
-) -> tuple[ByteArray, IntArray]:
-    """The cells of these rows, fetched in ranges, and where each row begins among them.
-
-    The place has `cells` cells.
-    """
-    filled = np.flatnonzero(lengths)
-    if not len(filled):
-        return NO_BYTES, np.zeros_like(starts)
-    begins = starts[filled]
-    firsts, lasts, moves = joined_ranges(begins, begins + lengths[filled])
-    if len(firsts) > MOST_RANGES:
-        return message.all_elements(place), starts
-    per_cell = place.elements // cells
-    bounds = zip(firsts.tolist(), lasts.tolist(), strict=True)
-    data = [message.elements(place, per_cell * a, per_cell * b) for a, b in bounds]
-    moved = np.zeros_like(starts)
-    moved[filled] = begins + moves
-    return np.concatenate(data), moved
