@@ -29,14 +29,14 @@ HAS_LEAVES = False
 def tensor_of_node(
     message: Message, node: Node, chosen: ChosenRows | None = None
 ) -> npt.NDArray[Any]:
-    """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
+    """The cells of a TENSOR or a JAGGED, or of its chosen rows, as an array that may be kept."""
     return owned_array(message, message.view(node, chosen))
 
 
 def owned_cells(
     message: Message, view: RaggedView, *, leaves: bool = False
 ) -> npt.NDArray[Any] | None:
-    """Cells that are end to end, in memory that may be kept; None if they are elsewhere."""
+    """The cells of a view, as an array that may be kept; None if they are not end to end."""
     data = owned_bytes(message, view, leaves=leaves)
     return None if data is None else array_of_cells(data, view)
 
@@ -48,37 +48,37 @@ def jagged_of_node(message: Message, node: Node) -> ColumnArrays:
 
 
 def of_cells(cells: Any, view: RaggedView) -> npt.NDArray[Any]:
-    """The copy of the rows of a view, as `gathered_cells` makes it, as an array."""
+    """`cells`, which `gathered_cells` copied from the rows of a view, as an array."""
     return array_of_cells(cells, view)
 
 
 def jagged_of_values(values: npt.NDArray[Any], row_splits: RowSplits, dim: int) -> ColumnArrays:
-    """The jagged column of values, which are end to end."""
+    """The jagged column of `values`, whose rows are end to end."""
     return ColumnArrays(values, row_splits.offsets_array, dim - 1)
 
 
 def column_of_objects(items: list[Any]) -> npt.NDArray[np.object_]:
-    """Objects as an array of one per row."""
+    """An array with one of these objects per row."""
     return object_array(items)
 
 
 def is_payload(item: Any) -> bool:
-    """Whether tensordict would leave an object as it is: it makes none here."""
+    """Whether an object may be one of a column: any may, because there is no tensordict."""
     return True
 
 
 def maker_of_rows(message: Message, cells: Node, chosen: ChosenRows | None) -> None:
-    """Rows that are tensors are made as arrays are."""
+    """None: rows that are tensors arrive as arrays."""
     return
 
 
 def rows_of_cells(cells: Any, view: RaggedView) -> None:
-    """The same of the copy of the rows of a view."""
+    """None, as of `maker_of_rows`."""
     return
 
 
 def _of_torch(message: Message, node: Node, budget: Budget) -> Any:
-    """Refuse a value that torch or tensordict makes."""
+    """Refuse a value that only torch or tensordict can hold."""
     check_torch(f"a {node.kind.name}")
 
 

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from jagcodec.columns.column import (
-    row_count,
-)
+from jagcodec.columns.column import row_count
 from jagcodec.errors import ArgumentError
 from jagcodec.wire.checks import bad, fail
-from jagcodec.wire.decoder import (
-    build,
-    rows_differ,
-)
-from jagcodec.wire.leaf import (
-    rows_of_node,
-)
+from jagcodec.wire.decoder import build, rows_differ
+from jagcodec.wire.leaf import rows_of_node
 from jagcodec.wire.message import Message
 from jagcodec.wire.schema import Node
-from jagcodec.wire.spec import (
-    BATCHED_DATA_DICT,
-    MAX_UNBACKED_ROWS,
-    ORDERED_DICT,
-    Kind,
-)
-
-if TYPE_CHECKING:
-    pass
+from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
 
 
 def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
-    """The node whose children are the columns of a batch, and the nodes next to it; else None."""
+    """The node whose children are the columns of a batch, and the nodes next to that node.
+
+    Each of these has its name; one without a name is a mapping. Returns None for other values.
+    """
     if root.kind is Kind.TENSORDICT:
         return root, []
     if root.kind is Kind.USER and root.fields[0] == ORDERED_DICT:
@@ -49,21 +36,21 @@ def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
 
 
 def sizes_of_node(message: Message, node: Node, around: Sequence[int]) -> list[int]:
-    """(N, ...) of a batch; `around` is the batch size of the one that it is in."""
+    """The batch size (N, ...) of a batch, which is inside one of batch size `around` or of []."""
     if node.kind is not Kind.MAP:
         sizes = message.numbers[node.dims : node.end]
         if not sizes or sizes[: len(around)] != around:
             raise rows_differ(around or ["N"], sizes)
         return sizes
-    # A dict has the rows that its first column claims; reading checks each column again.
+    # Take the rows that the first column of a dict claims. Reading checks each column again.
     claims = (rows_of_node(each, message.numbers, message.header.groups) for each in node.children)
     rows = next((rows for rows in claims if rows is not None), None)
-    if rows is None:  # columns that are documents claim no rows in the header
+    if rows is None:  # the header gives no rows for columns that are documents: build them
         counts = (_built_rows(message, column) for column in node.children)
         rows = next((count for count in counts if count is not None), None)
     if rows is None:
         return [*around[:1]] or [0]
-    # The same bound as for a TensorDict, which claims its rows in the header.
+    # `check_node` has the same bound for the rows of a TensorDict, which are in the header.
     if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
         raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
     if around and [rows] != [*around[:1]]:
@@ -72,7 +59,7 @@ def sizes_of_node(message: Message, node: Node, around: Sequence[int]) -> list[i
 
 
 def _built_rows(message: Message, column: Node) -> int | None:
-    """Build a column and count its rows; None if any number of rows fits it."""
+    """Build a column and count its rows; None if a batch of any number of rows may have it."""
     try:
         return row_count(build(message, column), "$")
     except ArgumentError as error:

@@ -60,8 +60,8 @@ def compressed(
 ) -> PendingMessage:
     """A message without checksums, with its large frames compressed where that saves bytes.
 
-    `is_accepted` says of a header, and the bytes of its indirect documents, whether readers accept
-    the message by default.
+    `is_accepted` is given the header, and the bytes of its indirect documents. It returns whether
+    readers accept the message by default.
     """
     library = zstandard()
     frames = written(message)
@@ -70,7 +70,7 @@ def compressed(
     sent = list(frames)
     try:
         smaller_frames = _in_threads(compress, large)
-    except library.ZstdError as error:  # at these levels, only memory can be missing
+    except library.ZstdError as error:  # at these levels, zstd fails only for lack of memory
         detail = f"expected memory to compress {sum(large.values())} bytes, found {error!s:.200}; "
         raise ArgumentError("too_large", "compress", f"{detail}use a lower level") from error
     for i, small in smaller_frames.items():
@@ -81,15 +81,11 @@ def compressed(
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
     smaller = PendingMessage(header, [*sent], [*sources, *frames])
     accepted = is_accepted(header, message.indirect_bytes)
-    return smaller if _pays(smaller, plain, accepted) else plain
-
-
-def _pays(smaller: PendingMessage, plain: PendingMessage, accepted: bool) -> bool:
-    return accepted and _is_smaller(smaller, plain)
+    return smaller if accepted and _is_smaller(smaller, plain) else plain
 
 
 def _is_smaller(message: PendingMessage, plain: PendingMessage) -> bool:
-    """Whether a message is smaller than the plain one as frames, and not larger as a blob."""
+    """Whether a message has fewer bytes than the plain one as frames, and no more as a blob."""
     one, other = (len(each.header) + sum(map(len, each.buffers)) for each in (message, plain))
     return other - one >= 64 and blob_size(message) <= blob_size(plain)
 
@@ -101,7 +97,7 @@ def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
     threads = min(thread_count(), len(order), most)
     if threads < 2:
         return {key: work(key) for key in order}
-    # Threads of this call alone: those of a pool that is kept are gone in a process that forked.
+    # Start threads for this call alone: a process that forks has no threads of a kept pool.
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(order, pool.map(work, order), strict=True))
 
@@ -110,7 +106,7 @@ def _in_threads(work: Callable[[K], T], sizes: Mapping[K, int]) -> dict[K, T]:
 
 
 def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> Sequence[Any]:
-    """The buffers of a message, decompressed into new memory; `lazily`: each at its first use."""
+    """The buffers of a message, decompressed into new memory: if `lazily`, at first use."""
     zstandard()
     compressed: dict[int, Any] = {
         i: Compressed(buffers[i], stored, size, i)
@@ -141,9 +137,9 @@ class Compressed:
         return self.whole()[offset : offset + size]
 
     def whole(self) -> ByteArray:
-        """All of it."""
+        """The bytes of the whole frame."""
         if self._known is None:
-            # Two threads may both come here: without a lock, none is held while a process forks.
+            # Use no lock: a fork would copy a held one. If two threads come here, both decompress.
             data = self._data(0, self._stored) if callable(self._data) else self._data
             # A copy: what was checked must not change with the message's memory.
             self._known = _decompressed(data.tobytes(), self.size, f"frame {self._index + 1}")
@@ -151,7 +147,7 @@ class Compressed:
 
 
 def prepare(buffers: Iterable[Any]) -> None:
-    """Decompress buffers in several threads; an error is left to the reader of its column."""
+    """Decompress buffers in several threads. Whoever reads a damaged one gets its error then."""
     sizes = {each: each.size for each in buffers if isinstance(each, Compressed)}
     with suppress(WireFormatError):
         _in_threads(Compressed.whole, sizes)
@@ -170,11 +166,11 @@ def _decompressed(stored: bytes, size: int, path: str) -> ByteArray:
         expect(not head.dict_id, "bad_value", "zstd without a dictionary", head.dict_id, path)
         near = bool(stored[4] & _SINGLE_SEGMENT) or head.window_size <= MAX_WINDOW
         expect(near, "bad_value", f"a window of at most {MAX_WINDOW}", head.window_size, path)
-        # No more memory than the size of its content, and a window.
+        # The decompressor needs no more memory than the content and a window.
         library = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW)
         return np.frombuffer(library.decompress(stored, allow_extra_data=False), dtype=np.uint8)
     except zstd.ZstdError as error:
-        if "Allocation error" in str(error):  # so the message may be whole
+        if "Allocation error" in str(error):  # the message itself may be sound
             raise MemoryError(f"{size} bytes of {path}: {error}") from error
         detail = (
             f"expected a zstd frame of {size} bytes, found {error!s:.200}; it was cut or damaged"

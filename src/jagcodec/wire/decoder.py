@@ -130,11 +130,11 @@ class MsgpackDecoder:
 
 
 def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
-    """The value of one node; `budget` is that of the whole read."""
+    """The value of a node; `budget` counts for the whole read."""
     try:
         make = _BUILDERS.get(node.kind) or _values().BUILDERS[node.kind]
         return make(message, node, budget or Budget(message))
-    except (JagcodecError, OSError, MemoryError):  # some are from the source of the bytes
+    except (JagcodecError, OSError, MemoryError):  # a store may raise such errors, too
         raise
     except Exception as error:  # torch, numpy and tensordict raise all kinds
         pass_on(error)
@@ -142,7 +142,7 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
 
 
 def _values() -> Any:
-    """What makes values of cells here: the module of tensors, or of arrays."""
+    """`tensor_values`, or where torch is not installed `array_values`."""
     return half(*VALUES)
 
 
@@ -232,7 +232,7 @@ def _build_object_array(message: Message, node: Node, budget: Budget) -> AnyArra
 def objects(
     message: Message, node: Node, budget: Budget, chosen: ChosenRows | None = None
 ) -> list[Any]:
-    """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or those of the chosen rows."""
+    """The objects of all rows, or of chosen ones, of a NON_TENSOR_ROWS or OBJECT_ARRAY."""
     return objects_in(message, node, budget, chosen, message.view(node, chosen))
 
 
@@ -244,20 +244,20 @@ def objects_in(
     view: RaggedView,
     data: ByteArray | None = None,
 ) -> list[Any]:
-    """The objects of rows of documents that are viewed; `data` has them if they were copied."""
-    plain = message.numbers[node.number + STORED] == PLAIN  # as most are
+    """The objects of rows of documents: of the rows of `view`, or of `data`, a copy of them."""
+    plain = message.numbers[node.number + STORED] == PLAIN  # most columns
     leaf = None if plain else message.leaf(node)
     rows: Any = range(view.row_splits.rows) if chosen is None else chosen.index
     index = None
     if leaf is not None and leaf.runs:
         size = leaf.shape[0]
-        if leaf.place.stored == ONE_OBJECT:  # build one object for rows that share it
+        if leaf.place.stored == ONE_OBJECT:  # rows that share a document share one object
             view, index, first = _distinct_rows(view)
             rows, size = np.asarray(rows)[first], view.row_splits.total
         budget.count_documents(message, size)
     if data is None:
         data = bytes_of_cells(view)
-    depth = budget.outer + node.depth + 1  # containers around each row, of which the node is one
+    depth = budget.outer + node.depth + 1  # containers around each row, including the node
     bounds = view.row_splits.offsets_array
     if leaf is None or not leaf.blobs:
         items = _read_documents(message, depth, data, bounds, rows)
@@ -269,7 +269,7 @@ def objects_in(
 
 
 def _check_payloads(items: Sequence[Any], rows: Sequence[int]) -> None:
-    """Refuse objects that tensordict would open."""
+    """Refuse objects that tensordict would take apart when it stores them."""
     is_payload = _values().is_payload
     for row, item in zip(rows, items, strict=True):
         if not is_payload(item):
@@ -277,7 +277,7 @@ def _check_payloads(items: Sequence[Any], rows: Sequence[int]) -> None:
 
 
 def arrays(message: Message, node: Node, chosen: ChosenRows | None = None) -> list[Any]:
-    """The rows of ARRAY_ROWS, or the chosen ones."""
+    """All rows of an ARRAY_ROWS, or the chosen ones."""
     cells, table = node.children
     tensors = bool(node.fields[1])
     splits = message.splits(message.numbers[cells.number + GROUP], message.numbers[cells.dims])
@@ -300,7 +300,10 @@ def _build_array_rows(message: Message, node: Node, budget: Budget) -> Any:
 
 
 def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
-    """The distinct rows by start, the index of each row among them, and their first occurrences."""
+    """The distinct rows, the index of each row among them, and where each occurs first.
+
+    Rows are the same if they start at the same cell.
+    """
     lengths = view.row_splits.lengths
     _, first, index = np.unique(view.row_starts(), return_index=True, return_inverse=True)
     if (lengths != lengths[first][index]).any():
@@ -311,8 +314,8 @@ def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
 def _read_documents(
     message: Message, depth: int, data: ByteArray, bounds: IntArray, rows: Sequence[int]
 ) -> list[Any]:
-    """The objects between these bounds, which are those of `rows`."""
-    # Copied: what was checked must not change with the message's memory.
+    """The objects of documents between these bounds; `rows` has their row numbers, for errors."""
+    # A copy: what was checked must not change with the message's memory.
     raw = data.tobytes()
     items = documents.parsed_rows(raw, bounds[1:].tolist(), rows)
     most = message.limits.depth
@@ -342,7 +345,7 @@ def _decode_messages(
         try:
             inner = open_row(data[start:end], message)
             budget.count_objects(inner)
-            # Its header check did not count the containers around it.
+            # The check of its header did not count the containers around it.
             budget.check_depth(inner, inner.header.schema.depth)
             items.append(build(inner, inner.header.schema.root, budget))
         except WireFormatError as error:
@@ -352,7 +355,7 @@ def _decode_messages(
 
 
 def rows_differ(expected: Any, found: Any) -> WireFormatError:
-    """The error of a column with other rows than its batch."""
+    """The error for a column whose rows differ from those of its batch."""
     return WireFormatError("bad_rows", "$", f"expected batch size {expected}, found {brief(found)}")
 
 
@@ -378,7 +381,7 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     Kind.TENSOR_VIEWS: _build_tensor_views,
     Kind.USER: _build_user,
 }
-"""Builders of values that are the same with and without torch; others are in `VALUES`."""
+"""Builders that are the same with and without torch; others are in `BUILDERS` of `_values()`."""
 
 
 # --- records of documents ----------------------------------------------------------------------
@@ -387,7 +390,10 @@ _NOT_REVIVED = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
-    """A document with its records as values, changed in place; `depth` containers are around it."""
+    """A document with values in place of its records. It changes the document in place.
+
+    `depth` is the number of containers around it, and `most` the limit.
+    """
     kind = type(value)
     if kind in _NOT_REVIVED:
         return value
@@ -399,7 +405,7 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
     if kind is list and value and type(value[0]) is Kind:
         tag, parts = value[0], value[1:]
     items: Any = value.items() if kind is dict else enumerate(parts)
-    if tag in (Kind.SCALAR, Kind.NUMBERS):  # whose fields are not records
+    if tag in (Kind.SCALAR, Kind.NUMBERS):  # their fields are never records
         items = ()
     step: Any = None
     try:
@@ -426,7 +432,7 @@ def _value_of_record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
 
 
 def _dict_of(keys: Sequence[Any], items: Sequence[Any]) -> dict[Any, Any]:
-    """A dict of keys that a stranger chose."""
+    """A dict of keys that a stranger chose, if they are distinct and do not collide."""
     check_distinct(keys, "dict keys")
     value = dict(zip(keys, items, strict=True))
     if len(value) != len(keys):
@@ -486,7 +492,7 @@ def _unpickled(data: Any, allow_pickle: bool) -> Any:
         raise fail("pickle_refused", detail)
     try:
         return pickle.loads(data)  # noqa: S301
-    except Exception as error:  # whatever unpickling may raise
+    except Exception as error:  # unpickling may raise anything
         raise bad("data that unpickles", f"{type(error).__name__}: {error!s:.200}") from error
 
 

@@ -21,14 +21,14 @@ from jagcodec.wire.limits import Limits, exceeded
 
 
 def file_path(path: Any, where: str, remedy: str) -> str:
-    """The name of a file, which need not exist; not a descriptor, which opening would close."""
+    """The path of a file, which need not exist. Refuses a descriptor: `open` would close it."""
     expected = f"expected a str or os.PathLike, found {type(path).__name__}; {remedy}"
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentTypeError("bad_type", where, expected)
     try:
         name = os.fsdecode(path)
         os.fsencode(name)
-    except TypeError as error:  # of a path that is neither text nor bytes
+    except TypeError as error:  # `__fspath__` returned neither text nor bytes
         raise ArgumentTypeError("bad_type", where, expected) from error
     except UnicodeError as error:
         detail = f"expected a path that the file system can encode, found {brief(path)}"
@@ -40,7 +40,7 @@ def file_path(path: Any, where: str, remedy: str) -> str:
 
 
 def _regular(status: os.stat_result, where: str) -> os.stat_result:
-    """Refuse files that wait, never end, or act when they are opened."""
+    """Refuse what is not a regular file: opening it could wait, and reading it never end."""
     if not stat.S_ISREG(status.st_mode):
         found = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
         raise ArgumentError("bad_option", where, f"expected a regular file, found {found}")
@@ -54,25 +54,25 @@ def write_file(path: str, frames: Sequence[Any], where: str) -> None:
 
 def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
     """Write buffers to a file end to end, whole or not at all."""
-    # They go to a temporary file next to `path`, to the disk, and then take its name: a crash at
-    # any moment leaves the old file, or no file. A process that is killed may leave the temporary.
+    # Write a temporary file next to `path`, wait until it is on the disk, then rename it: a crash
+    # at any moment leaves the old file, or no file. A killed process may leave the temporary file.
     mode = None
     with suppress(FileNotFoundError):
         mode = stat.S_IMODE(_regular(os.stat(path), where).st_mode) & 0o777
     directory, _ = os.path.split(path)
-    # A name of fixed length: file systems limit it.
+    # Give it a short name: file systems limit the length.
     temporary = os.path.join(directory, f".{secrets.token_hex(8)}.part")
-    # Not tempfile, whose files are for their owner alone, whatever the umask.
+    # Do not use `tempfile`: its files are for their owner alone, whatever the umask.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
     except OSError as error:
-        error.filename = path  # which the caller knows
+        error.filename = path  # name the file that the caller knows
         raise
     try:
         with open(descriptor, "wb") as file:
             if mode is not None:
-                os.fchmod(descriptor, mode)  # which the umask may have narrowed
+                os.fchmod(descriptor, mode)  # the umask may have removed permissions
             file.writelines(pieces)
             file.flush()
             os.fsync(descriptor)
@@ -110,24 +110,28 @@ _OF_CUT_FILES = ("foreign", "bad_header", "frame_size")
 
 
 def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
-    """The bytes of a file: a private mapping, writes to which never reach it, or a bytearray."""
-    # Checked before open(), which a device may read as a command. Opened without waiting, in
-    # case it has become a pipe since.
+    """The bytes of a file: a bytearray, or with `mmap` a private mapping.
+
+    Writes to a private mapping never reach the file.
+    """
+    # Check the file type before opening: a device may treat open() as a command. Open with
+    # O_NONBLOCK: if the path has since become a pipe, open() must not wait for a writer.
     _regular(os.stat(path), where)
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         size = _regular(os.fstat(file.fileno()), where).st_size
-        # Before there is memory for the rest, whose size a stranger may have chosen.
+        # Check the header before memory is allocated for the rest: a stranger may have chosen the
+        # size.
         start = file.read(min(size, PREAMBLE.size))
         header = read_preamble(np.frombuffer(start, np.uint8))
         if header > limits.header:
             raise exceeded("header", limits.header, header, "bytes", "preamble")
-        # Between its header and its frames a blob has less than 64 bytes each of padding.
+        # A blob has less than 64 bytes of padding before each frame.
         if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
             raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
         start += file.read(min(header, size - len(start)))
         check_end(start, size, limits)
         if mmap:
-            with suppress(ValueError):  # the file has become smaller
+            with suppress(ValueError):  # raised if the file has become smaller since
                 return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
             found = os.fstat(file.fileno()).st_size
         else:
@@ -143,7 +147,8 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
 def check_end(start: bytes, size: int, limits: Limits) -> None:
     """Refuse a file of `size` bytes that goes on after its message; `start` holds the header.
 
-    A buffer may go on, because shared memory comes in pages. The rest of a file would be lost.
+    A buffer may go on, because shared memory comes in pages. But whoever writes two messages to one
+    file would lose the second without this error.
     """
     header = read_preamble(np.frombuffer(start, np.uint8))
     data = start[PREAMBLE.size : PREAMBLE.size + header]

@@ -54,8 +54,8 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
 
 def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
     """Frames, header first, or one blob, as arrays that alias them."""
-    # A peer may have sent the items of a list: one that is not a buffer makes a bad message. Any
-    # other object that is not a buffer is the caller's mistake.
+    # The items of a list may come from a peer: if one is not a buffer, the message is bad. If any
+    # other object is not a buffer, the caller is wrong.
     if type(frames) is not list and (
         not isinstance(frames, Sequence) or isinstance(frames, _ONE_BUFFER)
     ):
@@ -65,10 +65,10 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
             raise _no_message(frames, path) from error
     if not frames:
         raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
-    if type(frames[0]) is dict:  # which no peer sends
+    if type(frames[0]) is dict:  # no peer sends this: the caller passed rows
         raise _no_message(frames, path)
     return [
-        # Most frames, as sockets return them.
+        # Sockets return most frames as these types.
         np.frombuffer(frame, BYTE)
         if type(frame) is bytearray or type(frame) is bytes
         else buffer_bytes(frame, f"frame {i}")
@@ -96,7 +96,7 @@ def _no_message(found: Any, path: str) -> ArgumentTypeError:
 
 
 def read_preamble(start: ByteArray) -> int:
-    """The header size that the first 24 bytes of a blob give."""
+    """The size of the header, from the first 24 bytes of a blob."""
     if len(start) < PREAMBLE.size:
         raise fail("foreign", f"expected {PREAMBLE.size} bytes, found {len(start)}", path=_HERE)
     magic, version, zero, size = PREAMBLE.unpack_from(start.data)
@@ -146,7 +146,7 @@ def header_of_blob(blob: ByteArray) -> ByteArray:
 
 
 def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> list[ByteArray]:
-    """The header and the frames of a blob, aliasing it; shared memory may go on after the end."""
+    """The header and the frames of a blob, aliasing it. It may go on, as shared memory does."""
     *starts, end = starts_of(len(header), sizes)
     whole = _up_to(blob, end, "payload")
     return [header, *(whole[at : at + size] for at, size in zip(starts, sizes, strict=True))]
@@ -163,23 +163,23 @@ def _up_to(blob: ByteArray, size: int, path: str) -> ByteArray:
 
 
 class PendingMessage:
-    """A message with buffers that may not be written yet."""
+    """A message, some of whose buffers may still have to be written."""
 
     __slots__ = ("buffers", "header", "indirect_bytes", "read_from", "rows")
 
     def __init__(self, header: bytes, buffers: list[Any], read_from: Sequence[Any] = ()) -> None:
         self.header: bytes = header
-        self.buffers: list[Any] = buffers  # bytes, or the size of one that is not written yet
-        self.indirect_bytes: int = 0  # of documents that become objects
-        # Rows still to be written: the buffer, the offset in it, their bytes, and a `RaggedView`.
+        self.buffers: list[Any] = buffers  # each an array, or its size if it must be written
+        self.indirect_bytes: int = 0  # bytes of repeated documents that become objects
+        # Rows to write: the buffer, the offset in it, their bytes, and a `RaggedView`.
         self.rows: list[tuple[int, int, int, Any]] = []
-        self.read_from: Sequence[Any] = read_from  # memory whose cells were copied before
+        self.read_from: Sequence[Any] = read_from  # the caller's memory that was copied already
 
     def write(self, targets: list[ByteArray]) -> None:
-        """Write the rows to the buffers, all of which are `targets`."""
+        """Write the rows to `targets`, which has an array for each buffer."""
 
     def sources(self) -> list[Any]:
-        """The arrays and tensors that the message is made from, unless they are its buffers."""
+        """The memory that the message is made from, without that which its buffers alias."""
         return [*self.read_from]
 
 
@@ -189,7 +189,7 @@ def frames_of(message: PendingMessage) -> list[Frame]:
 
 
 def written(message: PendingMessage) -> list[ByteArray]:
-    """The buffers of a message, all of them written."""
+    """The buffers of a message, after writing those that must be written."""
     buffers = message.buffers
     if not message.rows:
         return buffers
@@ -220,7 +220,10 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
 
 
 def write_to(message: PendingMessage, out: Target, path: str) -> int:
-    """Write a message as a blob to memory, or to what a function returns; the bytes written."""
+    """Write a message as a blob to memory, or to that which a function returns.
+
+    Returns the number of bytes written.
+    """
     *starts, size = starts_of(len(message.header), _buffer_sizes(message.buffers))
     target = writable_bytes(result_of(out, (size,), path) if callable(out) else out, path)
     if len(target) < size:
@@ -249,7 +252,7 @@ def write_to(message: PendingMessage, out: Target, path: str) -> int:
 
 
 def writable_bytes(buffer: Any, path: str) -> ByteArray:
-    """The caller's memory to write to."""
+    """The caller's memory as flat bytes; refuses memory that is read-only or has gaps."""
     try:
         array = buffer_bytes(buffer, path)
     except WireFormatError as error:

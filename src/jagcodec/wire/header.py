@@ -32,16 +32,16 @@ class Header(NamedTuple):
     """A checked header."""
 
     schema: Schema
-    numbers: list[int]  # those of the schema's nodes, and more after them
-    values: list[Any]  # documents; records in them are arrays with a tag (see `documents`)
+    numbers: list[int]  # the numbers of the schema's nodes, then all others
+    values: list[Any]  # documents, in which records are arrays with a tag (see `documents`)
     number_bytes: bytes
     value_bytes: bytes
     groups: list[Group]
     sizes: list[int]  # bytes of each frame after the header, before it was compressed
-    stored: list[int]  # bytes as it is sent; `sizes` itself where no frame is compressed
-    total: int  # bytes of the header and of the frames as they are sent
+    stored: list[int]  # bytes of each frame as sent; `sizes` itself if no frame is compressed
+    total: int  # bytes of the message as sent, with the header
     checksums: list[int] | None  # the CRC-32 of each frame after the header
-    objects: int  # how many it asks for, as `Limits` count them
+    objects: int  # how many objects the message asks for, as `Limits` count them
 
     @property
     def compressed(self) -> bool:
@@ -64,7 +64,7 @@ def start_of(tree: Any) -> bytes:
         except ValueError as error:
             raise _too_large(str(error)) from error
         known = _until_numbers(schema)
-        # The tuples of names and numbers take more memory than their bytes.
+        # Count 64 bytes of memory for each byte: the key holds tuples of names and numbers.
         keep(_start_of_tree, tree, known, 64 * len(schema))
     return known
 
@@ -76,7 +76,7 @@ def write_header(
     groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
 ) -> bytes:
-    """The header that begins with `start`, of a message without stored sizes and checksums."""
+    """The header that begins with `start`, without stored sizes and checksums."""
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
@@ -86,13 +86,13 @@ def write_header(
 
 
 def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
-    """A header that ends with the sizes of its frames, with their stored sizes."""
+    """A header with `stored`, the sizes of its frames as they are sent, added to its numbers."""
     _, schema, numbers, values = header_parts(header, NO_LIMITS)
     return _with_numbers(schema, numbers, stored, values)
 
 
 def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
-    """A header with its own checksum and those of the frames after it."""
+    """A header with its own checksum, and those of `frames`, added to its numbers."""
     _, schema, numbers, values = header_parts(header, NO_LIMITS)
     whole = header_checksum(schema, numbers, values)
     return _with_numbers(schema, numbers, (whole, *frames), values)
@@ -104,7 +104,7 @@ def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: b
 
 
 def _join_header(start: bytes, numbers: bytes, values: bytes) -> bytes:
-    # The bytes that msgpack writes for the map; a call of msgpack takes longer.
+    # These are the bytes that msgpack writes for the map; calling msgpack takes longer.
     end = _WITHOUT_VALUES if values == NO_VALUES else end_of(values)
     return b"".join((start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, end))
 
@@ -112,7 +112,7 @@ def _join_header(start: bytes, numbers: bytes, values: bytes) -> bytes:
 def _until_numbers(schema: bytes) -> bytes:
     """The start of a header: everything before the key of its numbers."""
     mark, *size = _bin_start(schema)
-    # An extension begins as a byte string does, with a mark that is three higher, and has a code.
+    # An extension begins like a byte string, but its mark is three higher, and its code follows.
     return _BEFORE_SCHEMA + bytes((mark + 3, *size, _SCHEMA)) + schema
 
 
@@ -173,7 +173,7 @@ _WITHOUT_VALUES = end_of(NO_VALUES)
 
 
 def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
-    """The quick way of `opened_header`. None unless the schema is known and there are no values."""
+    """What `opened_header` returns, found faster; None if the schema is new or there are values."""
     size = len(data)
     if size > _SHORT or size > limits.header:
         return None
@@ -191,7 +191,7 @@ def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] 
 
 def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
     """The size of frame 0, and the bytes of its schema, numbers and values, all unchecked."""
-    # Before the rest is copied: a frame of something else may be large.
+    # Check the magic before copying the rest: a frame of something else may be large.
     start = bytes(data[: len(_MAGIC_AND_VERSION)])
     if start != _MAGIC_AND_VERSION:
         _check_start(data, start)
@@ -216,7 +216,7 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
 
 
 def _check_start(data: Any, start: bytes) -> None:
-    """Refuse the first bytes of something else, or of another version."""
+    """Raise the error for bytes that are not the start of a header of this version."""
     if not start.startswith(_MAGIC):
         detail = (
             f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; either this "
@@ -225,7 +225,7 @@ def _check_start(data: Any, start: bytes) -> None:
         )
         raise fail("foreign", detail, path="header")
     version_bytes = bytes(data[len(_MAGIC) : len(_MAGIC) + 16])
-    # Without a bound it allocates a mebibyte for any input.
+    # Without `max_buffer_size`, msgpack allocates a mebibyte for any input.
     unpacker = msgpack.Unpacker(max_buffer_size=len(version_bytes) or 1)
     unpacker.feed(version_bytes)
     try:
@@ -242,7 +242,7 @@ def bad_header(expected: str, found: Any) -> WireFormatError:
 
 
 def check_crc(found: int, expected: int, path: str) -> None:
-    """Compare a CRC-32 (the one of zlib, PNG and Ethernet)."""
+    """Refuse bytes whose CRC-32 (as in zlib, PNG and Ethernet) is not the expected one."""
     if found != expected:
         detail = (
             f"expected a CRC-32 of {brief(expected)}, found {found}; the bytes were damaged or "
@@ -255,12 +255,12 @@ def check_crc(found: int, expected: int, path: str) -> None:
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
-    """Check frame 0, and every number in it; `in_row`: the message is a row of another."""
+    """Check frame 0 and every number in it; `in_row` if the message is a row of another."""
     size, schema, number_bytes, value_bytes = opened_header(data, limits)
     numbers = memoryview(number_bytes).cast("q").tolist()
     if len(numbers) < schema.first_group:
         raise bad_header(f"{schema.first_group} numbers or more", len(numbers))
-    if not number_bytes[7::8].isascii():  # their high bytes, with the signs
+    if not number_bytes[7::8].isascii():  # the highest byte of a number has its sign
         raise bad_header("no negative number", min(numbers))
     groups, sizes, stored, checksums = _after_nodes(schema, numbers)
     if checksums:
@@ -290,7 +290,7 @@ def _after_nodes(
 ) -> tuple[list[Group], list[int], list[int], list[int]]:
     """The numbers after those of the nodes: groups, sizes, stored sizes and checksums.
 
-    The stored sizes are the sizes themselves where no frame is compressed.
+    If no frame is compressed, the stored sizes are the same list as the sizes.
     """
     frames, begin = numbers[schema.frame_count], schema.first_group
     first_size = schema.first_size(numbers[schema.group_count])
@@ -313,14 +313,17 @@ def _after_nodes(
 
 def _read_values(schema: Schema, data: bytes) -> list[Any]:
     values = documents.parsed(data, "values")
-    # One value more than the schema has is the `meta` of the whole message.
+    # If there is one value more than the schema has, it is the `meta` of the whole message.
     if type(values) is not list or len(values) - schema.value_count not in (0, 1):
         raise bad_header(f"{schema.value_count} values", brief(values))
     return values
 
 
 def is_accepted(header: bytes, indirect_bytes: int) -> bool:
-    """Whether readers accept, by default, this many bytes of indirect documents in a message."""
+    """Whether readers with default limits accept a message with this header.
+
+    `indirect_bytes` is the size of its repeated documents that become objects.
+    """
     try:
         total = read_header(header, DEFAULT_LIMITS).total
     except WireFormatError:

@@ -19,22 +19,22 @@ from jagcodec.wire.spec import PLAIN
 class Item:
     """Data that needs a place, equal only to itself.
 
-    A column of cells has a `dtype`; of documents, and of other bytes, it is None. What few items
-    need has a default of the class, because an item is made for each column of each message.
+    Attributes that few items need are defaults of the class, because each column of each message
+    makes an item.
     """
 
-    data: Any  # contiguous memory, or rows that are scattered: a `RaggedView`
-    dims: tuple[int, ...]  # as they are sent: of values (A..., total, B...), or of a rectangle
+    data: Any  # contiguous memory, or a `RaggedView` of scattered rows
+    dims: tuple[int, ...]  # as sent: of the values (A..., total, B...), or of a rectangle
     splits: RowSplits | None  # the rows of the ragged group, if the node has one
-    dtype: str | None  # whose elements may be stored narrow, and rows elided
+    dtype: str | None  # of cells, which may be stored narrow or elided; None for other bytes
     ragged_dim: int
     stored: int | None = PLAIN  # the storage code; None if the node has none
-    # Of documents: the first row that is one object with each; None if no two are.
+    # For rows of documents: the first row that is the same object as each; None if all differ.
     same: Sequence[int] | None = None
-    narrow: bool = False  # whether elements are stored in as few bytes as hold them
-    runs: Sequence[Run] | None = None  # are sent instead of the data
-    cells: Item | None = None  # its data as the runs of other columns name them, placed once
-    indirect: bool = False  # whether it has one of these
+    narrow: bool = False  # whether to store elements in the fewest bytes that hold them
+    runs: Sequence[Run] | None = None  # sent instead of the data
+    cells: Item | None = None  # the data as an item, if runs of other columns name it
+    indirect: bool = False  # whether it has `runs` or `cells`
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Item:
 
 
 class RowCells(Item):
-    """The cells of N rows of Python: end to end along their tokens, or one number per row.
+    """The cells of N rows of Python objects: tokens end to end, or one number per row.
 
-    The caller sets `splits`, which columns of equal lengths share, and `ragged_dim`.
+    The caller sets `ragged_dim`, and `splits`, which columns of equal row lengths share.
     """
 
     def __init__(self, data: Any, lengths: tuple[int, ...] | None, dtype: str) -> None:
-        # An array of the bits of the cells, contiguous; or a tensor if it is on a device.
+        # A contiguous array of the cells' bits; on a device a tensor.
         self.data = data
         self.dims: tuple[int, ...] = data.shape
         self.splits: RowSplits | None = None
@@ -68,11 +68,11 @@ class RowCells(Item):
 
 
 class Run(NamedTuple):
-    """A run of each row of an elided column."""
+    """One piece of every row of an elided column; all pieces are in the same cells."""
 
-    splits: RowSplits
-    cells: Item  # its first dim is how many there are
-    starts: Item | None  # the cell where each begins; None if all begin at the first cell
+    splits: RowSplits  # the pieces
+    cells: Item  # its first dim is the number of cells
+    starts: Item | None  # the cell at which each piece begins; None if all begin at cell 0
 
 
 def item_of_documents(documents: Sequence[bytes], same: Sequence[int] | None = None) -> Item:
@@ -92,13 +92,8 @@ def item_of_bytes(data: Any, dims: tuple[int, ...] = ()) -> Item:
     return item
 
 
-def item_of_cells(data: Any, dims: tuple[int, ...], splits: RowSplits | None) -> Item:
-    """The item of cells, or of documents, that are cut out of a message."""
-    return Item(data, dims, splits)
-
-
 def item_of_view(view: Any, dtype: str | None, *, ragged: bool = True) -> Item:
-    """The item of rows that are sent on as messages have them; without `ragged` of a rectangle."""
+    """The item of a view's rows; without `ragged`, the rows of a rectangle."""
     data, dims = view.to_write()
     return Item(data, dims, view.row_splits if ragged else None, dtype, view.ragged_dim)
 
@@ -114,23 +109,25 @@ def item_of_index(starts: IntArray) -> Item:
 
 
 Tree: TypeAlias = Any
-"""A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
+"""A tuple is a node of a schema. Anything else is a document: a value that needs no buffers."""
 
 
 class Lowered(NamedTuple):
     """A value that is ready to be placed."""
 
     tree: Tree  # None if the value is one document
-    items: list[Any]  # in the order of the tree's walk: numbers, and an `Item` for what has bytes
+    items: list[Any]  # in the order of the tree's walk: an `Item` for data, or a number
     values: bytes  # the documents, in the same order
-    unbacked: Sequence[tuple[str, int]] = ()  # paths and numbers of rows without data so far
-    messages: Sequence[RowMessages] = ()  # that are items of it; those in others come first
-    asks_for_more: bool = False  # than readers allow, if its rows had few bytes
+    # Paths with more rows than `MAX_UNBACKED_ROWS`, which need a byte of payload each.
+    unbacked: Sequence[tuple[str, int]] = ()
+    messages: Sequence[RowMessages] = ()  # to write first, in this order: one may contain another
+    # Whether readers might reject a narrow message, because its many rows of arrays need memory.
+    asks_for_more: bool = False
 
 
 class RowMessages(NamedTuple):
-    """Rows of objects of which some need buffers: each becomes a message of its own."""
+    """Rows of objects, each of which becomes a separate message because some need buffers."""
 
-    item: Any  # gets their bytes
-    rows: Mapping[int, bytes | Lowered]  # documents, and what was lowered
-    places: Sequence[int]  # the key of each row: rows may be one object
+    item: Any  # `write_rows` gives it the messages as its data
+    rows: Mapping[int, bytes | Lowered]  # a document or a lowered value for each distinct object
+    places: Sequence[int]  # the key in `rows` of each row

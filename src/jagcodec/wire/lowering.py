@@ -52,7 +52,10 @@ _MOST_ARRAY_ROWS = DEFAULT_LIMITS.expanded // (spec.EXPANSION * spec.ARRAY_COST)
 
 
 class Lowering:
-    """The state of one walk over a value. Cells on devices are read when it is finished."""
+    """One walk over a value, which makes the tree of its schema, items and documents.
+
+    Cells on devices are read at the end, in `finished`.
+    """
 
     def __init__(
         self,
@@ -75,10 +78,10 @@ class Lowering:
         self.items: list[Any] = []
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
-        self._array_rows = 0  # rows that are arrays or None
-        self.on_devices: list[Any] = []  # tensors whose cells are fetched
-        self.indices: dict[Any, Any] = {}  # of rows on devices
-        # What gives items their data once the devices were waited for, in this order.
+        self._array_rows = 0  # how many rows are arrays or None
+        self.on_devices: list[Any] = []  # tensors whose cells `_fetch` gets, with one wait
+        self.indices: dict[Any, Any] = {}  # cell indices on devices, which columns share
+        # Functions that give items their data. `_fetch` calls them in this order after the wait.
         self.unread: list[Callable[[Any], None]] = []
         self.messages: list[RowMessages] = []
 
@@ -87,8 +90,8 @@ class Lowering:
         return RowSplitsPool()
 
     def finished(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
-        """All that was lowered, ready to be placed; `values` are documents after its own."""
-        if type(tree) is not tuple:  # a value that is one document
+        """Everything that was lowered, ready to be placed; `values` are added as documents."""
+        if type(tree) is not tuple:  # the whole value is one document
             self.values.append(tree)
             tree = None
         self.values += values
@@ -97,12 +100,15 @@ class Lowering:
         return lowered
 
     def _fetch(self) -> None:
-        """Wait for the devices once, and give items the cells that were there."""
+        """Wait for the devices once, then give the items their cells."""
         if self.unread:
             _of_tensors().fetch(self.on_devices, self.unread)
 
     def items_of(self, batch: Columns) -> dict[str, Item]:
-        """The columns of a batch that are one item with its rows, once `messages` are written."""
+        """The columns of a batch that are one item, with the batch's rows.
+
+        Columns of `messages` get their data from `write_rows`, which the caller must call.
+        """
         found: dict[str, Any] = {}
         items = self.items
         for name, column in batch.columns.items():
@@ -119,7 +125,7 @@ class Lowering:
         return Lowered(tree, self.items, values, self.unbacked, messages, asks)
 
     def lower(self, value: Any) -> Tree:
-        """The tree of a value; what it needs a place for is added to `items`."""
+        """The tree of a value. Its data is added to `items`."""
         kind = type(value)
         if kind in NATIVE:
             return value
@@ -128,7 +134,7 @@ class Lowering:
 
     def lower_at(self, key: Any, value: Any) -> Tree:
         if type(value) in NATIVE or (
-            # The messages of a batch: a dict of plain values is its own document.
+            # Fast for chat messages, which are dicts of plain values: such a dict is a document.
             type(value) is dict
             and len(self._path) < spec.MAX_DEPTH
             and _STRING_TYPE.issuperset(map(type, value))
@@ -156,7 +162,8 @@ class Lowering:
                 self.values.append(tree)
                 tree = None
             elif type(tree) is tuple and not has_nodes:
-                # The documents before the first node come before those in it.
+                # This is the first node. Documents are stored in the order of the walk, so those
+                # of the earlier trees go before the ones that this node has just added.
                 has_nodes = True
                 self.values[values_before:values_before] = trees
                 trees = [None] * len(trees)
@@ -208,14 +215,14 @@ class Lowering:
             state = state_of(value)
         except JagcodecError:
             raise
-        except Exception as error:  # whatever the user's function raises
+        except Exception as error:  # the user's function may raise anything
             why = f": its to_state raises {type(error).__name__}: {error}"
             raise self.unsupported(value, why) from error
         tree = self.lower_at("state", state)
         return (Code.USER, name, tree) if type(tree) is tuple else [TAGS[Kind.USER], name, tree]
 
     def lower_foreign(self, value: Any, why: str = "") -> Tree:
-        """The tree of the result of `default`; or of a pickle; or an error."""
+        """The tree of what `default` returns, or a pickle of the value; raises if neither works."""
         if self._default is not None:
             if len(self._path) + self._defaults >= spec.MAX_DEPTH:
                 detail = (
@@ -233,7 +240,7 @@ class Lowering:
             raise self.unsupported(value, why)
         try:
             return [TAGS[Kind.PICKLE], pickle.dumps(value, protocol=5)]
-        except Exception as error:  # whatever a __reduce__ raises
+        except Exception as error:  # a __reduce__ may raise anything
             raise self.unsupported(value, f"; pickle failed too: {error}") from error
 
     # Python
@@ -302,13 +309,13 @@ class Lowering:
         try:
             check_distinct(list(keys), "keys")
         except WireFormatError as error:
-            # What every reader rejects is rejected here, where the keys come from.
+            # Every reader would reject these keys; here the error reaches who passed them.
             raise self.error(error.reason, error.detail) from error
 
     def _lower_key(self, key: Any) -> Tree:
         if type(key) is bytes:
             return key
-        # What `default` returns may be equal to another key, or not be one.
+        # Do not call `default`: its result might equal another key, or not be hashable.
         self._default, default = None, self._default
         tree = self.lower_at(key, key)
         self._default = default
@@ -326,9 +333,9 @@ class Lowering:
     # Rows of objects
 
     def _lower_array_rows(self, rows: Sequence[Any], holder: int) -> Tree | None:
-        """Rows that are arrays or tensors of one dtype, or None; else None."""
+        """The tree of rows that are arrays or tensors of one dtype, or None; None for others."""
         found = array_rows(rows)
-        if found is None or len(self._path) >= spec.MAX_DEPTH:  # which the walk explains
+        if found is None or len(self._path) >= spec.MAX_DEPTH:  # the walk explains the depth
             return None
         self._array_rows += len(rows)
         parts, lengths, dims, dtype, tensors = found
@@ -345,11 +352,12 @@ class Lowering:
         return (Code.ARRAY_ROWS, holder, int(tensors), *children)
 
     def lower_payloads(self, payloads: Iterable[Any], holder: int | None) -> Tree:
-        """A document per row; if one needs buffers, each row is a message of its own.
+        """The tree of rows of objects: a document per row, or a message per row.
 
-        With a `holder`, rows that are arrays or None are written end to end.
+        Rows become messages if one of them needs buffers. With a `holder`, rows that are all arrays
+        or None become cells end to end instead.
         """
-        # A list keeps every row alive, so that no two have one id.
+        # A list keeps all rows alive, so that no two have the same id.
         rows = payloads if type(payloads) is list else list(payloads)
         written = written_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if written is not None:
@@ -361,7 +369,7 @@ class Lowering:
             return arrays
         same = first_same(rows)
         places = same or range(len(rows))
-        # Rows that are one object are lowered once.
+        # Lower each object once, even if it is in several rows.
         lowered: dict[int, Any] = {i: self._lower_row(i, rows[i]) for i in dict.fromkeys(places)}
         if Lowered not in map(type, lowered.values()):
             self.items.append(item_of_documents([lowered[i] for i in places], same))
@@ -373,9 +381,10 @@ class Lowering:
         return _OF_DOCUMENTS
 
     def _lower_row(self, i: int, row: Any) -> bytes | Lowered:
-        """The document of a row; of one that needs buffers a message, with items and values."""
+        """The document of a row, or if it needs buffers a lowered value, for a separate message."""
         if type(row) in NATIVE:
             return self._document_of(row)
+        # Lower the row into lists of its own, then continue with those of the outer message.
         outer = self.items, self.values, self.unbacked, self._array_rows
         self.items, self.values, self.unbacked, self._array_rows = [], [], [], 0
         tree = self.lower_at(i, row)
@@ -411,7 +420,7 @@ class Lowering:
         return [TAGS[Kind.SCALAR], name, bytes_in_order(np.asarray(value)).tobytes()]
 
     def _lower_unnamed_dtype(self, value: Any) -> Tree:
-        """An array or a scalar of a dtype that messages do not have."""
+        """The tree of an array or a scalar whose dtype messages do not have, or an error."""
         remedy = "make a dict of its fields" if value.dtype.names else "convert it with .astype"
         why = f" with dtype {value.dtype}; {remedy}, or pass allow_pickle=True on both sides"
         return self.lower_foreign(value, why)
@@ -419,7 +428,7 @@ class Lowering:
     # Cells
 
     def add(self, item: Item) -> Tree:
-        """Add a column of cells, or of documents; its node."""
+        """Add the item of a column of cells or documents, and return its node."""
         self.items.append(item)
         dtype, dims = item.dtype, item.dims
         if dtype is None:
@@ -441,7 +450,7 @@ class Lowering:
             raise self.error("too_large", detail)
 
     def lower_cells(self, array: np.ndarray[Any, Any], dtype: str) -> Tree:
-        """An array, of a dtype that torch has, as the tensor over its memory."""
+        """The node of an array whose dtype torch has: it arrives as a tensor."""
         self.check_rank(array)
         data = array if array.flags.c_contiguous else bytes_in_order(array)
         return self.add(Item(data, array.shape, None, dtype))
@@ -453,40 +462,40 @@ class Lowering:
             raise self.unsupported(cells, found)
 
     def _lower_cell_rows(self, rows: CellRows) -> Tree:
-        """Rows of an array in place, as the tensor of them."""
+        """The node of rows of an array, which stay in place and arrive as a tensor."""
         view: Any = rows.view
         self.check_rank(view.memory)
         return self.add(Item(view, view.values_shape, None, NAME_OF_DTYPE[view.dtype]))
 
     def lower_view(self, view: RaggedView) -> Tree:
-        """The rows of a view: in place where they are scattered in memory on the host."""
+        """The node of the rows of a view. Rows scattered in the host's memory stay in place."""
         if view.is_tensor:
             return _of_tensors().lower_rows_of_tensor(self, view)
         return self.add_rows(view, view.memory, NAME_OF_DTYPE[view.dtype])
 
     def add_rows(self, view: RaggedView, array: Any, dtype: str) -> Tree:
-        """The rows of a view of the host's memory, which `array` has."""
+        """The node of the rows of a view of `array`, which is in the host's memory."""
         starts, splits, dims = view.starts, view.row_splits, view.values_shape
         data: Any = view
         if view.is_end_to_end:
             data = array if _is_in_order(array) else bytes_in_order(array)
         elif splits.rows == 1 and type(starts) is int and _is_in_order(array):
-            # The only row of a rectangle is its first cells.
+            # A padded rectangle of one row: the row is the first cells of its memory.
             size = math.prod(dims)
             data = array if array.size == size else array.reshape(-1)[:size]
         return self.add(Item(data, dims, splits, dtype, view.ragged_dim))
 
     def lower_int64s(self, rows: IntArray) -> Tree:
-        """A TENSOR of rows of int64s, which is never stored narrow."""
+        """The TENSOR of rows of int64s, which is never stored narrow."""
         self.items.append(Item(rows, rows.shape))
         return (Code.TENSOR, "int64", 2)
 
     # Columns
 
     def _each_named(self, names: Iterable[str], narrow: frozenset[Name]) -> Iterator[str]:
-        """The names, each after it has become that of the current column.
+        """Make each name that of the current column, then yield it.
 
-        The current column decides what is stored narrow.
+        The name of the current column decides what is stored narrow.
         """
         outer, outer_is_narrow = self._column_name, self._column_is_narrow
         for name in names:
@@ -494,11 +503,11 @@ class Lowering:
             self.columns[path] = None
             self._column_is_narrow = outer_is_narrow or path in narrow
             yield name
-        # At the end, the column around the batch is the current one again.
+        # After the last column, the one that holds the batch is the current one again.
         self._column_name, self._column_is_narrow = outer, outer_is_narrow
 
     def _lower_columns(self, value: Columns) -> Tree:
-        """The tree of a batch from its columns: that of the TensorDict they would make."""
+        """The tree of `Columns`: it is that of a TensorDict of them."""
         sizes = [value.rows, *value.inner_sizes]
         self.note_unbacked_rows(extent_of(sizes))
         self.items += sizes
@@ -508,7 +517,7 @@ class Lowering:
     def lower_each_column(
         self, columns: Mapping[str, Any], sizes: list[int], handlers: Mapping[type, Handler]
     ) -> list[Tree]:
-        """The node of each column of a batch of these sizes."""
+        """The node of each column of a batch of batch size `sizes`."""
         if len(self._path) >= spec.MAX_DEPTH and columns:
             raise self._too_deep()
         nodes: list[Tree] = []
@@ -518,7 +527,7 @@ class Lowering:
             names = self._each_named(columns, self._narrow)
         for name in names:
             column = columns[name]
-            if isinstance(column, Item):  # its maker knows the rows
+            if isinstance(column, Item):  # whoever made the item checked its rows
                 nodes.append(self.add(column))
                 continue
             lower = handlers.get(type(column))
@@ -532,9 +541,9 @@ class Lowering:
         return nodes
 
     def _lower_leaf(self, leaf: Any, sizes: list[int], name: str) -> Tree:
-        """A column of another type than most."""
+        """The node of a column whose type has no handler for columns."""
         if self._default is not None and not (type(leaf) in _HANDLERS or _handler_of(type(leaf))):
-            # Here, so that its rows are checked.
+            # Call `default` here, so that `_check_batch_size` checks the rows of its result.
             leaf = result_of(self._default, (leaf,), "default")
         self._check_batch_size(leaf, sizes, name)
         node = self.lower(leaf)
@@ -544,18 +553,18 @@ class Lowering:
         return node
 
     def _check_batch_size(self, column: Any, sizes: list[int], name: str) -> None:
-        """Refuse a column with other rows than its batch: the caller may have changed it."""
+        """Refuse a column that does not have its batch's rows: the caller may have changed it."""
         holder = column_of(column)
         found = holder.sizes(sizes)
         if found != sizes and sizes:
             if self._path[-1:] == [name]:
-                self._path.pop()  # the fault is that of its batch
+                self._path.pop()  # the error is about the batch
             where = f"nested {name!r}" if holder.is_batch else repr(name)
             detail = f"expected batch size {sizes} in {where} too, found {found}"
             raise self.error("row_mismatch", detail)
 
     def _lower_rectangle(self, array: np.ndarray[Any, Any]) -> Tree:
-        """An array as the tensor over its memory, or as TensorDicts hold it."""
+        """The node of an array: a tensor if torch has its dtype, else a leaf of objects."""
         name = TORCH_NAME_OF_NUMPY.get(array.dtype)
         if name is not None:
             return self.lower_cells(array, name)
@@ -574,7 +583,7 @@ class Lowering:
         return self.lower_payloads(rows, spec.IN_STACK)
 
     def _lower_array_leaf(self, array: np.ndarray[Any, Any]) -> Tree:
-        """An array with one item per row, as a leaf of a TensorDict holds it."""
+        """The node of an array with one item per row, as in a leaf of a TensorDict."""
         self.note_unbacked_rows(len(array))
         self.items.append(len(array))
         return (Code.NON_TENSOR_DATA, 1, self.lower_at("data", array))
@@ -586,7 +595,7 @@ class Lowering:
         return self.lower_payload(one.data, len(sizes))
 
     def lower_payload(self, data: Any, dims: int) -> Tree:
-        """An object of a batch of so many dims, whose sizes were added."""
+        """The node of one object of a whole batch of `dims` dims; the caller added their sizes."""
         values_before = len(self.values)
         tree = self.lower_at("data", data)
         if type(tree) is not tuple:
@@ -607,7 +616,7 @@ class Lowering:
 
 
 class _ListColumn(tuple[list[Any]]):
-    """A list that is a column of a dict, and not a value in one."""
+    """Marks a list as a column of a dict, rather than a value in one."""
 
     __slots__ = ()
 
@@ -647,7 +656,7 @@ _HANDLERS_OF_BASES: list[tuple[type, Handler]] = [
     (Batch, Lowering._lower_open_batch),
 ]
 
-# Columns of `Columns`, in which a list of objects is rows, and an array the tensor over it.
+# For columns of `Columns`: there a list has one object per row, and an array is a tensor.
 _COLUMN_HANDLERS: dict[type, Handler] = {
     RaggedView: Lowering.lower_view,
     CellRows: Lowering._lower_cell_rows,
@@ -664,7 +673,7 @@ def add_handlers(
     bases: Iterable[tuple[type, Handler]],
     lists: Iterable[type],
 ) -> None:
-    """Lower values of more types: of values, of columns, of subclasses, and of lists."""
+    """Add handlers of more types: for values, for columns, for subclasses, and for lists."""
     _HANDLERS.update(handlers)
     _HANDLERS.update(dict.fromkeys(lists, Lowering.lower_list))
     _LIST_TYPES.update(lists)
@@ -679,7 +688,7 @@ def _of_tensors() -> Any:
 
 
 def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
-    """Rows that are the bytes of arrays, one each, but for rows without bytes."""
+    """Data for an item of rows, each of which is one array of `cells`; empty rows have none."""
     if not cells:
         return NO_BYTES
     if splits.rows == 1:
@@ -693,7 +702,7 @@ def _is_in_order(memory: Any) -> bool:
 
 
 def _has_rows(item: Any, rows: int | None) -> bool:
-    """Whether the first item of a column shows that it has so many rows."""
+    """Whether the first item of a column shows that the column has `rows` rows."""
     if type(item) is not Item:
         return False
     if item.splits is not None:
@@ -702,8 +711,8 @@ def _has_rows(item: Any, rows: int | None) -> bool:
 
 
 def _handler_of(kind: type) -> Handler | None:
-    """The handler of a rarer type; the first of them that may be torch's adds its types."""
-    if is_of_torch(kind):
+    """The handler of a type that `_HANDLERS` may lack; None if there is none."""
+    if is_of_torch(kind):  # the import adds the types of torch and tensordict
         _of_tensors()
     found = _HANDLERS.get(kind)
     if found is not None:

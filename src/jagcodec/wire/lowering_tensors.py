@@ -17,7 +17,7 @@ from tensordict import (
 from jagcodec.columns.batch import Batch
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
 from jagcodec.memory import extent_of
-from jagcodec.memory.arrays import ByteArray, IntArray
+from jagcodec.memory.arrays import ByteArray
 from jagcodec.memory.plain_types import TENSOR_TYPES, remedy_for
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import as_bytes, plain_array
@@ -46,7 +46,7 @@ from jagcodec.wire.torch_dtypes import TORCH_NAMES
 def bytes_of_tensors(
     walk: Lowering, item: Item, tensors: Sequence[torch.Tensor]
 ) -> list[ByteArray] | None:
-    """The bytes of tensors; None if the item gets them later, because one is on a device."""
+    """The bytes of tensors. If one is on a device, returns None: the item gets them later."""
     if all(tensor.is_cpu for tensor in tensors):
         return list(map(as_bytes, tensors))
     _read_later(walk, item, *tensors)
@@ -54,7 +54,7 @@ def bytes_of_tensors(
 
 
 def _read_later(walk: Lowering, item: Item, *tensors: torch.Tensor) -> None:
-    """Give an item the cells of tensors, end to end, once their devices were waited for."""
+    """After the wait for the devices, give an item the cells of tensors, end to end."""
     walk.on_devices += tensors
 
     def read(copies: HostCopies) -> None:
@@ -65,7 +65,7 @@ def _read_later(walk: Lowering, item: Item, *tensors: torch.Tensor) -> None:
 
 
 def fetch(tensors: Sequence[torch.Tensor], unread: Sequence[Callable[[HostCopies], None]]) -> None:
-    """Wait for the devices of tensors once, and give items the cells that were there."""
+    """Wait for the devices of tensors once, then give the items their cells."""
     copies = HostCopies()
     copies.fetch(tensors)
     for read in unread:
@@ -73,7 +73,7 @@ def fetch(tensors: Sequence[torch.Tensor], unread: Sequence[Callable[[HostCopies
 
 
 def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
-    """Whether the storage of a tensor holds all of its array; False is not certain."""
+    """Whether the storage of a tensor surely holds all of its array."""
     end = array.nbytes + tensor.storage_offset() * array.itemsize
     return array.flags.c_contiguous and end <= tensor.untyped_storage().nbytes()
 
@@ -104,7 +104,7 @@ _REMEDY_OF_BATCHES = (
 
 
 def _add_rows_on_device(walk: Lowering, view: RaggedView, dtype: str) -> Tree:
-    values = values_of(view, walk.indices)  # only rows leave the device
+    values = values_of(view, walk.indices)  # so that only the rows leave the device
     item = Item(None, view.values_shape, view.row_splits, dtype, view.ragged_dim)
     _read_later(walk, item, values)
     return walk.add(item)
@@ -132,7 +132,7 @@ def _lower_tensor(walk: Lowering, tensor: torch.Tensor) -> Tree:
 
 
 def _readable_dtype(walk: Lowering, tensor: torch.Tensor) -> str:
-    """The wire's name of its dtype; an error for a tensor whose cells cannot be read."""
+    """The wire's name of a tensor's dtype; raises if its cells cannot be read."""
     name = TORCH_NAMES.get(tensor.dtype)
     if name is None:
         remedy = "dequantise it first" if tensor.is_quantized else "convert it with .to()"
@@ -146,7 +146,7 @@ def _readable_dtype(walk: Lowering, tensor: torch.Tensor) -> str:
 
 
 def _lower_dense(walk: Lowering, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
-    """A TENSOR; an `unchanged` one is not stored in another way."""
+    """The TENSOR of a tensor; an `unchanged` one is never stored narrow or elided."""
     dtype, dims = _readable_dtype(walk, tensor), tuple(tensor.shape)
     walk.check_rank(tensor)
     item = Item(None, dims, None, None if unchanged else dtype)
@@ -159,7 +159,7 @@ def _lower_dense(walk: Lowering, tensor: torch.Tensor, *, unchanged: bool = Fals
 
 
 def _lower_jagged(walk: Lowering, jagged: torch.Tensor) -> Tree:
-    """A jagged tensor; of one with holes on a device only rows leave it."""
+    """The JAGGED of a jagged tensor."""
     parts = parts_of(jagged)
     dtype = TORCH_NAMES.get(parts.values.dtype)
     array = plain_array(parts.values)
@@ -175,7 +175,10 @@ def _lower_jagged(walk: Lowering, jagged: torch.Tensor) -> Tree:
 
 
 def _add_jagged_on_device(walk: Lowering, parts: NestedParts, dtype: str | None) -> Tree:
-    """A jagged tensor that is read later; of one with holes only rows leave the device."""
+    """The JAGGED of a tensor on a device, which is read later.
+
+    If it has holes, only its rows leave the device.
+    """
     where, holes = walk.where(), parts.lengths
     item = Item(None, tuple(parts.values.shape), None, dtype, parts.ragged_dim)
     walk.on_devices += (parts.offsets, parts.values if holes is None else holes)
@@ -183,7 +186,7 @@ def _add_jagged_on_device(walk: Lowering, parts: NestedParts, dtype: str | None)
     def read(copies: HostCopies) -> None:
         view = _view_of(walk, parts, where, copies)
         values = values_of(view)
-        copies.fetch([values])  # of a tensor with holes only now
+        copies.fetch([values])  # fetched before now if there are no holes
         item.data, item.dims = as_bytes(copies.of(values)), view.values_shape
         item.splits = view.row_splits
 
@@ -195,7 +198,7 @@ def _add_jagged_on_device(walk: Lowering, parts: NestedParts, dtype: str | None)
 def _view_of(
     walk: Lowering, parts: NestedParts, where: str | None = None, copies: HostCopies | None = None
 ) -> RaggedView:
-    """The rows of a jagged tensor; an error names `where` it is, or where the walk is."""
+    """The rows of a jagged tensor; an error names `where`, by default the place of the walk."""
     try:
         return view_of_checked_parts(parts, "", walk.pool, copies)
     except ArgumentError as error:
@@ -211,10 +214,9 @@ def are_views_of_one_storage(values: Sequence[Any]) -> bool:
 def lower_views_of_one_storage(walk: Lowering, values: Sequence[Any]) -> Tree | None:
     """A list of views of one storage; None for any other list."""
     found = views_of_one_storage(values)
-    return None if found is None else _lower_tensor_views(walk, *found)
-
-
-def _lower_tensor_views(walk: Lowering, view: RaggedView, bounds: IntArray) -> Tree:
+    if found is None:
+        return None
+    view, bounds = found
     memory: Any = view.memory
     data = as_bytes(memory) if view.is_end_to_end else view
     walk.items.append(Item(data, view.values_shape))
@@ -224,13 +226,13 @@ def _lower_tensor_views(walk: Lowering, view: RaggedView, bounds: IntArray) -> T
 
 def _lower_strided_nested(walk: Lowering, tensor: torch.Tensor) -> Tree:
     name = _readable_dtype(walk, tensor)
-    with torch.no_grad():  # a `detach` of the whole would warn that it is a prototype
+    with torch.no_grad():  # not `tensor.detach()`: torch warns that nested ones are a prototype
         components = tensor.unbind() if tensor.size(0) else ()
     rank = components[0].dim() if components else 0
     shapes = [component.shape for component in components]
     for shape in shapes:
         walk.check_dims(shape, tensor.itemsize)
-    # Without dims a component has a 1 for its one element: every component has bytes.
+    # A component without dims gets a 1 for its one element, so that every component has bytes.
     sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
     elements = sum(component.numel() for component in components)
     item = Item(NO_BYTES, (elements,))
@@ -253,7 +255,7 @@ def _lower_tensordict(walk: Lowering, td: TensorDictBase) -> Tree:
 def _lower_lazy_view(walk: Lowering, view: Any) -> Tree:
     try:
         whole = non_tensor.tensordict_of_view(view)
-    except RuntimeError as error:  # of a stack of rows with different shapes
+    except RuntimeError as error:  # the view is of a stack of rows with different shapes
         raise walk.unsupported(view, f": {error!s:.200}; encode what it is a view of") from error
     return _lower_tensordict(walk, whole)
 
@@ -288,7 +290,7 @@ def _lower_members(walk: Lowering, stack: LazyStackedTensorDict) -> list[Tree]:
 
 
 def _lower_non_tensor_data(walk: Lowering, data: NonTensorData) -> Tree:
-    if isinstance(data.data, Batch):  # as tensordict takes it: all of it in each row
+    if isinstance(data.data, Batch):  # tensordict would put all of it into each row
         raise walk.unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
     _append_batch_size(walk, data)
     return walk.lower_payload(data.data, len(data.batch_size))
@@ -300,7 +302,7 @@ def _check_unnamed(walk: Lowering, td: Any, names: Sequence[str | None]) -> None
 
 
 def _append_batch_size(walk: Lowering, td: Any) -> None:
-    """The numbers of a batch size; its dims have no names."""
+    """Add the numbers of a batch size, and refuse names of its dims."""
     batch_size: torch.Size = td.batch_size
     if batch_size:
         _check_unnamed(walk, td, td.names)
@@ -308,7 +310,7 @@ def _append_batch_size(walk: Lowering, td: Any) -> None:
         detail = f"expected a batch size from 0 on, found {list(batch_size)}"
         raise walk.error("bad_shape", detail)
     walk.note_unbacked_rows(extent_of(batch_size))
-    walk.items += map(int, batch_size)  # a symbolic dim becomes a number
+    walk.items += map(int, batch_size)  # `int` makes a number of a symbolic dim
 
 
 # --- their types -------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """`join_rows`, `side_by_side`: several batches as one `WireBatch`.
 
-Making one reads no payload. Jagged columns, rectangles and documents of messages in memory are
-then read in place: one kernel call writes the rows of all messages to one rectangle. Other columns
-are read from each message, and joined as `concat_rows` does it.
+Joining reads no payload. Later, jagged columns, rectangles and documents of messages in memory are
+read in place: one kernel call writes the rows of all messages to one rectangle. Other columns are
+read from each message and then joined, as by `concat_rows`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class JoinedRows(Source):
         parts: list[Any],
         messages: MessageTable | None,
     ) -> None:
-        """`parts` are `WireBatch`es, or messages to open; `messages` reads them in place."""
+        """`parts` are `WireBatch`es or messages to open; `messages` reads all in place."""
         rows = sum(counts)
         check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
@@ -90,7 +90,7 @@ class JoinedRows(Source):
         self._counts = counts
         self._parts = parts
         self._messages = messages
-        self._pool = RowSplitsPool()  # for all rows; `ChosenRows` have another
+        self._pool = RowSplitsPool()  # if all rows are read; `ChosenRows` have their own pool
         self._forms: dict[str, list[tuple[IntArray, JoinedRows]]] = {}
 
     def columns(self) -> Mapping[str, Column]:
@@ -101,9 +101,9 @@ class JoinedRows(Source):
         return None if self._messages is None else self._messages.column(name)
 
     def forms(self, name: str) -> list[tuple[IntArray, JoinedRows]]:
-        """For each form of a column of objects, the rows that have it, and a source of them.
+        """For each form of a column of objects, the rows that have it, and a source of these rows.
 
-        Empty if there is only one form, or the column is of another kind.
+        The list is empty if there is only one form, or if the column is not one of objects.
         """
         if name not in self._forms:
             found = self._messages.by_form(name) if self._messages else []
@@ -125,7 +125,7 @@ class JoinedRows(Source):
         return map(self.part, range(len(self._parts)))
 
     def of_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
-        """What is read of each batch; an error names the message."""
+        """What `read` returns for each batch; an error names the message."""
         found = []
         for i, part in enumerate(self.parts()):
             try:
@@ -145,7 +145,7 @@ class JoinedRows(Source):
 
     def meta(self) -> dict[str, Any]:
         if any(NO_VALUES in stack.values for stack in self._stacks()):
-            return {}  # a message without documents has no `meta` to agree on
+            return {}  # a message without documents has no `meta`, so all agree on nothing
         return agreed([self.part(i).meta for i in sorted(set(self._first_with_meta()))])
 
     def metas(self) -> list[dict[str, Any]]:
@@ -155,7 +155,10 @@ class JoinedRows(Source):
         return self._messages.stacks if self._messages else ()
 
     def _first_with_meta(self) -> list[int]:
-        """For each batch, the first one that has the same documents, and so the same `meta`."""
+        """For each batch, the index of one to read its `meta` from.
+
+        That is the first batch whose header has the same documents, and so the same `meta`.
+        """
         first = [*range(len(self._parts))]
         for stack in self._stacks():
             members = stack.members.tolist()
@@ -165,19 +168,16 @@ class JoinedRows(Source):
         return first
 
     def choose(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
-        """The chosen rows of a column, with splits that columns of equal rows share."""
+        """The chosen rows of a column; columns of equal row lengths share one `RowSplits`."""
         if chosen is None:
             row_splits = self._pool.unique(view.row_splits)
             return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
         return chosen.of_view(view)
 
-    def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
-        return self._pool if chosen is None else chosen.pool
-
     def by_form(self, name: str, how: Read) -> Any:
-        """A column of objects whose form is not the same in all messages, read form by form.
+        """A column of objects whose form differs between messages, read form by form.
 
-        None for any other column, and if a message must be read to name its fault.
+        Returns None for any other column, and if a message must be read alone to name its fault.
         """
         forms, chosen = self.forms(name), how.chosen
         if not forms:
@@ -200,9 +200,9 @@ class JoinedRows(Source):
         return made
 
     def one_by_one(self, name: str, how: Read) -> Any:
-        """A column that is read from each batch, and joined, in the form of `As.VIEW`.
+        """Read a column from each batch, and join the parts, in the form of `As.VIEW`.
 
-        All such columns of one read are read together, because each batch is opened for it.
+        The first call reads all such columns of one read, so that each batch is opened only once.
         """
         known = how.known.get(self)
         if known is None:
@@ -210,7 +210,7 @@ class JoinedRows(Source):
             mine = [x for x in columns if isinstance(x, JoinedColumn) and x.source is self]
             names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
             known = how.known[self] = self._batch_by_batch(names, how) if names else {}
-        if name not in known:  # the table has it, but not all of its objects
+        if name not in known:  # the table found the column, but could not read its objects
             known |= self._batch_by_batch([name], how)
         return known.pop(name)
 
@@ -233,7 +233,7 @@ class JoinedRows(Source):
                     each[name].append(_columns_inside(column, form))
             except WireFormatError as error:
                 raise in_message(error, i) from error
-        pool, joined = self._pool_of(chosen), {}
+        pool, joined = self._pool if chosen is None else chosen.pool, {}
         for name, found in each.items():
             with at_column(name):
                 joined[name] = _joined_column(name, found, order, pool)
@@ -242,7 +242,10 @@ class JoinedRows(Source):
     def _rows_of_parts(
         self, chosen: ChosenRows | None
     ) -> tuple[list[tuple[int, Any]], IntArray | None]:
-        """Which rows to read from which batch, and how to order them all; None keeps the order."""
+        """Which rows to read from which batch, and the order to put all of them in afterwards.
+
+        None for rows means all of a batch; None for the order means that they are in order.
+        """
         if chosen is None:
             return [(i, None) for i in range(len(self._parts))], None
         if not len(chosen):
@@ -291,13 +294,13 @@ class JoinedColumn(Column):
 
     def stored(self) -> Stored:
         found = self.source.in_place(self.name)
-        if found:  # the table reads no elided columns
+        if found:  # not elided: the table reads no such columns
             return Stored([(self.name,)], False) if found.narrow else AS_IT_IS
         narrow, elided = all_stored([column.stored() for column in self._of_parts()])
         return Stored([*dict.fromkeys(narrow)], elided)
 
     def _of_parts(self) -> Sequence[Column]:
-        """The column in the sources that are read instead of the table."""
+        """The column in each form, or in each batch, where the table does not have it."""
         forms = self.source.forms(self.name)
         if forms:
             return [JoinedColumn(part, self.name) for _, part in forms]
@@ -327,12 +330,12 @@ class JoinedColumn(Column):
         return InPlace(view, objects)
 
     def _read_parts(self, how: Read) -> Any:
-        """The column from each form, or from each batch, because the table cannot read it."""
+        """Read the column form by form, or batch by batch, because the table cannot read it."""
         rows = self.source.by_form(self.name, how)
         if rows is not None:
             return rows
         column = self.source.one_by_one(self.name, how)
-        if type(column) is dict:  # a batch inside
+        if type(column) is dict:  # a nested batch
             rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
             path = _path(self.name)
             return how.batch_type(nested_source(column, [rows], self.source, path))
@@ -349,7 +352,7 @@ class JoinedColumn(Column):
                 dtype = None if of_objects else found.dtype
                 return item_of_view(view, dtype, ragged=found.kind is not Kind.TENSOR)
         column = self.read(how)
-        if isinstance(column, InPlace):  # of no rows
+        if isinstance(column, InPlace):  # objects of no rows
             column = column.make(gathered_bytes([column.view])[0])
         if isinstance(column, WireBatch):
             return sent_inside(column, how)
@@ -367,7 +370,7 @@ class JoinedColumn(Column):
 
 
 def _jagged_in_place(view: RaggedView, how: Read) -> InPlace:
-    """A jagged column, which waits for the copy of its rows."""
+    """A jagged column that is made once its rows are copied."""
     values, splits, dim = how.half, view.row_splits, view.ragged_dim
     return InPlace(
         view, lambda cells: values.jagged_of_values(values.of_cells(cells, view), splits, dim)
@@ -375,9 +378,9 @@ def _jagged_in_place(view: RaggedView, how: Read) -> InPlace:
 
 
 def _joined_objects(data: ByteArray, row_splits: RowSplits, levels: int) -> Any:
-    """Documents end to end as (N,) objects; None if each message must be read."""
+    """The (N,) objects of documents that are end to end; None if each message must be read."""
     raw, bounds = data.tobytes(), row_splits.offsets_array.tolist()
-    with suppress(WireFormatError):  # reading each message finds it again
+    with suppress(WireFormatError):  # reading each message raises it again, with its place
         items = documents.parsed_rows(raw, bounds[1:], range(row_splits.rows))
         if are_values(items, levels):
             return object_array(items)
@@ -385,13 +388,13 @@ def _joined_objects(data: ByteArray, row_splits: RowSplits, levels: int) -> Any:
 
 
 def _joined_arrays(view: RaggedView, dims: RaggedView, column: ColumnInPlace) -> Any:
-    """Rows that are arrays as (N,) objects; None if each message must be read."""
+    """The (N,) objects of rows that are arrays; None if each message must be read."""
     data, table = gathered_bytes([view, dims])
     lengths, itemsize = view.row_splits.lengths, view.dtype.itemsize
     of_row = half(*VALUES).rows_of_cells(data, view) if column.tensors else None
     if of_row is None:
         of_row = array_maker(array_of_cells(data, view))
-    with suppress(WireFormatError):  # reading each message finds it again
+    with suppress(WireFormatError):  # reading each message raises it again, with its place
         numbers = array_of_cells(table, dims)
         return object_array(rows_of_arrays(of_row, itemsize, lengths, numbers, range(len(lengths))))
     return None
@@ -405,7 +408,7 @@ def _joined_column(
         view = concat_views(columns)
         if view is None:
             return join_views(columns, order, pool, _path(name))
-        if order is not None:  # the chosen rows keep sharing cells as in their messages
+        if order is not None:  # a choice from the view: rows that share cells still share them
             view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
         return replace(view, row_splits=pool.unique(view.row_splits))
     if not all(isinstance(column, OneObject) for column in columns):
@@ -426,13 +429,14 @@ def _joined_column(
 
 
 def _columns_inside(column: Any, form: As) -> Any:
-    """A batch in a batch, read in a form: a TensorDict, or without torch a dict of its columns.
+    """A nested batch, read in a form; any other column is returned unchanged.
 
-    Any other column is returned unchanged.
+    The result is a TensorDict, or a dict of columns where torch is not installed or for `As.HOST`.
     """
     if not isinstance(column, WireBatch):
         return column
-    if form is As.VIEW and half(*VALUES).HAS_LEAVES:  # whose rows share their offsets
+    # Jagged columns of equal row lengths share their offsets in a TensorDict.
+    if form is As.VIEW and half(*VALUES).HAS_LEAVES:
         return column.to_tensordict()
     return {name: _columns_inside(x, form) for name, x in views_of(column, form).items()}
 
@@ -442,13 +446,13 @@ def _path(name: str) -> str:
 
 
 def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
-    """The rows of several batches, each a `WireBatch` (its chosen rows), frames or a blob."""
+    """The rows of several batches: frames, blobs, and the chosen rows of `WireBatch`es."""
     parts: list[Any] = list(sources)
     stacks: list[Stack] = []
     if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):
         parts = [*chain.from_iterable(map(_joined_parts, parts))]
         buffers: list[Sequence[ByteArray]] = [()] * len(parts)
-    else:  # the caller may change a list of frames before a column is read
+    else:  # this copies lists of frames: the caller may change them before a column is read
         frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
         parts, buffers = list[Any](frames), [message[1:] for message in frames]
     counts = np.full(len(parts), -1, dtype=np.int64)
@@ -482,7 +486,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
 
 
 def _joined_parts(source: Any) -> Sequence[Any]:
-    """The batches that a batch was joined from; the batch itself if it is not a join."""
+    """The batches that a join consists of; [source] if it is not a join, or of chosen rows."""
     joined = source_in(source) if isinstance(source, WireBatch) else None
     if isinstance(joined, JoinedRows) and chosen_of(source) is None:
         return [part.select(source.fields) for part in joined.parts()]
@@ -507,7 +511,7 @@ class SideBySide(Source):
     def __init__(
         self, columns: Mapping[str, Column], batches: Sequence[WireBatch], pool: RowSplitsPool
     ) -> None:
-        """`columns` are those of `batches`; the pool knows the rows of columns in memory."""
+        """`columns` are columns of `batches`; `pool` has the row splits of those in memory."""
         sources = [source_in(batch) for batch in batches]
         device = next((s.device for s in sources if s.device is not None), None)
         pickle = any(source.allow_pickle for source in sources)
@@ -521,7 +525,7 @@ class SideBySide(Source):
         return self._columns
 
     def meta(self) -> dict[str, Any]:
-        # The rows are the same, so a message that lacks a value does not contradict it.
+        # All batches are of the same rows, so one that lacks a value does not contradict it.
         return uncontradicted(self.metas())
 
     def metas(self) -> list[dict[str, Any]]:
@@ -537,13 +541,13 @@ class SideBySide(Source):
 
 
 def common_sizes(batches: Iterable[Sequence[int]]) -> list[int]:
-    """The batch dims that all batches of these sizes have."""
+    """The leading dims that all of these batch sizes have."""
     dims = takewhile(lambda sizes: len({*sizes}) == 1, zip(*batches, strict=False))
     return [sizes[0] for sizes in dims]
 
 
 def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
-    """The column; a jagged one gets the offsets that the pool has for its row lengths."""
+    """The column; if it is jagged, with the row splits that the pool has for its lengths."""
     if isinstance(column, RaggedView):
         return replace(column, row_splits=pool.unique(column.row_splits))
     return column_of(column).sharing(path, pool)
@@ -551,7 +555,7 @@ def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
 
 def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) -> WireBatch:
     """The columns of batches of the same rows; if two have one name, the later one wins."""
-    # A batch whose rows were chosen becomes a join, so that rows can be chosen again from all.
+    # Make a join of a batch whose rows were chosen: a later choice then counts among these rows.
     whole = [b if chosen_of(b) is None else join_rows([b], where) for b in batches]
     columns = {name: column for batch in whole for name, column in columns_in(batch).items()}
     return WireBatch(SideBySide(columns, whole, pool))

@@ -46,9 +46,9 @@ class Reading(NamedTuple):
     copy: bool | None = None
     device: torch.device | None = None  # where tensors go; None leaves them where their cells are
     allow_pickle: bool = False
-    by_range: bool = False  # copy each value by itself: few of them may be read
-    verify: bool = True  # checksums of frames are compared; that of the header always is
-    file: str | None = None  # the name of the file that it is in, for errors
+    by_range: bool = False  # copy each value separately, because few of them may be read
+    verify: bool = True  # compare checksums of frames; that of the header always is compared
+    file: str | None = None  # the name of the message's file, for errors
 
     def has_options(self) -> bool:
         """Whether a caller gave any of the options of `decode`."""
@@ -56,17 +56,17 @@ class Reading(NamedTuple):
 
 
 class Budget:
-    """The use of the limits by one read. A message counts nothing, so threads can share it."""
+    """Counts what one read takes of the limits. The message has no counts: threads share it."""
 
     __slots__ = ("indirect_bytes", "objects", "outer")
 
     def __init__(self, message: Message) -> None:
-        self.outer: int = 0  # containers around the message, all of outer messages
-        self.objects: int = message.header.objects  # and of the messages in rows that were read
-        self.indirect_bytes: int = 0  # of repeated documents that become objects
+        self.outer: int = 0  # containers around the message that is being read
+        self.objects: int = message.header.objects  # grows with each message in a row
+        self.indirect_bytes: int = 0  # bytes of repeated documents that become objects
 
     def check_depth(self, message: Message, levels: int) -> None:
-        """Refuse what is `levels` inside the message, if that is too deep."""
+        """Refuse a value that is `levels` deep in the message, if that is too deep in all."""
         deepest = self.outer + levels
         if deepest > message.limits.depth:
             raise exceeded("depth", message.limits.depth, deepest, "levels")
@@ -90,9 +90,9 @@ class Budget:
 class Message:
     """An open message: its checked header and its buffers. Threads may share it.
 
-    The header vouches for every place that is asked for. A read-only frame is copied at the first
-    value in it, once for all of them; of a message that is read by range each value is copied by
-    itself, because few of them may be asked for.
+    The header was checked, so every place in it is within a buffer. A read-only frame is copied
+    whole when the first value in it is read. If the message is read by range, each value is copied
+    separately instead, because few of them may be read.
     """
 
     __slots__ = (
@@ -124,24 +124,24 @@ class Message:
     ) -> None:
         self.header: Header = header
         self.numbers: list[int] = header.numbers
-        # Arrays. A buffer that is not in memory is a function (offset, size) -> bytes.
+        # Each an array; if it is not in memory, a function (offset, size) -> bytes.
         self.buffers: Sequence[Any] = buffers
-        self.in_memory: bool = in_memory  # whole buffers can be read without a cost
+        self.in_memory: bool = in_memory  # whether reading a whole buffer costs nothing
         self.reading: Reading = reading
         self.limits: Limits = reading.limits
-        self.device: torch.device | None = reading.device  # None leaves tensors where cells are
-        # Where tensors go if it is not the CPU: they are copied there, and need no copy here.
+        self.device: torch.device | None = reading.device  # None: tensors stay on the CPU
+        # The device if it is not the CPU: tensors are copied there, so their cells need no copy.
         leaves = reading.device is not None and reading.device.type != "cpu"
         self.away: torch.device | None = reading.device if leaves else None
         self.allow_pickle: bool = reading.allow_pickle
-        self.frames: Sequence[Any] | None = frames  # header first; None if they are fetched
+        self.frames: Sequence[Any] | None = frames  # header first; None for a store
         # The documents of the header, with `_TAKEN` for each that a reader has. A reader pops this
         # list, takes one document, and puts the list back.
         self._unread: list[list[Any]] = [header.values] if header.values else []
         self._groups: dict[int | None, RowSplits] = {}
-        self._of_cells: dict[int, RowSplits] = {}  # of rectangles, by how many rows they have
-        self._owned: dict[int, ByteArray] = {}  # buffers that may be kept
-        self._wide: dict[CellPlace, ByteArray] = {}  # cells of runs that were stored narrow
+        self._of_cells: dict[int, RowSplits] = {}  # of rectangles, by their number of rows
+        self._owned: dict[int, ByteArray] = {}  # buffers that values may alias and write to
+        self._wide: dict[CellPlace, ByteArray] = {}  # widened cells of runs
         # Indirect columns in memory with all of their rows, by the first of their numbers.
         self._in_runs: dict[int, RaggedView] = {}
 
@@ -150,15 +150,15 @@ class Message:
         return tuple(self.numbers[node.dims : node.end])
 
     def document(self, index: int) -> Any:
-        """A document of the header, unshared."""
+        """A document of the header, which the caller may change: no other reader gets it."""
         try:
             values = self._unread.pop()
-        except IndexError:  # another thread has it at this moment
+        except IndexError:  # another thread has popped the list
             values = []
         if not values or values[index] is _TAKEN:
             values = documents.parsed(self.header.value_bytes, "values")
         value, values[index] = values[index], _TAKEN
-        # All others are kept: a reader of every column unpacks the header once, not once for each.
+        # Keep the other documents, so that reading every column unpacks the header only once.
         if not self._unread:
             self._unread.append(values)
         return value
@@ -166,15 +166,15 @@ class Message:
     # Bytes
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """Bytes unchanged, only to be read."""
+        """The bytes of a place. The caller must not write to them."""
         if not size:
-            return NO_BYTES  # an empty value needs no buffer
+            return NO_BYTES  # the buffer of an empty value need not exist
         found = self.buffers[buffer]
         data: ByteArray = found(offset, size) if callable(found) else found[offset : offset + size]
         return data
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """Bytes, flat, aligned and safe to write to."""
+        """The bytes of a place, flat and aligned; safe to write to unless `copy` is False."""
         if not size:
             return NO_BYTES
         data = self._owned.get(buffer)
@@ -191,17 +191,17 @@ class Message:
         return copied(data) if alignment > 1 and address(data) % alignment else data
 
     def int64s(self, buffer: int, offset: int, count: int) -> IntArray:
-        """Integers in a copy: what is checked must not change with the message's memory."""
+        """A copy of integers: what was checked must not change with the message's memory."""
         return np.frombuffer(bytearray(self.read(buffer, offset, 8 * count)), dtype=np.int64)
 
     def elements(self, place: CellPlace, start: int, end: int) -> ByteArray:
-        """The bytes of elements `start` to `end` of a place, widened to their dtype; read only."""
+        """The bytes of elements `start` to `end`, widened to their dtype; only read them."""
         buffer, offset, stored, _, name = place
         if stored == PLAIN or start == end:
             size = TORCH_ITEMSIZES[name]
             return self.read(buffer, offset + start * size, (end - start) * size)
         if stored == spec.BITS:
-            # Bits are read by the byte. Those before the first element are thrown away.
+            # Read whole bytes, and drop the bits before the first element.
             first = start // 8
             data = self.read(buffer, offset + first, (end + 7) // 8 - first)
             elements = widened(data, stored, name, end - 8 * first)
@@ -211,7 +211,7 @@ class Message:
         return widened(data, stored, name, end - start)
 
     def all_elements(self, place: CellPlace) -> ByteArray:
-        """All elements of a run, widened to their dtype only once."""
+        """All elements of a run, as wide as their dtype; narrow ones are widened once and kept."""
         known = self._wide.get(place)
         if known is None:
             known = self.elements(place, 0, place.elements)
@@ -222,14 +222,14 @@ class Message:
     # Rows
 
     def row_splits(self, group: int) -> RowSplits:
-        """The rows of a ragged group; read once."""
+        """The rows of a ragged group, which are read once and kept."""
         found = self._groups.get(group)
         return found or self._groups.setdefault(group, self._read_group(group))
 
     def _read_group(self, index: int) -> RowSplits:
         group = self.header.groups[index]
         if group.rows < 2:
-            # One row or none: min and max describe them.
+            # Up to one row has no offsets: its length is min and max.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
         offsets = self.int64s(group.buffer, group.offset, group.rows + 1)
         row_splits = RowSplits.from_offsets(offsets)
@@ -261,21 +261,22 @@ class Message:
         return found
 
     def leaf(self, node: Node) -> Leaf:
-        """The place of the cells of a TENSOR, a JAGGED or rows of documents."""
+        """The `Leaf` of a TENSOR, a JAGGED or rows of documents."""
         leaf = leaf_of(node, self.numbers)
         if leaf is None:
             raise bad("a column whose rows can be read in place", f"a {node.kind.name}")
         return leaf
 
     def view(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
-        """The rows of a TENSOR (one cell each), a JAGGED or documents, in place.
+        """A view of the rows of a TENSOR (one cell each), a JAGGED or documents, in place.
 
-        They are only to be read. A range of rows whose cells are together is end to end.
+        The caller must not write to them. If the chosen rows are a range of neighbouring cells, the
+        view is end to end.
         """
         i, numbers = node.number, self.numbers
         if numbers[i + STORED] != PLAIN or not (chosen is None or self.in_memory):
             return self._view_of_leaf(node, chosen)
-        # Most columns, in as few steps as possible.
+        # The rest is `_view_of_leaf` for most columns, in as few steps as possible.
         kind, dim, name, group = node.kind, 1, "uint8", None
         if kind is _JAGGED:
             (name, _, dim), group = node.fields, numbers[i + GROUP]
@@ -297,7 +298,7 @@ class Message:
         return view if chosen is None else chosen.of_view(view)
 
     def _view_of_leaf(self, node: Node, chosen: ChosenRows | None) -> RaggedView:
-        """As `view`, of cells that are stored in any way, anywhere."""
+        """As `view`, for cells that are stored in any way, in memory or in a store."""
         leaf = self.leaf(node)
         splits = self.splits(leaf.group, leaf.shape[leaf.ragged_dim - 1])
         if leaf.runs:
@@ -312,7 +313,7 @@ class Message:
     def _view_of_cells(
         self, leaf: Leaf, splits: RowSplits, bounds: Sequence[tuple[int, int]] | None
     ) -> RaggedView:
-        """Rows that are end to end in a leaf, or in ranges of its cells that are read together."""
+        """A view of all rows of a leaf, or of the rows in some ranges of its cells, end to end."""
         place, shape, per_cell = leaf.place, leaf.shape, leaf.elements_per_cell
         if bounds is None:
             data = self.elements(place, 0, place.elements)
@@ -331,7 +332,7 @@ class Message:
     def _ranges_to_read(
         self, leaf: Leaf, splits: RowSplits, chosen: ChosenRows
     ) -> list[tuple[int, int]] | None:
-        """The ranges of cells to read for chosen rows, in their order; None for all cells."""
+        """The ranges of cells to read for chosen rows, in their order; None to read all cells."""
         is_one_range = isinstance(chosen.index, range) and leaf.outer == 1
         ranges = joined_rows(chosen.index) if is_one_range or not self.in_memory else []
         if not is_one_range and (self.in_memory or leaf.outer * len(ranges) > MOST_RANGES):
@@ -366,9 +367,9 @@ class Message:
         return self.numbers[node.number + STORED] != PLAIN and self.leaf(node).runs > 0
 
     def integers(self, node: Node, chosen: ChosenRows | None = None) -> IntArray:
-        """The cells of a TENSOR of int64s, or of its chosen rows, in a copy.
+        """A copy of the cells of a TENSOR of int64s, or of its chosen rows.
 
-        What is checked must not change with the message's memory.
+        What was checked must not change with the message's memory.
         """
         view = self.view(node, chosen)
         return np.ndarray(view.values_shape, np.int64, bytes_of_cells(view).tobytes())
@@ -377,7 +378,7 @@ class Message:
 _JAGGED, _TENSOR = spec.Kind.JAGGED, spec.Kind.TENSOR
 
 _TAKEN = object()
-"""The mark in place of a document of the header that a reader has taken."""
+"""Stands in place of a document of the header that a reader has taken."""
 
 
 def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
@@ -393,21 +394,21 @@ def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArra
 
 
 def owned_bytes(message: Message, view: RaggedView, *, leaves: bool = False) -> ByteArray | None:
-    """Cells that are end to end, in memory that may be kept; None if they are elsewhere.
+    """The cells of a view, in memory that a value may keep; None if they are not end to end.
 
-    Cells that leave for a device are only read.
+    With `leaves`, the cells go to a device and need no copy here.
     """
     if not view.is_end_to_end:
         return None
     memory: Any = view.memory
     data, itemsize = array_bytes(memory), view.dtype.itemsize
-    if not len(data):  # rows without bytes may be many, and be chosen again
+    if not len(data):  # a choice may repeat rows without bytes until their dims are too large
         check_extent(view.shape, itemsize, "WireBatch.rows(index)")
     return writable(data, False if leaves else message.reading.copy, itemsize)
 
 
 def owned_array(message: Message, view: RaggedView) -> npt.NDArray[Any]:
-    """The cells of rows, end to end, as an array in memory that may be kept."""
+    """The cells of a view's rows, end to end, as an array that the caller may keep."""
     data = owned_bytes(message, view)
     return array_of_cells(gathered_bytes([view])[0] if data is None else data, view)
 

@@ -36,27 +36,27 @@ from jagcodec.wire.stored.narrow import widened
 
 
 class ColumnInPlace(NamedTuple):
-    """The rows of a column in several messages; in a rectangle, each row is one cell."""
+    """A view of the rows of a column in several messages; a row of a rectangle is one cell."""
 
     kind: Kind
-    dtype: str  # of its cells
+    dtype: str
     narrow: bool  # whether at least one message stores narrow cells
     view: RaggedView
-    levels: int  # of containers in each other that documents of every message may have
-    dims: RaggedView | None = None  # of rows that are arrays, whose cells are in `view`
-    tensors: bool = False  # whether these are tensors
+    levels: int  # how deep documents may nest containers
+    dims: RaggedView | None = None  # for rows that are arrays: their dims; `view` has their cells
+    tensors: bool = False  # whether rows that are arrays are tensors
 
 
 class _CellsInMessages(NamedTuple):
-    """Where the cells of a column are in several messages."""
+    """The places of a column's cells in several messages."""
 
     kind: Kind
     dtype: str
     inner: tuple[int, ...]  # the dims after the first, which are the same in all messages
-    start: IntArray  # (messages,) their first bytes, as if all frames were end to end
-    stored: IntArray  # (messages,) how they are stored
-    counts: IntArray  # (messages,) how many cells there are along the first dim
-    group: IntArray | None  # (messages,) their ragged groups; None for rectangles
+    start: IntArray  # (messages,) the first byte, counted as if all frames were end to end
+    stored: IntArray  # (messages,) the storage code
+    counts: IntArray  # (messages,) the number of cells, which is the first dim
+    group: IntArray | None  # (messages,) the ragged group; None for rectangles
 
     @property
     def size(self) -> int:
@@ -68,8 +68,8 @@ class _GroupRows(NamedTuple):
     """The rows of a ragged group of each message, or of rectangles."""
 
     splits: RowSplits
-    begins: IntArray  # (N,) the cell of its message at which each row begins
-    cells: IntArray  # (messages,) how many cells the rows of each message have
+    begins: IntArray  # (N,) the cell at which each row begins, counted within its message
+    cells: IntArray  # (messages,) the number of cells of all rows of a message
 
 
 _IN_GROUP = np.arange(GROUP_NUMBERS)
@@ -84,11 +84,11 @@ class MessageTable:
     def __init__(
         self, counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
     ) -> None:
-        """`counts` are the rows of each message, `buffers` its frames after the header."""
+        """`counts` has the rows of each message, and `buffers` the frames after its header."""
         self.stacks = stacks
         self._counts = counts
         self._first_rows = counts.cumsum() - counts
-        # Where each message is among those of all stacks. In one stack, they are in order.
+        # Puts numbers that are stack by stack into the order of the messages.
         self._order: Any = slice(None)
         if len(stacks) > 1:
             self._order = np.argsort(np.concatenate([stack.members for stack in stacks]))
@@ -96,18 +96,21 @@ class MessageTable:
         self._first_buffers = _starts_of(buffers)
         self._starts = _starts_of(self._buffers)
         # The columns of each stack by name: searching a list of many names is slow.
-        self._nodes = [_nodes_by_name(stack.node) for stack in stacks]
+        self._nodes = [
+            dict(zip(stack.node.fields[-1], stack.node.children, strict=True)) for stack in stacks
+        ]
         self._columns: dict[str, ColumnInPlace | None] = {}
         self._rows: dict[bytes, _GroupRows | None] = {}
 
     def column(self, name: str) -> ColumnInPlace | None:
         """The rows of a column in place; None if messages must be read one by one.
 
-        They differ in form, or one may have a fault, which that read names.
+        That is so if its form differs between messages, or if one may have a fault: reading that
+        message alone names the fault.
         """
         if name not in self._columns:
             self._columns[name] = None
-            with suppress(WireFormatError):  # this torch lacks the dtype
+            with suppress(WireFormatError):  # raised if this torch lacks the dtype
                 self._columns[name] = self._column_in_place(name)
         found = self._columns[name]
         if found and found.view.dtype is not cell_dtype(found.dtype):  # torch was imported since
@@ -116,10 +119,10 @@ class MessageTable:
         return found
 
     def by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
-        """A table of the messages in which a column of objects has one form, for each form.
+        """For each form of a column of objects: the messages that have it, their rows, a table.
 
-        With each are its messages, and their rows, by number. Empty if there is only one form, or
-        the column is of another kind.
+        Messages and rows are indices among those of this table. The list is empty if all messages
+        have one form, or if the column is not one of objects.
         """
         by_form: dict[Any, list[Stack]] = {}
         for stack, nodes in zip(self.stacks, self._nodes, strict=True):
@@ -158,7 +161,7 @@ class MessageTable:
         )
 
     def _rows_in_place(self, nodes: Sequence[Node]) -> ColumnInPlace | None:
-        """The rows of a column, or of a part of one, with its node in each stack."""
+        """The rows of a column, or of one child of it; `nodes` has its node in each stack."""
         cells = self._cells_of(nodes)
         if cells is None or not self._are_bounded(cells):
             return None
@@ -171,7 +174,7 @@ class MessageTable:
         return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
 
     def _cells_of(self, nodes: Sequence[Node]) -> _CellsInMessages | None:
-        """Where the cells of a column are; None if its messages have it in different forms."""
+        """The places of a column's cells; None if the column's form differs between messages."""
         form, *others = {_in_place_form(node) for node in nodes}
         if form is None or others:
             return None
@@ -187,7 +190,7 @@ class MessageTable:
         if (dims[:, 1:] != inner).any():
             return None
         filled = (counts > 0) & (math.prod(inner) > 0)
-        if not filled.all():  # an empty column may be anywhere
+        if not filled.all():  # ignore the place of a column without cells, which may be anywhere
             buffer, offset, stored = buffer * filled, offset * filled, stored * filled
         start = self._starts[self._first_buffers[:-1] + buffer] + offset
         return _CellsInMessages(kind, dtype, inner, start, stored, counts, group)
@@ -197,7 +200,7 @@ class MessageTable:
         size = cells.size
         if not size:
             whole = extent_of(cells.inner) * TORCH_ITEMSIZES[cells.dtype]
-            # With more cells, read each message: its error names the column.
+            # If there are more cells, read each message: the error then names the column.
             if sum(cells.counts.tolist()) * whole > INT64_MAX:
                 return False
         if cells.group is None and not (size and (cells.counts == self._counts).all()):
@@ -214,25 +217,25 @@ class MessageTable:
         if is_small or size * rows.splits.total >= 8 * rows.splits.rows:
             starts = rows.begins * size + start.repeat(self._counts)
             return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
-        # Copy rows that need less memory than their starts.
+        # Copy small rows: the copy takes less memory than an array of starts.
         of_messages = RowSplits.from_lengths(rows.cells)
         data = gathered_bytes([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
         return RaggedView(data, dtype, shape, 1, None, rows.splits)
 
     def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
-        """The numbers of all messages, in their order, given those of each stack."""
+        """The numbers of all messages in the order of the messages, from those of each stack."""
         each = list(numbers)
         return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
 
     def _widened(self, column: _CellsInMessages) -> tuple[tuple[ByteArray, ...], IntArray]:
-        """Memory in which all cells are as wide as their dtype, and where they start in it."""
+        """The buffers with widened cells after them, and where each message's cells start."""
         memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
         cells = column.counts * math.prod(column.inner)
         for code in np.unique(column.stored[column.stored != PLAIN]).tolist():
             members = np.flatnonzero(column.stored == code)
             counts = cells[members]
             sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
-            if code == BITS:  # each message has whole bytes
+            if code == BITS:  # widen whole bytes: the bits of a message end at a byte
                 counts = 8 * sizes
             runs = RowSplits.from_lengths(sizes)
             dtype = DtypeName("uint8")
@@ -251,7 +254,7 @@ class MessageTable:
             self._rows[key] = None
             total = int(self._counts.sum())
             lengths = np.ones(total, np.int64) if group is None else self._group_lengths(group)
-            # Cells without bytes may be many: check that their sum does not wrap around.
+            # There may be very many cells if they have no bytes: their sum must not wrap around.
             if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
                 splits = RowSplits.from_lengths(lengths)
                 begins = splits.offsets_array[self._first_rows]
@@ -277,10 +280,15 @@ class MessageTable:
         if not len(many):
             return lengths
         offset_counts = rows[many] + 1
-        offsets = self._offsets_of(
-            self._first_buffers[many] + buffer[many], offset[many], offset_counts
+        buffers = self._first_buffers[many] + buffer[many]
+        places = zip(buffers.tolist(), offset[many].tolist(), offset_counts.tolist(), strict=True)
+        # Copy: offsets that were checked must not change with the messages' memory.
+        offsets = np.concatenate(
+            [np.frombuffer(self._buffers[i], np.int64, count, at) for i, at, count in places]
         )
         first_offset = offset_counts.cumsum() - offset_counts
+        # Between the last offset of a message and the first of the next there is no row: delete
+        # these differences.
         row_lengths = np.delete(offsets[1:] - offsets[:-1], first_offset[1:] - 1)
         first_row = first_offset - np.arange(len(many))
         if (
@@ -293,28 +301,19 @@ class MessageTable:
         lengths[np.repeat(rows > 1, rows)] = row_lengths
         return lengths
 
-    def _offsets_of(self, buffers: IntArray, starts: IntArray, counts: IntArray) -> IntArray:
-        """The offsets of several messages, end to end; each begins at a byte of one buffer."""
-        places = zip(buffers.tolist(), starts.tolist(), counts.tolist(), strict=True)
-        # Copy: offsets that were checked must not change with the messages' memory.
-        return np.concatenate(
-            [np.frombuffer(self._buffers[i], np.int64, count, at) for i, at, count in places]
-        )
-
-
-def _nodes_by_name(batch: Node) -> dict[str, Node]:
-    return dict(zip(batch.fields[-1], batch.children, strict=True))
-
 
 def _starts_of(parts: Sequence[Sized]) -> IntArray:
-    """Where each part begins if they are end to end, and where the last one ends."""
+    """Where each part begins if all are put end to end, and where the last one ends."""
     starts = np.zeros(len(parts) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=starts[1:])
     return starts
 
 
 def _in_place_form(node: Node) -> tuple[Kind, str, int] | None:
-    """Kind, dtype and number count of a column that can be read in place; None for others."""
+    """The kind, the dtype and the count of numbers of a node whose rows can be read in place.
+
+    Two such columns are read together if these are equal. Returns None for other nodes.
+    """
     kind, fields = node.kind, node.fields
     if kind is Kind.NON_TENSOR_ROWS:
         dtype = "uint8"

@@ -19,9 +19,9 @@ _MOST_ITEMS = 1 << 20  # so that a list that contains itself several times ends 
 def written_at_once(
     rows: Sequence[Any], levels: int
 ) -> tuple[list[bytes], Sequence[int] | None] | None:
-    """The documents of rows as msgpack writes them, and `first_same`; None if they need a walk.
+    """The documents of rows, as msgpack writes them, and the result of `first_same`.
 
-    `levels` is how many containers may be in each other.
+    Returns None if a row may need more than msgpack, or nests containers deeper than `levels`.
     """
     write = writer().pack
     try:
@@ -41,9 +41,9 @@ def written_at_once(
 
 
 def first_same(rows: Sequence[Any]) -> list[int] | None:
-    """Of each row the first one that is the same object; None stands for each row itself.
+    """For each row, the index of the first row that is the same object; None if all differ.
 
-    Strings and numbers count as objects of their own: it means nothing whether two are one.
+    A string or a number is never the same object as another row: Python may share equal ones.
     """
     if len(set(map(id, rows))) == len(rows):
         return None
@@ -54,8 +54,9 @@ def first_same(rows: Sequence[Any]) -> list[int] | None:
 
 
 def are_values(items: Sequence[Any], levels: int) -> bool:
-    """Whether unpacked documents are values as they are: no records, and at most so many levels.
+    """Whether unpacked documents have no records and nest at most `levels` deep.
 
-    False is not certain: `revived` in `decoder` finds out, and names what is wrong.
+    They are then values already. If the answer is False, `revived` in `decoder` decides: it makes
+    values of records, and raises an error for documents that are too deep.
     """
     return is_native(items, levels, sys.maxsize, sys.maxsize, sys.maxsize)

@@ -110,14 +110,14 @@ class MessageSource(Source):
     ) -> None:
         self.names: Sequence[str] = node.fields[-1]
         self.sizes: Sequence[int] = sizes
-        # N, of a batch without more dims.
+        # N; None if the batch has more dims.
         self.rows: int | None = sizes[0] if len(sizes) == 1 else None
         self.device: torch.device | None = message.device
         self.allow_pickle: bool = message.allow_pickle
         self.message: Message = message
-        self.node: Node = node  # whose children are the columns
-        # Nodes beside the batch, each with its name. A node without a name holds a mapping of
-        # such values.
+        self.node: Node = node  # its children are the columns
+        # Nodes next to the batch, each with its name. A node without a name is a mapping of names
+        # to such values.
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole  # whether the batch is all of the message
         self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
@@ -173,13 +173,13 @@ class MessageSource(Source):
     def _slicer_of(self, columns: Mapping[str, Column]) -> Slicer | None:
         nodes = {x.name: x.node for x in columns.values() if isinstance(x, NodeColumn)}
         if len(nodes) == len(columns) and not self.beside and self.in_memory() is not None:
-            with suppress(WireFormatError):  # which the reader of the column raises
+            with suppress(WireFormatError):  # whoever reads the column gets the error
                 return slicer_of(self.message, nodes, self.sizes[0])
         return None
 
 
 def _budget(how: Read, message: Message) -> Budget:
-    """The use of the limits of a message, by all of its columns that are read."""
+    """The `Budget` of a message, which all columns of one read share."""
     found: Budget | None = how.known.get(message)
     if found is None:
         found = how.known[message] = Budget(message)
@@ -210,7 +210,7 @@ class NodeColumn(Column):
         for node in cells:
             if message.numbers[node.number + STORED] != PLAIN:
                 break
-        else:  # as most are
+        else:  # most columns
             return AS_IT_IS
         narrow = [node.kind in (_TENSOR, _JAGGED) and message.is_narrow(node) for node in cells]
         return Stored([(self.name,)] * any(narrow), any(map(message.is_elided, cells)))
@@ -221,23 +221,23 @@ class NodeColumn(Column):
             if self.source.message.reading.file is not None:
                 note_file(named, self.source.message.reading.file)
             return named
-        if isinstance(error, ArgumentError):  # of the caller's choice of rows
+        if isinstance(error, ArgumentError):  # the caller's choice of rows is wrong
             path = f"{error.path}, column {self.name!r}"
             return type(error)(error.reason, path, error.detail)
-        if isinstance(error, (JagcodecError, OSError, MemoryError)):  # of the source, the machine
+        if isinstance(error, (JagcodecError, OSError, MemoryError)):  # the message is not at fault
             return error
         pass_on(error)  # torch, numpy and tensordict raise all kinds
         return inside(bad(f"rows of {self.node.kind.name}", error), self.name)
 
     def _check_rows(self, *found: int) -> None:
-        """Check that a column with rows of cells has the rows of the batch."""
+        """Refuse a column whose first dims are not the batch size."""
         sizes = self.source.sizes
         if [*found[: len(sizes)]] != sizes:
             raise rows_differ(sizes, [*found])
 
     def _in_place(self, view: RaggedView, make: Callable[[Any], Any]) -> InPlace:
-        """Rows that wait for the copy."""
-        if 0 in view.shape:  # rows without bytes may be many, and be chosen again
+        """A column that `make` makes of its rows once they are copied."""
+        if 0 in view.shape:  # a choice may repeat rows without bytes until their dims are too large
             check_extent(view.values_shape, view.dtype.itemsize, CHOSEN)
         return InPlace(view, make)
 
@@ -285,7 +285,7 @@ class _JaggedColumn(NodeColumn):
             self._check_rows(rows, *numbers[node.dims : node.dims + dim - 1])
 
     def _made(self, values: Any, view: RaggedView, how: Read) -> Any:
-        """The column of values that are end to end."""
+        """The jagged column of `values`, which are end to end."""
         if self.source.device is not None:
             values = how.half.to_device(values, self.source.device)
         if how.form is As.VIEW:
@@ -349,7 +349,7 @@ class _DocumentColumn(NodeColumn):
         return self._in_place(view, made)
 
     def to_send(self, how: Read) -> Any:
-        """Documents in place; the objects in them if rows are messages, or indirect."""
+        """The documents in place; if rows are messages, or indirect, the objects in them."""
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
         if message.numbers[node.number + STORED] == PLAIN:
@@ -367,7 +367,7 @@ class _DocumentColumn(NodeColumn):
 
 
 class _ArraysColumn(NodeColumn):
-    """An ARRAY_ROWS: objects that are arrays, or tensors."""
+    """An ARRAY_ROWS: objects that are all arrays, or all tensors."""
 
     __slots__ = ()
 
@@ -386,7 +386,7 @@ class _ArraysColumn(NodeColumn):
 
 
 class _BatchColumn(NodeColumn):
-    """A batch in the batch: a TENSORDICT, or in a dict another dict."""
+    """A nested batch: a TENSORDICT, or a dict in a dict."""
 
     __slots__ = ()
 
@@ -444,14 +444,14 @@ class _OtherColumn(NodeColumn):
         return face_in_memory(value, self.source, "$", how)
 
     def _built(self, how: Read) -> Any:
-        """A column in memory, if it is one of a dict; else the chosen rows of a leaf."""
+        """The column as a `MemoryColumn` if only a dict can hold it; else its chosen rows."""
         message = self.source.message
         column = build(message, self.node, _budget(how, message))
         in_dict = self.source.node.kind is Kind.MAP and column_of(column).is_in_dict
         return self._in_memory(column) if in_dict else self._leaf(column, how)
 
     def _in_memory(self, column: Any) -> MemoryColumn:
-        """A column of a dict that was built of its node."""
+        """The column, which was built and is one that a dict holds."""
         source, message, node = self.source, self.source.message, self.node
         rows = row_count(column, "$")
         if rows is not None and [rows] != source.sizes:
@@ -522,7 +522,7 @@ class _VarlenColumn(_OtherColumn):
         return item_of_view(view, torch_name(view.dtype))
 
     def _view(self, chosen: ChosenRows | None) -> RaggedView:
-        """The chosen rows in place."""
+        """A view of the chosen rows. Unlike `view_of_varlen`, it needs no torch."""
         message, parts = self.source.message, parts_of_packed(self.node) or []
         values, _, offsets = parts
         found = array_of_view(message.view(offsets)).astype(np.int64)
@@ -549,11 +549,11 @@ _CLASSES: dict[Kind, type[NodeColumn]] = {
     Kind.TENSORDICT: _BatchColumn,
     Kind.NON_TENSOR_DATA: _PayloadColumn,
 }
-"""The classes of most columns; all others are an `_OtherColumn`, or in a dict a `_BatchColumn`."""
+"""The class of a column by its kind; for other kinds it is `_OtherColumn`, or that of a dict."""
 
 
 def _class_in_dict(node: Node) -> type[NodeColumn]:
-    """The class of a column of a dict, which may be a dict, too."""
+    """The class of a column of a dict, where a dict is a batch."""
     if columns_of_dict(node) is not None:
         return _BatchColumn
     known = _OtherColumn if parts_of_packed(node) is None else _VarlenColumn
@@ -561,7 +561,7 @@ def _class_in_dict(node: Node) -> type[NodeColumn]:
 
 
 def _check_packed(column: Any, pool: RowSplitsPool) -> None:
-    """Check that offsets fit their values: those of a packed column, or of each in a dict."""
+    """Refuse a packed column, or one in a dict, whose offsets do not fit its values."""
     holder = column_of(column)
     if isinstance(holder, DictBatch):
         for name, inner in column.items():
@@ -580,7 +580,7 @@ def _check_packed(column: Any, pool: RowSplitsPool) -> None:
 
 
 def source_of_message(message: Message, remedy: str = "use decode") -> Source:
-    """The one batch of an open message, and what is next to it; `remedy` is for other messages."""
+    """A source of the one batch of an open message; the error for other messages has `remedy`."""
     root = message.header.schema.root
     found = batch_in(root)
     if found is not None:
@@ -605,7 +605,7 @@ def source_of_message(message: Message, remedy: str = "use decode") -> Source:
 
 
 def _state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
-    """The columns of a `BatchedDataDict` that need no buffers, and what its `meta` is."""
+    """The columns and the `meta` of a `BatchedDataDict` without buffers; None for other values."""
     state: Any = None
     if root.kind is Kind.VALUE:
         document = message.document(root.value)

@@ -1,4 +1,4 @@
-"""Which kind of batch a value is, and which columns it has: asked here first."""
+"""Finds out which kind of batch a value is, and which columns it has."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ B = TypeVar("B", bound="TensorDictBase | WireBatch | dict[str, Any]")
 
 
 def opened(source: Any, where: str) -> Any:
-    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet.
+    """The batch that a value is: one in memory as it is, a message as a `WireBatch`.
 
-    Only columns of a dict that are a `WireBatch` are read.
+    It reads no column, unless one of a dict is a `WireBatch`.
     """
     if column_of(source).has_columns:
         check_batch(source, where)
@@ -58,7 +58,7 @@ def opened(source: Any, where: str) -> Any:
 
 
 def several(batches: Iterable[Any], where: str) -> list[Any]:
-    """The batches of a list, in any forms."""
+    """The batches of a list, in any form; refuses a single batch, and an empty list."""
     one = column_of(batches).has_columns or bytes_of(batches) is not None
     listed = [] if one else items_of(batches, where, "a list of batches")
     if one or (listed and not are_several(listed)):
@@ -69,7 +69,7 @@ def several(batches: Iterable[Any], where: str) -> list[Any]:
 
 
 def are_several(source: Any) -> bool:
-    """Whether a list holds batches (blobs are batches), and not the frames of one message."""
+    """Whether a list holds batches, such as blobs, rather than the frames of one message."""
     if not isinstance(source, (list, tuple)) or not source:
         return False
     first = bytes_of(source[0])
@@ -94,7 +94,7 @@ def bytes_of(value: Any) -> ByteArray | None:
 def is_batch(value: Any) -> bool:
     """Whether a value is a batch in any form, rather than a column."""
     holder = column_of(value)
-    if holder.is_packed:  # a tuple, as a message may be
+    if holder.is_packed:  # it is a tuple, so the next line would look for frames in it
         return False
     return holder.has_columns or is_message(value)
 
@@ -102,7 +102,7 @@ def is_batch(value: Any) -> bool:
 def is_message(value: Any) -> bool:
     """Whether a value is the frames of a message, or a blob."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
-    data = bytes_of(first)  # a column of numbers has bytes, too
+    data = bytes_of(first)  # so has a column of numbers: ask for the magic, too
     return data is not None and begins_message(data)
 
 
@@ -136,9 +136,9 @@ def meta_of(batch: Any) -> dict[str, Any]:
 
 
 def concat_in_memory(batches: Sequence[Any], where: str, chosen: Chosen | None = None) -> Any:
-    """The rows of batches in any form, or those `chosen`, copied once.
+    """All rows of batches in any form, or the `chosen` ones, as one batch in memory.
 
-    The first batch that is not encoded decides the result's kind.
+    The rows are copied once. The result is of the kind of the first batch that is not encoded.
     """
     open_ones = opened_each(batches, where)
     model = next((i for i, b in enumerate(open_ones) if not isinstance(b, WireBatch)), 0)
@@ -157,12 +157,12 @@ def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
             open_ones.append(opened(batch, path))
         except WireFormatError as error:
             raise in_message(error, i) from error
-        row_count_of(open_ones[i], path)  # checks a dict of columns
+        row_count_of(open_ones[i], path)  # this checks that columns of a dict have equal rows
     return open_ones
 
 
 def in_memory(batch: Any, like_batch: Any) -> Any:
-    """An open batch in memory: a `WireBatch` becomes a batch of the kind of `like_batch`."""
+    """An open batch; a `WireBatch` as a batch in memory of the kind of `like_batch`."""
     if not isinstance(batch, WireBatch):
         return batch
     td = batch.to_tensordict()
@@ -172,7 +172,7 @@ def in_memory(batch: Any, like_batch: Any) -> Any:
 def with_meta(
     joined: Any, batches: Sequence[Any], rule: Callable[[Sequence[Any]], dict[str, Any]]
 ) -> Any:
-    """A joined batch in memory; if it has `meta_info`, `rule` makes it of the metas."""
+    """A joined batch in memory, whose `meta_info`, if any, `rule` makes of those of `batches`."""
     if hasattr(joined, "meta_info"):
         joined.meta_info = rule([meta_of(batch) for batch in batches])
     return joined
@@ -192,7 +192,7 @@ def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntA
 
 
 def common_lengths(known: Mapping[str, IntArray], path: str, remedy: str) -> IntArray:
-    """The row lengths that all columns share, given those of `row_lengths_of`."""
+    """The row lengths that all columns share; `known` is what `row_lengths_of` returned."""
     if not known:
         detail = f"expected a jagged column, which has row lengths, found none; {remedy}"
         raise ArgumentError("bad_option", path, detail)
@@ -217,11 +217,12 @@ def each_column(
     kept: bool = False,
     above: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The columns of an open batch, which is inside the batches `above`, by name.
+    """The columns of an open batch by name, as `of_view` and `of_tensor` return them.
 
-    `of_view` is called with each `RaggedView`, and `of_tensor` with each tensor; they return the
-    column. Objects become arrays of one object per row, and batches become dicts. With `kept`, the
-    memory of columns of messages belongs to the caller. `path_of` names a column in errors.
+    It calls `of_view` with each `RaggedView`, and `of_tensor` with each other tensor. Objects
+    become arrays of one object per row, and nested batches become dicts. With `kept`, the caller
+    may keep the memory of columns of messages. `path_of` names a column in errors. `above` has the
+    names of the batches around this one.
     """
     columns: dict[str, Any] = {}
     if isinstance(batch, WireBatch):
@@ -249,7 +250,7 @@ def each_column(
 
 
 def columns_with_views(batch: Any, where: str, *, kept: bool = False) -> dict[str, Any]:
-    """The columns of an open batch as `each_column` returns them, jagged ones as views."""
+    """The columns of an open batch as `each_column` returns them, with jagged ones as views."""
     pool = RowSplitsPool()
 
     def path_of(key: Key) -> str:

@@ -24,22 +24,26 @@ _CONTIGUOUS = (np.ndarray, memoryview)
 
 
 class MessageWriter(PendingMessage):
-    """A message while its items are placed: small buffers end to end in frame 1, then the large."""
+    """A message whose items get a place: small ones end to end in frame 1, others in own frames."""
 
     __slots__ = ("_group_of", "_groups", "_places", "_size", "_small")
 
     def __init__(self) -> None:
-        super().__init__(b"", [0])  # a header when it is finished
-        self._size = 0  # of frame 1
-        self._small: list[Any] = []  # the contents of frame 1, zeros for rows to be copied
+        super().__init__(b"", [0])  # `finish` writes the header, and frame 1
+        self._size = 0  # bytes of frame 1 so far
+        # The parts of frame 1, with zeros in the places to which `write` copies rows.
+        self._small: list[Any] = []
         self._groups: list[tuple[int, ...]] = []
-        # The ragged group of rows by identity, and by value: how many, and their offsets.
+        # The index of a ragged group, by its `RowSplits` object, and by its numbers and offsets.
         self._group_of: dict[Any, int] = {}
-        # The place of shared cells, and how they are stored.
+        # For cells and indices that several runs name: buffer, offset and storage code.
         self._places: dict[Any, tuple[int, ...]] = {}
 
     def place(self, items: Iterable[Any]) -> list[int]:
-        """The numbers of items, each a number or an `Item`; those with bytes get a place."""
+        """Give each `Item` a place; returns the numbers of the header for all items.
+
+        An item that is an int is such a number already.
+        """
         numbers: list[int] = []
         small, group_of = self._small, self._group_of
         for item in items:
@@ -68,7 +72,7 @@ class MessageWriter(PendingMessage):
         return numbers
 
     def _put_other(self, data: Any, dims: tuple[int, ...]) -> tuple[int, int]:
-        """The place of data that is large, empty, or scattered."""
+        """Place data that is large, empty, or scattered."""
         scattered = not isinstance(data, _CONTIGUOUS)
         size = math.prod(dims) * data.dtype.itemsize if scattered else data.nbytes
         buffer = offset = 0  # an item without bytes has no place
@@ -84,22 +88,22 @@ class MessageWriter(PendingMessage):
         return buffer, offset
 
     def _put(self, data: Any) -> list[int]:
-        """The place of contiguous memory: a buffer, and the offset in it."""
+        """Place contiguous memory; returns its buffer, and the offset in it."""
         return self.place([item_of_bytes(data)])
 
     def _put_indirect(self, item: Any) -> Sequence[int]:
-        """The place of an item that has runs, or whose cells runs name."""
+        """Place an item that has runs, or whose cells the runs of another item name."""
         return self._put_once(item.cells)[:2] if item.runs is None else self._put_table(item)
 
     def _put_once(self, item: Any) -> tuple[int, ...]:
-        """The place of cells that runs name, and how they are stored."""
+        """Place cells or an index of a run once; returns the place and the storage code."""
         found = self._places.get(item)
         if found is None:
             found = self._places[item] = (*self._put(item.data), item.stored)
         return found
 
     def _put_table(self, item: Any) -> list[int]:
-        """The place of the table of runs of an item; what it names is placed before it."""
+        """Place the cells and indices of an item's runs, then the table that names them."""
         table: list[int] = []
         for splits, cells, index in item.runs:
             at = self._put_once(cells)
@@ -109,7 +113,7 @@ class MessageWriter(PendingMessage):
         return self._put(np.array(table, dtype=np.int64).view(np.uint8))
 
     def _group(self, splits: RowSplits) -> int:
-        """The ragged group of these rows, made or found."""
+        """The index of the ragged group of these rows; a new group if no equal one exists."""
         # Fewer than two rows need no offsets: min and max describe them.
         offsets = splits.offsets_array.tobytes() if splits.rows > 1 else b""
         numbers = splits.rows, splits.min, splits.max
@@ -123,7 +127,7 @@ class MessageWriter(PendingMessage):
         return group
 
     def first_unbacked(self, unbacked: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
-        """The first of these paths and numbers of rows that are more than the bytes placed."""
+        """The first path in `unbacked` whose number of rows exceeds the bytes placed so far."""
         if not unbacked:
             return None
         large = (part if type(part) is int else part.nbytes for part in self.buffers[1:])
@@ -153,7 +157,7 @@ class MessageWriter(PendingMessage):
             buffers[:1] = [] if len(buffers) == 1 else [np.empty(0, np.uint8)]
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         self.header: bytes = write_header(start, numbers, values, self._groups, sizes)
-        self._places.clear()  # so that memory of cells goes back before rows are copied
+        self._places.clear()  # free the memory of cells before rows are copied
         return self
 
     def write(self, targets: list[ByteArray]) -> None:

@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 NamedType: TypeAlias = tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]]
-"""A class, its name on the wire, a way to a state, and the way back."""
+"""A class, its name on the wire, the function to a state, and the function back."""
 
-# The one state of this process: what its types are called. Single dict operations, so that
-# registering in one thread and encoding in another need no lock.
+# The types that are registered in this process. All code uses single dict operations, so one thread
+# may register types while another encodes, without a lock.
 _by_name: dict[str, NamedType] = {}
 _name_of: dict[type, str] = {}
 
@@ -144,7 +144,7 @@ def restore(name: str, state: Any) -> Any:
         raise fail("unknown_type", detail)
     try:
         return registered[-1](state)
-    except Exception as error:  # whatever the user's function raises
+    except Exception as error:  # the user's function may raise anything
         if name in _OWN_NAMES:
             pass_on(error)
         detail = (
@@ -162,14 +162,14 @@ def _qualified(cls: type) -> str:
 
 
 def of_type(state: Any, cls: type) -> Any:
-    """A state that is exactly of a type."""
+    """The state; refuses one that is not exactly of a type."""
     if type(state) is not cls:
         raise ValueError(f"expected {cls.__name__}, found {type(state).__name__}")
     return state
 
 
 def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
-    """The functions from a value of a class to a state and back; (None, None) if none fit."""
+    """The functions from a value of a class to a state and back; (None, None) for other classes."""
     if issubclass(cls, enum.Flag):
         back = lambda bits: cls(_known_bits(cls, of_type(bits, int)))  # noqa: E731
         return lambda value: _known_bits(cls, int(value.value)), back
@@ -188,7 +188,8 @@ def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tu
 
 
 def _known_bits(cls: Any, bits: int) -> int:
-    # Python keeps every combination ever made; the number of known bits bounds them.
+    # Python keeps every combination of bits that was ever made. Only known bits are accepted, so a
+    # stranger cannot make it keep more and more.
     known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
     if bits & ~known:
         raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {bits}")
@@ -215,7 +216,7 @@ def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
     make: Any = object.__new__
     value = make(cls)
     for name, item in fields.items():
-        # Past a frozen class's own __setattr__, as its __init__ does.
+        # Use `object.__setattr__`, as __init__ does: that of a frozen class refuses.
         object.__setattr__(value, name, item)
     return value
 
@@ -240,7 +241,7 @@ def of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
 
 
 def _ordered_state(value: OrderedDict[Any, Any]) -> Any:
-    """The items; for a state dict of torch, also its attribute `_metadata`."""
+    """The state of an OrderedDict: its items, and `_metadata` if it is a state dict of torch."""
     attributes = vars(value)
     if not attributes:
         return dict(value)
@@ -291,7 +292,7 @@ _NAMES_OF_TENSORS = (
 
 
 def _of_tensors() -> Any:
-    """The module for types of torch and tensordict, which it imports."""
+    """The module for types of torch and tensordict. The first call imports these."""
     return module_with_torch("wire.registry_tensors", "types of torch")
 
 
@@ -310,29 +311,32 @@ _LONGEST_NAME = 1024  # characters of a name that is looked up: each beginning m
 
 
 def use_loaded(*bases: type) -> None:
-    """Let subclasses of these need no registration; readers find those that they have imported."""
+    """From now on subclasses of these types need no registration.
+
+    Readers find the classes that they have imported.
+    """
     _loaded_too.update(bases)
 
 
 def _loaded_class(name: str) -> Any:
-    """The class that needs no registration under this name, or None. Runs no code of it."""
+    """The imported class of this name, if it needs no registration; runs no code of its module."""
     steps = name.split(".") if _loaded_too and len(name) <= _LONGEST_NAME else []
     for i in range(len(steps) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(steps[:i]))
         if isinstance(found, ModuleType):
             for step in steps[i:]:
-                # From its dict: a module may import what is asked of it.
+                # Look into the dict of a module: its `__getattr__` could import something.
                 found = vars(found).get(step) if isinstance(found, (ModuleType, type)) else None
             return found if _is_found(found) and _qualified(found) == name else None
     return None
 
 
 def _is_found(found: Any) -> bool:
-    """Whether something is a class that needs no registration."""
+    """Whether an object is a class that needs no registration."""
     if not isinstance(found, type):
         return False
     if _is_named_tuple(found):
-        # This library's own mean something to `encode`.
+        # Not a class of this library: `encode` gives those a meaning.
         ours = found.__module__.partition(".")[0] == __name__.partition(".")[0]
         return tuple in _loaded_too and not ours
     return enum.Enum in _loaded_too and issubclass(found, enum.Enum)

@@ -1,8 +1,8 @@
 """The schema of a message: nodes, their forms, and where their numbers are.
 
 Each kind of node has a *form*: fields in the schema, numbers in the message's array of numbers, and
-children. So the schema fixes where the numbers and values of each node are. What was made of a
-schema depends on its bytes alone, and is kept for the next message that has the same ones.
+children. So the schema fixes where the numbers and values of each node are. A `Schema` depends on
+its bytes alone, and is kept for the next message that has the same bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Node:
     """One node of a schema."""
 
     kind: Kind
-    fields: list[Any]  # its entries in the schema, checked
+    fields: list[Any]  # its entries in the schema, which were checked
     number: int  # index of the first of its numbers
     dims: int  # index of the first of its dims, which are the last of its numbers
     end: int  # index after the last of its numbers
     value: int  # index of the first value in it
-    depth: int  # how many others it is inside
-    itemsize: int = 0  # of a tensor: bytes per element, not narrowed
+    depth: int  # how many nodes are around it
+    itemsize: int = 0  # bytes per element of its torch dtype, before narrowing; 0 without one
     children: Sequence[Node] = ()
 
 
@@ -75,18 +75,18 @@ def _is_numpy_dtype(value: Any) -> bool:
 # --- forms -------------------------------------------------------------------------------------
 
 ANY, PER_KEY = -1, -2
-"""How many children: any number, or one for each key, which are the last field."""
+"""How many children: any number, or one for each key in the last field."""
 
 
 class Form(NamedTuple):
     """The parts of one kind of node."""
 
-    fields: dict[str, Callable[[Any], bool]]  # names and checks of its entries in the schema
-    numbers: tuple[str, ...] = ()  # names; "*": dims, whose number is the field "rank"
+    fields: dict[str, Callable[[Any], bool]]  # the name and the check of each entry in the schema
+    numbers: tuple[str, ...] = ()  # names; "*" stands for as many dims as the field "rank" says
     children: int = 0  # how many, or `ANY` or `PER_KEY`
 
 
-# Each form has a prefix of these numbers, and then its dims.
+# Most forms have the first few of these numbers, then dims.
 _DOCUMENTS = ("buffer", "offset", "stored", "group", "size")
 _ROWS, _CELLS, _PLACE = _DOCUMENTS[:4], _DOCUMENTS[:3], _DOCUMENTS[:2]
 
@@ -128,17 +128,17 @@ class Schema:
 
     def __init__(self, data: bytes) -> None:
         self.data: bytes = data
-        self.number_count: int = 0  # how many its nodes have; after them, the counts of a header
-        self.value_count: int = 0  # how many documents
+        self.number_count: int = 0  # numbers of all nodes; the header's counts come after them
+        self.value_count: int = 0  # documents
         # Nodes with numbers to check. A TENSOR comes before the node that is built from it.
         self.nodes: list[Node] = []
-        self.plan: Any = None  # what `claims.py` makes of them
-        self.weight: int = 32 * len(data)  # about how many bytes of memory it needs
-        self.size: int = 0  # how many nodes, those without numbers too
-        self.depth: int = 0  # how many others its deepest node is inside
-        self._stacks = 0  # around the node that is being read
+        self.plan: Any = None  # the `Plan` that `claims.py` makes of the nodes
+        self.weight: int = 32 * len(data)  # about how many bytes of memory this object needs
+        self.size: int = 0  # nodes, including those without numbers
+        self.depth: int = 0  # nodes around the deepest one
+        self._stacks = 0  # stacks around the node that is being read
         self.root: Node = self._node(documents.parsed(data, "schema", records=False), 0)
-        # Among the numbers of a header: the counts of groups and of frames, and the first group.
+        # Where a header's numbers have the count of groups, that of frames, and the first group.
         self.group_count: int = self.number_count
         self.frame_count: int = self.group_count + 1
         self.first_group: int = self.frame_count + 1
@@ -175,7 +175,7 @@ class Schema:
             most = spec.MAX_STACKS
             expect(around < most, "too_deep", f"at most {most} stacks", "more")
         elif kind is Kind.NON_TENSOR_DATA:
-            self._stacks = 0  # tensordict does not look into it
+            self._stacks = 0  # tensordict does not look for stacks in its payload
         if children:
             nodes: list[Node] = []
             node.children = nodes
@@ -191,7 +191,7 @@ class Schema:
         return node
 
     def _next_node(self, kind: Kind, form: Form, fields: list[Any], depth: int) -> Node:
-        """A node with the next numbers, which are to be checked."""
+        """A node that has the next numbers of the header; noted in `nodes` if it has some."""
         named = dict(zip(form.fields, fields, strict=True))
         first, rank = self.number_count, named["rank"] if "*" in form.numbers else None
         dims = first + len(form.numbers) - (rank is not None)
@@ -200,13 +200,13 @@ class Schema:
         end, value = self.number_count, self.value_count
         node = Node(kind, fields, first, dims, end, value, depth, itemsize)
         if form.numbers:
-            self.weight += 0 if kind is Kind.BYTES else 256  # of its part of the plan
+            self.weight += 0 if kind is Kind.BYTES else 256  # the memory of its part of the plan
             self.nodes.append(node)
         return node
 
 
 _NONE: list[Any] = []
-"""The fields of a node without any: one object for all of them, because they may be many."""
+"""The fields of all nodes that have none: one object, because such nodes may be many."""
 
 
 def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> None:
@@ -222,7 +222,7 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
 
 
 INTEGER_ROWS = (Kind.STRIDED_NESTED, Kind.TENSOR_VIEWS, Kind.ARRAY_ROWS)
-"""Kinds with two children: cells, and a row of int64s for each tensor or array made from them."""
+"""Kinds with two children: cells, and int64s, a row of them for each tensor or array."""
 
 
 def _check_integer_rows(node: Node) -> None:
@@ -255,7 +255,7 @@ def _form_of(code: int) -> Form:
 
 
 def child_step(node: Node, child: int) -> Any:
-    """The step of a path from a node to one of its children: a key, or ``None`` for no step."""
+    """The step in a path from a node to a child: a key, an index, or None if a path has no step."""
     if node.kind in (Kind.MAP, Kind.TENSORDICT):
         return node.fields[-1][child]
     if node.kind in (Kind.TUPLE, Kind.LIST, Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
@@ -269,11 +269,11 @@ DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
 """Kinds that hold one document per row."""
 
 ROW_KINDS = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
-"""Kinds that have rows of cells, and may be indirect."""
+"""Kinds that have rows of cells or documents. They may be indirect."""
 
 
 def runs_of(kind: Kind, stored: int) -> int:
-    """The number of runs of each row of one of `ROW_KINDS`; 0 if it is not indirect."""
+    """How many runs a node of `ROW_KINDS` has, by its storage code; 0 if it is not indirect."""
     if kind is Kind.JAGGED:
         return stored - INDIRECT if INDIRECT < stored <= INDIRECT + spec.MOST_RUNS else 0
     if kind in DOCUMENT_ROWS:
@@ -292,7 +292,7 @@ _NUMPY_DTYPE = re.compile(
 
 
 def stored_size(dtype: str, stored: int, elements: int) -> int:
-    """Bytes of `elements` elements of a torch dtype that are stored as `stored`."""
+    """Bytes of `elements` elements of a torch dtype with the storage code `stored`."""
     itemsize = TORCH_ITEMSIZES[dtype]
     if stored == PLAIN or not elements:
         return elements * itemsize
@@ -327,7 +327,7 @@ _known: dict[bytes, Schema] = {}
 
 def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
     """Keep a value up to `LARGEST_KEPT` bytes, and drop the oldest beyond `MOST_SCHEMAS`."""
-    # Single dict operations, and no lock: a child of a fork would wait for one that was held.
+    # Use single dict operations and no lock: a process that forks would copy a lock that is held.
     if weight <= LARGEST_KEPT:
         known[key] = value
         for oldest in list(known)[:-MOST_SCHEMAS]:
@@ -335,7 +335,7 @@ def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
 
 
 def read_schema(data: bytes) -> Schema:
-    """The schema of these bytes, read or looked up."""
+    """The schema of these bytes: a kept one, or a new one."""
     known = _known.get(data)
     if known is None:
         known = Schema(data)

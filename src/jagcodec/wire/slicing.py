@@ -1,9 +1,9 @@
 """A range of the rows of a message as another message, cut from its bytes.
 
-No value is built: what is together in a message is together in a part of it, so that a part is
-bytes cut out, and numbers for their new places. The frames are those that `encode` makes of
-the same rows, in a third of its time. `WireBatch.to_frames` calls `encode` for parts that cannot be
-cut out.
+Neighbouring rows of a column are end to end in a message. So a part copies or aliases their bytes,
+and computes numbers for the new places; it builds no value. The frames equal those that `encode`
+makes of the same rows, in a third of its time. `WireBatch.to_frames` calls `encode` for parts that
+cannot be cut out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import start_of
-from jagcodec.wire.items import item_of_cells
+from jagcodec.wire.items import Item
 from jagcodec.wire.leaf import leaf_of
 from jagcodec.wire.message import Message
 from jagcodec.wire.place import MessageWriter
@@ -27,21 +27,21 @@ class _Cuttable(NamedTuple):
     """A column whose rows are end to end."""
 
     data: memoryview
-    cell: int  # bytes of one cell, or of a row of a rectangle
-    offsets: int | None  # which of the offsets of the message are those of its rows
-    dims: tuple[int, ...]  # of a cell; () if it is a document
+    cell: int  # bytes of one cell, or of one row of a rectangle
+    offsets: int | None  # the index in `Slicer.offsets` of its offsets; None for a rectangle
+    dims: tuple[int, ...]  # the dims of a cell; () for documents
 
 
 class Slicer(NamedTuple):
-    """The columns of one message, from which parts are cut out."""
+    """Cuts ranges of rows out of the columns of one message."""
 
     columns: list[_Cuttable]
     offsets: list[list[int]]  # where rows begin, in cells; columns share them
-    start: bytes  # of the header of each part
+    start: bytes  # how the header of each part begins
     values: bytes
 
     def cut(self, start: int, stop: int) -> list[Frame]:
-        """The frames of rows `start` to `stop`, of which there are some."""
+        """The message of rows `start` to `stop`, as frames; there is at least one row."""
         rows = stop - start
         items: list[Any] = [rows]
         bounds = [(offsets[start], offsets[stop]) for offsets in self.offsets]
@@ -53,7 +53,7 @@ class Slicer(NamedTuple):
             first, last = (start, stop) if which is None else bounds[which]
             group = None if which is None else splits[which]
             cut = data[first * cell : last * cell]
-            items.append(item_of_cells(cut, (last - first, *dims), group))
+            items.append(Item(cut, (last - first, *dims), group))
         writer = MessageWriter()
         return frames_of(writer.finish(self.start, writer.place(items), self.values))
 
@@ -77,11 +77,11 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
 
 
 def _cuttable(message: Message, node: Node, rows: int, groups: dict[int, int]) -> _Cuttable | None:
-    """A column from which rows can be cut out; None if they cannot be. `groups` gets its group."""
+    """A column from which rows can be cut out, or None. Adds its ragged group to `groups`."""
     leaf = leaf_of(node, message.numbers)
     if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.stored != PLAIN:
         return None
-    if leaf.blobs:  # some may be documents in a part of the rows
+    if leaf.blobs:  # a part may have only rows that `encode` writes as documents
         return None
     which, found = None, leaf.shape[0]
     if leaf.group is not None:

@@ -1,7 +1,7 @@
 """Many messages, opened together: one schema's numbers are checked as one array.
 
-What is sound at first sight, as nearly every message is, costs no call of Python per number. Any
-other is opened by itself: then `read_header` decides whether it is valid, and names its fault.
+Nearly every message is sound at first sight, and then costs no call of Python per number. Any other
+message is opened by itself: then `read_header` decides whether it is valid, and names its fault.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ from jagcodec.wire.spec import Kind
 class MessageInMemory(NamedTuple):
     """A sound message with its frames in memory."""
 
-    node: Node  # of the batch; its last field names the columns, its children
-    first_group: int  # which of the numbers is the first of a ragged group
-    numbers: bytes  # those of its header
-    values: Any  # the bytes of the documents in it
-    # Two messages with one node and equal `values` have equal `meta`.
-    buffers: Sequence[ByteArray]  # the frames after it
+    node: Node  # the batch; its last field names the columns, which are its children
+    first_group: int  # the index of the first number of a ragged group
+    numbers: bytes  # the numbers of its header
+    # The bytes of the documents in its header. If two messages have one node and equal `values`,
+    # they have equal `meta`.
+    values: Any
+    buffers: Sequence[ByteArray]  # the frames after the header
     levels: int  # the limit of depth with which it was opened
 
 
 class Stack(NamedTuple):
     """Sound messages of one schema, whose headers have the same number of numbers."""
 
-    node: Node  # as of `MessageInMemory`
-    first_group: int
-    members: IntArray  # which messages they are, in ascending order
-    numbers: IntArray  # (messages, K)
-    values: Sequence[Any]  # of each, as of `MessageInMemory`
-    levels: int  # the least of their limits of depth
+    node: Node  # as in `MessageInMemory`
+    first_group: int  # as in `MessageInMemory`
+    members: IntArray  # (messages,) the position of each in the list that was opened, ascending
+    numbers: IntArray  # (messages, K) the numbers of their headers
+    values: Sequence[Any]  # for each message, as in `MessageInMemory`
+    levels: int  # the lowest limit of depth
 
 
 def stacks_of(messages: Mapping[int, MessageInMemory]) -> list[Stack]:
-    """Stack messages that were opened one by one; a key is the position of its message."""
+    """Stack messages that were opened one by one; the keys are their positions."""
     by_form: dict[tuple[int, int], list[int]] = {}
     for i, message in messages.items():
         by_form.setdefault((id(message.node), len(message.numbers)), []).append(i)
@@ -68,7 +69,10 @@ def stacks_of(messages: Mapping[int, MessageInMemory]) -> list[Stack]:
 def open_together(
     sources: Sequence[Any], where: str, limits: Limits
 ) -> tuple[list[list[ByteArray]], list[Stack]]:
-    """The frames of messages, and those messages that are sound at first sight."""
+    """The frames of all messages, and stacks of those that are sound at first sight.
+
+    The caller opens each message that is in no stack by itself.
+    """
     frames = [frame_arrays(source, where) for source in sources]
     # Group messages by header size and number of frames. Most in a group differ only in numbers.
     by_form: dict[tuple[int, int], list[tuple[int, ByteArray]]] = defaultdict(list)
@@ -77,7 +81,7 @@ def open_together(
         if not count and is_blob(header):
             try:
                 header, count = header_of_blob(header), _IN_BLOBS
-            except WireFormatError:  # which is raised when it is opened by itself
+            except WireFormatError:  # raised again when the message is opened by itself
                 continue
         by_form[len(header), count].append((i, header))
     stacks: list[Stack] = []
@@ -98,8 +102,8 @@ _IN_BLOBS = -1
 
 
 def _split_blobs(stack: Stack, frames: list[list[ByteArray]]) -> bool:
-    """Split the blobs of a stack into frames; False if one is too short for those it claims."""
-    count = int(stack.numbers[0, stack.first_group - 1])  # of frames
+    """Split the blobs of a stack into frames; False if one is too short for its frames."""
+    count = int(stack.numbers[0, stack.first_group - 1])  # frames of each message
     sizes = stack.numbers[:, stack.numbers.shape[1] - count :].tolist()
     try:
         for i, each in zip(stack.members.tolist(), sizes, strict=True):
@@ -111,24 +115,24 @@ def _split_blobs(stack: Stack, frames: list[list[ByteArray]]) -> bool:
 
 
 class _HeaderPlaces(NamedTuple):
-    """The places of the parts of a header that this library wrote without checksums."""
+    """Where the parts of a header are, if this library wrote it without checksums."""
 
     schema: Schema
-    numbers: slice  # the bytes of its numbers
-    values: slice  # the bytes of its values, which are its last
-    groups: int
-    frames: int
+    numbers: slice  # of bytes
+    values: slice  # of bytes, up to the end of the header
+    groups: int  # how many ragged groups
+    frames: int  # how many frames after the header
 
 
 def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _HeaderPlaces | None:
-    """The places in a header; None if its message must be opened by itself.
+    """Where the parts of a header are; None if its message must be opened by itself.
 
-    `frames` is the number of frames after it; None for a blob, whose header has the number.
+    `frames` is the number of frames after it; None for a blob, whose header gives the number.
     """
     try:
         _, schema_bytes, number_bytes, values = header_parts(header, limits)
         schema = read_schema(schema_bytes)
-    except WireFormatError:  # `read_header` reports it
+    except WireFormatError:  # `read_header` raises it again
         return None
     root, end = schema.root, len(header) - len(end_of(values))
     numbers = memoryview(number_bytes).cast("q")
@@ -137,7 +141,8 @@ def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _Hea
     frames = numbers[schema.frame_count] if frames is None else frames
     groups, more = divmod(len(numbers) - schema.first_group - frames, GROUP_NUMBERS)
     if not header.endswith(end_of(values)) or groups < 0 or more:
-        return None  # of another writer, with checksums, or not the numbers of a header
+        # Another writer wrote it, or it has checksums or stored sizes, or its numbers are wrong.
+        return None
     slices = slice(end - len(number_bytes), end), slice(len(header) - len(values), len(header))
     return _HeaderPlaces(schema, *slices, groups, frames)
 
@@ -145,7 +150,11 @@ def _places_of_header(header: bytes, frames: int | None, limits: Limits) -> _Hea
 def _open_stack(
     headers: Sequence[ByteArray], members: IntArray, sizes: IntArray | None, limits: Limits
 ) -> Stack | None:
-    """The messages that are like the first, and sound at first sight; blobs have no `sizes` yet."""
+    """The messages whose headers are like the first one, and that are sound at first sight.
+
+    Headers of another schema are left out, so their messages are opened one by one. This is slow
+    if messages of two schemas, with headers of one size, take turns. `sizes` is None for blobs.
+    """
     size = len(headers[0])
     # A copy: what was checked must not change with the messages' memory.
     whole = b"".join(headers)  # type: ignore[arg-type]
@@ -175,7 +184,7 @@ def _open_stack(
 
 
 def _equal_but_for_numbers(matrix: ByteArray, places: _HeaderPlaces) -> npt.NDArray[np.bool_]:
-    """Which headers are the first one in all but the numbers and the values."""
+    """Which headers equal the first one, except for the numbers and the values."""
     before, between = matrix[:, : places.numbers.start], matrix[:, places.numbers.stop :]
     between = between[:, : places.values.start - places.numbers.stop]
     same: npt.NDArray[np.bool_] = (before == before[0]).all(axis=1)
@@ -186,7 +195,10 @@ def _equal_but_for_numbers(matrix: ByteArray, places: _HeaderPlaces) -> npt.NDAr
 def _sound(
     places: _HeaderPlaces, numbers: IntArray, sizes: IntArray | None, header: int, limits: Limits
 ) -> npt.NDArray[np.bool_]:
-    """Which messages of (messages, K) numbers are sound at first sight; the others may be, too."""
+    """Which messages are sound at first sight, from their (messages, K) numbers.
+
+    The others may be sound, too: the rule decides.
+    """
     count, (schema, _, _, groups, frames) = len(numbers), places
     first = schema.first_size(groups)
     counts = numbers[:, schema.group_count : schema.first_group]
@@ -215,7 +227,7 @@ def _sound(
 
 
 class _Table:
-    """A lookup table with one column per message; an array of indices picks one entry in each."""
+    """A lookup table with a column per message. An array of indices picks an entry of each."""
 
     def __init__(self, count: int, entries: list[Any]) -> None:
         self._entries = np.empty((len(entries), count))

@@ -49,7 +49,7 @@ HAS_LEAVES = True
 
 
 def tensor_of_node(message: Message, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
-    """The cells of a TENSOR or a JAGGED, or of its chosen rows, in memory that may be kept."""
+    """The cells of a TENSOR or a JAGGED, or of its chosen rows, as a tensor that may be kept."""
     device = message.device
     values = tensor_on_host(message, node, chosen, leaves=message.away is not None)
     return values if device is None else to_device(values, device)
@@ -58,7 +58,7 @@ def tensor_of_node(message: Message, node: Node, chosen: ChosenRows | None = Non
 def tensor_on_host(
     message: Message, node: Node, chosen: ChosenRows | None = None, *, leaves: bool = False
 ) -> torch.Tensor:
-    """As `tensor`, on the host; if it `leaves` for a device, in memory that is only read."""
+    """As `tensor_of_node`, on the host. With `leaves` it goes to a device: only read it."""
     numbers = message.numbers
     if chosen is None and numbers[node.number + STORED] <= INDIRECT:
         return _whole_tensor(message, node, tuple(numbers[node.dims : node.end]), leaves)
@@ -68,7 +68,7 @@ def tensor_on_host(
 
 
 def owned_cells(message: Message, view: RaggedView, *, leaves: bool = False) -> torch.Tensor | None:
-    """Cells that are end to end, in memory that may be kept; None if they are elsewhere."""
+    """The cells of a view, as a tensor that may be kept; None if they are not end to end."""
     data = owned_bytes(message, view, leaves=leaves)
     return None if data is None else from_bytes(data, view.dtype, view.shape)
 
@@ -90,12 +90,12 @@ def _whole_tensor(
     dtype = torch_dtype(name)
     buffer, offset, stored = numbers[node.number : node.number + GROUP]
     elements = math.prod(shape)
-    # `stored` is ignored where there are no elements.
+    # Ignore `stored` if there are no elements.
     if stored != PLAIN and elements:
         place = CellPlace(buffer, offset, stored, elements, name)
         return from_bytes(message.elements(place, 0, elements), dtype, shape)
     known = NUMPY_BY_NAME.get(name)
-    # Numpy's flag `aligned`, which is read below, is ten times as fast as `address`.
+    # `bytes_at` need not align what numpy knows: the flag `aligned` below is ten times as fast.
     alignment = node.itemsize if known is None else 1
     size = elements * node.itemsize
     if leaves:
@@ -109,12 +109,12 @@ def _whole_tensor(
 
 
 def of_cells(cells: Any, view: RaggedView) -> torch.Tensor:
-    """The copy of the rows of a view, as `gathered_cells` makes it, as a tensor."""
+    """`cells`, which `gathered_cells` copied from the rows of a view, as a tensor."""
     return values_of_cells(cells, view)
 
 
 def jagged_of_values(values: torch.Tensor, row_splits: RowSplits, dim: int) -> torch.Tensor:
-    """The jagged column of values, which are end to end."""
+    """The jagged column of `values`, whose rows are end to end."""
     return nested_tensor(values, row_splits, dim)
 
 
@@ -122,35 +122,35 @@ def jagged_of_values(values: torch.Tensor, row_splits: RowSplits, dim: int) -> t
 
 
 def column_of_objects(items: list[Any]) -> NonTensorStack:
-    """Objects as a leaf of a TensorDict."""
+    """The leaf of a TensorDict that holds these objects."""
     return stack_of_payloads(items)
 
 
 def leaf_of_objects(items: list[Any], *, whole: bool) -> Any:
-    """The objects of all rows, or of chosen ones, as a leaf of a TensorDict.
+    """The leaf of a TensorDict that holds the objects of all rows, or of chosen ones.
 
-    All of no objects are a stack, too, as `decode` makes it.
+    If a whole column has no rows, it is a stack, as `decode` makes it.
     """
     return (stack_of_payloads if whole else leaf_of_rows)(items)
 
 
 def is_payload(item: Any) -> bool:
-    """Whether tensordict would leave an object as it is."""
+    """Whether tensordict would store an object unchanged."""
     return not is_non_tensor(item)
 
 
 def maker_of_rows(
     message: Message, cells: Node, chosen: ChosenRows | None
 ) -> Callable[[int, int, list[int]], torch.Tensor]:
-    """What makes a tensor of the cells from one to another: each with a storage of its own bytes.
+    """A function that makes the tensor of a row, with a storage that is only its own bytes.
 
-    On the host they alias the cells; on a device they are copies.
+    On the host the tensors alias the cells; on a device they are copies.
     """
     return _maker(tensor_of_node(message, cells, chosen))
 
 
 def rows_of_cells(cells: Any, view: RaggedView) -> Callable[[int, int, list[int]], torch.Tensor]:
-    """The same of the copy of the rows of a view."""
+    """As `maker_of_rows`, for `cells`, a copy of the rows of a view."""
     return _maker(values_of_cells(cells, view))
 
 
@@ -207,9 +207,10 @@ def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Ten
         raise fail("bad_sparse", f"expected int64 indices, found {indices.dtype}")
     invariants: Any = torch.sparse.check_sparse_tensor_invariants
     if not invariants.is_enabled():
-        invariants.disable()  # torch 2.11 warns at `check_invariants` where nobody said either
+        # Torch 2.11 warns of `check_invariants` unless somebody enabled or disabled the checks.
+        invariants.disable()
     try:
-        # Copied: torch relies on indices, so what was checked must not change with the memory.
+        # A copy: torch relies on indices, so what was checked must not change with the memory.
         copied = indices.clone()
         tensor = torch.sparse_coo_tensor(
             copied, values, shape, device=values.device, check_invariants=True
@@ -217,7 +218,7 @@ def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Ten
         if not node.fields[1]:
             # torch marks tensors of at most one cell as coalesced; restore the sender's flag.
             return tensor._coalesced_(False)
-        # torch believes this flag, so see that the indices rise.
+        # torch believes this flag, so check that the indices rise.
         if not _indices_rise(copied):
             raise ValueError("coalesced indices that do not rise")
         return tensor._coalesced_(True)
@@ -228,7 +229,7 @@ def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Ten
 
 
 def _indices_rise(indices: torch.Tensor) -> bool:
-    """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
+    """Whether the columns of (dims, nnz) indices rise in lexicographic order, without repeats."""
     if 0 in indices.shape:
         return indices.shape[1] <= 1
     in_order: torch.Tensor = torch.unique(indices, dim=1)
@@ -245,14 +246,14 @@ def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDic
     rank, keys = node.fields
     size = numbers[node.dims : node.end]
     leaves: dict[str, Any] = {}
-    # Whether a TensorDict would accept every leaf unchanged.
+    # If a TensorDict would accept every leaf unchanged, `batch_of` skips its checks.
     fits = rank == 1 and message.device is None
     for key, child in zip(keys, node.children, strict=True):
         try:
             if child.kind is _JAGGED:
                 rows = message.header.groups[numbers[child.number + GROUP]].rows
                 dims = [rows, *numbers[child.dims : child.end]]
-                _check_sizes(dims[: child.fields[2]], size)  # those before the ragged one
+                _check_sizes(dims[: child.fields[2]], size)  # the dims before the ragged one
                 leaves[key] = jagged_of_node(message, child)
             elif child.kind is _TENSOR:
                 _check_sizes(numbers[child.dims : child.end], size)
@@ -282,7 +283,7 @@ def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
         leaf, (torch.Tensor, tensordict.UnbatchedTensor)
     )
     if of_user or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        # tensordict would change the batch size of these rather than reject them.
+        # tensordict would change the batch size of such a leaf instead of rejecting it.
         found = list(leaf.batch_size)
         if found[: len(size)] != size:
             raise rows_differ(size, found)

@@ -30,7 +30,7 @@ _MOST_CANDIDATES = 16  # columns of one dtype whose rows are looked for in each 
 _FEW_ROWS = 128  # if there are more rows, a sample is compared first
 _FEW_ELEMENTS = 4096  # if there are more elements, a sample decides their stored width
 _INDICES = 24  # bytes of a row's share in the indices of rows that begin like others
-_HEAD = 128  # bytes by which rows are told apart first
+_HEAD = 128  # compare so many first bytes of rows before more of them
 _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
 _AT_ONCE = 1 << 17  # numbers that are compared at a time, so that they stay in a cache
 
@@ -39,9 +39,9 @@ RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
 
 
 def elide_documents(column: Item) -> int:
-    """Send documents that repeat once, where that pays; the bytes of those that become objects.
+    """Send equal documents of a column once, if that pays.
 
-    They may be anywhere in memory, and stay there if none is left out.
+    Returns how many bytes of documents a reader turns into objects; 0 if the column stays as it is.
     """
     splits: Any = column.splits
     first, one_object = _first_equal(_pieces_of_rows(column), column.same)
@@ -57,7 +57,7 @@ def elide_documents(column: Item) -> int:
 
 
 def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
-    """The bytes of each document in place: in one piece, or in the pieces that the view has."""
+    """The bytes of each document, as pieces that alias the column's memory."""
     data: Any = column.data
     splits: Any = column.splits
     if not isinstance(data, RaggedView):
@@ -77,7 +77,7 @@ def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
 
 
 def _end_to_end(column: Item, rows: IntArray) -> ByteArray:
-    """Some documents, copied."""
+    """A copy of the documents in these rows, end to end."""
     data: Any = column.data
     splits: Any = column.splits
     lengths = splits.lengths[rows]
@@ -93,7 +93,10 @@ def _end_to_end(column: Item, rows: IntArray) -> ByteArray:
 def _first_equal(
     rows: Sequence[Sequence[ByteArray]], first_same: Sequence[int] | None
 ) -> tuple[Sequence[int] | None, bool]:
-    """The first row like each one, if that pays, and whether they are one object or equal ones."""
+    """For each row, the first row with the same document, or None if repeats do not pay.
+
+    The second result is whether such rows are one object; otherwise their bytes are equal.
+    """
     sizes = [sum(map(len, row)) for row in rows]
     if first_same is not None and _repeats_pay(first_same, sizes):
         return first_same, True
@@ -109,15 +112,17 @@ def _first_equal(
 
 
 def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether sending each row's `first` row only saves more bytes than the run costs."""
     saved = sum(size for i, size in enumerate(sizes) if first[i] != i)
-    # Offsets of all bytes take no more than these.
+    # The run has an index: at most 8 bytes for each row.
     return saved > RUN_COST + 8 * len(sizes)
 
 
 def elide_cells(columns: Sequence[Item]) -> None:
-    """Give columns of cells runs that are sent once, where that pays.
+    """Give each column that repeats cells runs, which are sent once, if that pays.
 
-    Their cells are end to end, and equal rows are one `RowSplits`.
+    The caller has put the cells of each column end to end. Columns of equal row lengths must have
+    the same `RowSplits` object.
     """
     searched = [_Searched(column) for column in columns if _may_gain(column)]
     by_kind: dict[Any, dict[int, list[_Searched]]] = defaultdict(lambda: defaultdict(list))
@@ -127,7 +132,7 @@ def elide_cells(columns: Sequence[Item]) -> None:
             by_total[one.splits.total].append(one)
     sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
     first: dict[Any, _Searched] = {}
-    # Columns that others are made of come first: they have fewer cells.
+    # Start with the columns of few cells: larger columns may consist of them.
     for one in sorted(searched, key=lambda one: one.splits.total):
         splits = one.splits
         if splits not in sample:
@@ -151,14 +156,15 @@ def _set_runs(column: Item, runs: Sequence[Run]) -> None:
 
 
 def _may_gain(column: Item) -> bool:
-    """Whether runs may save bytes: the index of a rectangle needs 8 bytes per row."""
+    """Whether runs could save bytes of this column."""
     size, shape = len(column.data), column.dims
     ragged = column.splits is not None
+    # The run of a rectangle has an index of 8 bytes per row.
     return size >= FEWEST and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
 
 
 def _sampled_rows(rows: int) -> IntArray:
-    """A sample of N rows: if enough rows repeat, some in the sample do."""
+    """The numbers of some of N rows. If enough rows repeat to matter, some of these do."""
     if rows <= _FEW_ROWS:
         return np.arange(rows)
     # Repeats are often neighbours, so take groups of four rows. There are enough groups to expect
@@ -211,19 +217,20 @@ class _Searched:
         sample = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
         if len(set(sample.tolist())) == len(sample):
             return False
-        # Flags and small numbers are often the same. Fewer bytes that are do not pay for an index.
+        # Compare more bytes: flags and small numbers are often equal, and a few equal bytes do not
+        # pay for an index.
         heads_end = np.minimum(ends * size, starts * size + _INDICES).tolist()
         bounds = zip((starts * size).tolist(), heads_end, strict=True)
         heads = sorted(bytes(view[start:end]) for start, end in bounds if start < end)
-        return any(itertools.starmap(_begins, itertools.pairwise(heads)))
+        return any(other.startswith(head) for head, other in itertools.pairwise(heads))
 
     def equals(self, other: _Searched) -> list[Run] | None:
-        """The runs of another column of the same rows, if its cells are the same."""
+        """The runs of `other`, which has the same row lengths, if it has the same cells, too."""
         equal = other is not self and _equal(other.data, self.data)
         return other.runs() if equal and self.pays(self.splits.total, indices=1) else None
 
     def prefixes(self) -> list[Run] | None:
-        """One run, if all rows are prefixes of the longest, such as one value or positions."""
+        """One run, if the longest row begins with each other row, as positions do."""
         splits = self.splits
         if not self.ragged or splits.rows < 2:
             return None
@@ -235,7 +242,10 @@ class _Searched:
         return [Run(splits, self._cells(longest), None)] if pays else None
 
     def as_two_columns(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
-        """The runs of two columns whose rows are the heads and the tails of these rows."""
+        """The runs of two other columns, if each row here is a row of one, then a row of the other.
+
+        An example is a column of prompts and responses next to one of each.
+        """
         whole = self.splits
         pairs = [
             itertools.product(heads, by_total[whole.total - total])
@@ -255,8 +265,9 @@ class _Searched:
         return None
 
     def occur_at(self, data: ByteArray, starts: IntArray) -> bool:
-        """Whether the rows are the cells of `data` that begin at `starts`."""
+        """Whether each row equals the cells of `data` from its start on."""
         splits, size = self.splits, self.size
+        # First compare the first and the last cell of up to 16 rows.
         filled = np.flatnonzero(splits.lengths)
         sample, others = filled[:: -(-len(filled) // 16)], _cell_words(data, size)
         for at in (0, splits.lengths[sample] - 1):
@@ -272,12 +283,12 @@ class _Searched:
         return True
 
     def runs_of_equal_rows(self) -> list[Run] | None:
-        """Runs of cells that rows share: all of a row, or its first cells."""
+        """Runs for rows that share all of their cells, or their first cells."""
         splits = self.splits
         like, shared = self._beginnings()
         equal = shared == splits.lengths
-        # Either each row is a head, which rows share, and a rest of its own: two runs. Or only rows
-        # that are equal share cells: one run.
+        # There are two forms. If sharing heads pays, each row is a head, which other rows share,
+        # and a rest that it stores itself: two runs. If not, only equal rows share cells: one run.
         heads_pay = self.pays(int(shared[~equal].sum()), indices=3)
         if not heads_pay:
             shared = np.where(equal, shared, 0)
@@ -300,31 +311,40 @@ class _Searched:
         return self._cells(_gathered(self.data, starts, splits.lengths, self.size))
 
     def _cells(self, data: ByteArray) -> Item:
-        """Some cells of the column."""
+        """The item of some cells of the column, `data`."""
         count = len(data) // self.size
         cells = Item(data, (count,), None, self.column.dtype)
         cells.narrow = self.column.narrow
         return cells
 
     def _beginnings(self) -> tuple[IntArray, IntArray]:
-        """(N,) for each row the row that its first cells are from (or itself), and how many."""
+        """Two (N,) arrays: the row from which each row takes its first cells, and how many.
+
+        A row that takes no cells from another names itself, with 0 cells.
+        """
         splits = self.splits
         like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
         order, host = self._sorted_twins(), splits.offsets_array.tolist()
         rows = [self.words[host[i] : host[i + 1]] for i in order]
-        # Two sorted rows share the cells that all neighbours between them share.
+        # Rows are sorted, so two of them share the cells that all neighbours between them share.
         with_next = list(itertools.starmap(_common_cells, itertools.pairwise(rows)))
         kept, with_kept = -1, 0
         for row, before, after in zip(order, [0, *with_next], [*with_next, 0], strict=False):
             with_kept = min(with_kept, before)
-            if 8 * after > 9 * with_kept:  # it has more in common with the rows that follow
+            # Keep this row, too, if it shares over an eighth more with the rows that follow than
+            # with the kept row. It then stores all of its head. A smaller gain does not pay for
+            # that: rows of one prompt often agree by chance on a few tokens after it.
+            if 8 * after > 9 * with_kept:
                 kept, with_kept = row, splits.total
             elif with_kept:
                 like[row], shared[row] = kept, with_kept
         return like, shared
 
     def _sorted_twins(self) -> list[int]:
-        """The rows that begin like others, sorted by their bytes, longer ones first."""
+        """The rows whose first bytes another row has, too, in descending order of their bytes.
+
+        So a row comes before the rows that are its beginning.
+        """
         bounds, view = (self.splits.offsets_array * self.size).tolist(), self.data.data
 
         def heads(rows: Sequence[int], most: int) -> dict[int, bytes]:
@@ -337,13 +357,8 @@ class _Searched:
         return sorted(several, key=keys.__getitem__, reverse=True)
 
 
-def _begins(head: bytes, other: bytes) -> bool:
-    """Whether `other` starts with `head`."""
-    return other.startswith(head)
-
-
 def _common_cells(one: AnyArray, other: AnyArray) -> int:
-    """How many cells two rows have in common, from the first on."""
+    """How many cells two rows share from the start."""
     most = min(len(one), len(other))
     differ = one[:most] != other[:most]
     if differ.ndim > 1:
@@ -353,7 +368,7 @@ def _common_cells(one: AnyArray, other: AnyArray) -> int:
 
 
 def _cell_words(data: ByteArray, size: int) -> AnyArray:
-    """(cells,) numbers as wide as a cell, or (cells, k) if no integer is as wide."""
+    """(cells,) integers as wide as a cell, or (cells, k) if there are none of that width."""
     if size in (1, 2, 4, 8):
         return data.view(f"u{size}")
     return data.view("u8").reshape(-1, size // 8) if size % 8 == 0 else data.reshape(-1, size)
@@ -374,7 +389,7 @@ def _equal(a: ByteArray, b: ByteArray) -> bool:
 
 
 def _gathered(data: ByteArray, starts: IntArray, lengths: IntArray, size: int) -> ByteArray:
-    """Rows of cells, end to end."""
+    """A copy of rows of cells of `data`, end to end."""
     out = np.empty(int(lengths.sum()) * size, dtype=np.uint8)
     if len(out):
         kernels.copy_all([Copy(out, data, None, np.ascontiguousarray(starts), lengths, size)])

@@ -21,7 +21,7 @@ from jagcodec.wire.leaf import CellPlace, Leaf
 from jagcodec.wire.schema import stored_size
 
 MOST_RANGES = 4096
-"""Ranges of one column that are fetched one by one; of more, the column is read whole."""
+"""The most ranges of one column that are fetched one by one; for more, it is read whole."""
 
 
 class CellReader(Protocol):
@@ -52,7 +52,7 @@ class RunNumbers(NamedTuple):
 
 
 def runs_at(message: CellReader, leaf: Leaf) -> list[RunNumbers]:
-    """The table at the place of an indirect column."""
+    """The table of runs, which an indirect column has at the place of its cells."""
     width = len(spec.RUN_NUMBERS)
     numbers = message.int64s(leaf.place.buffer, leaf.place.offset, width * leaf.runs)
     return [RunNumbers(*run) for run in numbers.reshape(leaf.runs, width).tolist()]
@@ -61,17 +61,18 @@ def runs_at(message: CellReader, leaf: Leaf) -> list[RunNumbers]:
 def rows_in_runs(
     message: CellReader, leaf: Leaf, rows: RowSplits, chosen: ChosenRows | None
 ) -> RaggedView:
-    """The rows of an indirect column in place, sharing cells.
+    """A view of the rows of an indirect column, which share cells in memory.
 
-    With `chosen`, reads only the cells of those rows.
+    With `chosen`, it reads only the cells of these rows.
     """
     at, splits = (slice(None), rows) if chosen is None else (chosen.at, chosen.among(rows)[0])
     cell_bytes, cell_shape = leaf.cell_bytes, leaf.shape[1:]
     runs = runs_at(message, leaf)
     memories: list[ByteArray] = []
-    firsts = np.empty((splits.rows, len(runs)), dtype=np.int64)  # cell of each row in each memory
+    # (N, runs): the cell in each memory at which each row begins, and how many cells it has there.
+    firsts = np.empty((splits.rows, len(runs)), dtype=np.int64)
     lengths = np.empty_like(firsts)
-    unclaimed = rows.lengths
+    unclaimed = rows.lengths  # cells of each row that no run has had so far
     for k, run in enumerate(runs):
         run_rows = rows if leaf.group is None else _rows_of_run(message, leaf, run)
         fits = run_rows.rows == rows.rows and not (run_rows.lengths > unclaimed).any()
@@ -91,14 +92,14 @@ def rows_in_runs(
     if len(runs) == 1:
         shape = (len(memories[0]) // cell_bytes, *cell_shape)
         return RaggedView(memories[0], leaf.dtype, shape, 1, firsts[:, 0].copy(), splits)
-    # In several buffers rows begin at bytes, as if the buffers were end to end.
+    # `in_buffers` counts starts in bytes, as if all buffers were end to end.
     firsts *= cell_bytes
     firsts += np.cumsum([0, *map(len, memories[:-1])])
     return in_buffers(memories, leaf.dtype, cell_shape, firsts, splits, lengths)
 
 
 def _rows_of_run(message: CellReader, leaf: Leaf, run: RunNumbers) -> RowSplits:
-    """The rows of a run of a column that has a group."""
+    """The rows of a run, if its column has a ragged group."""
     expect(leaf.runs > 1 or run.group == leaf.group, "bad_offsets", _EXPECTED_RUNS, run.group)
     groups = len(message.header.groups)
     expect(0 <= run.group < groups, "bad_record", f"a ragged group below {groups}", run.group)
@@ -109,7 +110,7 @@ _EXPECTED_RUNS = "runs of the column's rows, in their ragged group"
 
 
 def _starts(message: CellReader, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
-    """The index of the cell, in the run, at which each of its rows begins; checked."""
+    """The cell of the run at which each row begins; checked to be within the run."""
     most = splits.total
     expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
     if run.index_buffer == spec.NO_INDEX:
@@ -134,7 +135,7 @@ def _starts(message: CellReader, leaf: Leaf, run: RunNumbers, splits: RowSplits)
 
 
 def _check_place(message: CellReader, place: CellPlace) -> None:
-    """Check that a place in a table is in the payload."""
+    """Refuse a place of a table of runs that is not within the payload."""
     sizes = message.header.sizes
     size = stored_size(place.dtype_name, place.stored, place.elements)
     is_inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
@@ -146,9 +147,9 @@ def _check_place(message: CellReader, place: CellPlace) -> None:
 def _fetched(
     message: CellReader, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
 ) -> tuple[ByteArray, IntArray]:
-    """The cells of these rows, fetched in ranges, and where each row begins among them.
+    """Read the cells of these rows in ranges; returns them, and where each row begins in them.
 
-    The place has `cells` cells.
+    `cells` is how many cells the whole place has.
     """
     filled = np.flatnonzero(lengths)
     if not len(filled):

@@ -14,8 +14,8 @@ _FEW_ELEMENTS = 256  # if there are more elements, a sample is checked first
 
 
 def narrowed(data: ByteArray, dtype: str) -> tuple[int, ByteArray] | None:
-    """The elements of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
-    # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
+    """Integers of a dtype as ``(storage code, bytes)``, or None if they need the full width."""
+    # Read bools as bytes: a byte that is neither 0 nor 1 must arrive unchanged.
     elements = data.view("u1" if dtype == "bool" else dtype)
     itemsize = elements.dtype.itemsize
     stored = _narrowest(elements)
@@ -27,12 +27,15 @@ def narrowed(data: ByteArray, dtype: str) -> tuple[int, ByteArray] | None:
 
 
 def _narrowest(elements: npt.NDArray[Any]) -> int | None:
-    """The storage code with the fewest bytes; None if there are no elements, or they need all."""
+    """The storage code of the narrowest width that holds all elements.
+
+    Returns None if only the dtype's own width does, or if there are no elements.
+    """
     if not len(elements):
         return None
     sample = elements[:: -(-len(elements) // _FEW_ELEMENTS)]
     if len(sample) < len(elements) and _narrowest(sample) is None:
-        return None  # all of them need their width
+        return None  # the sample needs the full width, so all elements do
     low, high = int(elements.min()), int(elements.max())
     if low >= 0 and high <= 1:
         return BITS
@@ -52,14 +55,15 @@ def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
         return elements.astype(f"<u{width}").view(np.uint8)
     whole = elements.astype("<u4", copy=False).view(np.uint8)
     low = np.empty((len(elements), 3), dtype=np.uint8)
-    # Byte by byte: numpy copies a few bytes of each element in twice the time.
+    # Copy byte 0 of all elements, then byte 1, then byte 2: numpy takes twice the time to copy
+    # three bytes of each element.
     for i in range(3):
         low[:, i] = whole[i::4]
     return low.reshape(-1)
 
 
 def widened(data: ByteArray, stored: int, dtype: str, count: int) -> ByteArray:
-    """The bytes of `count` elements of dtype `dtype` that were stored as `narrowed`."""
+    """The bytes of `count` elements of `dtype`, which `narrowed` made `data` of."""
     if stored == BITS:
         return np.unpackbits(data, count=count, bitorder="little").astype(dtype).view(np.uint8)
     width, signed = STORED_WIDTHS[stored]
@@ -67,7 +71,7 @@ def widened(data: ByteArray, stored: int, dtype: str, count: int) -> ByteArray:
         return data.view(f"<{'i' if signed else 'u'}{width}").astype(dtype).view(np.uint8)
     whole = np.empty(count, dtype="<u4")
     if count:
-        # Three bytes are read with the one after them, which is then shifted out.
+        # Read four bytes for each element; the shifts remove the fourth.
         whole[:-1] = np.ndarray((count - 1,), "<u4", data, strides=(3,))
         whole[-1] = int.from_bytes(data[-3:].tobytes(), "little")
     whole <<= 8

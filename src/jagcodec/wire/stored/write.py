@@ -27,10 +27,11 @@ from jagcodec.wire.stored.narrow import narrowed
 
 
 def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False) -> PendingMessage:
-    """The message of a lowered value.
+    """The message of a lowered value, with columns stored narrow or elided if asked for.
 
-    Its columns are narrow and elided only if there is still a byte for each row that needs one,
-    and if readers accept it: repeats, and rows that are arrays, ask for more than their bytes.
+    The message is written with all columns as they are if a smaller one would have too few bytes
+    for its rows (`MAX_UNBACKED_ROWS`). It is written without `elides` if readers would reject it:
+    repeats, and rows that are arrays, ask a reader for more memory than their bytes.
     """
     tree, items, values, unbacked, messages, asks_for_more = lowered
     for rows in messages:
@@ -52,7 +53,7 @@ def message_of(lowered: Lowered, *, narrows: bool = False, elides: bool = False)
 
 
 def write_rows(messages: RowMessages, *, narrows: bool) -> None:
-    """Give an item of rows its data: a message for each row."""
+    """Write a message for each row, and make these the data of the rows' item."""
     made = {}
     for i, row in messages.rows.items():
         one = Lowered(None, [], _LIST_OF_ONE + row) if isinstance(row, bytes) else row
@@ -67,7 +68,7 @@ def write_rows(messages: RowMessages, *, narrows: bool) -> None:
 
 
 def _joined(pieces: Sequence[Any]) -> list[Any]:
-    """The same bytes in fewer pieces: small ones are joined, large ones stay where they are."""
+    """The same bytes in fewer pieces: neighbouring small ones are joined, large ones are not."""
     found: list[Any] = []
     small: list[Any] = []
     for piece in pieces:
@@ -80,7 +81,7 @@ def _joined(pieces: Sequence[Any]) -> list[Any]:
 
 
 def _rows_in_pieces(made: Mapping[int, Sequence[Any]], places: Sequence[int]) -> RaggedView:
-    """The bytes of rows, each in several pieces; `places` has the key of each row."""
+    """A view of rows that are each in several pieces; `places` has each row's key in `made`."""
     most, end = max(map(len, made.values())), 0
     starts: dict[int, list[int]] = {}
     lengths: dict[int, list[int]] = {}
@@ -102,15 +103,15 @@ class _Smaller(NamedTuple):
     """The items of a message, stored in fewer bytes."""
 
     items: Sequence[Any]
-    sources: Sequence[Any]  # memory whose cells were copied
-    elided: bool  # whether something is sent once that occurs several times
-    indirect_bytes: int  # of documents that become objects
+    sources: Sequence[Any]  # the caller's memory that cells were copied from
+    elided: bool  # whether a column has runs
+    indirect_bytes: int  # bytes of repeated documents that a reader turns into objects
 
 
 def _smaller(items: Sequence[Any], *, elides: bool) -> _Smaller:
-    """The items with narrow integers and, if asked for, repeats sent once; the old ones stay."""
+    """Copies of items with narrow integers and, if asked for, runs; the given items stay."""
     made = list(items)
-    cells: list[Any] = []  # of columns that are stored in another way
+    cells: list[Any] = []  # items of cells that may be stored in another way
     documents: list[Any] = []
     for i, item in enumerate(items):
         if type(item) is int:
@@ -132,7 +133,10 @@ def _smaller(items: Sequence[Any], *, elides: bool) -> _Smaller:
 
 
 def _put_end_to_end(columns: Sequence[Any]) -> list[Any]:
-    """Make the data of columns flat bytes, and their equal rows one object; what was copied."""
+    """Make the data of columns flat bytes, and equal `splits` one object.
+
+    Returns the memory that the columns had.
+    """
     pool = RowSplitsPool()
     sources: list[Any] = []
     scattered = []
@@ -160,7 +164,7 @@ def _memories(data: Any) -> Sequence[Any]:
 
 
 def _narrow(columns: Iterable[Any]) -> None:
-    """Store integers in as few bytes as hold them: of columns, of runs, and of their indices."""
+    """Narrow the integers of columns, of the cells of runs, and of the indices of runs."""
     for column in columns:
         if column.runs is None and column.cells is None:
             _narrow_one(column)
@@ -178,7 +182,7 @@ def _narrow(columns: Iterable[Any]) -> None:
 def _narrow_one(item: Any) -> None:
     if not item.narrow:
         return
-    item.narrow = False  # several runs may name it
+    item.narrow = False  # narrow it once: several runs may have the same cells
     found = narrowed(item.data, item.dtype)
     if found is not None:
         item.stored, item.data = found
