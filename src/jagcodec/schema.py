@@ -7,7 +7,7 @@ from typing import Any
 
 from jagcodec._arguments import check_known, name_set
 from jagcodec._compiling import untraced
-from jagcodec.columns.fields import FieldSchema, sizes_fit
+from jagcodec.columns.batch import FieldSchema, sizes_fit
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
 
 

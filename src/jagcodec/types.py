@@ -9,7 +9,7 @@ from typing import Any
 # `types.pyi`.
 _HOME_OF = {
     "ColumnArrays": "rows.column_arrays",
-    "FieldSchema": "columns.fields",
+    "FieldSchema": "columns.batch",
     "Layout": "train.rectangles",
     "PackedColumn": "rows.varlen",
     "PaddingSide": "train.rectangles",

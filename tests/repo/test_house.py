@@ -518,7 +518,7 @@ WITHOUT_TORCH = (
     *("wire.limits", "wire.frames", "wire.dtypes", "wire.items", "wire.place"),
     *("wire.stored.narrow", "wire.stored.elide", "wire.stored.write"),
     *("rows.row_splits", "rows.views", "rows.chosen_rows", "rows.chosen_rows"),
-    *("produce.cell_dtypes", "produce.row_kinds", "produce.number_types"),
+    *("produce.row_kinds", "produce.number_types"),
     *("produce.numbers", "produce.cells", "train.json_text", "memory.small_floats"),
     *("columns.batch", "columns.column", "columns.memory", "columns.join", "columns.of_arrays"),
     *("wire.decoder", "wire.array_values", "wire.node_columns", "wire.wire_batch", "train.rows"),

@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 import jagcodec
 from jagcodec import encode, encode_fields, encode_rows, open_wire
-from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.batch import FieldSchema
 from tests.helpers import nested
 
 PACKAGE = str(Path(jagcodec.__file__).parent)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._dependencies import check_torch, half
-from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.outside import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import IntArray, is_numeric
@@ -34,6 +33,37 @@ Name: TypeAlias = tuple[str, ...]
 
 Key: TypeAlias = str | tuple[str, ...]
 """A column in arguments: its name, or for one in a nested batch all names on the way."""
+
+
+class FieldSchema(NamedTuple):
+    """The kind, dtype and shape of one column, from the header.
+
+    Attributes:
+        kind: ``"jagged"`` (also of a `PackedColumn`), ``"tensor"``, ``"object"`` (also of a list
+            and of an array of objects), ``"tensordict"`` (also of a dict), or another kind of the
+            wire in small letters.
+        dtype: Of its cells; None if it has no cells. Functions that take a schema also take the
+            name of a dtype here, such as "bfloat16".
+        shape: With None for the ragged dim; None if it is not a tensor.
+    """
+
+    kind: str
+    dtype: torch.dtype | None
+    shape: tuple[int | None, ...] | None
+
+
+def sizes_fit(wanted: Sequence[int | None], found: Sequence[int | None]) -> bool:
+    """Whether a shape is the wanted one, in which None is any size."""
+    same = [size in (None, other) for size, other in zip(wanted, found, strict=False)]
+    return len(wanted) == len(found) and all(same)
+
+
+def packed_field(
+    dtype: Any, values: tuple[int, ...], position_ids: tuple[int, ...], rows: int
+) -> FieldSchema:
+    """The description of a `PackedColumn`, whose parts have these shapes."""
+    dim = 0 if values[:1] == position_ids else 1
+    return FieldSchema("jagged", dtype, (rows, *values[:dim], None, *values[dim + 1 :]))
 
 
 class Columns(NamedTuple):

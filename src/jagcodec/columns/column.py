@@ -7,7 +7,8 @@ tensors and of leaves of TensorDicts are in `of_tensors`, which is imported when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -15,8 +16,7 @@ import numpy.typing as npt
 
 from jagcodec._arguments import check_array, mapping_of
 from jagcodec._dependencies import half, module_with_torch
-from jagcodec.columns.batch import Batch, CellRows, Name, OneObject
-from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.batch import Batch, CellRows, FieldSchema, Name, OneObject
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.arrays import is_numeric, is_of_torch, object_array
 from jagcodec.rows.row_splits import RowSplitsPool
@@ -524,3 +524,37 @@ def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
 def sizes_of(column: Any, sizes: list[int]) -> list[int]:
     """The sizes that a column has now in place of those of its batch; these if any fit."""
     return column_of(column).sizes(sizes) if sizes else sizes
+
+
+def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
+    """Read the row lengths of columns on devices into a pool, with one wait for each device.
+
+    Columns with holes between their rows are left out: their readers wait for them.
+    """
+    away: list[tuple[torch.Tensor, HeldColumn]] = []
+    for leaf in each_leaf(leaves):
+        numbers = leaf.offsets()
+        if numbers is None or numbers.is_cpu or numbers.is_meta:
+            continue
+        if pool.of_source(numbers) is None:
+            away.append((numbers, leaf))
+    if not away:
+        return
+    from jagcodec.memory.staging import HostCopies  # where there is a device, torch is here
+
+    copies = HostCopies()
+    copies.fetch(numbers for numbers, _ in away)
+    for _, leaf in away:
+        with suppress(ArgumentError):  # the reader of the column raises it, with its name
+            leaf.read_offsets(pool, copies)
+
+
+def each_leaf(leaves: Iterable[Any]) -> Iterator[HeldColumn]:
+    """All columns, with inner batches replaced by their columns."""
+    for leaf in leaves:
+        column = column_of(leaf)
+        inner = column.inner()
+        if inner is None:
+            yield column
+        else:
+            yield from each_leaf(inner)

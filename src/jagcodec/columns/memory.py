@@ -11,6 +11,7 @@ from jagcodec.columns.batch import (
     Batch,
     CellRows,
     Column,
+    FieldSchema,
     OneObject,
     Read,
     Source,
@@ -19,7 +20,6 @@ from jagcodec.columns.batch import (
     sent_inside,
 )
 from jagcodec.columns.column import DictBatch, HeldColumn, column_of, not_a_column
-from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import chosen_leaf, plan_rows
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.arrays import IntArray, object_array

@@ -20,7 +20,7 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import FOREIGN_ERRORS
-from jagcodec.columns.batch import CellRows, Name, OneObject
+from jagcodec.columns.batch import CellRows, FieldSchema, Name, OneObject, packed_field
 from jagcodec.columns.column import (
     Array,
     HeldColumn,
@@ -32,7 +32,6 @@ from jagcodec.columns.column import (
     column_of,
     not_a_column,
 )
-from jagcodec.columns.fields import FieldSchema, packed_field
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.arrays import is_numeric
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain

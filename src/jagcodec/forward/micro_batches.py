@@ -441,9 +441,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
     """Join batches or columns of these numbers of rows, and choose the rows of `index`."""
     check_torch(where)
-    from jagcodec.columns.column import row_count
+    from jagcodec.columns.column import read_offsets, row_count
     from jagcodec.columns.join import join_leaves
-    from jagcodec.columns.offsets import read_offsets
     from jagcodec.rows.row_splits import RowSplitsPool
     from jagcodec.wire.compare import same_values
     from jagcodec.wire.many import join_rows

@@ -16,10 +16,9 @@ import numpy.typing as npt
 from jagcodec._arguments import check_known, mapping_of, name_set, whole_number
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import half
-from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.batch import FieldSchema
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.arrays import tensor_type
-from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows, error_at_column
 from jagcodec.produce.given_rows import read_dtypes
 from jagcodec.produce.number_types import (
@@ -31,7 +30,14 @@ from jagcodec.produce.number_types import (
     types_of_rows,
 )
 from jagcodec.produce.numbers import cells_of_python
-from jagcodec.produce.row_kinds import OBJECT_ROW, described, kind_of_row, tensor_rows
+from jagcodec.produce.row_kinds import (
+    DEFAULT_DTYPES,
+    OBJECT_ROW,
+    STORED_DTYPES,
+    described,
+    kind_of_row,
+    tensor_rows,
+)
 from jagcodec.produce.rows import (
     check_row_shape,
     encode_rows,

@@ -19,7 +19,6 @@ from jagcodec.errors import (
     naming_column,
 )
 from jagcodec.memory.arrays import tensor_type
-from jagcodec.produce.cell_dtypes import DEFAULT_DTYPES, FILL_CODES, NUMBER_DTYPES, STORED_DTYPES
 from jagcodec.produce.number_types import (
     PYTHON_TYPES,
     dtype_of_rows,
@@ -32,13 +31,17 @@ from jagcodec.produce.numbers import cast_array, cell_numbers, cells_of_python, 
 from jagcodec.produce.row_kinds import (
     ARRAY_ROW,
     BLANK_ROW,
+    DEFAULT_DTYPES,
+    FILL_CODES,
     KIND_OF_TYPE,
     MOST_LEVELS,
+    NUMBER_DTYPES,
     NUMBER_ROW,
     OBJECT_ROW,
     OBJECT_TYPES,
     OR_OBJECTS,
     SEQUENCE_ROW,
+    STORED_DTYPES,
     dtype_name,
     first_item,
     has_dtype,

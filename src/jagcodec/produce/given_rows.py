@@ -18,7 +18,7 @@ from jagcodec._arguments import (
     named_columns,
 )
 from jagcodec._dependencies import module_with_torch
-from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.batch import FieldSchema
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,

@@ -18,14 +18,13 @@ from jagcodec._arguments import (
 )
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
-from jagcodec.columns.fields import FieldSchema, sizes_fit
+from jagcodec.columns.batch import FieldSchema, sizes_fit
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
     JagcodecError,
     brief,
 )
-from jagcodec.produce.cell_dtypes import STORED_DTYPES
 from jagcodec.produce.cells import cells_of_rows, error_at_column
 from jagcodec.produce.given_rows import (
     ANY_FIELD,
@@ -37,6 +36,7 @@ from jagcodec.produce.given_rows import (
 )
 from jagcodec.produce.row_kinds import (
     OBJECT_TYPES,
+    STORED_DTYPES,
     are_equal_arrays,
 )
 from jagcodec.produce.warnings import warn_of_objects

@@ -6,16 +6,17 @@ The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.co
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import flag_of, items_of, whole_number
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, describe
-from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain, check_rectangle
+from jagcodec.memory.plain_types import LENGTH_DTYPES, TENSOR_TYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import (
     NUMPY_DTYPES,
@@ -24,7 +25,6 @@ from jagcodec.memory.tensor_bytes import (
     number_array,
     plain_array,
 )
-from jagcodec.produce.padding import first_unpadded
 from jagcodec.produce.warnings import warn_of_leftovers, warn_of_rectangle
 from jagcodec.rows.copy_rows import values_of
 from jagcodec.rows.lengths import Lengths, read_rows
@@ -161,6 +161,43 @@ def _jagged_of_rectangle(padded: torch.Tensor, row_splits: RowSplits, path: str)
     """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
     view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
     return nested_tensor(values_of(view), row_splits)
+
+
+_FEW_ROWS = 16
+
+
+def first_unpadded(columns: Mapping[str, Any], row_splits: RowSplits) -> str | None:
+    """The first column of integers (N, S, ...) on the CPU, if not one of them looks padded.
+
+    One is enough: others, such as position ids, may go on past the ends of rows.
+    """
+    first = None
+    for name, column in columns.items():
+        array = column
+        if type(column) is not np.ndarray:
+            if not column.is_cpu or column.dtype not in LENGTH_DTYPES:
+                continue
+            array = number_array(column)
+        if array.dtype.kind in "iu":
+            if _is_padded(array, row_splits):
+                return None
+            first = name if first is None else first
+    return first
+
+
+def _is_padded(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
+    """Whether the first cell after each row is also the last cell of its rectangle's row."""
+    lengths, rows, last = row_splits.lengths, row_splits.rows, array.shape[1] - 1
+    if row_splits.min >= last or not array.size:
+        return True
+    if rows > _FEW_ROWS or array.ndim > 2:
+        ends = array[np.arange(rows), np.minimum(lengths, last)]
+        return bool((ends == array[:, last]).all())
+    item, width = array.item, last + 1
+    for row, length in enumerate(lengths.tolist()):  # faster than numpy for so few rows
+        if length < last and item(row * width + length) != item(row * width + last):
+            return False
+    return True
 
 
 @untraced

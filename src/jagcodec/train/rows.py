@@ -10,9 +10,8 @@ import numpy as np
 
 from jagcodec._arguments import flag_of, host_array, whole_number
 from jagcodec._compiling import untraced
-from jagcodec.columns.column import as_leaf, column_of, like
+from jagcodec.columns.column import as_leaf, column_of, like, read_offsets
 from jagcodec.columns.join import chosen_leaf
-from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.assignment import Rules, assign_rows
 from jagcodec.memory import INT64_MAX

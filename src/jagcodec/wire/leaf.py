@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jagcodec.columns.fields import FieldSchema, packed_field
+from jagcodec.columns.batch import FieldSchema, packed_field
 from jagcodec.wire.dtypes import cell_dtype
 from jagcodec.wire.schema import (
     DOCUMENT_ROWS,

@@ -22,6 +22,7 @@ from jagcodec.columns.batch import (
     As,
     CellRows,
     Column,
+    FieldSchema,
     InPlace,
     OneObject,
     Read,
@@ -37,7 +38,6 @@ from jagcodec.columns.batch import (
     views_of,
 )
 from jagcodec.columns.column import as_leaf, column_of
-from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import at_column, join_leaves, join_views, require_same_names
 from jagcodec.columns.memory import face_in_memory, nested_source
 from jagcodec.errors import ArgumentError, WireFormatError

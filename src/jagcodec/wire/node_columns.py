@@ -16,6 +16,7 @@ from jagcodec.columns.batch import (
     Batch,
     CellRows,
     Column,
+    FieldSchema,
     InPlace,
     OneObject,
     Read,
@@ -35,7 +36,6 @@ from jagcodec.columns.column import (
     row_count,
     row_counts,
 )
-from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.memory import (
     CHOSEN,

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
 import numpy as np
 
 from jagcodec._arguments import items_of
-from jagcodec.columns.batch import Key, values_of_batch, views_of, with_closed
-from jagcodec.columns.column import column_of, field_in_memory, like, row_counts
-from jagcodec.columns.fields import FieldSchema
+from jagcodec.columns.batch import FieldSchema, Key, values_of_batch, views_of, with_closed
+from jagcodec.columns.column import column_of, field_in_memory, like, read_offsets, row_counts
 from jagcodec.columns.join import join_leaves
-from jagcodec.columns.offsets import read_offsets
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -18,6 +18,7 @@ from jagcodec.columns.batch import (
     As,
     Batch,
     CellRows,
+    FieldSchema,
     OneObject,
     closed_batch,
     leaves_of,
@@ -28,7 +29,6 @@ from jagcodec.columns.batch import (
     with_closed,
 )
 from jagcodec.columns.column import column_of, row_counts
-from jagcodec.columns.fields import FieldSchema
 from jagcodec.columns.memory import MemorySource, columns_and_meta
 from jagcodec.errors import (
     ArgumentError,
