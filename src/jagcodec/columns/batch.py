@@ -1,8 +1,8 @@
 """`Column`, `Batch`: what an open batch is made of, and the one function that reads columns.
 
-A column of an open batch is a node of a message, a value in memory, or that of many messages. To
-read columns, each gives its rows in place, or what it is; one call then copies all rows that must
-be copied, and each column makes of its copy what it is.
+A column of an open batch is a node of a message, a value in memory, or joined from many messages.
+`read_columns` asks each column for its value, or for its rows in place. One call then copies the
+rows of all columns that wait, and each of them makes its value of its copy.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def packed_field(
 
 
 class Columns(NamedTuple):
-    """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
+    """N rows by column: what `encode_fields` passes to `encode`.
 
     A column is a tensor, or the array over its memory; a `RaggedView`; a `CellRows`; an `Item`; a
     list of N objects; a `OneObject`; `Columns` inside; or any other leaf of a TensorDict.
@@ -93,9 +93,9 @@ class CellRows(NamedTuple):
 
 
 class OneObject(NamedTuple):
-    """An object of a whole batch, which is that of each of its N rows.
+    """One object for all N rows of a batch.
 
-    An array of N items that are not numbers has the object of each row.
+    If it is an array of N items that are not numbers, each row has its item instead.
     """
 
     data: Any
@@ -113,7 +113,7 @@ class As(Enum):
     """The forms in which columns are read."""
 
     VIEW = "rows whose lengths may differ as a `RaggedView`; else as VALUE"
-    VALUE = "tensors; objects in an array; a batch as an open one; what is in memory as it is"
+    VALUE = "tensors; objects in an array; an open batch; a value in memory unchanged"
     HOST = "without torch: a `RaggedView`, `CellRows`, objects or a `OneObject`; else as VALUE"
 
 
@@ -127,8 +127,8 @@ class Read:
         self.chosen: ChosenRows | None = batch._chosen
         self.columns: Mapping[str, Column] = columns
         self.form: As = form
-        self.known: dict[Any, Any] = {}  # by what it belongs to: a message, a source
-        # What makes values of cells: tensors, or arrays where torch is not installed.
+        self.known: dict[Any, Any] = {}  # what was found, by its message or source
+        # The module that makes values of cells: tensors, or arrays where torch is not installed.
         self.half: Any = None if form is As.HOST else half(*VALUES)
 
     def inside(self, batch: Batch) -> Read:
@@ -143,16 +143,16 @@ VALUES = "wire.tensor_values", "wire.array_values"
 
 
 class InPlace(NamedTuple):
-    """Rows that must be copied end to end, and what makes a column of the copy."""
+    """Rows that must be copied end to end, and the function that makes a column of the copy."""
 
     view: RaggedView
-    make: Callable[[Any], Any]  # of bytes; of a tensor if torch copies the rows
+    make: Callable[[Any], Any]  # of the copied bytes; of a tensor if torch copies
 
 
 class Stored(NamedTuple):
     """How a column is stored in a message, and so sent on."""
 
-    # The paths of columns in fewer bytes than their dtypes have: its own, or those inside a batch.
+    # The paths of columns that are stored narrow: its own, or for a batch those of its columns.
     narrow: Sequence[Name]
     elided: bool  # whether rows share cells
 
@@ -175,11 +175,11 @@ class Column:
         raise NotImplementedError
 
     def read(self, how: Read) -> Any:
-        """The column in the form asked for; or `InPlace`, of which `read_columns` makes it."""
+        """The column in the form of `how`; or an `InPlace`, of which `read_columns` makes it."""
         raise NotImplementedError
 
     def to_send(self, how: Read) -> Any:
-        """The column as `Columns` has it; documents are not read where that is possible."""
+        """The column as an entry of `Columns`; documents stay unread if that is possible."""
         raise NotImplementedError
 
     def fault(self, error: Exception) -> Exception:
@@ -187,11 +187,11 @@ class Column:
         return error
 
     def leaf(self, value: Any, how: Read) -> Any:
-        """What was read as `As.VALUE`, as a TensorDict holds it."""
+        """A value that was read as `As.VALUE`, in the form that a TensorDict holds."""
         raise NotImplementedError
 
     def face(self, value: Any, how: Read) -> Any:
-        """What was read as `As.VALUE`, as ``batch[name]`` gives it."""
+        """A value that was read as `As.VALUE`, in the form that ``batch[name]`` returns."""
         return value
 
     def stored(self) -> Stored:
@@ -201,7 +201,7 @@ class Column:
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """What the columns of a batch have in common: where they are from."""
+    """Where the columns of a batch come from."""
 
     names: Sequence[str]  # of all columns
     sizes: Sequence[int]  # (N, ...): the batch size, of all rows
@@ -209,15 +209,15 @@ class Source:
     allow_pickle: bool  # whether pickled objects are unpickled, and pickled again to be sent on
 
     def columns(self) -> Mapping[str, Column]:
-        """All columns, by name; not kept here, because each keeps its source."""
+        """All columns by name. A source does not keep them, because each keeps its source."""
         raise NotImplementedError
 
     def meta(self) -> dict[str, Any]:
-        """What belongs to the whole batch."""
+        """The `meta` of the whole batch."""
         raise NotImplementedError
 
     def metas(self) -> list[dict[str, Any]]:
-        """What belongs to each of the batches that were joined."""
+        """The `meta` of each batch that was joined."""
         return [self.meta()]
 
     def shared(self, columns: dict[str, Any], chosen: ChosenRows | None) -> dict[str, Any]:
@@ -225,14 +225,14 @@ class Source:
         return columns
 
     def pool_inside(self) -> RowSplitsPool:
-        """The pool of all rows, which batches inside share."""
+        """The pool that batches inside this one share."""
         return RowSplitsPool()
 
     def prepare(self, how: Read) -> None:
         """Do what makes it faster to read several columns."""
 
     def frames(self, batch: Batch) -> list[Any] | None:
-        """The frames of a batch, taken from its message's; None if columns must be read."""
+        """The frames of a batch, cut out of its message; None if columns must be read."""
         return None
 
 
@@ -275,7 +275,7 @@ def columns_in(batch: Batch) -> Mapping[str, Column]:
 
 
 def source_in(batch: Batch) -> Source:
-    """Where the columns of an open batch are from."""
+    """Where the columns of an open batch come from."""
     return batch._source
 
 
@@ -305,7 +305,7 @@ def read_columns(columns: Mapping[str, Column], how: Read) -> dict[str, Any]:
 def _make_all(
     waiting: Sequence[tuple[str, InPlace]], columns: Mapping[str, Column]
 ) -> dict[str, Any]:
-    """What is made of the copies of rows, which one call makes."""
+    """The columns that wait for copies of their rows; one call makes all copies."""
     made = {}
     copies = gathered_cells([each.view for _, each in waiting])
     for (name, each), cells in zip(waiting, copies, strict=True):
@@ -341,8 +341,8 @@ def _read(batch: Batch, columns: Mapping[str, Column], form: As) -> tuple[dict[s
 def views_of(batch: Batch, form: As = As.VIEW) -> dict[str, Any]:
     """Each column in the form from which a rectangle is cheapest, or in `As.HOST`.
 
-    A jagged one is a `RaggedView` over the messages, only to be read; an object of the whole batch
-    stays one; any other is what ``batch[name]`` gives.
+    A jagged column is a `RaggedView` over the messages, which callers may only read. An object of
+    the whole batch stays one. Any other column is what ``batch[name]`` returns.
     """
     found, _ = _read(batch, batch._columns, form)
     return batch._source.shared(found, batch._chosen)
@@ -365,7 +365,7 @@ def leaves_of(batch: Batch, how: Read | None = None) -> dict[str, Any]:
 
 
 def values_of_batch(batch: Batch, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Columns by name, each as ``batch[name]`` gives it."""
+    """Columns by name, each as ``batch[name]`` returns it."""
     columns = batch._columns
     if names is not None:
         columns = {name: columns[name] for name in names}
@@ -394,19 +394,19 @@ def sent_inside(batch: Batch, how: Read) -> Any:
 
 
 def stored(batch: Batch) -> Stored:
-    """How columns are stored in messages, and so sent on: elided again where that pays."""
+    """How messages store the columns. They are sent on so, and elided again if that pays."""
     return all_stored([column.stored() for column in batch._columns.values()])
 
 
 def all_stored(each: Sequence[Stored]) -> Stored:
     """How several columns are stored."""
-    if all(one is AS_IT_IS for one in each):  # as most are
+    if all(one is AS_IT_IS for one in each):  # most batches
         return AS_IT_IS
     return Stored([path for one in each for path in one.narrow], any(one.elided for one in each))
 
 
 def closed(column: Any) -> Any:
-    """A column in memory: an open batch is read, also where it is a column of a dict."""
+    """A column in memory. An open batch is read, also inside a dict."""
     if isinstance(column, Batch):
         return closed_batch(column, leaves_of(column))
     return with_closed(column) if type(column) is dict else column

@@ -1,8 +1,8 @@
 """`column_of`: the one table from the type of a value to the class that holds its rows.
 
-A class is one way to hold N rows in memory. Its methods are what functions over columns are made
-of; they ask a column for its rows, its view or its objects, and never for its type. The classes of
-tensors and of leaves of TensorDicts are in `of_tensors`, which is imported when there is one.
+A class is one way to hold N rows in memory. Functions over columns call its methods: they ask a
+column for its rows, its view or its objects, and never for its type. The classes of tensors and of
+leaves of TensorDicts are in `of_tensors`, which is imported when there is one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Mover(Protocol):
 
 
 class HeldColumn:
-    """N rows in memory. A class that has no such rows says so, and returns its value unchanged."""
+    """N rows in memory. The methods here answer for a value without rows; subclasses differ."""
 
     __slots__ = ("value",)
     family: ClassVar[Any] = None  # columns of one family can be joined; None if none can
@@ -51,8 +51,8 @@ class HeldColumn:
     has_columns: ClassVar[bool] = False  # whether functions over batches accept it
     has_tensor: ClassVar[bool] = False  # whether it is a tensor
     is_packed: ClassVar[bool] = False  # whether it is a `PackedColumn`
-    is_in_place: ClassVar[bool] = False  # whether it has rows of other memory, or of one object
-    is_flat: ClassVar[bool] = False  # whether a TensorDict holds it as it is
+    is_in_place: ClassVar[bool] = False  # whether its rows are views, or one object
+    is_flat: ClassVar[bool] = False  # whether a TensorDict holds it unchanged
     is_in_dict: ClassVar[bool] = False  # whether a dict may have it, but not a TensorDict
 
     def __init__(self, value: Any) -> None:
@@ -66,14 +66,14 @@ class HeldColumn:
         raise not_a_column(self.value, path)
 
     def sizes(self, wanted: list[int]) -> list[int]:
-        """The sizes that it has now in place of those of its batch; `wanted` if any fit."""
+        """Its sizes now, in the dims of its batch; `wanted` if any sizes fit."""
         return wanted
 
     def check_batch(self, path: str) -> None:
         """Refuse a batch without rows, or one whose rows may have different columns."""
 
     def leaves(self) -> Iterable[tuple[str, Any]] | None:
-        """Its leaves by name; None unless it is a TensorDict, whose rows all have the same."""
+        """Its leaves by name if it is a TensorDict, but not a lazy stack; None otherwise."""
         return None
 
     def field(self, rows: int) -> FieldSchema:
@@ -85,7 +85,7 @@ class HeldColumn:
         return None
 
     def is_sent_in_place(self) -> bool:
-        """Whether its view is sent. `encode` fetches tensors from devices, together."""
+        """Whether its view is sent. Tensors on devices are sent whole: one wait fetches all."""
         cells = self.cells()
         return cells is not None and cells.is_cpu
 
@@ -94,11 +94,11 @@ class HeldColumn:
         return self.view(path, pool, detach=False)
 
     def array(self) -> npt.NDArray[Any] | None:
-        """Its rows of one size, in order on the host, as an array over them; None for others."""
+        """An array over its rows if they have one size and are in order on the host; else None."""
         return None
 
     def on_host(self, path: str) -> Any:
-        """Its cells as a `RaggedView`, `CellRows` or an array on the host; None for others."""
+        """Its rows on the host: a `RaggedView`, `CellRows`, array or `OneObject`; else None."""
         return None
 
     def objects(self) -> list[Any] | None:
@@ -106,11 +106,11 @@ class HeldColumn:
         return None
 
     def own_objects(self) -> list[Any] | None:
-        """`objects` if each row has one of its own, and `Columns` may have them as a list."""
+        """`objects`, if each row has its own and `Columns` may hold them as a list; else None."""
         return None
 
     def leaf(self, rows: int, path: str) -> Any:
-        """What a TensorDict of these rows holds of it."""
+        """Its form in a TensorDict of these rows."""
         return self.value
 
     def object_array(self) -> Any:
@@ -118,7 +118,7 @@ class HeldColumn:
         return self.value
 
     def face(self, path: str) -> Any:
-        """What ``batch[name]`` of an open batch gives of it."""
+        """What ``batch[name]`` of an open batch returns for it."""
         return self.leaf(0, path)
 
     def made_of(self, view: RaggedView, path: str) -> Any:
@@ -126,15 +126,15 @@ class HeldColumn:
         return _tensors().nested_of_view(view)
 
     def converted(self, other: HeldColumn, path: str) -> Any:
-        """The rows of another column in this form, unchanged; None if it does not hold such."""
+        """The rows of another column in this form, unchanged; None if the form cannot hold them."""
         return None
 
     def as_array(self, *, numbers: bool) -> npt.NDArray[Any] | None:
-        """Its rows in an array, of numbers or of anything else; None if it does not hold such."""
+        """Its rows as an array, of numbers or else of other items; None if it has no such array."""
         return None
 
     def like(self, columns: dict[str, Any], rows: int) -> Any:
-        """A batch of other columns with what is next to the columns of this one."""
+        """A batch of other columns, with the dim names and device, or `meta_info`, of this one."""
         raise not_a_column(self.value, "batch")
 
     def jagged_view(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
@@ -142,7 +142,7 @@ class HeldColumn:
         return None
 
     def sharing(self, path: str, pool: RowSplitsPool) -> Any:
-        """Its value; a jagged one with the offsets that the pool has for its row lengths."""
+        """Its value; a jagged tensor gets the offsets that the pool has for its row lengths."""
         return self.value
 
     def inner(self) -> Iterable[Any] | None:
@@ -158,7 +158,7 @@ class HeldColumn:
         return self.value
 
     def cells(self) -> torch.Tensor | None:
-        """The tensor that has its cells."""
+        """The tensor with its cells, if there is one."""
         return None
 
     def tensors(self) -> Sequence[Any]:
@@ -166,7 +166,7 @@ class HeldColumn:
         return ()
 
     def offsets(self) -> torch.Tensor | None:
-        """The tensor that alone says how long the rows are."""
+        """The offsets tensor, if the row lengths follow from it alone."""
         return None
 
     def read_offsets(self, pool: RowSplitsPool, copies: Any) -> None:
@@ -432,7 +432,7 @@ _KIND_OF_TYPE: dict[type, HeldKind] = {
     **dict.fromkeys((int, float, bool, str, bytes, tuple, type(None)), HeldColumn),
     **dict(_KINDS),
 }
-"""The same by the exact type of most columns: to ask about all others takes longer."""
+"""The same by exact type, for most columns: a lookup is faster than `isinstance`."""
 
 
 def add_kinds(
@@ -447,14 +447,14 @@ def add_kinds(
 
 
 def column_of(value: Any) -> HeldColumn:
-    """The column that a value is."""
+    """A value in the class that holds its rows, by its type."""
     kind: Any = _KIND_OF_TYPE.get(type(value)) or _kind_of(value)
     made: HeldColumn = (kind if isinstance(kind, type) else kind(value))(value)
     return made
 
 
 def _kind_of(value: Any) -> HeldKind:
-    """What holds a value of a rarer type; the first of them that may be torch's adds its types."""
+    """The class for a rarer type. The first value that may be of torch adds torch's classes."""
     found = _listed_kind(value)
     if found is None and is_of_torch(type(value)):
         _tensors()
@@ -472,7 +472,7 @@ def _tensors() -> Any:
 
 
 def _values() -> Any:
-    """What makes the value of a column that a caller gets: a tensor, or an array."""
+    """The module that makes what a caller gets of a column: tensors, or arrays without torch."""
     return half("columns.of_tensors", "columns.of_arrays")
 
 
@@ -522,7 +522,7 @@ def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
 
 
 def sizes_of(column: Any, sizes: list[int]) -> list[int]:
-    """The sizes that a column has now in place of those of its batch; these if any fit."""
+    """The sizes of a column now, in the dims of its batch; `sizes` if any fit."""
     return column_of(column).sizes(sizes) if sizes else sizes
 
 

@@ -34,7 +34,7 @@ def moved(
     """Columns by name with their tensors on a device; gradients flow through them.
 
     A column without a tensor, or on that device, is returned unchanged. Copies to the host are
-    complete. `non_blocking` is that of `to_device`.
+    complete. `non_blocking` is as for `to_device`.
     """
     move = _Move(device, pool, path_of, non_blocking)
     if device.type == "cpu":

@@ -1,8 +1,8 @@
 """Rows of columns and batches in memory, chosen and joined: cells are copied once, in one call.
 
-Cells on the host become views. Their rows are chosen in place, those of several columns in the
-buffers of all of them, and one call copies the rows of all columns of a batch. Torch copies cells
-on devices, and those that autograd follows.
+Cells on the host become views, whose rows are chosen in place. Several columns become one view over
+the buffers of all of them. One call copies the rows of all columns of a batch. Torch copies cells
+on devices, and cells that autograd follows.
 
 Tensordict does not choose or join rows here, because its releases differ: below 0.15, it cannot
 choose or join rows of jagged leaves.
@@ -75,7 +75,7 @@ def join_leaves(
 def join_views(
     views: Sequence[RaggedView], chosen: Chosen | None, pool: RowSplitsPool, path: str
 ) -> RaggedView:
-    """What `join_leaves` does, for rows in memory that must not be changed, such as a message's."""
+    """`join_leaves` for views over memory that callers must not change, such as a message's."""
     joiner = RowJoiner(chosen, pool, operator.is_, 0)
     joiner.check_alike(views, path)
     whole = views[0] if len(views) == 1 else concat_views(views)
@@ -129,7 +129,7 @@ class RowJoiner:
         self.pool = pool
         self.same = same
         self.model = model
-        # The chosen rows of row splits, by the id of these, which are kept.
+        # By the id of row splits: these, so that the id stays theirs, and their chosen rows.
         self._picked: dict[int, tuple[RowSplits, RowSplits]] = {}
         self._cells: tuple[IntArray, RowSplits] | None = None
 
@@ -139,7 +139,7 @@ class RowJoiner:
         return made.make(gathered_cells([made.view])[0]) if type(made) is InPlace else made
 
     def plan(self, leaves: Sequence[Any], path: str) -> Any:
-        """The joined column, or what it waits for."""
+        """The joined column; or an `InPlace`, if its rows must be copied first."""
         columns = [column_of(leaf) for leaf in leaves]
         family = columns[self.model].family
         if any(column.family is not family for column in columns):
@@ -204,9 +204,7 @@ class RowJoiner:
 
     def join_arrays(self, columns: Sequence[HeldColumn], path: str) -> Any:
         check_each(columns, path)
-        return self._join_checked_arrays([column.value for column in columns], path)
-
-    def _join_checked_arrays(self, leaves: Sequence[Any], path: str) -> Any:
+        leaves = [column.value for column in columns]
         whole, one = leaves[0], self.is_one_column(leaves)
         if not one:
             # Arrays of texts may differ in length: the result has the longest.
@@ -322,7 +320,7 @@ class RowJoiner:
         return rows
 
     def require_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
-        """The value of whole batches, which all must have the same; an error otherwise."""
+        """The value that all batches must have; an error if one has another."""
         for i, value in enumerate(values[1:], 1):
             if not self.same(values[0], value):
                 detail = f"expected {expected} for all rows, as in batch 0, found another; {remedy}"
@@ -352,7 +350,7 @@ def _tensors() -> Any:
 
 
 def filled(planned: dict[str, Any]) -> dict[str, Any]:
-    """Planned columns, with one copy of the rows of all that wait for it."""
+    """Planned columns; one call copies the rows of all that wait for it."""
     waiting = {name: made for name, made in planned.items() if type(made) is InPlace}
     if waiting:
         values = gathered_cells([made.view for made in waiting.values()])
@@ -362,10 +360,12 @@ def filled(planned: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_buffers(arrays: Iterable[Any]) -> list[Any]:
+    """Contiguous arrays as flat bytes over their memory."""
     return [array.reshape(-1).view(np.uint8) for array in arrays]
 
 
 def indexer(chosen: Any) -> Any:
+    """Chosen rows as numpy and torch index with them."""
     return slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
 
 
@@ -377,11 +377,13 @@ CONVERT = "; convert the column, or pass its dtype to encode_rows in every proce
 
 
 def check_each(columns: Sequence[HeldColumn], path: str) -> None:
+    """Refuse columns that are subclasses of tensors or of arrays."""
     for i, column in enumerate(columns):
         column.check(f"{path} of batch {i}" if i else path)
 
 
 def check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
+    """Refuse a batch in which something differs from batch 0; `found` has it for each batch."""
     if found.count(found[0]) == len(found):
         return
     for i, value in enumerate(found):

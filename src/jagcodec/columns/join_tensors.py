@@ -168,7 +168,7 @@ def _plan_views(
     wrap: Callable[[torch.Tensor, RowSplits, int], Any],
     check: Callable[[RowSplits], None] = lambda _: None,
 ) -> Any:
-    """The wanted rows of views, end to end, as `wrap` makes a column of them."""
+    """The wanted rows of views, end to end, in the column that `wrap` makes."""
     dim = views[0].ragged_dim
     if joiner.is_one_column(views):
         view = joiner.in_place(views[0], path)
@@ -209,7 +209,7 @@ def concat(views: Sequence[RaggedView], pool: RowSplitsPool) -> RaggedView:
 
 
 def _rows_in_order(tensor: torch.Tensor) -> Any:
-    """Rows on the host, of a dtype that numpy lacks, as an array of them; None for others."""
+    """An array over the rows of a tensor in order on the host, of any dtype; else None."""
     plain = type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.requires_grad
     if not plain or not tensor.is_contiguous() or not tensor.numel():
         return None

@@ -71,7 +71,7 @@ class MemorySource(Source):
         return self.pool
 
     def take(self, name: str | None, value: Any) -> Any:
-        """A column that a caller may have, and change."""
+        """A column for a caller, who may change it."""
         return value
 
     def again(self, name: str | None) -> Callable[[], Any] | None:
@@ -126,7 +126,7 @@ class DocumentSource(MemorySource):
         return lambda: self._again()[0][name]  # type: ignore[index]
 
     def _take(self, name: str | None) -> Any:
-        """A column by name, or `meta` by None, that no caller has, and no later call returns."""
+        """A column by name, or `meta` by None: a new object, which no later call returns."""
         unread = self._unread
         taken = unread.pop(name, _TAKEN)
         if taken is _TAKEN:
@@ -139,7 +139,7 @@ class DocumentSource(MemorySource):
 
 
 _TAKEN = object()
-"""In the place of a column that a caller has."""
+"""Stands for a column that a caller has."""
 
 
 class BuiltSource(MemorySource):
@@ -148,7 +148,7 @@ class BuiltSource(MemorySource):
     __slots__ = ("_build",)
 
     def __init__(self, sizes: Sequence[int], around: Source, build: Callable[[], Any]) -> None:
-        """`build` makes it once more."""
+        """`build` makes the column once more."""
         super().__init__({}, sizes, {}, around, "$")
         self._build = build
 
@@ -289,7 +289,7 @@ def _to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
     if objects is not None:
         return [objects[i] for i in chosen.rows]
     if isinstance(chosen.index, range):
-        return None  # of a tensor, which a slice aliases
+        return None  # a slice of the tensor aliases it
     array = holder.array()
     return None if array is None else CellRows(chosen.of_array(array, holder.value.dtype))
 
@@ -315,13 +315,13 @@ def nested_source(
 
 
 def leaf_in_memory(column: Any, source: Source, path: str) -> Any:
-    """A column as a leaf; of one that only a dict may have, on the device of its source."""
+    """A column as a leaf. One that only a dict may have goes to the device of its source."""
     holder = column_of(column)
     return _on_device(holder.leaf(0, path), source) if holder.is_in_dict else column
 
 
 def face_in_memory(column: Any, source: Source, path: str, how: Read) -> Any:
-    """A column in memory as ``batch[name]`` gives it."""
+    """A column in memory as ``batch[name]`` returns it."""
     if isinstance(column, Batch):
         return column
     holder = column_of(column)

@@ -1,4 +1,4 @@
-"""The values of columns where torch is not installed: what `of_tensors` makes, as arrays."""
+"""The values of columns where torch is not installed: arrays in place of tensors."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def face_of_rectangle(view: RaggedView) -> npt.NDArray[Any]:
 
 
 def face_of_numbers(array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
-    """An array of numbers, which is what it is."""
+    """An array of numbers, unchanged."""
     return array

@@ -155,7 +155,7 @@ class Jagged(TensorColumn):
     __slots__ = ()
 
     def check(self, path: str) -> None:
-        """It is of no other type."""
+        """A value of this class is never of a subclass."""
 
     def row_count(self, path: str) -> int | None:
         return rows_in(self.value)
@@ -428,7 +428,7 @@ class LazyStack(TensorDictBatch):
 
 
 def _found_lazy_stack(stack: LazyStackedTensorDict) -> str:
-    """The detail of the error for a lazy stack, with what works for this one."""
+    """The detail of the error for a lazy stack, with a remedy that works for this one."""
     members = stack.tensordicts
     are_rows = not members[0].batch_dims
     remedy = "pass each of its .tensordicts"
@@ -447,7 +447,7 @@ def _found_lazy_stack(stack: LazyStackedTensorDict) -> str:
 
 
 def _differing_dims(members: Sequence[TensorDictBase]) -> int | None:
-    """In how many dims a leaf differs between members, at most; None if not in its sizes alone."""
+    """In how many dims leaves differ between members, at most; None if not only in sizes."""
     if len({frozenset(member.keys(include_nested=True)) for member in members}) > 1:
         return None
     forms: dict[Any, list[Any]] = {}

@@ -9,7 +9,7 @@ import types
 
 def pass_on(error: Exception) -> None:
     """Raise an error that is not a fault of the message: of the machine, or of other code."""
-    if isinstance(error, ImportError):  # of a module that is imported when it is needed first
+    if isinstance(error, ImportError):  # a module is imported at its first use
         raise error
     outside = _from_outside(error)
     if outside is not None:
@@ -24,7 +24,7 @@ _NO_MEMORY = ("you tried to allocate", "out of memory")
 
 
 def _from_outside(error: BaseException | None) -> BaseException | None:
-    """The error in a chain that code other than that of readers raised; None if readers raised all.
+    """The error in a chain that code outside the readers raised; None if readers raised all.
 
     Python calls a signal handler in the function that it interrupts. A library may catch the error
     of the handler, and raise another one.

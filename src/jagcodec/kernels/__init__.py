@@ -1,21 +1,20 @@
 """The hot loops: one copies ragged rows, the other turns Python numbers into cells and back.
 
-Each is in C, and again in Python, for an installation without a compiler. The environment variable
-``JAGCODEC_ROWCOPY`` chooses the loops: ``compiled`` or ``numpy``; without it, what was built.
+Each is written in C and in Python. The environment variable ``JAGCODEC_ROWCOPY`` chooses one:
+``compiled`` or ``numpy``. Without it, the C is used if it was built.
 
-A *row* is a run of cells, and a *cell* is everything under one index of dim 0. The functions move
-bytes and know no dtype. CPU memory has two backends:
+A *row* is a run of cells, and a *cell* is everything under one index of dim 0. The loop over rows
+moves bytes in CPU memory and knows no dtype:
 
-    compiled  the C extension of this package: one memcpy per row, several threads, no GIL
-    numpy     the same loop in Python, if the extension was not built
+    compiled  one memcpy per row, several threads, no GIL
+    numpy     one memcpy per row in Python, for an installation without a compiler
 
-The environment variable ``JAGCODEC_ROWCOPY`` chooses a backend. Tensors on accelerators, and those
-that autograd follows, are copied by torch (`rows.copy_rows`).
+Torch copies tensors on accelerators, and tensors that autograd follows (`rows.copy_rows`).
 
 Starts, lengths and left pads are int64 arrays with one number per row, which callers have checked.
 The compiled loop checks them again against the buffers: a wrong one would crash it.
 
-The loop over numbers loses nothing, and says which values msgpack knows.
+The loop over numbers changes no number. Its `is_native` finds values that msgpack can write.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 /* Python's numbers to cells, and which values msgpack knows: the compiled half of jagcodec.kernels.
  *
- * `fill`: one pass over the items of lists and tuples. Nothing is rounded but floats, nothing wraps around:
- * an item that a cell cannot hold ends the pass, and its place is returned. Items are anyone's
- * objects, and `convert` runs anyone's code, so a list may change while it is read: every item is
- * asked for by its index, which Python checks, every reference is owned while it is used, and no
- * more cells are written than there were items when the call began. There is no global state.
+ * `fill`: one pass over the items of lists and tuples. Only floats are rounded, and nothing wraps
+ * around: an item that a cell cannot hold ends the pass, and its place is returned. Items are
+ * anyone's objects, and `convert` runs anyone's code, so a list may change while it is read: every
+ * item is asked for by its index, which Python checks, every reference is owned while it is used,
+ * and no more cells are written than there were items when the call began. There is no global state.
  *
  * Only the limited API of Python 3.11 is used, as in jagcodec.kernels.
  */
@@ -25,7 +25,7 @@
 typedef struct {
     char kind; /* 'i' for integers, 'f' for floats, '?' for bools */
     int width;
-    int64_t low, high; /* of integers; those of 8 bytes without a sign go up to twice `high` */
+    int64_t low, high; /* of integers; unsigned ones of 8 bytes go up to twice `high` */
     int precision;     /* of floats: the bits that an int may take, from its first 1 to its last */
     PyObject *convert; /* makes an int, float or bool of anything else that counts as one, or is None */
 } Cells;
@@ -166,7 +166,7 @@ item_of(PyObject *sequence, bool is_list, Py_ssize_t index)
 #endif
 }
 
-/* The cells of items of the type that most have; how many items there are before another one. */
+/* Writes items of the most common type; returns how many come before another, or one too large. */
 static inline Py_ssize_t
 put_common(PyObject *row, bool is_list, Py_ssize_t count, unsigned char *at, char kind, int width,
            int64_t low, int64_t high)
@@ -198,7 +198,7 @@ put_common(PyObject *row, bool is_list, Py_ssize_t count, unsigned char *at, cha
     return i;
 }
 
-/* `put_common`; the compiler makes a loop of its own for the dtypes that most columns have. */
+/* `put_common`, of which the compiler makes a separate loop for each of the usual dtypes. */
 static Py_ssize_t
 put_most(const Cells *cells, PyObject *row, bool is_list, Py_ssize_t count, unsigned char *at)
 {
@@ -211,7 +211,7 @@ put_most(const Cells *cells, PyObject *row, bool is_list, Py_ssize_t count, unsi
     return put_common(row, is_list, count, at, cells->kind, cells->width, cells->low, cells->high);
 }
 
-/* The cells of one row; where it is not 1, `index` is that of the item. */
+/* Writes the cells of one row; if the result is not 1, `index` is that of the item. */
 static int
 put_row(const Cells *cells, PyObject *row, Py_ssize_t count, unsigned char *at, Py_ssize_t *index)
 {
@@ -274,7 +274,7 @@ lengths_of(PyObject *rows, Py_ssize_t *total)
     return lengths;
 }
 
-/* The code of the first number's type, of those of bools, ints and floats; 0 if it has another. */
+/* Of three codes, for bools, ints and floats, the first number's; 0 if it has another type. */
 static char
 code_of_first(PyObject *rows, const char *codes)
 {
@@ -306,7 +306,7 @@ is_float_at(PyObject *rows, Py_ssize_t row, Py_ssize_t index)
     return is_float;
 }
 
-/* The cells of rows of these lengths; where `done` is 0, `row` and `index` are those of the item. */
+/* The cells of rows of these lengths; if `done` is 0, the item at `row` and `index` does not fit. */
 static PyObject *
 put_rows(const Cells *cells, PyObject *rows, PyObject *lengths, Py_ssize_t total, int *done,
          Py_ssize_t *row, Py_ssize_t *index)
@@ -406,7 +406,7 @@ cells_narrow_list(PyObject *Py_UNUSED(module), PyObject *list)
     if (!first) {
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     }
-    PyTypeObject *type = Py_TYPE(first); /* one of three that are never freed, or not looked at */
+    PyTypeObject *type = Py_TYPE(first); /* one of three types that are never freed, or unused */
     Py_DECREF(first);
     bool known = type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type;
     int64_t low = 0, high = 0, *numbers = NULL;

@@ -33,7 +33,7 @@ enum {
     BLOCK = 4096,       /* bytes of repeated pad bits that long pads are copied from; fits in L1 */
     SCANNED = 256,      /* bytes compared at a time */
     MAX_VIEWS = 6,      /* buffers of one task */
-    RECENT = 12,        /* buffers among which one that was given before is looked for */
+    RECENT = 12,        /* buffers to search for one that was given before */
 };
 
 /* Measured on two cores: two threads are level with one at 3 MiB, and a seventh faster at 6. */
@@ -476,7 +476,7 @@ rows_are_within(const char *name, Starts starts, const int64_t *lengths, Py_ssiz
     return true;
 }
 
-/* The buffers of a tuple, borrowed; or those of the task before, if it had the same ones. */
+/* The buffers of a tuple, borrowed. A task before may have had the same tuple. */
 static bool
 get_sources(Batch *batch, PyObject *given)
 {

@@ -1,7 +1,7 @@
 """The kernel without a compiler: one memcpy per row, over memoryviews.
 
-Of the ways that Python offers, this is the simplest that is never slow: numpy slices cost more per
-row, and an index of cells costs eight bytes of memory traffic for each cell.
+This is the simplest way in Python that is never slow: numpy slices cost more per row, and an index
+of cells costs eight bytes of memory traffic for each cell.
 """
 
 from __future__ import annotations

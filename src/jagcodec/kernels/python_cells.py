@@ -19,9 +19,9 @@ def fill(
 ) -> tuple[str, bytearray, tuple[int, ...], tuple[int, int] | None] | None:
     """The numbers of rows, lists or tuples, end to end as cells of a code of `array`, or ``?``.
 
-    `codes` is one code; or it is those of bools, ints and floats, of which the type of the first
-    number chooses, and a float among ints chooses again. Then None is returned if there is no
-    number, or if the first item is not exactly one of Python's own.
+    `codes` is one code; or three, for bools, ints and floats. Then the type of the first number
+    chooses one, and a float among ints chooses the third. Then the result is None if there is no
+    number, or if the first item is not exactly a bool, an int or a float.
 
     Returns the code, the cells, the lengths of the rows, and None, or the row and the index of the
     first item that is not a number or does not fit; the numbers before it are written.
@@ -84,7 +84,7 @@ def _at_once(items: tuple[Any, ...], code: str) -> array[Any] | None:
         cells = array(code.replace("?", "b"), items)
     except OverflowError:
         return None
-    # What has become infinite may have been finite.
+    # A cell may be infinite although its number is finite.
     return None if code == "f" and np.isinf(np.frombuffer(cells, np.float32)).any() else cells
 
 

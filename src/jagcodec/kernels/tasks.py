@@ -14,7 +14,7 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 Starts: TypeAlias = IntArray | int
-"""Where rows begin, in cells: (N,) numbers, or a stride, and then row i begins at i times that."""
+"""Where rows begin, in cells: (N,) numbers; or a stride s, if row i begins at ``i * s``."""
 
 
 def numbers(starts: Starts, rows: int) -> IntArray:

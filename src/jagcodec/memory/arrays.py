@@ -99,7 +99,7 @@ def borrowed(start: int, size: int, owner: object, writable: bool = True) -> Byt
 
 
 def for_torch(data: ByteArray) -> ByteArray:
-    """`data` as an array of which torch makes a tensor without a warning; it is only to be read."""
+    """`data` as an array that torch accepts without a warning. Only read the tensor of it."""
     return data if data.flags.writeable else borrowed(address(data), len(data), data)
 
 

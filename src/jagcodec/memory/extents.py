@@ -18,7 +18,7 @@ def total_of(lengths: Any) -> int:
 
 
 def lists_of(shape: Sequence[int]) -> int:
-    """How many lists there are in the list that an array of this shape becomes."""
+    """How many lists are inside the list that an array of this shape becomes."""
     return sum(math.prod(shape[:dims]) for dims in range(1, len(shape)))
 
 

@@ -31,7 +31,7 @@ def rounded(floats: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
 def numbers_of(cells: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """Cells of a dtype as numbers that numpy has: small floats are widened, which is exact.
 
-    TypeError for a dtype whose cells are not numbers of their own.
+    TypeError for a dtype whose cells cannot be read as numbers.
     """
     if dtype == "float16":
         return cells.astype(np.float32)
@@ -47,9 +47,8 @@ def numbers_of(cells: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     return cells
 
 
-# The bits of the fraction, the bias of the exponent, and the codes of NaNs. OCP 8-bit
-# floating point specification; the variants "fnuz" are those of Graphcore and AMD, which have one
-# zero and one NaN.
+# The bits of the fraction, the bias of the exponent, and the codes of NaNs, by the OCP 8-bit
+# floating point specification. The "fnuz" variants of Graphcore and AMD have one zero and one NaN.
 _FLOAT8 = {
     "float8_e4m3fn": (3, 7, (0x7F, 0xFF)),
     "float8_e5m2": (2, 15, (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF)),

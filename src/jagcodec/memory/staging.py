@@ -1,6 +1,6 @@
 """Copies between the host and devices: tensors reach the host together, with one wait.
 
-Large ones reach a CUDA device through page-locked memory, without a wait for what it does.
+Large ones reach a CUDA device through page-locked memory, without a wait for its earlier work.
 
 `Tensor.cpu` waits for everything that the device was asked to do before, once for each tensor. A
 `non_blocking` copy may be read before it has arrived, so only this file makes such copies.
@@ -43,7 +43,8 @@ def to_device(
         if tensor.dtype not in NUMPY_DTYPES:  # torch cannot move each of these to each device
             words = to_device(as_words(tensor), device, non_blocking=non_blocking)
             return from_words(words, tensor.dtype)
-    read_at_once = _is_read_at_once(tensor, device)
+    # CUDA has read such memory before a `non_blocking` call returns.
+    read_at_once = device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned()
     if read_at_once and has_cells and tensor.nbytes >= _STAGED:
         with suppress(RuntimeError):  # the system has no more page-locked memory
             tensor = tensor.pin_memory()
@@ -58,16 +59,11 @@ CUDA copies other memory piece by piece, and waits for the device before the las
 """
 
 
-def _is_read_at_once(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether CUDA has read a tensor, which it copies, before a `non_blocking` call returns."""
-    return device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned()
-
-
 class HostCopies:
     """Host copies of device tensors."""
 
     def __init__(self, *, kept: bool = False) -> None:
-        """Copies that are only read; or, if `kept`, separate tensors, which autograd follows."""
+        """Callers only read the copies; or, if `kept`, each is its own, and autograd follows it."""
         self._kept = kept
         # Keys are addresses and layouts, because each access to a part of a jagged or sparse tensor
         # makes a new object. The tensor is kept, so that its address is not reused.

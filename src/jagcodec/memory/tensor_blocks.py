@@ -37,7 +37,7 @@ def allocate(
     """Give tensors memory.
 
     Those on the CPU share one block, of `out` or new, which is freed with the last of them.
-    Page-locked tensors share no block, see `_page_locked`. Errors call `out` `path`.
+    A page-locked tensor has its own memory, see `_page_locked`. `path` is what errors call `out`.
     """
     # Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
     # a tenth of many smaller ones.

@@ -107,9 +107,9 @@ def plain_array(tensor: Any) -> npt.NDArray[Any] | None:
 
 
 def array_in_storage(tensor: Any) -> npt.NDArray[Any] | None:
-    """`plain_array` of a tensor whose cells are in order, and all in its storage; None for others.
+    """`plain_array` of a tensor whose cells are in order, and all in its storage.
 
-    None is not certain: a tensor without cells has such an array, too.
+    None for any other tensor, and for one without cells.
     """
     array = plain_array(tensor)
     if array is None or not array.nbytes or not array.flags.c_contiguous:

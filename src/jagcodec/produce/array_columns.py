@@ -1,4 +1,4 @@
-"""The columns of a message of one row, as `produce.tensor_columns` reads them, without torch."""
+"""The columns of a message of one row, read without torch: `produce.tensor_columns` in arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jagcodec.wire.items import RowCells
 
 
 def columns_of_row(batch: Batch, where: str) -> dict[str, Any]:
-    """The columns of a batch of one row: jagged ones as `RowCells`, of the others the row."""
+    """The columns of a batch of one row: a jagged one as `RowCells`, any other as its value."""
     row: dict[str, Any] = {}
     for name, found in views_of(batch, As.HOST).items():
         path = f"{where}({name!r})"

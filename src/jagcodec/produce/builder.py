@@ -63,7 +63,7 @@ class _GrowingColumn:
     dtype: str | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
     types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
-    stored: str | None = None  # of the chunks: floats stay float64, as such may follow
+    stored: str | None = None  # of the chunks: Python floats stay float64, as a float64 may follow
     tokens: int = 0
     chunks: list[CellArray] = field(default_factory=list)  # none of them is empty
 
@@ -75,7 +75,7 @@ class _GrowingColumn:
     def joined(self) -> CellArray:
         """All cells as they are stored; joins the chunks into one."""
         if not self.chunks:
-            # Without numbers the dtype is float32, as that of torch.tensor([]).
+            # Without numbers the dtype is float32, as in torch.tensor([]).
             stored = self.stored or self.dtype or "float32"
             return np.empty(self.shape or (0,), STORED_DTYPES[stored])
         if len(self.chunks) > 1:
@@ -90,7 +90,7 @@ class _GrowingColumn:
         return RowCells(cells, (self.tokens,), dtype)
 
     def with_types(self, types: Set[Any], chunk: Any) -> _GrowingColumn:
-        """The column with a chunk of numbers of these types: its cells change dtype if they fit."""
+        """The column, ready for a chunk of these types: its cells get the common dtype."""
         if types <= self.types and not (self.dtype in NARROW and float in types):
             return self
         found = self.types | types
@@ -108,7 +108,7 @@ class _GrowingColumn:
         return replace(column, chunks=[cells])
 
     def copied(self) -> _GrowingColumn:
-        """The column with cells of its own."""
+        """The column with a copy of its cells."""
         return replace(self, chunks=[self.joined().copy(order="C")] if self.chunks else [])
 
     def in_shape_of(self, cells: CellArray) -> _GrowingColumn:
@@ -122,7 +122,7 @@ class _GrowingColumn:
         return replace(self, chunks=chunks, is_flat=False)
 
     def cut(self, tokens: int) -> None:
-        """Drop the tokens after the first `tokens`, in a time that grows with those alone."""
+        """Keep the first `tokens` tokens. The time grows only with what is dropped."""
         while self.tokens > tokens:
             last = self.chunks.pop()
             if not self.is_flat:
@@ -136,7 +136,7 @@ class _GrowingColumn:
                 self.tokens = tokens
 
     def shape_of(self, like: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-        """The shape of so many tokens of cells of this shape."""
+        """A shape like this one, with so many tokens."""
         return (*like[: self.dim], tokens, *like[self.dim + 1 :])
 
     def shape_so_far(self) -> tuple[int, ...] | None:
@@ -148,7 +148,7 @@ class _GrowingColumn:
         return (*shape[: self.dim], *shape[self.dim + 1 :])
 
     def filled(self, number: CellArray, tokens: int) -> CellArray:
-        """So many tokens, whose cells all hold the number; as numbers while the column is flat."""
+        """So many tokens whose cells all hold the number; plain numbers if the column is flat."""
         shape = (tokens,) if self.is_flat else self.shape_of(self.shape_so_far() or (0,), tokens)
         return np.full(shape, number, number.dtype)
 
@@ -168,7 +168,7 @@ class _GrowingColumn:
             expected, found = self.cell_shape(before), self.cell_shape(made.dims)
             if expected != found:
                 detail = f"expected tokens of shape {expected} like those before, found {found}"
-                if expected == ():  # as of a number that filled a prompt, in a message
+                if expected == ():  # such as a prompt that a number filled
                     detail += "; to say their shape first, pass dtypes={...: a FieldSchema}"
                 raise ArgumentError("bad_shape", "", detail)
         if shape is not None:
@@ -195,9 +195,9 @@ class RowBuilder:
         >>> resumed.to_row()["logprobs"].tolist()
         [0.0, 0.0, 0.0, -0.5, -0.25, -1.0]
 
-    It needs neither torch nor tensordict, but for chunks and values that are tensors, and for
-    `from_message`. ``len(row)`` is its tokens: those of the columns of `same_length`, or, if that
-    is empty, of the longest. A row can be pickled and copied. Only one thread may use it at a time.
+    It needs neither torch nor tensordict, except for chunks and values that are tensors.
+    ``len(row)`` counts the tokens of the columns of `same_length`, or of the longest column if
+    that is empty. A row can be pickled and copied. Only one thread may use it at a time.
 
     Args:
         dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A dtype,
@@ -382,7 +382,7 @@ class RowBuilder:
                 column.cut(most)
 
     def to_row(self) -> dict[str, Any]:
-        """What there is so far, by name: a snapshot, which no later call changes.
+        """All columns and values so far, by name: a snapshot, which no later call changes.
 
         Per-token columns are numpy arrays that own their memory. Where numpy lacks the dtype, they
         are tensors, or arrays of unsigned words of its size if torch is not installed. The values
@@ -392,7 +392,7 @@ class RowBuilder:
         return row | self._values
 
     def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
-        """What there is so far, as a message of one row: a snapshot; appending may go on.
+        """The row so far as a message of one row: a snapshot; appending may go on.
 
         Args:
             options: As for `encode`. The row keeps nothing of `meta`.
@@ -414,7 +414,7 @@ class RowBuilder:
     def from_message(
         cls, message: Any, *, same_length: Collection[str] | None = None
     ) -> RowBuilder:
-        """A row that goes on where one ended: at an abort, or in another process.
+        """A row that continues the row of a message: after an abort, or in another process.
 
         Args:
             message: A message of one row, as for `open_wire`; or an open one, such as
@@ -503,7 +503,7 @@ def _column_of_schema(schema: FieldSchema, dim: int) -> _GrowingColumn:
 
 
 _ReadChunk: TypeAlias = tuple[_GrowingColumn, CellArray, int | None]
-"""A chunk: its column (the dtype may be new), its cells, and its tokens; None of one number."""
+"""A chunk: its column (the dtype may be new), its cells, and how many tokens; None: one number."""
 
 
 def _read_starts(start: Any, read: Mapping[str, _ReadChunk], path: str) -> dict[str, int]:
@@ -526,7 +526,7 @@ def _read_starts(start: Any, read: Mapping[str, _ReadChunk], path: str) -> dict[
 
 
 def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _ReadChunk:
-    """Read a chunk."""
+    """The cells of a chunk as its column stores them; an error if they do not fit."""
     if isinstance(chunk, tensor_type()):
         chunk = tensor_rows().on_host(chunk)
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
@@ -566,7 +566,10 @@ def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn,
     dim = column.dim
     if column.dtype_is_fixed:
         return column, cells_of_rows([chunk], column.dtype, dim=dim)
-    made: Any = None if dim else _cells_of_python(chunk)
+    made: Any = None
+    if not dim and type(chunk) in (list, tuple):
+        found = cells_of_python([chunk])
+        made = None if found is None else RowCells(*found)
     types = types_of_rows([chunk]) if made is None else {_TYPES[made.dtype]}
     if not types <= PYTHON_TYPES and kind_of_row(chunk) == OBJECT_ROW:
         return column, None
@@ -576,14 +579,6 @@ def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn,
     if made is None or made.dtype != column.stored:
         made = cells_of_rows([chunk], column.stored, dim=dim)
     return column, made
-
-
-def _cells_of_python(chunk: Any) -> RowCells | None:
-    """The cells of a list of Python's own numbers, found without a look at their types."""
-    if type(chunk) is not list and type(chunk) is not tuple:
-        return None
-    found = cells_of_python([chunk])
-    return None if found is None else RowCells(*found)
 
 
 _TYPES: dict[str, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}

@@ -84,16 +84,12 @@ def cells_of_rows(
     make = _MAKERS.get(type(rows[0]))
     if make is not None and (len(rows) == 1 or len(set(map(type, rows))) == 1):
         made = make(rows, copied, dim)
-        if made is not None and (dtype is None or _is_of(made, dtype)):
+        is_wanted = dtype is None or (isinstance(made, RowCells) and made.dtype == dtype)
+        if made is not None and is_wanted:
             return made
     if dtype is None:
         return _cells_or_objects(rows, None, copied, dim)
     return _cells_with_arrays(rows, dtype, copied, dim, MOST_LEVELS)
-
-
-def _is_of(made: RowCells | list[Any], dtype: str) -> bool:
-    """Whether cells have the dtype that was asked for anyway."""
-    return isinstance(made, RowCells) and made.dtype == dtype
 
 
 def _cells_or_objects(
@@ -142,7 +138,7 @@ def _objects(rows: Sequence[Any]) -> list[Any]:
     return payloads_of_rows(rows, "")
 
 
-# Rows of one type, as those of most columns are; None if they need a look.
+# The makers of rows of one type, which most columns have; None leaves rows to the general rule.
 
 _Made: TypeAlias = RowCells | list[Any] | None
 
@@ -193,7 +189,7 @@ _MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
 
 
 def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
-    """The kinds of rows of these types; those of most columns are found without a read of each."""
+    """The kinds of rows of these types; most columns need no call of `kind_of_row`."""
     if types <= _LIST_OR_TUPLE:
         first = rows[0] or next((row for row in rows if row), (None,))
         if type(first[0]) in DEFAULT_DTYPES:
@@ -272,7 +268,7 @@ def _cells_of_numbers(
         dtype = dtype_of_types(types, lambda: located)
     if dtype not in FILL_CODES:
         items = list(chain.from_iterable(rows))
-        if set(map(type_of_item, items)) == {dtype}:  # as of float8
+        if set(map(type_of_item, items)) == {dtype}:  # such as float8
             on_host = [x.cpu() if isinstance(x, tensor_type()) else x for x in items]
             return np.stack([_readable_array(item) for item in on_host]), dtype
     return fill_cells(rows, sizes, dtype, cell), dtype

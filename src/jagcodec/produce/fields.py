@@ -232,8 +232,8 @@ class _JaggedRule(NamedTuple):
     row_splits: RowSplits | None  # None if no column is packed
     mask: _Mask | None  # None if rows begin at cell 0
     named: frozenset[Any] | None  # None if the shape of a column alone decides
-    narrowest: int  # of the rectangles (N, S, ...) that are packed, the smallest S
-    widest: int  # and the largest
+    narrowest: int  # the smallest S of the rectangles (N, S, ...) that are packed
+    widest: int  # the largest S
 
     def makes_jagged(self, name: str, width: int) -> bool:
         """Whether a rectangle (N, width, ...) is packed."""
@@ -401,7 +401,7 @@ def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | Non
 
 
 def tensordict_of(columns: Columns, where: str) -> TensorDict:
-    """Checked columns as a TensorDict; rows that are apart are copied, all into one block."""
+    """Checked columns as a TensorDict; rows that are not end to end are copied into one block."""
     pool = RowSplitsPool()
     leaves = dict(columns.columns)
     holder = {name: column_of(leaf) for name, leaf in leaves.items()}
@@ -479,7 +479,7 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
 
 def _mask_of(valid: npt.NDArray[np.bool_]) -> _Mask:
     rows, width = valid.shape
-    # Between walls of False runs begin and end in turn, each in one row.
+    # With a False cell before and after each row, runs begin and end in turn, each in one row.
     walled = np.zeros((rows, width + 2), dtype=np.bool_)
     walled[:, 1:-1] = valid
     edges = np.flatnonzero(walled[:, 1:] != walled[:, :-1])

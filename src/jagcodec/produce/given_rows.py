@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +34,6 @@ from jagcodec.produce.row_kinds import (
 )
 from jagcodec.wire.dtypes import is_torch_dtype, name_of_dtype
 from jagcodec.wire.spec import MAX_BYTES
-
-if TYPE_CHECKING:
-    pass
-
 
 _IN_LIST = (
     "; put items of an iterator into a list, "
@@ -116,7 +112,7 @@ def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] 
 def _collect_given_columns(
     rows: Mapping[Any, Any], where: str
 ) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
-    """What `collect_columns` returns of rows that are given by column."""
+    """`collect_columns` for rows that are given by column."""
     given: dict[str, Any] = {}
     dims: dict[str, int] = {}
     count = 0
@@ -163,9 +159,9 @@ _DTYPES = "a dict of names to dtypes"
 
 
 def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
-    """What `dtypes` says about each column it names, with names of dtypes.
+    """The `FieldSchema` of each column that `dtypes` names, with the name of its dtype.
 
-    The kind of a bare dtype is empty.
+    A bare dtype has an empty kind.
     """
     fields: dict[str, FieldSchema] = {}
     for name, dtype in mapping_of(dtypes, path, _DTYPES).items():

@@ -69,7 +69,7 @@ def type_of_number(item: Any) -> Any:
 
 
 def types_of_items(items: Collection[Any]) -> set[Any]:
-    """The types of the items of lists, of which arrays with dims are not numbers."""
+    """The types of the items of lists, where an array with dims is not a number."""
     found: set[Any] = set(map(type, items))
     if found <= PYTHON_TYPES:
         return found
@@ -161,7 +161,7 @@ def dtype_of_types(types: Set[Any], located: Callable[[], Located]) -> str:
 
 
 def check_floats(floats: npt.NDArray[np.float64], dtype: str, place: Callable[[int], str]) -> None:
-    """Refuse (n,) Python floats of which a narrow dtype, which other numbers have, changes one."""
+    """Refuse (n,) Python floats if one of them changes in the narrow dtype of other numbers."""
     with np.errstate(all="ignore"):
         cells = numbers_of(rounded(floats.astype(np.float32), dtype), dtype)
     changed = np.flatnonzero((cells != floats) & ~np.isnan(floats))
@@ -211,7 +211,7 @@ def _conflict(these: Set[Any], those: Set[Any], located: Located) -> JagcodecErr
 
 
 def two_dtypes(first: str, second: str, before: str, place: str) -> JagcodecError:
-    """The error for numbers of a second dtype at a place; those of the first are before it."""
+    """The error for a number of a second dtype at a place, after numbers of the first."""
     like = before.removeprefix(", ") if before and "cell" not in before else "those before"
     remedy = _two_dtypes_remedy(first, second)
     detail = f"expected torch.{first} like {like}, found torch.{second}{remedy}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,6 @@ from jagcodec.produce.row_kinds import (
 )
 
 
-class _BadItem(NamedTuple):
-    """The first item that is not a cell of a dtype."""
-
-    row: int
-    at: int  # its index in the row
-    item: Any
-
-
 def fill_cells(
     rows: Sequence[Sequence[Any]],
     sizes: tuple[int, ...],  # the lengths of the rows
@@ -42,10 +34,26 @@ def fill_cells(
     if dtype not in FILL_CODES:
         detail = f"expected a dtype that Python's numbers can have, found torch.{dtype}"
         raise ArgumentTypeError("bad_dtype", "", f"{detail}; pass tensors")
-    values, bad = _written_by_kernel(rows, sizes, dtype)
+    code, stored, precision = FILL_CODES[dtype]
+    _, cells, lengths, bad = _filled(rows, code, precision, plain_number)
+    if lengths != sizes:  # another thread changes the rows, or `len` of one is wrong
+        raise ArgumentError("row_mismatch", "", "expected rows that keep their lengths")
+    values = np.frombuffer(cells, stored)
+    if dtype in LEAST_INFINITE:
+        # C has written the items before the bad one, but some may become infinite.
+        before = len(values) if bad is None else sum(lengths[: bad[0]]) + bad[1]
+        over = _first_overflow(values[:before], values[:before], dtype)
+        if over is not None:
+            row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
+            bad = row, over - sum(lengths[:row])
     if bad is None:
         return _as_dtype(values, dtype)
-    raise _misfit_number(bad.item, dtype, place_of(bad.row, bad.at, cell))
+    row, at = bad
+    try:
+        item = rows[row][at]
+    except IndexError as error:  # another thread changes the rows
+        raise ArgumentError("row_mismatch", "", str(error)) from error
+    raise _misfit_number(item, dtype, place_of(row, at, cell))
 
 
 def place_of(row: int, at: int, cell: int | None) -> str:
@@ -64,38 +72,13 @@ def cells_of_python(
 ) -> tuple[npt.NDArray[Any], tuple[int, ...], str] | None:
     """The cells, lengths and dtype of rows of Python's own numbers.
 
-    None if there is no number, if there are others, or if one does not fit.
+    None if there is no number, if an item is not one, or if one does not fit.
     """
     found = _filled(rows, _CODES, _PRECISION, None)
     if found is None or found[3] is not None:
         return None
     code, cells, lengths, _ = found
     return np.frombuffer(cells, _STORED[code]), lengths, _DTYPES_OF_CODES[code]
-
-
-def _written_by_kernel(
-    rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], dtype: str
-) -> tuple[npt.NDArray[Any], _BadItem | None]:
-    """The cells that C writes for a dtype, and the first item that does not fit, if any."""
-    code, stored, precision = FILL_CODES[dtype]
-    _, cells, lengths, bad = _filled(rows, code, precision, plain_number)
-    if lengths != sizes:  # another thread changes the rows, or a length lies
-        raise ArgumentError("row_mismatch", "", "expected rows that keep their lengths")
-    values = np.frombuffer(cells, stored)
-    if dtype in LEAST_INFINITE:
-        # C has written the items before the bad one, but some may become infinite.
-        before = len(values) if bad is None else sum(lengths[: bad[0]]) + bad[1]
-        over = _first_overflow(values[:before], values[:before], dtype)
-        if over is not None:
-            row = int(np.searchsorted(np.cumsum(lengths), over, side="right"))
-            bad = row, over - sum(lengths[:row])
-    if bad is None:
-        return values, None
-    row, at = bad
-    try:
-        return values, _BadItem(row, at, rows[row][at])
-    except IndexError as error:  # another thread changes the rows
-        raise ArgumentError("row_mismatch", "", str(error)) from error
 
 
 def _filled(
@@ -116,7 +99,7 @@ def _filled(
 
 
 def _first_overflow(numbers: npt.NDArray[Any], stored: npt.NDArray[Any], dtype: str) -> int | None:
-    """The index of the first finite number whose cell is infinite; C writes `stored`."""
+    """The index of the first finite number whose cell is infinite; `stored` has what C wrote."""
     fits = np.abs(stored) < LEAST_INFINITE.get(dtype, math.inf)
     if fits.all():
         return None
@@ -141,7 +124,7 @@ def cell_numbers(cells: Any, dtype: str) -> npt.NDArray[Any]:
 
 
 def cast_array(numbers: npt.NDArray[Any], dtype: str) -> Any:
-    """What the rule for lists makes of these numbers; None if one does not fit."""
+    """Numbers as cells of a dtype, by the rule for lists; None if one does not fit."""
     _, stored, precision = FILL_CODES[dtype]
     with np.errstate(all="ignore"):
         cells = numbers.astype(stored)

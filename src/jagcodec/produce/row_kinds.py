@@ -60,16 +60,16 @@ OBJECT_TYPES = frozenset(kind for kind, row in KIND_OF_TYPE.items() if row == OB
 
 
 def dtypes_remedy(dtype: str, what: str = "other cells") -> str:
-    """The remedy that a dtype is."""
+    """The remedy to pass a dtype."""
     return f"; for {what} pass dtypes={{...: torch.{dtype}}}{OR_OBJECTS}"
 
 
 OR_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
-"""The remedy that every column has."""
+"""The remedy that fits every column."""
 
 
 def kind_of_row(row: Any) -> str:
-    """The kind of one row, whose first item decides if it is a list."""
+    """The kind of one row. The first item of a list decides."""
     known = KIND_OF_TYPE.get(type(row))
     if known is not None:
         return known
@@ -142,7 +142,7 @@ def is_array(item: Any) -> bool:
 
 
 MOST_LEVELS = 3
-"""How many lists are looked into for arrays; a list may contain itself."""
+"""How many levels of lists are searched for arrays; a list may contain itself."""
 
 
 def items_of_list(row: Any) -> Sequence[Any] | None:
@@ -172,7 +172,7 @@ def are_equal_arrays(rows: Sequence[Any]) -> bool:
 
 
 def _forms(items: Sequence[Any], levels: int) -> set[Any]:
-    """The types, dtypes and shapes of arrays, of lists of them their lengths, too; or None."""
+    """The dtypes and shapes of arrays, with the lengths of lists of them; {None} for others."""
     kinds = set(map(type, items))
     samples = [next(item for item in items if type(item) is kind) for kind in kinds]
     if any(items_of_list(sample) is not None for sample in samples):

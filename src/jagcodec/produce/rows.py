@@ -82,9 +82,9 @@ def pack_rows(
             the `schema` of an earlier `WireBatch`. In other columns ints become int64, or float32
             if there are floats and every int stays exact; floats float32, rounded as torch rounds;
             bools bool. Arrays, tensors and numpy scalars keep their dtype, which Python's numbers
-            beside them take. No order matters. A `FieldSchema` also says the shape of the rows, but
-            for their tokens. A row may be a list of arrays of one shape, one per token, if `dtypes`
-            names its dtype; otherwise it is an object, with a warning.
+            next to them take. No order matters. A `FieldSchema` also says the shape of the rows,
+            except for their tokens. A row may be a list of arrays of one shape, one per token, if
+            `dtypes` names its dtype; otherwise it is an object, with a warning.
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.
@@ -100,7 +100,7 @@ def pack_rows(
 
     Raises:
         ArgumentError: A number does not fit its cells (ints must fit exactly, finite floats must
-            stay finite, a Python float beside float16 or bfloat16 must not change); rows differ in
+            stay finite, a Python float next to float16 or bfloat16 must not change); rows differ in
             the shape of their cells, in length (`same_length`, `rectangular`), or columns in their
             number of rows; rows have another shape than their `FieldSchema`; or all rows of a
             column are empty, or the batch is, and `dtypes` does not name it. Column and row are
@@ -214,7 +214,11 @@ def _checked_columns(
         if type(made) is RowCells:
             if made.lengths is not None:
                 lengths[name] = made.lengths
-                _set_rows(made, made.lengths, ask, splits)
+                if not ask.rectangular:
+                    shared = splits.get(made.lengths)
+                    if shared is None:
+                        shared = splits[made.lengths] = RowSplits.from_counts(made.lengths)
+                    made.splits, made.ragged_dim = shared, ask.dim
             if type(made.data) is not np.ndarray:
                 columns[name] = of_tensors().view_of_cells(made)
         elif type(made) is list and ask.field.kind != "object":
@@ -222,21 +226,6 @@ def _checked_columns(
     if same_length is not _NO_NAMES:
         check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
-
-
-def _set_rows(
-    made: RowCells,
-    lengths: tuple[int, ...],
-    ask: _Asked,
-    known: dict[tuple[int, ...], RowSplits],
-) -> None:
-    """Give cells their rows, which columns of equal lengths share; a rectangle has none."""
-    if ask.rectangular:
-        return
-    splits = known.get(lengths)
-    if splits is None:
-        splits = known[lengths] = RowSplits.from_counts(lengths)
-    made.splits, made.ragged_dim = splits, ask.dim
 
 
 def _asked_of_columns(
@@ -270,12 +259,15 @@ def _asked_of_columns(
 
 
 def _made_column(column: Any, ask: _Asked, count: int, copied: bool) -> Any:
-    """The cells of a column, or the list of its objects, as asked; a batch of N rows itself."""
+    """The cells of a column, or the list of its objects, as asked; a batch of N rows unchanged."""
     field, dim, rectangular, named = ask
     is_other = type(column) not in _LISTS and "tensordict" in sys.modules
     if is_other and of_tensors().is_nested_batch(column):
         if ask is not _NOTHING:
-            raise _within_batch()
+            detail = (
+                "expected rows of cells or objects, as an option names the column, found a batch"
+            )
+            raise ArgumentTypeError("bad_type", "", detail)
         return column
     if count:
         dtype = object if field.kind == "object" else field.dtype
@@ -291,12 +283,6 @@ def _made_column(column: Any, ask: _Asked, count: int, copied: bool) -> Any:
     if named:
         raise _not_ragged(made)
     return made
-
-
-def _within_batch() -> ArgumentTypeError:
-    """The error for an option for the rows of a batch within the batch."""
-    detail = "expected rows of cells or objects, as an option names the column, found a batch"
-    return ArgumentTypeError("bad_type", "", detail)
 
 
 def _not_ragged(made: Any) -> ArgumentTypeError:
@@ -395,7 +381,7 @@ def _is_fixed_shape(field: FieldSchema) -> bool:
 def read_ragged_dims(
     ragged_dims: Any, schema: Mapping[str, FieldSchema], where: str
 ) -> dict[str, int]:
-    """The ragged dims by name that `ragged_dims` and a schema say, of columns yet to be made."""
+    """The ragged dims by name, from `ragged_dims` and a schema, of columns yet to be made."""
     path = f"{where}(ragged_dims)"
     given = named_columns({} if ragged_dims is None else ragged_dims, path, "dims")
     rectangles = {name for name, field in schema.items() if field.kind == "object"}

@@ -27,7 +27,7 @@ from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
 def rows_of_column(column: Any, path: str) -> tuple[Any, int | None] | None:
     """The rows of a column, and its ragged dim if it is jagged; None if it has no tensors.
 
-    A batch, which is a column of its own, is returned as a TensorDict.
+    A batch, which may be a column itself, is returned as a TensorDict.
     """
     if isinstance(column_of(column), (DictBatch, Open, Packed)):
         column = leaf_of_column(column, path)
@@ -54,7 +54,7 @@ def check_tensors(rows: Sequence[Any], path: str) -> None:
 
 
 def view_of_cells(made: RowCells) -> Any:
-    """The cells as a TensorDict takes them."""
+    """The cells as an entry of `Columns`: an array, a tensor or a view."""
     values = tensor_of_cells(made.data, made.dtype)
     if made.splits is None:
         return values
@@ -63,7 +63,7 @@ def view_of_cells(made: RowCells) -> Any:
 
 
 def columns_of_row(batch: Batch, where: str) -> dict[str, Any]:
-    """The columns of a batch of one row: jagged ones as `RowCells`, of the others the row."""
+    """The columns of a batch of one row: a jagged one as `RowCells`, any other as its value."""
     row: dict[str, Any] = {}
     for name, leaf in views_of(batch).items():
         holder = column_of(leaf)

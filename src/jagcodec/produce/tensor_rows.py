@@ -52,13 +52,13 @@ def array_of_tensor(tensor: torch.Tensor) -> Any:
 
 
 def on_host(tensor: Any) -> Any:
-    """A tensor on the host, without its history; one that cannot be read unchanged."""
+    """A tensor on the host, detached. A tensor that cannot be read is returned unchanged."""
     plain = type(tensor) in TENSOR_TYPES and not remedy_for(tensor)
     return tensor.detach().cpu() if plain else tensor
 
 
 def arrays_of_tensors(tensors: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
-    """Tensors as arrays over their memory; None if a view of one is not enough."""
+    """Tensors as arrays over their memory; None if one needs a copy."""
     arrays = plain_arrays(tensors)
     return None if type(None) in set(map(type, arrays)) else arrays  # type: ignore[return-value]
 
@@ -98,7 +98,7 @@ def numbers_of_tensor(cells: Any, dtype: str) -> npt.NDArray[Any]:
 
 
 def tensor_of(cells: Any, dtype: str) -> torch.Tensor:
-    """Cells as a tensor, aliased if possible; a tensor itself."""
+    """Cells as a tensor, aliased if possible; a tensor unchanged."""
     if isinstance(cells, torch.Tensor):
         return cells
     if dtype in NUMPY_BY_NAME:

@@ -415,7 +415,8 @@ def _cells_before_true(
     if len(firsts):
         raise _without_prompt("the first token, which is True", f"{path}, row {firsts[0]}")
     edges = np.flatnonzero(np.diff(is_chosen, prepend=False, append=False))
-    starts, lengths = edges[::2], edges[1::2] - edges[::2]  # of runs, none in two rows
+    # No run of True is in two rows, because the first cell of each row is False.
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
     rows = np.searchsorted(splits.offsets_array, starts, side="right") - 1
     before = view.row_starts()[rows] + starts - splits.starts[rows] - 1
     runs = view.moved(before, RowSplits.from_lengths(lengths))

@@ -27,9 +27,9 @@ class ChosenRows:
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
-        # The same for numpy.
+        # What numpy indexes with for these rows.
         self.at: Any = slice(index.start, index.stop) if isinstance(index, range) else index
-        self.pool: RowSplitsPool = RowSplitsPool()  # for equal rows that were not found here
+        self.pool: RowSplitsPool = RowSplitsPool()  # one `RowSplits` for equal chosen rows
         # The splits of all rows are kept, so that their id stays theirs.
         self._found: dict[int, tuple[RowSplits, IntArray | int, RowSplits]] = {}
         self._cells: tuple[RowSplits, IntArray | int] | None = None  # if each row is one cell
@@ -43,7 +43,7 @@ class ChosenRows:
         return self.index if isinstance(self.index, range) else self.index.tolist()
 
     def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray | int]:
-        """The splits of the chosen rows, and the cell where each begins; of a range the first."""
+        """The splits of the chosen rows, and the cell where each begins; of a range, the first."""
         key = id(rows)
         known = self._found.get(key)
         if known is None:
@@ -65,7 +65,7 @@ class ChosenRows:
         return splits, rows.starts[index]
 
     def _rows_as_cells(self) -> tuple[RowSplits, IntArray | int]:
-        """What `among` gives of rows of one cell each, however many there are."""
+        """What `among` returns if each row is one cell."""
         if self._cells is None:
             index = self.index
             starts = index.start if isinstance(index, range) else index

@@ -25,8 +25,8 @@ class ColumnArrays(NamedTuple):
         [0.0, 1.0]
 
     Attributes:
-        values: Of a jagged column (A..., total, B...), the rows end to end; of any other column
-            (N, ...). Dtypes that numpy lacks, such as bfloat16, are unsigned words of the same
+        values: (A..., total, B...) for a jagged column, its rows end to end; (N, ...) for any
+            other. Dtypes that numpy lacks, such as bfloat16, are unsigned words of the same
             bits; the schema of the batch names them. Objects are an array of objects. Only read
             it: it may alias the message.
         row_splits: (N + 1,) int64, where each row begins along `ragged_dim`, and the end; None
@@ -53,5 +53,5 @@ def arrays_of_view(view: RaggedView) -> ColumnArrays:
 
 
 def rectangle_of_view(view: RaggedView) -> ColumnArrays:
-    """Rows of one cell each, as a rectangle has them."""
+    """Rows of one cell each as one array (N, ...)."""
     return ColumnArrays(array_of_view(view), None, None)

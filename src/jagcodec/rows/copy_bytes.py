@@ -46,9 +46,9 @@ def bytes_of_cells(view: RaggedView) -> ByteArray:
 
 
 def gathered_cells(views: Sequence[RaggedView]) -> list[Any]:
-    """The rows of each view, copied end to end: as bytes; as a tensor where torch must copy them.
+    """The rows of each view, copied end to end: bytes, or a tensor if torch must copy them.
 
-    Torch does on devices, and where autograd follows.
+    Torch copies rows on devices, and rows that autograd follows.
     """
     here = [view for view in views if view.uses_row_kernel]
     copies = iter(gathered_bytes(here))

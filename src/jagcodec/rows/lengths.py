@@ -18,6 +18,10 @@ from jagcodec.rows.row_splits import RowSplits
 if TYPE_CHECKING:
     import torch
 
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+_LARGEST = np.iinfo(np.int64).max
+
 Lengths: TypeAlias = Union["torch.Tensor", npt.NDArray[Any], Sequence[int]]
 """What callers may pass as lengths."""
 
@@ -43,15 +47,10 @@ def _of_tensors(path: str) -> Any:
     return module_with_torch("rows.of_tensors", path)
 
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
-
-_LARGEST = np.iinfo(np.int64).max
-
-
 def length_array(lengths: Any, path: str, *, rows: int | None = None) -> IntArray:
     """A caller's list, tuple or array-like of (N,) lengths as a new array.
 
-    No length is negative, and they add up below 2**63. `rows.lengths` reads tensors.
+    No length is negative, and they add up below 2**63. `read_lengths` reads tensors, too.
     """
     found = _integer_array(lengths, path)
     if found.ndim != 1 or (rows is not None and len(found) != rows):

@@ -169,7 +169,7 @@ def view_of_parts(
 def view_of_checked_parts(
     parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
 ) -> RaggedView:
-    """What `view_of_parts` returns, for values that `check_memory` has passed."""
+    """`view_of_parts` for values that `check_memory` has passed."""
     values, dim = parts.values, parts.ragged_dim
     shape = tuple(values.shape)
     cells = shape[dim - 1]

@@ -108,12 +108,12 @@ def sizes_of_batch(leaf: Any) -> list[int]:
     """The batch size of a batch, or of a leaf that holds Python objects."""
     sizes = [*leaf.batch_size]
     if sizes and isinstance(leaf, LazyStackedTensorDict) and leaf.stack_dim == 0:
-        sizes[0] = len(leaf.tensordicts)  # which its caller may have changed
+        sizes[0] = len(leaf.tensordicts)  # the caller may have changed this list
     return sizes
 
 
 def is_nested_batch(leaf: Any) -> bool:
-    """Whether a leaf of a TensorDict is a batch of its own: a TensorDict or a tensorclass."""
+    """Whether a leaf of a TensorDict is itself a batch: a TensorDict or a tensorclass."""
     if isinstance(leaf, (list, tuple, torch.Tensor, UnbatchedTensor)) or is_non_tensor(leaf):
         return False
     return is_leaf(leaf)
@@ -137,10 +137,10 @@ def objects_of_leaf(leaf: Any) -> npt.NDArray[Any]:
 
 
 def array_of_leaf(leaf: Any) -> npt.NDArray[Any] | None:
-    """The array (N, ...) with one item per row of a leaf; None if the leaf is not around one.
+    """The array (N, ...) with one item per row of a leaf; None if the leaf has no such array.
 
-    A TensorDict stores arrays of anything but numbers as such leaves, and turns arrays of numbers
-    into tensors. So an array of numbers in a leaf belongs to the whole batch.
+    A TensorDict turns an array of numbers into a tensor, and puts any other array into such a
+    leaf. So an array of numbers in a leaf belongs to the whole batch.
     """
     array = leaf.data if isinstance(leaf, NonTensorData) else None
     if not isinstance(array, np.ndarray) or is_numeric(array):
@@ -230,7 +230,7 @@ def tensordict_of_view(view: TensorDictBase) -> TensorDict:
 
 
 def stack_dim_name(stack: Any) -> str | None:
-    """The name of the dim that a lazy stack stacks along, without a look at its members."""
+    """The name of the dim that a lazy stack stacks along; its members are not read."""
     name: str | None = stack._td_dim_name
     return name
 

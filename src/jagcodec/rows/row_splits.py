@@ -23,12 +23,12 @@ Chosen: TypeAlias = range | IntArray
 class RowSplits:
     """N rows, end to end in a run of cells. Immutable, so share it freely.
 
-    It is made of their lengths or their offsets. Everything else is made when it is asked for
-    first: the writer of one row needs no array.
+    It is made of the lengths or the offsets of the rows. Any other attribute is computed when it
+    is first read: the writer of one row needs no array.
     """
 
     rows: int
-    one_cell_each: bool = False  # whether they were made as rows of one cell: of a rectangle
+    one_cell_each: bool = False  # whether `of_cells` made it
     _counts: tuple[int, ...] | None  # the lengths, or None if they came as an array
     lengths: IntArray  # (N,)
     offsets_array: IntArray  # (N + 1,), starting at 0
@@ -70,7 +70,7 @@ class RowSplits:
 
     @classmethod
     def of_cells(cls, rows: int) -> RowSplits:
-        """Row splits of N rows of one cell each, as a rectangle has them."""
+        """Row splits of N rows of one cell each: those of a tensor (N, ...)."""
         splits = cls(rows)
         splits._counts = None
         splits.one_cell_each = True
@@ -93,7 +93,7 @@ class RowSplits:
         return None if splits.min < 0 else splits
 
     def __getattr__(self, name: str) -> Any:
-        """What is asked for first; an attribute that is there is read without this call."""
+        """Compute an attribute that is read for the first time; later reads do not get here."""
         make = _MAKERS.get(name)
         if make is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -114,7 +114,7 @@ class RowSplits:
         np.add.accumulate(self.lengths, out=offsets[1:])
         return offsets
 
-    # By index: numpy's own `min` takes four times as long for few rows.
+    # By `argmin` and `argmax`: for few rows, `min` and `max` of numpy take four times as long.
 
     def _make_min(self) -> int:
         return self.lengths.item(self.lengths.argmin()) if self.rows > 1 else self.total
@@ -155,7 +155,7 @@ class RowSplitsPool:
         return one
 
     def joined(self, parts: Sequence[RowSplits]) -> RowSplits:
-        """The rows of all parts, one after the other; columns of the same parts share this."""
+        """The rows of all parts, one after the other; columns of the same parts share them."""
         key = tuple(map(id, parts))
         known = self._joined.get(key)
         if known is None:

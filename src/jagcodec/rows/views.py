@@ -39,7 +39,7 @@ class RaggedView:
     # A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells in row-major
     # order, an array of any dtype; or several buffers of bytes, each with some of the rows.
     memory: torch.Tensor | npt.NDArray[Any] | tuple[ByteArray, ...]
-    dtype: Any  # of the cells: torch's, or a name with an `itemsize` where nobody needs torch's
+    dtype: Any  # of the cells: torch's, or a name with an `itemsize` if no reader needs torch's
     shape: tuple[int, ...]  # (A..., M, B...): M cells along the ragged dim, A times
     ragged_dim: int  # of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`
     starts: IntArray | int | None
@@ -57,7 +57,7 @@ class RaggedView:
         return self.starts is None
 
     def to_write(self) -> tuple[Any, tuple[int, ...]]:
-        """What a writer copies, the memory or the view, and the dims of its values."""
+        """What a writer copies, and its dims: the memory if the rows fill it, else the view."""
         return (self.memory, self.shape) if self.starts is None else (self, self.values_shape)
 
     @property
@@ -72,7 +72,7 @@ class RaggedView:
 
     @property
     def uses_row_kernel(self) -> bool:
-        """Whether the row kernel copies rows. Torch does on devices, and where autograd follows."""
+        """Whether the row kernel copies the rows; torch does so on devices, and for autograd."""
         memory: Any = self.memory
         if type(memory) is np.ndarray or not self.is_tensor:
             return True
@@ -119,7 +119,7 @@ class RaggedView:
         return replace(self, starts=starts, run_lengths=run_lengths)
 
     def row_runs(self, *, by_row: bool) -> tuple[Starts | None, IntArray]:
-        """Where runs of cells begin, and their lengths; `by_row`, all runs of row 0 come first."""
+        """Where runs of cells begin, and their lengths. `by_row`, all runs of row 0 come first."""
         if self.run_lengths is not None:
             return self.row_starts().reshape(-1), self.run_lengths.reshape(-1)
         lengths = self.row_splits.lengths
@@ -156,7 +156,7 @@ class RaggedView:
         """The task that copies the rows end to end into `out`, which just fits; on the CPU."""
         memory, splits = self.memory, self.row_splits
         in_one_run = self.ragged_dim == 1 and self.run_lengths is None
-        if type(memory) is np.ndarray and in_one_run:  # as most are
+        if type(memory) is np.ndarray and in_one_run:  # most views
             cell_bytes = len(out) // (splits.total or 1)
             return Copy(out, memory, None, self.starts, splits.lengths, cell_bytes)
         return Copy(out, self.source(), None, *self.row_runs(by_row=False), self.cell_bytes)
@@ -164,14 +164,15 @@ class RaggedView:
     def pad_tasks(
         self, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
     ) -> tuple[Pad, Copy | None]:
-        """The tasks that fill a rectangle: rows and pads, then all runs but the last of each row.
+        """The tasks that fill a rectangle on the CPU.
 
-        On the CPU.
+        The first writes rows and pads. The second writes all runs of a row except its last one;
+        None if rows are in one run.
         """
         memory, splits, lengths = self.memory, self.row_splits, self.row_splits.lengths
         starts: Any = splits.starts if self.starts is None else self.starts
         in_one_run = self.ragged_dim == 1 and self.run_lengths is None
-        if type(memory) is np.ndarray and in_one_run:  # as most are
+        if type(memory) is np.ndarray and in_one_run:  # most views
             cell = len(out) // (splits.rows * width)
             return Pad(out, memory, starts, lengths, left_pad, width, cell, pad_bits), None
         cell, source = self.cell_bytes, self.source()
@@ -199,15 +200,15 @@ class RaggedView:
         return pad, Copy(out, source, to, others, sizes, cell)
 
     def for_runs(self, left_pad: IntArray | None) -> IntArray | None:
-        """The left pads of rows for each run of them: dims may come before the ragged one."""
+        """A left pad for each run: a row has several if dims come before the ragged one."""
         outer = math.prod(self.shape[: self.ragged_dim - 1])
         return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)
 
     def pick(self, index: Any, starts: IntArray | int, row_splits: RowSplits) -> RaggedView:
-        """Rows of an index, which is a slice or numbers; a range of rows end to end stays so.
+        """The rows at an index, a slice or numbers. A slice of rows end to end stays end to end.
 
-        `starts` has the cells where they begin if the rows of this view are end to end, of a slice
-        only the first.
+        `starts` are the cells where the chosen rows begin if the rows of this view are end to end;
+        for a slice, the cell of its first row alone.
         """
         memory: Any = self.memory
         shape, dim, lengths = self.shape, self.ragged_dim, None
@@ -264,6 +265,7 @@ def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
         return None
     buffers: list[ByteArray] = []
     starts, run_lengths, end = [], [], 0
+    # Rows with fewer runs than others get empty ones.
     most = max(1 if view.run_lengths is None else view.run_lengths.shape[1] for view in views)
     for view in views:
         memory: Any = view.memory
