@@ -1,4 +1,4 @@
-"""Which rows share a micro-batch, and which rank has it: numbers only."""
+"""`assign_rows`: rows to micro-batches, and micro-batches to ranks. It works on numbers alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Fill: TypeAlias = Literal["error", "repeat"]
 
 
 _MOST_RANKS = 1 << 20
-"""More than any cluster has: each rank takes memory, whatever it gets."""
+"""More than any cluster has. The bound is needed because a rank takes memory even without rows."""
 
 _MOST_MICRO_BATCHES = 1 << 24
 
@@ -40,12 +40,12 @@ class Assignment(NamedTuple):
 
     order: IntArray  # (M,) rows, rising within a micro-batch
     bounds: IntArray  # (micro-batches + 1,) where each begins in `order`, and the end
-    is_copy: npt.NDArray[np.bool_]  # (M,) rows that only fill a micro-batch
+    is_copy: npt.NDArray[np.bool_]  # (M,) whether each is a copy, which only fills a micro-batch
     cells: IntArray  # (micro-batches,) cells of each, after padding
     costs: FloatArray  # (micro-batches,)
 
     def in_order(self, numbers: IntArray) -> Assignment:
-        """The same micro-batches in another order, by their numbers."""
+        """The same micro-batches, in the order of these numbers."""
         each = [slice(self.bounds[i], self.bounds[i + 1]) for i in numbers.tolist()]
         index = np.concatenate([np.arange(len(self.order))[rows] for rows in each] or [numbers])
         bounds = np.append(0, np.diff(self.bounds)[numbers].cumsum())
@@ -55,7 +55,7 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """The arguments of `plan_micro_batches` that hold for any rows, and what follows from them."""
+    """The arguments of `plan_micro_batches` that do not depend on the rows, and what they imply."""
 
     ranks: int = 1
     max_tokens: int | None = None
@@ -168,7 +168,7 @@ class RowItems(NamedTuple):
         return RowItems(self.number[index], self.cells[index], self.cost[index], items)
 
     def items(self, rules: Rules) -> Items:
-        """Rows that stay together. Without `max_tokens` their cells do not count, and are 0."""
+        """The items: rows that stay together. Without `max_tokens`, they have 0 cells."""
         item_count = int(self.item.max(initial=-1)) + 1
         cells = np.zeros(item_count, dtype=np.int64)
         np.add.at(cells, self.item, self.cells if rules.max_tokens is not None else 0)
@@ -213,7 +213,7 @@ def _read_groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, I
         return None, np.arange(rows)
     expected = "(N,) hashable ids, one for each row"
     with suppress(AttributeError, *FOREIGN_ERRORS):
-        # By attributes, because this module does not import tensordict: `data` is what it wraps.
+        # A payload of tensordict wraps `data`. Recognise it by attributes, without an import.
         if hasattr(groups, "batch_size") and isinstance(groups.data, np.ndarray):
             groups = groups.data
     with suppress(AttributeError, *FOREIGN_ERRORS):
@@ -265,7 +265,7 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
 
 
 _COST_BITS = 960
-"""So that the costs of 2**63 rows add up to a finite number."""
+"""A cost is below 2**960, so that the costs of 2**63 rows add up to a finite number."""
 
 
 def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
@@ -279,7 +279,7 @@ def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
     return found.astype(np.float64)
 
 
-# --- refused -----------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------
 
 
 def _check_each_fits(
@@ -316,7 +316,7 @@ def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None
     raise ArgumentError("row_mismatch", f"{rules.where}({argument})", detail)
 
 
-# --- end to end --------------------------------------------------------------------------------
+# --- the result ---------------------------------------------------------------------------------
 
 
 def _micro_batch_numbers(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:

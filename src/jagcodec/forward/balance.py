@@ -1,4 +1,4 @@
-"""Items spread over ranks and their micro-batches, so that the ranks have about the same cost.
+"""Spreads items over ranks and their micro-batches, so that all ranks have about the same cost.
 
 Ranks that plan for themselves must get equal plans, whatever their CPU, numpy or Python. So sorts
 are stable, and no sum of floats depends on the order or the width in which a CPU adds them: `fsum`
@@ -58,7 +58,7 @@ class Items(NamedTuple):
 
 
 class NoRoomError(Exception):
-    """An item found no part that it fits into. It never leaves this module."""
+    """No part has room for an item. This error never leaves the module."""
 
 
 def spread(items: Items, packed: Bins, steps: Sequence[Sequence[Room]]) -> list[Bins]:
@@ -107,7 +107,7 @@ def longest_first(items: Items, which: Iterable[int], rooms: Sequence[Room]) -> 
 
 
 HeapEntry: TypeAlias = tuple[float, int, int]
-"""A part as it is compared: its cost, how many items it has, and its number."""
+"""By what parts are compared: the cost, how many items are there, and the number of the part."""
 
 
 class _CheapestPart:
@@ -206,7 +206,7 @@ def first_fit(items: Items, which: Iterable[int], room: Room) -> Bins:
     """First-fit-decreasing: the largest item goes first, each to the first part with room."""
     order = items.falling_size(which)
     # The tree searches for room of one kind: cells if they limit a part, rows otherwise. There are
-    # as many parts as items, so each fits into a new one.
+    # as many parts as items, so every item fits into a new part.
     by_cells = room.cells < sum(items.cells)
     parts = _FirstPart(len(order), room.cells if by_cells else room.rows)
     rows = [room.rows] * (len(order) if by_cells else 0)
@@ -222,7 +222,7 @@ def first_fit(items: Items, which: Iterable[int], room: Room) -> Bins:
         bins[first].append(item)
         if by_cells:
             rows[first] -= items.rows[item]
-            size = size if rows[first] >= fewest else room.cells + 1  # no row fits: close it
+            size = size if rows[first] >= fewest else room.cells + 1  # close the part: no item fits
         parts.fill(first, size)
     return bins
 

@@ -96,7 +96,7 @@ def _copies(buffers: Sequence[BufferTask], targets: Sequence[ByteArray]) -> list
 
 
 def _pad_block(buffers: Sequence[BufferTask]) -> tuple[ByteArray, dict[bytes, int]]:
-    """Bytes of pads, as many as the longest run of each pad has, and where each pad begins."""
+    """Memory with the longest run of each pad, and where in it each pad begins."""
     longest: dict[bytes, int] = {}
     for buffer in buffers:
         sizes = buffer.pieces.length[buffer.pieces.is_pad]
@@ -196,7 +196,7 @@ _NO_CELL = -1 << 62
 def _pad_cell(buffer: BufferTask, indices: Indices, *, as_is: bool) -> torch.Tensor:
     """A pad cell (B...), or a number that it repeats, on the device of a view.
 
-    It has words, or the dtype of the view if `as_is`.
+    Its dtype is that of the view if `as_is`, and words of the same width otherwise.
     """
     view = buffer.view
     shape = view.shape[view.ragged_dim :]

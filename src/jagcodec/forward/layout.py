@@ -127,17 +127,21 @@ class PaddedRows:
     cp_layout: CpLayout
 
     def layout(self, buffer: int) -> PackLayout:
-        """The layout of one buffer alone."""
+        """The layout of one buffer, as if there were no others."""
         start, end = self.bounds[buffer], self.bounds[buffer + 1]
         lengths = self.lengths[start : end - self.has_tail[buffer]]
         return PackLayout(lengths, self.padded[start:end], self.cp_size, self.cp_layout)
 
     def layouts(self, rank: int | None) -> list[PackLayout]:
-        """The layout of each buffer alone; each knows the pieces of this rank."""
+        """The layout of each buffer, as if there were no others.
+
+        All pieces of this rank are made at once, and then cut into those of each buffer.
+        """
         made = [self.layout(buffer) for buffer in range(len(self.has_tail))]
         whole = self._padded_row_pieces(rank, 0)
         sizes = [each.total if rank is None else each.local_total for each in made]
-        cells = np.cumsum([0, *sizes])
+        cells = np.cumsum([0, *sizes])  # where the cells of each buffer begin
+        # No piece is in two buffers, so each buffer has a range of the pieces.
         bounds = np.searchsorted(whole.destination, cells).tolist()
         for i, each in enumerate(made):
             part = slice(bounds[i], bounds[i + 1])
@@ -172,27 +176,34 @@ class PaddedRows:
         return Pieces.of(np.repeat(row, 3), source, length, is_pad)
 
     def _stretches(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
-        """The stretches that a rank holds, in its order: padded row, first cell in it, and size."""
+        """The stretches that a rank holds, in its order: padded row, first cell in it, and size.
+
+        With 2 ranks, each padded row (or the whole buffer) is 4 chunks in a zig-zag: rank 0 holds
+        chunks 0 and 3, rank 1 holds chunks 1 and 2. In causal attention the work for a chunk grows
+        with its place in the row, so an early and a late chunk together cost each rank the same.
+        """
         padded = self.padded
         rows = np.arange(len(padded))
         if rank is None:
             return rows, np.zeros_like(padded), padded
         chunks = 2 * self.cp_size
         if self.cp_layout == "zigzag":
-            chunk = padded // chunks
+            chunk = padded // chunks  # cells of a chunk of each row
             first = np.stack([rank * chunk, (chunks - 1 - rank) * chunk], axis=1)
             return np.repeat(rows, 2), first.reshape(-1), np.repeat(chunk, 2)
         mine = [rank]
         if self.cp_layout == "zigzag_buffer":
             mine = [rank, chunks - 1 - rank]
-        # The rank holds intervals of each buffer; find the cells of each padded row in them.
+        # The chunks are of the whole buffer, and may begin or end within a row. Find the part of
+        # each padded row that is in them: cells `low` to `high` of the row, often none.
         ends = np.append(0, padded.cumsum())
         buffer = np.repeat(np.arange(len(self.has_tail)), np.diff(self.bounds))
         totals = np.diff(ends[self.bounds])
-        size = (totals // (self.cp_size * len(mine)))[buffer]
-        start = ends[:-1] - ends[self.bounds[:-1]][buffer]
+        size = (totals // (self.cp_size * len(mine)))[buffer]  # cells of a chunk
+        start = ends[:-1] - ends[self.bounds[:-1]][buffer]  # of the row in its buffer
         low = np.clip([chunk * size - start for chunk in mine], 0, padded)
         high = np.clip([(chunk + 1) * size - start for chunk in mine], 0, padded)
+        # So far, all rows come for one chunk after the other. A rank has buffer after buffer.
         order = np.argsort(np.tile(buffer, len(mine)), kind="stable")
         row = np.tile(rows, len(mine))
         return row[order], low.reshape(-1)[order], (high - low).reshape(-1)[order]
@@ -283,6 +294,7 @@ class PackLayout:
         return Pieces.of(pieces.row, pieces.source + cut, pieces.length - cut, pieces.is_pad)
 
     def _inverse(self, shift: int, *, split: bool) -> Pieces:
+        # A shift leaves tokens at one end of each row without a value: they become pads.
         pad_counts = np.minimum(abs(shift), self.lengths)
         starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - pad_counts)
         zeros = np.zeros_like(pad_counts)
@@ -313,9 +325,9 @@ V = TypeVar("V")
 
 
 def remembered(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
-    """The value of a key, made if it is not known; the oldest of many values leaves.
+    """The value of a key, which is made if it is not known.
 
-    Thousands of shifts or ranks of one plan would fill the memory otherwise.
+    Only the newest values are kept: thousands of shifts or ranks of one plan would fill the memory.
     """
     found = known.get(key)
     if found is None:
@@ -366,8 +378,9 @@ def plan_buffers(
 ) -> PaddedRows:
     """The padded rows of B buffers, whose `rows` are given end to end.
 
-    `rows` are (M,) lengths, (M,) numbers and (B + 1,) bounds of the buffers. Errors about lengths
-    and multiples name `made_by`, which was given them. With `each`, errors name the buffer.
+    `rows` are (M,) lengths, (M,) numbers and (B + 1,) bounds of the buffers. The caller passed
+    lengths and multiples to the function `made_by`, so errors about them name it; None means
+    `where`. With `each`, errors name the buffer: ``{each} {number}``.
     """
     lengths, number, bounds = rows
     made_by = made_by or where
@@ -393,7 +406,14 @@ def plan_buffers(
         some = surplus > 0
         padded[ends[some] - 1] += surplus[some]
     if cp_layout == "zigzag":
-        _check_chunks(padded, before, number, unit, multiple, made_by)
+        # A row that has uneven chunks only because of the tail is an error of the total, below.
+        for row in np.flatnonzero(padded % unit * (before % unit))[:1].tolist():
+            detail = (
+                f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
+            )
+            detail += f"row_multiple={math.lcm(multiple, unit)}"
+            path = f"{made_by}(row_multiple), row {number[row]}"
+            raise ArgumentError("bad_option", path, detail)
     for i in np.flatnonzero(wanted % unit).tolist():
         path, remedy = totals.divided_by(unit, int(wanted[i]))
         detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
@@ -427,7 +447,7 @@ def rank_of(rank: Any, cp_size: int, path: str) -> int | None:
 
 
 class _Totals:
-    """The arguments that decide how many cells there are."""
+    """The arguments of `plan_packing` that decide how many cells a buffer has."""
 
     def __init__(self, options: PackOptions, where: str, made_by: str) -> None:
         total, tail = options.total, options.tail
@@ -478,15 +498,3 @@ def _padded(lengths: IntArray, bounds: IntArray, multiple: int, where: str) -> I
         most = int(_sums(lengths, bounds).max())
         check_size(max(most, multiple), f"{where}(lengths)")
     return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)
-
-
-def _check_chunks(
-    padded: IntArray, before: IntArray, number: IntArray, unit: int, multiple: int, where: str
-) -> None:
-    """Refuse padded rows that are not `unit` equal chunks, unless only the tail makes them so."""
-    uneven = np.flatnonzero(padded % unit * (before % unit))
-    if len(uneven):
-        row = int(uneven[0])
-        detail = f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
-        detail += f"row_multiple={math.lcm(multiple, unit)}"
-        raise ArgumentError("bad_option", f"{where}(row_multiple), row {number[row]}", detail)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from math import fsum
@@ -16,7 +16,6 @@ from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch
 from jagcodec.errors import ArgumentError, ArgumentIndexError, brief
 from jagcodec.forward.assignment import Assignment, Cost, Fill, Rules, assign_rows
-from jagcodec.forward.column_buffers import ColumnBuffers
 from jagcodec.forward.layout import (
     CpLayout,
     PackOptions,
@@ -24,11 +23,12 @@ from jagcodec.forward.layout import (
     plan_buffers,
     rank_of,
 )
-from jagcodec.forward.plan import PackPlan, lengths_and_packer, unfilled_columns
+from jagcodec.forward.plan import PackPlan, lengths_and_packer
 from jagcodec.rows.lengths import IntArray
 
 if TYPE_CHECKING:
-    from jagcodec.forward.packer import Packer
+    from jagcodec.forward.buffers import ColumnBuffers, Packer
+    from jagcodec.forward.layout import Pieces
     from jagcodec.rows.lengths import Lengths
     from jagcodec.wire.opened import AnyBatch
 
@@ -254,21 +254,21 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
             each="micro-batch",
         )
         of_cp = rank_of(cp_rank, layout.cp_size, f"{where}(cp_rank)")
-        buffers = ColumnBuffers(where, self._tensor_packer(), cache(partial(layout.pieces, of_cp)))
+        buffers = self._buffers(where, cache(partial(layout.pieces, of_cp)))
         buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged)
-        columns = unfilled_columns(buffers, batch, labels_of)
+        columns = buffers.unfilled(batch, labels_of)
         plans = [PackPlan(each) for each in layout.layouts(of_cp)]
         cells = [plan.total if of_cp is None else plan.local_total for plan in plans]
         return [*zip(plans, buffers.steps(columns, steps, cells), strict=True)]
 
-    def _tensor_packer(self) -> Packer:
-        """A packer for tensors of all rows; it knows the offsets of earlier calls."""
-        check_torch("MicroBatches.pack")
-        from jagcodec.forward.packer import Packer
+    def _buffers(self, where: str, pieces_of: Callable[[int], Pieces]) -> ColumnBuffers:
+        """Buffers for columns of all rows. Their packer knows the offsets of earlier calls."""
+        check_torch(where)
+        from jagcodec.forward.buffers import ColumnBuffers, Packer
 
         if self._packer is None:
             self._packer = Packer.of_lengths(self._lengths)
-        return self._packer.anew()
+        return ColumnBuffers(where, self._packer.anew(), pieces_of)
 
     def rows(self, rank: int) -> IntArray:
         """The rows of a rank, rising and without copies: those that ``restore(results, rank)`` has.
@@ -383,7 +383,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         return last_cells(restored, wanted if rank is None else wanted[self.rows(rank)], where)
 
     def _read_last(self, last: Any, path: str) -> IntArray:
-        """(N,) lengths that a caller passed."""
+        """The argument `last` of `restore` as (N,) lengths."""
         found = lengths_and_packer(last, path)[0]
         if len(found) != len(self._lengths):
             detail = f"expected {len(self._lengths)} lengths, one for each row of the batch, "
@@ -439,7 +439,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 
 
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
-    """Join batches or columns of these numbers of rows, and choose the rows of `index`."""
+    """Join batches or columns with so many rows each, and choose the rows of `index`."""
     check_torch(where)
     from jagcodec.columns.column import read_offsets, row_count
     from jagcodec.columns.join import join_leaves

@@ -16,7 +16,6 @@ from jagcodec._arguments import check_option
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.forward.column_buffers import ColumnBuffers
 from jagcodec.forward.layout import (
     CpLayout,
     PackLayout,
@@ -29,7 +28,7 @@ from jagcodec.rows.lengths import IntArray, length_array
 if TYPE_CHECKING:
     import torch
 
-    from jagcodec.forward.packer import Packer
+    from jagcodec.forward.buffers import Packer
     from jagcodec.rows.lengths import Lengths
     from jagcodec.rows.varlen import PackedColumn
     from jagcodec.wire.opened import AnyBatch
@@ -96,7 +95,7 @@ def lengths_and_packer(lengths: Any, path: str) -> tuple[IntArray, Packer | None
     """(N,) row lengths; for a tensor also a packer that knows its offsets."""
     if not (hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens")):  # not tensors
         return length_array(lengths, path), None
-    from jagcodec.forward.packer import Packer, read_plan_lengths
+    from jagcodec.forward.buffers import Packer, read_plan_lengths
     from jagcodec.rows.row_splits import RowSplitsPool
 
     pool = RowSplitsPool()
@@ -173,7 +172,7 @@ class PackPlan:
     def _as_tensor(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """Numbers as a tensor, on the device of the plan."""
         check_torch("PackPlan.cu_seqlens")
-        from jagcodec.forward.packer import sent
+        from jagcodec.forward.buffers import sent
 
         return sent(numbers, self._device)
 
@@ -195,7 +194,7 @@ class PackPlan:
         """The packer, made when the first tensor comes."""
         if self._packer is None:
             check_torch("PackPlan.unpack")
-            from jagcodec.forward.packer import Packer
+            from jagcodec.forward.buffers import Packer
 
             self._packer = Packer.of_lengths(self.layout.lengths)
         return self._packer
@@ -293,7 +292,7 @@ class PackPlan:
             WireFormatError: A message is malformed.
         """
         check_torch(_PACK)
-        from jagcodec.forward.packer import is_column
+        from jagcodec.forward.buffers import ColumnBuffers, is_column
 
         rank = self.layout.rank(cp_rank, f"{_PACK}(cp_rank)")
         if isinstance(source, np.ndarray) and source.dtype != np.uint8:  # which a blob may be
@@ -305,7 +304,7 @@ class PackPlan:
             pieces_of = partial(self.layout.pieces, rank)
             buffers = ColumnBuffers(_PACK, self._tensor_packer(), pieces_of)
             buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged, out)
-            return buffers.whole(unfilled_columns(buffers, source, labels_of))
+            return buffers.whole(buffers.unfilled(source, labels_of))
         _check_defaults(
             "batch",
             source,
@@ -397,36 +396,3 @@ def _check_defaults(needed: str, source: Any, **options: Any) -> None:
         if not (value is None or value is ... or (type(value) in (int, tuple) and not value)):
             detail = f"expected a {needed} with {name}, found {describe(source)}"
             raise ArgumentError("bad_option", f"{_PACK}({name})", detail)
-
-
-def unfilled_columns(buffers: ColumnBuffers, source: Any, labels_of: Any) -> dict[str, Any]:
-    """The columns of a batch; those that are packed are replaced by unfilled buffers."""
-    from jagcodec.forward.packer import is_column
-    from jagcodec.wire.opened import (
-        are_several,
-        each_column,
-        is_batch,
-        opened,
-        row_count_of,
-    )
-
-    where = f"{buffers.where}(batch)"
-    if are_several(source):
-        detail = "expected one batch, found a list of them; concat_rows makes one"
-        raise ArgumentTypeError("bad_type", where, detail)
-    if (is_column(source) or isinstance(source, np.ndarray)) and not is_batch(source):
-        detail = f"expected a batch, found {describe(source)}; put the column in a dict"
-        raise ArgumentTypeError("bad_type", where, detail)
-    batch, rows = opened(source, where), buffers.packer.row_splits.rows
-    found = row_count_of(batch, where)
-    if found != rows and [*batch.keys()]:
-        detail = f"expected the {rows} rows of the plan, found {found}"
-        raise ArgumentError("row_mismatch", where, detail)
-    pool = buffers.packer.pool
-    columns = each_column(batch, buffers.column, buffers.column, buffers.path, pool)
-    buffers.check_packed(columns)
-    buffers.add_labels(columns, labels_of)
-    return columns
-
-
-# --- micro-batches -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def last_cells(restored: Any, last: IntArray, where: str) -> Any:
 
 
 class _Trimmer:
-    """Takes so many cells from the end of each row; the columns of a batch share the offsets."""
+    """Takes the wanted cells from the end of each row; the columns of a batch share the offsets."""
 
     def __init__(self, wanted: RowSplits) -> None:
         self._wanted = wanted
