@@ -88,7 +88,7 @@ class BatchedDataDict(dict[str, Any]):
 
     @classmethod
     def of_equal_rows(cls: type[Self], columns: dict[str, Any]) -> Self:
-        """A batch of columns that are known to have the same number of rows: nothing is checked."""
+        """A batch of columns that have the same number of rows, which is not checked."""
         batch = cls.__new__(cls)
         dict.update(batch, columns)
         batch.meta_info = {}
@@ -148,7 +148,7 @@ class BatchedDataDict(dict[str, Any]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if type(self).__reduce__ is not BatchedDataDict.__reduce__:
-            return self.__reduce__()  # of a subclass
+            return self.__reduce__()  # a subclass has its own
         return pickled_parts(_of_parts, _split_for_pickle(self), protocol)
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ class _Parts(NamedTuple):
 
 
 def _split_for_pickle(batch: Any) -> Any:
-    """The parts of a batch, so that all its tensors are in one message; another column itself."""
+    """The parts of a batch, so that all its tensors are in one message; any other column itself."""
     if isinstance(batch, BatchedDataDict):
         attributes = vars(batch)
     elif type(batch) is TensorDict and not batch.is_memmap():
@@ -257,7 +257,7 @@ def _split_for_pickle(batch: Any) -> Any:
             attributes["names"] = batch.names
     else:
         return batch
-    # By items, because a TensorDict iterates over its rows.
+    # Ask for items, because a TensorDict iterates over its rows.
     columns = {name: _split_for_pickle(column) for name, column in batch.items()}
     return _Parts(type(batch), columns, attributes)
 
@@ -287,21 +287,21 @@ def _batch_of_state(state: Any) -> BatchedDataDict:
 
 
 def _packed_of_state(state: Any) -> PackedColumn:
-    # By names, so that a field that a later version adds has a default for earlier messages.
+    # Pass fields by name: one that a later version adds has a default for earlier messages.
     column = PackedColumn(**of_type(state, dict))
     of_type(column.max_seqlen, int)
     values, cu_seqlens, _, position_ids = column
     tensors = values, cu_seqlens, position_ids
     dims = [of_type(tensor, torch.Tensor).dim() for tensor in tensors]
     strided = all(tensor.layout is torch.strided for tensor in tensors)
-    # Whether the offsets fit the values is checked when rows are read.
+    # The reader of rows checks whether the offsets fit the values.
     offsets = dims[1] == 1 and cu_seqlens.dtype in LENGTH_DTYPES and len(cu_seqlens) > 0
     if not (strided and offsets and dims[0]):
         raise ValueError("expected values, (N + 1,) integers as cu_seqlens, and position_ids")
     return column
 
 
-# So that what `materialize` returns can itself be sent on.
+# What `materialize` returns can itself be sent.
 register_type(
     BatchedDataDict, BATCHED_DATA_DICT, to_state=_state_of_batch, from_state=_batch_of_state
 )

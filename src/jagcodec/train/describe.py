@@ -1,7 +1,7 @@
-"""Messages described (columns, rows, bytes), checked and compared.
+"""Describes messages (columns, rows, bytes), checks them, and compares them.
 
-Describing a message reads its header and the offsets of its rows. No cell is read, and no value
-of a type that this process does not know is made.
+To describe a message, `describe_message` reads its header and the offsets of its rows. It reads no
+cell, and makes no value of a type that this process does not know.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jagcodec.wire.wire_batch import WireBatch, batch_of_message, open_whole
 
 
 class Entry(NamedTuple):
-    """A column of a message, or another value in it, whose name is a path that begins with $."""
+    """A column of a message; or another value in it, whose name is a path that begins with $."""
 
     name: str
     keys: tuple[str, ...]  # the names on the way to a column; empty for other values
@@ -110,7 +110,7 @@ class ColumnDescription:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of the rows that some columns share; all 0 without rows."""
+    """Row lengths that some columns share, in tokens; all numbers are 0 without rows."""
 
     columns: tuple[str, ...]
     rows: int
@@ -181,7 +181,7 @@ def _row_lengths(columns: tuple[str, ...], splits: RowSplits) -> RowLengths:
 
 
 def names_of_meta(read: Callable[[], dict[str, Any]]) -> tuple[str, ...] | None:
-    """The names in `meta`; None if it has a value that this process cannot make."""
+    """The names in `meta`; None if `meta` has a value that this process cannot make."""
     try:
         return tuple(map(str, read()))
     except WireFormatError as error:
@@ -199,18 +199,18 @@ class _Walk(Claims):
 
     def __init__(self, message: Message) -> None:
         super().__init__(message.header.sizes)
-        # For each ragged group: its place among them, and the names of its columns.
+        # For each ragged group, its place in `rows_of`, and the names of its columns.
         self.groups: dict[int, tuple[int, list[str]]] = {}
         self._message = message
         self._values = _document_bounds(message.header.value_bytes)
-        # Writers share only whole places, so where a place begins is enough to count it once.
+        # Writers share only whole places, so the start of a place identifies it.
         self._counted: set[tuple[int, int]] = set()
         # The bytes of the column that is described now, and how they are stored.
         self._size = 0
         self._stored: set[str] = set()
 
     def column(self, entry: Entry) -> ColumnDescription:
-        """Describe a column, and count its bytes, except those that an earlier column has."""
+        """Describe a column, and count its bytes without those that an earlier column has."""
         node, rows = entry.node, None
         self._size, self._stored = 0, set()
         self._count_node(node)
@@ -250,7 +250,7 @@ class _Walk(Claims):
             self._count_node(child)
 
     def _count_runs(self, leaf: Leaf) -> Iterator[tuple[int, int]]:
-        """Count the places that a table of runs names; yields how each is stored, and its bytes."""
+        """Count the places in a table of runs; yield how each is stored, and its bytes."""
         self._stored.add("indirect")
         for run in runs_at(self._message, leaf):
             elements = run.cells * leaf.elements_per_cell
@@ -296,15 +296,15 @@ def _document_bounds(packed: bytes) -> list[tuple[int, int]]:
 
 
 def batch_in_message(message: Message) -> WireBatch | None:
-    """The one batch of a message; None for another value, or a batch without rows."""
+    """The one batch of a message; None for another value, and for a batch without dims."""
     try:
         return batch_of_message(message)
-    except WireFormatError:  # if the message is unsound, to build its value finds it again
+    except WireFormatError:  # if the message is unsound, building its value finds the fault again
         return None
 
 
 def columns_of(batch: WireBatch) -> BatchColumns:
-    """The columns of an open batch, and of those inside it, without torch."""
+    """The columns of an open batch and of the batches inside it, read without torch."""
     columns = views_of(batch, As.HOST)
     sizes = source_in(batch).sizes[1:]
     return BatchColumns(
@@ -314,7 +314,7 @@ def columns_of(batch: WireBatch) -> BatchColumns:
 
 
 def column_inside(batch: WireBatch, keys: Sequence[str]) -> WireBatch:
-    """The batch of one column, by the names of the batches that it is in and its own."""
+    """A batch of one column, whose `keys` are the names of the batches around it, and its own."""
     *above, name = keys
     for key in above:
         batch = views_of(batch.select([key]), As.HOST)[key]
@@ -322,7 +322,7 @@ def column_inside(batch: WireBatch, keys: Sequence[str]) -> WireBatch:
 
 
 def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
-    """Read a whole message; returns the errors of values that this process cannot make, by name."""
+    """Read a whole message; return it, and the errors of values that cannot be made, by name."""
     found = open_source(source, "check_message(source)")
     message = found.message
     batch = batch_in_message(message)
@@ -351,7 +351,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
                 raise (error if named or entry is None else in_entry(entry, error)) from None
             unknown["meta" if entry is None else entry.name] = str(error)
     if not unknown:
-        raise whole  # each is sound, but they do not fit together
+        raise whole  # each column is sound, but the columns do not fit together
     return found, unknown
 
 
@@ -376,7 +376,7 @@ class Whole(NamedTuple):
 
 
 def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> Whole:
-    """The parts of a message that `differences` compares; errors call it `path`."""
+    """The parts of a message that `differences` compares; errors call the message `path`."""
     if columns is not None:
         return Whole("columns", columns_of(open_whole(source, path).select(columns)), {})
     message = open_message(source, path, Reading(by_range=True))

@@ -21,7 +21,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.spec import MAX_DEPTH
 
 _Steps = tuple[Any, ...]
-"""The way to a value: the way to what holds it, and the index or the key there."""
+"""The way to a value: the steps to its container, and then the index or the key in it."""
 
 _dumps = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 
@@ -36,8 +36,8 @@ _JOINED = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 def json_text(value: Any, place: str, remedy: str) -> str:
     """A value as JSON; an ArgumentError names the place, the path in the value, and the remedy.
 
-    Numbers, bools and text of numpy are those of Python, and arrays and tensors are lists. Tuples
-    are lists, too, and keys of dicts are text. No text is outside ASCII.
+    Numbers, bools and text of numpy become those of Python. Arrays, tensors and tuples become
+    lists, and keys of dicts become text. The JSON is ASCII.
     """
     try:
         return _text(value, (), MAX_DEPTH)
@@ -77,9 +77,9 @@ def _text(value: Any, above: _Steps, levels: int) -> str:
         return _scalar(_plain(value, above), above)
     if not levels:
         raise _NotJsonError(f"at most {MAX_DEPTH} levels", "more", above)
-    if issubclass(kind, np.ndarray):  # a level by itself: it may hold itself
+    if issubclass(kind, np.ndarray):  # it counts as a level, because it may hold itself
         return _text(_plain(value, above), above, levels - 1)
-    # By the methods of the base: those of a subclass may do anything.
+    # Call the methods of the base class: those of a subclass may do anything.
     if issubclass(kind, (list, tuple)):
         base: Any = list if issubclass(kind, list) else tuple
         return _list([*base.__iter__(value)], above, levels - 1)
@@ -99,7 +99,7 @@ def _scalar(value: Any, above: _Steps) -> str:
         return _quoted(value)
     if value is None or issubclass(type(value), bool):
         return _WORDS[value]
-    with suppress(ValueError):  # of too many digits
+    with suppress(ValueError):  # the number has too many digits
         if issubclass(type(value), int):
             return int.__repr__(value)
         if math.isfinite(value):
@@ -109,7 +109,7 @@ def _scalar(value: Any, above: _Steps) -> str:
 
 def _list(items: list[Any], above: _Steps, levels: int) -> str:
     if _NUMBERS.issuperset(map(type, items)):
-        with suppress(ValueError):  # of one of them, which is found below
+        with suppress(ValueError):  # one of them is not JSON: the loop below names it
             return _dumps(items)
     texts = (_text(item, (above, i), levels) for i, item in enumerate(items))
     return f"[{', '.join(texts)}]"
@@ -136,27 +136,28 @@ def _name(key: Any, above: _Steps) -> str:
 
 
 def _plain(value: Any, above: _Steps) -> Any:
-    """A scalar or an array of numpy as Python's scalars, in lists."""
+    """A scalar of numpy as Python's, or an array as lists of them."""
     is_array, dtype = isinstance(value, np.ndarray), value.dtype
     remedy = array_remedy(value) if is_array else ""
     known = dtype.kind in ("biufUO" if is_array else "biufU")
     if not known or remedy or (dtype.kind == "f" and dtype.itemsize > 8):
         found = f"{describe(value)} of dtype {dtype}" + (f"; {remedy}" if remedy else "")
         raise _NotJsonError("an array or a scalar that JSON has", found, above)
-    if not value.size and lists_of(value.shape) > DEFAULT_LIMITS.objects:  # lists from no bytes
+    if not value.size and lists_of(value.shape) > DEFAULT_LIMITS.objects:
+        # Empty lists come from no bytes, so a short message could make any number of them.
         found = f"an array of shape {brief(value.shape)}"
         raise _NotJsonError("an array of fewer empty lists", found, above)
     return value.tolist()
 
 
 def _array_of(tensor: Any, above: _Steps) -> npt.NDArray[Any]:
-    """The numbers of a tensor: there is one, so torch is imported already."""
+    """The numbers of a tensor. Because there is a tensor, torch is imported already."""
     from jagcodec.memory.plain_types import check_rectangle
     from jagcodec.memory.tensor_bytes import number_array
 
     try:
         check_rectangle(tensor, "")
         return number_array(tensor)
-    except (TypeError, RuntimeError) as error:  # also of a dtype that numpy has no numbers for
+    except (TypeError, RuntimeError) as error:  # also if numpy has no numbers of its dtype
         found = str(tensor_rows().described_tensor(tensor))
         raise _NotJsonError("a tensor that JSON has", found, above) from error

@@ -31,12 +31,12 @@ from jagcodec.wire.opened import (
     row_count_of,
 )
 
-_LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
+_SIDES = get_args(PaddingSide)
 
 
 @dataclass(slots=True)
 class LayoutOptions:
-    """The options of one call. Each was checked alone."""
+    """The options of one call of `materialize`. Each has been checked by itself."""
 
     layout: Layout
     pads: dict[Any, Any]
@@ -64,7 +64,7 @@ class LayoutOptions:
             _check_accelerator()
 
     def pads_rectangles(self) -> bool:
-        """Whether columns that are rectangles already are padded, if no names are given."""
+        """Whether `materialize` pads rectangles further, if `token_aligned_fields` is None."""
         return self.layout == "padded" and bool(self.masks or self.placement.moves_rows())
 
     def _rectangle_options(self) -> dict[str, Any]:
@@ -91,14 +91,14 @@ class LayoutOptions:
 
 
 def values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
-    """An option that has a value for each of some columns."""
+    """An option that maps names of columns to values."""
     found = mapping_of(given, f"materialize({option})", expected)
     check_names(found, f"materialize({option})")
     return found
 
 
 def sides_of(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
-    """The side of all columns, and the other sides of some by name, of `padding_side`."""
+    """`padding_side` as the side of most columns, and the sides of the others by name."""
     by_name = type(given) is not str and isinstance(given, Mapping)
     sides = values_by_column(given, "padding_side", "sides by name") if by_name else {}
     side: Any = "right" if by_name else given
@@ -108,7 +108,7 @@ def sides_of(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
 
 
 def masks_of(given: Any) -> Mapping[Any, str]:
-    """Columns to the names of their masks, of `attention_mask_of`."""
+    """`attention_mask_of` as a dict of names of columns to the names of their masks."""
     where = "materialize(attention_mask_of)"
     if given is None:
         return {}
@@ -127,7 +127,7 @@ def masks_of(given: Any) -> Mapping[Any, str]:
 
 
 def ends_of(given: Any) -> Mapping[Any, Any]:
-    """Columns to those at whose row ends theirs are, of `align_end`."""
+    """`align_end` as a dict of names of columns to the columns where their rows end."""
     if given is None:
         return {}
     expected = "a dict of names of columns to names of columns that have all tokens"
@@ -141,7 +141,7 @@ def ends_of(given: Any) -> Mapping[Any, Any]:
 
 
 def read_prompts(batch: Any, options: LayoutOptions) -> IntArray | None:
-    """(N,) tokens of each of N rows that are prompt; None if no column needs them."""
+    """(N,) prompt tokens of each row; None if no column needs them."""
     given, placement = options.prompt_lengths, options.placement
     if given is None and not placement.prompt_width:
         return None
@@ -156,7 +156,7 @@ def read_prompts(batch: Any, options: LayoutOptions) -> IntArray | None:
 
 
 def _check_accelerator() -> None:
-    """Refuse to page-lock memory where there is nothing to copy it to."""
+    """Refuse to page-lock memory if there is no accelerator to copy it to."""
     try:
         torch.empty(1, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:

@@ -81,7 +81,7 @@ from jagcodec.wire.opened import (
 )
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
-_LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
+_LAYOUTS = get_args(Layout)
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -195,9 +195,8 @@ def materialize(
             longer than its row; a row of a column in `align_end` is longer than that of the other,
             or has a padding side of its own; a pad does not fit its dtype; `out` does not fit,
             overlaps the batch or itself, or is given for a column that needs a gradient; there is
-            no accelerator
-            to pin memory for; rows of a strided nested tensor must be packed, but differ in several
-            dims; or `td` has no batch dim.
+            no accelerator to pin memory for; rows of a strided nested tensor must be packed, but
+            differ in several dims; or `td` has no batch dim.
         ArgumentKeyError: `attention_mask_of`, `align_end` or `prompt_lengths` does not name such a
             column, or `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
@@ -249,7 +248,7 @@ def materialize(
 
 
 def _open_source(source: Any, where: str) -> Any:
-    """An open batch: of a list of batches, the rows of all of them."""
+    """An open batch; a list of batches becomes one batch with the rows of all."""
     if not are_several(source):
         frames = isinstance(source, (list, tuple)) and source
         return open_whole(source, where) if frames else opened(source, where)
@@ -258,9 +257,9 @@ def _open_source(source: Any, where: str) -> Any:
 
 
 def _on_device(batch: Any, device: torch.device | None, pool: RowSplitsPool) -> Any:
-    """An open batch, or a dict of its columns, whose tensors are on a device; None leaves them."""
+    """The open batch, or a dict of its columns, with all tensors on a device; None moves none."""
     if isinstance(batch, dict):
-        row_count_of(batch, "materialize(td)")  # which refuses one that does not hold columns
+        row_count_of(batch, "materialize(td)")  # refuses a dict with values that are not columns
     if device is None:
         return batch
     if isinstance(batch, WireBatch):
@@ -275,7 +274,7 @@ def _unchanged(column: Any, key: Key) -> Any:
 def _with_tensors(
     columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]
 ) -> dict[str, Any]:
-    """The columns of a plan, with the tensors of its rectangles, and with inner batches made."""
+    """The columns of the result: rectangles become their tensors, and inner batches containers."""
     for name, column in columns.items():
         if type(column) is Rectangle:
             columns[name] = column.tensor
@@ -302,7 +301,7 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
 
 
 def _places_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlaces:
-    """Where rows go that have the last tokens of the rows of another column."""
+    """Where rows go that hold the last tokens of the rows of `whole`."""
     lengths, found = whole.view.row_splits.lengths, row_splits.lengths
     check_row_ends(found, lengths, path_of(key))
     missing = lengths - found
@@ -316,21 +315,23 @@ class _LayoutPlan:
 
     def __init__(self, options: LayoutOptions, batch: Any) -> None:
         self.options: LayoutOptions = options
-        self.batch: Any = batch  # it is open
+        self.batch: Any = batch  # open
         self.pool: RowSplitsPool = RowSplitsPool()
         self.rectangles: list[Rectangle] = []  # to be filled
-        self._padded: dict[Key, Rectangle] = {}  # these, and columns that stay as they are
-        self._at_end: dict[Key, RaggedView] = {}  # wait for the columns that have all tokens
+        # All padded columns: the ones above, and rectangles that need no more pads.
+        self._padded: dict[Key, Rectangle] = {}
+        # Columns of `align_end`, which are planned after the columns that have all tokens.
+        self._at_end: dict[Key, RaggedView] = {}
         others = options.ends or options.keep_jagged
         self._pads_all: bool = options.layout == "padded" and not others
-        # Columns that have the same rows and the same side are placed once.
+        # Places are computed once for all columns with the same row lengths and padding side.
         self._places: dict[tuple[RowSplits, str], RowPlaces] = {}
 
     def filled_columns(self, container: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """The columns of the result; batches inside them are in containers."""
+        """The columns of the result. `container` makes each batch inside the batch."""
         options = self.options
         source = _on_device(self.batch, options.device, self.pool)
-        # Prompt lengths are read on the host: before columns leave it, or once all have arrived.
+        # Read prompt lengths on the host: before columns leave it, or after all have arrived.
         away = options.device is not None and options.device.type != "cpu"
         options.placement.prompts = read_prompts(self.batch if away else source, options)
         of_view = self._pad_rows if self._pads_all else self._lay_out_view
@@ -351,7 +352,7 @@ class _LayoutPlan:
         return (self._lay_out_nested if leaf.is_nested else self._lay_out_rectangle)(leaf, key)
 
     def _lay_out_nested(self, leaf: torch.Tensor, key: Key) -> Any:
-        """What a nested tensor becomes: it stays the same if it stays jagged."""
+        """What a nested tensor becomes. If it stays jagged, it is the same tensor."""
         options = self.options
         stays, width = options.layout == "jagged", options.placement.pad_to_seqlen
         if key in options.keep_jagged or (stays and not width):
@@ -365,7 +366,7 @@ class _LayoutPlan:
         elif leaf.dim() > 1:
             pad_bits = self._pad_bits(leaf.dtype, key) if options.layout == "padded" else None
             view = view_of_strided(leaf, path, pad_bits)
-        else:  # Rows without dims, or no rows at all: nothing is ragged.
+        else:  # rows without dims, or no rows: nothing is ragged
             if stays:
                 return leaf
             parts = leaf.unbind(0)
@@ -408,7 +409,7 @@ class _LayoutPlan:
         return self._plan_rectangle(view, places, key)
 
     def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
-        """What `Placement.of_rows` returns; its error for a column without prompts has a remedy."""
+        """`Placement.of_rows`; its error for rows too short for their prompts gets a remedy."""
         try:
             return self.options.placement.of_rows(row_splits, key, width)
         except ArgumentError as error:
@@ -449,7 +450,8 @@ class _LayoutPlan:
         check_extent(leaf.shape, leaf.itemsize, path_of(key))
         lengths = np.full(rows, cells, dtype=np.int64)
         row_splits = self.pool.unique(RowSplits.from_lengths(lengths))
-        # A rectangle that is wider than `pad_to_seqlen`, and was not named, may be an image grid.
+        # Keep a rectangle that is wider than `pad_to_seqlen`, if it was not named: it may be an
+        # image grid.
         places = RowPlaces(None, cells)
         if not is_wider:
             places = self._place_rows(row_splits, key, max(most, cells))
@@ -496,10 +498,9 @@ class _LayoutPlan:
             inner[names[-1]] = rectangle
 
     def _plan_rectangle(self, view: RaggedView, places: RowPlaces, key: Key) -> Rectangle:
-        """A rectangle that is planned for the rows of a view."""
+        """Plan a rectangle for the rows of a view."""
         (left_pad, width), dtype, dims = places, view.dtype, view.shape
-        before, pads = view.ragged_dim - 1, self.options.pads
-        bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
+        before, bits = view.ragged_dim - 1, self._pad_bits(dtype, key)
         shape = (view.row_splits.rows, *dims[:before], width, *dims[before + 1 :])
         rectangle = Rectangle(shape, dtype, device_of(view), key, view, left_pad, width, bits)
         self._padded[key] = rectangle
@@ -512,7 +513,7 @@ class _LayoutPlan:
         return pad_bits(self.options.pads[key], dtype, path_of(key))
 
     def _warn_of_swapped_dims(self) -> None:
-        """Warn of rows (k, n) that are made wider than k while other rows have n tokens each.
+        """Warn if rows (k, n) become wider than k while the rows of another column have n tokens.
 
         TransferQueue uses dim 1 as the ragged one if all rows have the same shape.
         """

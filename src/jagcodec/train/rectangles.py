@@ -1,4 +1,4 @@
-"""The rectangles of a batch: allocated together and filled together."""
+"""Rectangles: where rows go in them, and how those of a batch get memory and are filled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PaddingSide = Literal["right", "left", "left_right"]
 
 @dataclass(slots=True)
 class Rectangle(Wanted):
-    """A padded column: its rows, where they go, and what is around them."""
+    """A padded column: its rows, where they go, and the pad around them."""
 
     key: Key
     view: RaggedView
@@ -43,7 +43,7 @@ class Rectangle(Wanted):
 
 
 def path_of(key: Key) -> str:
-    """Where an error about a column is: ``materialize('name')``."""
+    """The place that errors about a column name: ``materialize('name')``."""
     return f"materialize({column_name(key)})"
 
 
@@ -132,17 +132,15 @@ def _too_long(key: Key, row: int, width: int, found: Any) -> ArgumentError:
 def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
     """Give each rectangle memory: new, or of `out`, tensors by name or one buffer."""
     wanted, path = rectangles, "materialize(out)"
-    if out is None:
-        pass
-    elif isinstance(out, Mapping):
+    if isinstance(out, Mapping):
         wanted = [rectangle for rectangle in wanted if not _take_memory_of(out, rectangle)]
         out = None
-    else:
+    elif out is not None:
         out = writable_bytes(out, path)
         for rectangle in wanted:
             _check_reusable(rectangle)
     for rectangle in wanted:
-        if 0 in rectangle.shape:  # allocating it cannot fail, because it needs no memory
+        if 0 in rectangle.shape:  # an allocation of no bytes does not check the other sizes
             check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
     try:
         allocate(wanted, out, pin_memory, path)
@@ -154,7 +152,7 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
 
 
 def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentError:
-    """The error of a column that is too large for this machine, or for torch."""
+    """The error for a column that is too large for this machine, or for torch."""
     detail = (
         f"expected rectangles that fit in memory, found one of {shape} for {column_name(key)}: "
         f"{error!s:.200}"
@@ -192,7 +190,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     by_torch: list[Rectangle] = []
     copies: list[Copy] = []
     pads: list[Pad] = []
-    rest: list[Copy] = []  # of rows in runs, all runs but the last of each row
+    rest: list[Copy] = []  # for rows in runs, all runs of a row but the last
     for rectangle in rectangles:
         view, data = rectangle.view, rectangle.data
         if data is None or not view.uses_row_kernel:

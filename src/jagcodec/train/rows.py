@@ -1,4 +1,4 @@
-"""Row algebra: choose, repeat, split and join batches, whatever form they have."""
+"""Row algebra: choose, repeat, split and join rows of batches in any form."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
 
 
 def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
-    """How often rows are repeated: one number of 0 or more, or with `each` one per row."""
+    """How often rows are repeated: one number; or with `each`, one number for each row."""
     expected = "an integer, or one per row" if each else "an integer"
     counts = host_array(times, path, expected)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not each):
@@ -152,7 +152,7 @@ def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
 
 
 def _shown_numbers(value: Any) -> str:
-    """A caller's numbers in a few words."""
+    """Numbers that a caller passed, in a few words."""
     return describe(value) if isinstance(value, tensor_type()) else brief(value)
 
 
@@ -240,7 +240,7 @@ def split_rows(
 
 
 def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) -> list[IntArray]:
-    """The rows of each part, if no part exceeds `max_tokens`."""
+    """The rows of each part, none of which exceeds `max_tokens`."""
     least = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
     if parts is not None and least > len(tokens):
         detail = f"expected at most {len(tokens)} parts, one per row, found {least}"
@@ -250,7 +250,7 @@ def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) ->
 
 
 def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:
-    """The rows of each part, longer parts first."""
+    """How many rows each part has, longer parts first."""
     size, longer_parts = divmod(rows, parts)
     try:
         sizes = np.full(parts, size, dtype=np.int64)
@@ -379,7 +379,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     read_offsets(in_memory_ones, pool)
     _check_side_by_side(open_ones, replace, where, pool)
     if len(in_memory_ones) < len(open_ones):
-        # Let columns of the messages share the offsets of columns in memory.
+        # Register the offsets of columns in memory, so that columns of messages share them.
         for name, leaf in itertools.chain.from_iterable(batch.items() for batch in in_memory_ones):
             view = column_of(leaf).jagged_view(f"{where}[{name!r}]", pool)
             if view is not None:
@@ -395,7 +395,9 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
             columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
     device = getattr(model_batch, "device", None)
     if device is not None:
-        from jagcodec.columns.devices import moved  # where there is a device, torch is here
+        from jagcodec.columns.devices import (
+            moved,
+        )  # here, because only a batch of torch has a device
 
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}

@@ -73,36 +73,24 @@ def padding_tax(
         padded_width = whole_number(padded_width, 0, "padding_tax(padded_width)")
     options = flag_of(options, "padding_tax(options)")
     if isinstance(source, Mapping) and lengths is not None:
-        names = token_aligned_fields
         pack = module_with_torch("produce.fields", _SOURCE).pack_jagged_fields
-        td = pack(source, lengths=lengths, token_aligned_fields=names)
-        holders = {name: column_of(column) for name, column in source.items()}
-        padded = {
-            name: holder.value.numel() * holder.value.itemsize
-            for name, holder in holders.items()
-            if holder.has_tensor and holder.jagged_view(_SOURCE, RowSplitsPool()) is None
-        }
-        return _measured(td, padded_width, options, padded if padded_width is None else {})
+        td = pack(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
+        padded = _bytes_of_padded(source) if padded_width is None else {}
+        return _measured(td, padded_width, options, padded)
     if not _is_open(source) and not _may_be_message(source):
-        several = isinstance(source, (list, tuple)) and source
-        if several and (_may_be_batch(source[0]) or _may_be_message(source[0])):
-            detail = "expected one batch, found a list of them; concat_rows makes one"
-            raise ArgumentTypeError("bad_type", _SOURCE, detail)
-        return _of_lengths(source, padded_width)
+        return tax_of_lengths(_read_row_lengths(source), padded_width, _SOURCE)
     batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
-        return _measured(to_send(batch), padded_width, options, {}, batch.meta or None)
+        return _measured(to_send(batch), padded_width, options, meta=batch.meta or None)
     is_tensordict = column_of(batch).leaves() is not None
     value = batch if is_tensordict else to_send(open_memory(batch, _SOURCE))
-    return _measured(value, padded_width, options, {})
+    return _measured(value, padded_width, options)
 
 
 _SOURCE = "padding_tax(source)"
-_LAYOUT_OF_KIND = {
-    "jagged": "jagged",
-    **dict.fromkeys(("tensor", "array"), "rectangular"),
-    **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
-}
+
+
+# --- what the source is ------------------------------------------------------------------------
 
 
 def _is_open(source: Any) -> bool:
@@ -111,14 +99,10 @@ def _is_open(source: Any) -> bool:
     return holder.has_columns or holder.own_objects() is not None
 
 
-def _may_be_batch(item: Any) -> bool:
-    """Whether an item of a list is a batch, open or in frames."""
-    return _is_open(item) or isinstance(item, list)
-
-
 def _may_be_message(source: Any) -> bool:
     """Whether it is a message, and not the lengths of rows."""
-    if isinstance(source, (list, tuple)):  # numbers of numpy and torch are buffers too
+    if isinstance(source, (list, tuple)):
+        # Numbers of numpy and torch are buffers too, but have no dims.
         start = source[0] if source else 0
         return getattr(start, "ndim", 1) > 0 and bytes_of(start) is not None
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -127,57 +111,44 @@ def _may_be_message(source: Any) -> bool:
     return data is not None and is_blob(data)
 
 
-def _of_lengths(source: Any, padded_width: int | None) -> PaddingTax:
+def _read_row_lengths(source: Any) -> IntArray:
+    """The (N,) lengths of a source that is no batch; an error if it does not hold lengths."""
+    first = source[0] if isinstance(source, (list, tuple)) and source else None
+    if _is_open(first) or isinstance(first, list) or _may_be_message(first):
+        detail = "expected one batch, found a list of them; concat_rows makes one"
+        raise ArgumentTypeError("bad_type", _SOURCE, detail)
     if not isinstance(source, (list, tuple, np.ndarray, tensor_type())):
         detail = f"expected a batch, columns or lengths, found {describe(source)}"
         raise ArgumentTypeError("bad_type", _SOURCE, detail)
-    return tax_of_lengths(read_lengths(source, _SOURCE).lengths, padded_width, _SOURCE)
+    return read_lengths(source, _SOURCE).lengths
 
 
-def _measured(
-    value: Any,
-    padded_width: int | None,
-    options: bool,
-    padded: Mapping[str, int],  # bytes of columns that were padded
-    meta: Any = None,
-) -> PaddingTax:
-    """The report of a value that `encode` accepts."""
-    switches = [(False, False), *((True, False), (False, True), (True, True))[: 3 * options]]
-    frames = [encode(value, narrow=narrow, elide=elide, meta=meta) for narrow, elide in switches]
-    messages = [describe_message(open_source(each, "padding_tax")) for each in frames]
-    plain = messages[0]
-    columns: list[ColumnTax] = []
-    valid = cells = 0
-    for parts in zip(*(message.columns for message in messages), strict=True):
-        column = parts[0]
-        rectangle = column.bytes
-        if column.rows is not None:
-            rows = plain.rows_of[column.rows]
-            dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
-            token = math.prod(dims) * TORCH_ITEMSIZES[column.dtype or ""]
-            width = rectangle_width(rows.max, padded_width, f"padding_tax({column.name!r})")
-            rectangle = padded.get(column.name, rows.rows * width * token)
-            valid += rows.tokens * token
-            cells += rectangle
-        layout = _LAYOUT_OF_KIND.get(column.kind, "other")
-        columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
-    overhead = ColumnTax(OVERHEAD, "", 0, *(message.overhead for message in messages))
-    return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)
+def _bytes_of_padded(source: Mapping[str, Any]) -> dict[str, int]:
+    """The bytes of each column that is a tensor, and not jagged already."""
+    holders = {name: column_of(column) for name, column in source.items()}
+    return {
+        name: holder.value.numel() * holder.value.itemsize
+        for name, holder in holders.items()
+        if holder.has_tensor and holder.jagged_view(_SOURCE, RowSplitsPool()) is None
+    }
 
 
-OVERHEAD = "header and offsets"
+# --- the report --------------------------------------------------------------------------------
 
-WORTH = 0.05
-"""The share of a message that an option must save to be worth it."""
+_OVERHEAD = "header and offsets"
+
+_WORTH = 0.05
+"""The share of a message that an option must save to be advised."""
 
 _FORMS = ("padded", "wire", "narrow", "elide", "both")
+"""The forms whose bytes a `ColumnTax` has, in the order of its fields."""
 
 
 @dataclass(frozen=True)
 class ColumnTax:
-    """One column, in bytes; None if they were not measured.
+    """One column, in bytes; None for those that were not measured.
 
-    Cells that columns share count for the first.
+    Cells that columns share count for the first of them.
     """
 
     name: str  # names of nested columns are joined with dots
@@ -186,7 +157,7 @@ class ColumnTax:
     wire_bytes: int  # in a message without options
     narrow_bytes: int | None = None  # with narrow
     elide_bytes: int | None = None  # with elide
-    both_bytes: int | None = None
+    both_bytes: int | None = None  # with both
 
     @property
     def saved_percent(self) -> float:
@@ -224,12 +195,12 @@ class PaddingTax:
         known = {name: size for name, size in sizes.items() if size is not None}
         if not known or not total.wire_bytes:
             return ""
-        near = min(known.values()) + WORTH * total.wire_bytes
+        near = min(known.values()) + _WORTH * total.wire_bytes
         good = [name for name, size in known.items() if size <= near]
         name = min(good, key=lambda name: (len(name), known[name]))
         saved = 1 - known[name] / total.wire_bytes
-        if saved < WORTH:
-            return f"No option of encode saves {WORTH:.0%} of the bytes."
+        if saved < _WORTH:
+            return f"No option of encode saves {_WORTH:.0%} of the bytes."
         return f"encode(..., {name}) saves {saved:.0%} of the bytes."
 
     def as_dict(self) -> dict[str, Any]:
@@ -249,25 +220,8 @@ class PaddingTax:
         return "\n".join([*lines, self.advice] if self.advice else lines)
 
 
-def tax_of_lengths(lengths: IntArray, padded_width: int | None, path: str) -> PaddingTax:
-    """The tax of one column of int64 tokens, without a header."""
-    rows, tokens = len(lengths), int(lengths.sum())
-    cells = rows * rectangle_width(int(lengths.max(initial=0)), padded_width, path)
-    column = ColumnTax("tokens", "jagged", 8 * cells, 8 * tokens)
-    overhead = ColumnTax(OVERHEAD, "", 0, 8 * (rows + 1))
-    return PaddingTax(rows, tokens / cells if cells else 1.0, (column,), overhead)
-
-
-def rectangle_width(longest: int, padded_width: int | None, path: str) -> int:
-    """The width of a rectangle of rows, of which this is the longest."""
-    if padded_width is not None and longest > padded_width:
-        detail = f"expected rows of at most {padded_width} tokens, found {longest}"
-        raise ArgumentError("row_too_long", path, detail)
-    return longest if padded_width is None else padded_width
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
-    """Lines of cells in columns as wide as they must be; those of `right` are numbers."""
+    """Lines of text in aligned columns; the columns of `right`, such as numbers, end aligned."""
     widths = [max(map(len, cells)) for cells in zip(head, *rows, strict=True)]
     return [
         "  ".join(
@@ -276,3 +230,62 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Container[i
         ).rstrip()
         for row in (head, *rows)
     ]
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+_LAYOUT_OF_KIND = {
+    "jagged": "jagged",
+    **dict.fromkeys(("tensor", "array"), "rectangular"),
+    **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
+}
+
+
+def tax_of_lengths(lengths: IntArray, padded_width: int | None, path: str) -> PaddingTax:
+    """The report of one column of int64 tokens in rows of these lengths, without a header."""
+    rows, tokens = len(lengths), int(lengths.sum())
+    cells = rows * _rectangle_width(int(lengths.max(initial=0)), padded_width, path)
+    column = ColumnTax("tokens", "jagged", 8 * cells, 8 * tokens)
+    overhead = ColumnTax(_OVERHEAD, "", 0, 8 * (rows + 1))
+    return PaddingTax(rows, tokens / cells if cells else 1.0, (column,), overhead)
+
+
+def _measured(
+    value: Any,
+    padded_width: int | None,
+    options: bool,
+    padded: Mapping[str, int] | None = None,
+    meta: Any = None,
+) -> PaddingTax:
+    """The report of a value that `encode` accepts; `padded` has the bytes of padded columns."""
+    ways = [(False, False)]  # narrow and elide, in the order of `_FORMS`
+    if options:
+        ways += [(True, False), (False, True), (True, True)]
+    frames = [encode(value, narrow=narrow, elide=elide, meta=meta) for narrow, elide in ways]
+    messages = [describe_message(open_source(each, "padding_tax")) for each in frames]
+    plain = messages[0]
+    columns: list[ColumnTax] = []
+    valid = cells = 0
+    for parts in zip(*(message.columns for message in messages), strict=True):
+        column = parts[0]
+        rectangle = column.bytes
+        if column.rows is not None:
+            rows = plain.rows_of[column.rows]
+            dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
+            token = math.prod(dims) * TORCH_ITEMSIZES[column.dtype or ""]
+            width = _rectangle_width(rows.max, padded_width, f"padding_tax({column.name!r})")
+            rectangle = (padded or {}).get(column.name, rows.rows * width * token)
+            valid += rows.tokens * token
+            cells += rectangle
+        layout = _LAYOUT_OF_KIND.get(column.kind, "other")
+        columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
+    overhead = ColumnTax(_OVERHEAD, "", 0, *(message.overhead for message in messages))
+    return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)
+
+
+def _rectangle_width(longest: int, padded_width: int | None, path: str) -> int:
+    """The width of the rectangle of rows, which are up to `longest` tokens long."""
+    if padded_width is not None and longest > padded_width:
+        detail = f"expected rows of at most {padded_width} tokens, found {longest}"
+        raise ArgumentError("row_too_long", path, detail)
+    return longest if padded_width is None else padded_width

@@ -87,10 +87,11 @@ def to_rows(
 def rows_on_host(
     batch: WireBatch, form: str, path: str, budget: ListBudget | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of an open batch, as "array" or "list"; or "numbers": as arrays with small floats
-    widened where they have numbers.
+    """The rows of an open batch, as "array", "list" or "numbers".
+
+    "numbers" are arrays in which small floats, such as bfloat16, are widened to numbers of numpy.
     """
-    budget = budget or ListBudget(DEFAULT_LIMITS.objects)  # for all of its columns
+    budget = budget or ListBudget(DEFAULT_LIMITS.objects)  # one for all columns
     columns = views_of(batch, As.HOST)
     if not columns:
         return [{} for _ in range(len(batch))]
@@ -115,7 +116,7 @@ def _rows_of(column: Any, rows: int, form: str, path: str, budget: ListBudget) -
     if isinstance(column, WireBatch):
         return rows_on_host(column, form, path, budget)
     if isinstance(column, np.ndarray):
-        # A list would count nanoseconds.
+        # In a list, times would become counts of nanoseconds.
         as_numbers = form == "list" and column.dtype.kind not in "mM"
         return (
             _lists_of(ColumnArrays(column, None, None), path, budget) if as_numbers else [*column]
@@ -135,10 +136,10 @@ def _rows_of(column: Any, rows: int, form: str, path: str, budget: ListBudget) -
 
 
 def _rows_of_others(column: Any, rows: int, form: str, path: str, budget: ListBudget) -> list[Any]:
-    """The rows of a column that torch or tensordict holds, and not in cells on the host."""
+    """The rows of a column of torch or tensordict whose cells are not on the host."""
     holder = column_of(column)
     beside = holder.beside()
-    if beside is not None:  # of a tensorclass
+    if beside is not None:  # the column is a tensorclass
         (fields,) = holder.inner() or ()
         found = rows_on_host(open_memory(fields, path), form, path, budget)
         return [{**row, **beside} for row in found]
@@ -169,7 +170,7 @@ def _lists_of(column: ColumnArrays, path: str, budget: ListBudget) -> list[Any]:
     lists = lists_of(values.shape)
     if column.row_splits is None or column.ragged_dim is None:
         lists -= len(values)  # the rows
-    else:  # each row has lists of its own for the dims before its tokens
+    else:  # every row has its own lists for the dims before its tokens
         lists += (column.row_splits.size - 2) * lists_of((*values.shape[: column.ragged_dim], 1))
     budget.claim(lists, values.size, values.ndim, path)
     if column.row_splits is not None and not column.ragged_dim:  # in one pass, and not row by row

@@ -1,4 +1,4 @@
-"""`to_rows` as tensors, and of columns that only torch can take apart."""
+"""`to_rows` as tensors, and the rows of columns that only torch can take apart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _RowMaker:
     """Makes the rows of one batch, and of batches inside it."""
 
     def __init__(self) -> None:
-        # Row lengths in the form that torch needs, by the row splits.
+        # Row lengths as lists, which torch needs, by the row splits.
         self._lengths: dict[RowSplits, list[int]] = {}
 
     def samples(self, columns: dict[str, Any], rows: int, path: str) -> list[dict[str, Any]]:
@@ -84,10 +84,10 @@ class _RowMaker:
 
     def _rows_of_array(self, column: npt.NDArray[Any], path: str) -> list[Any]:
         if column.dtype.kind not in "biufc":
-            return list(column)  # of strings, say, which are not tensors
+            return list(column)  # such as strings, of which torch has no tensors
         try:
             return list(array_tensor(column).unbind())
-        except TypeError as error:  # a long double
+        except TypeError as error:  # such as for a long double
             detail = f"expected a dtype that torch has, found {column.dtype}"
             raise ArgumentTypeError("bad_dtype", path, detail) from error
 
@@ -105,8 +105,8 @@ def _unbound(column: torch.Tensor, path: str) -> list[torch.Tensor]:
     """The rows of a tensor, as views of it."""
     check_memory(column, path)
     try:
-        return list(column.unbind(0))  # a MemoryMappedTensor asks for the dim
-    except RuntimeError as error:  # of sparse tensors of most dtypes
+        return list(column.unbind(0))  # a MemoryMappedTensor requires the dim
+    except RuntimeError as error:  # torch cannot unbind sparse tensors of most dtypes
         if not lacks_kernel(error):
             raise
         detail = f"expected rows that torch can take apart, found {column.dtype}"
