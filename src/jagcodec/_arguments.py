@@ -28,20 +28,20 @@ _MOST_SEARCHED = 4  # levels of lists
 _LARGEST = (1 << 63) - 1
 
 FOREIGN_ERRORS = (TypeError, ValueError, RuntimeError, MemoryError, OverflowError)
-"""What Python, numpy and torch raise of an object that is not what it seems to be."""
+"""What Python, numpy and torch raise for an object that is not what it seems to be."""
 
 
 # --- mappings and lists ------------------------------------------------------------------------
 
 
 def mapping_of(value: Any, path: str, expected: str) -> dict[Any, Any]:
-    """A caller's mapping as a plain dict; a dict itself."""
+    """A caller's mapping as a plain dict; a plain dict is returned itself."""
     if type(value) is dict:
         return value
     found = describe(value)
     if isinstance(value, Mapping):
         try:
-            # By items, because a TensorDict iterates over its rows.
+            # Ask for items, because a TensorDict iterates over its rows.
             return {name: item for name, item in value.items()}  # noqa: C416 - see above
         except (TypeError, ValueError) as error:
             found += " whose items are not pairs"
@@ -50,7 +50,7 @@ def mapping_of(value: Any, path: str, expected: str) -> dict[Any, Any]:
 
 
 def named_columns(fields: Any, path: str, what: str = "columns") -> dict[str, Any]:
-    """A caller's columns, or other values, by name as a plain dict; a dict itself."""
+    """A caller's columns, or other values, by name: as `mapping_of`, and with strings as keys."""
     columns = mapping_of(fields, path, f"a dict of names to {what}")
     if not _STRING.issuperset(map(type, columns)):
         for name in columns:
@@ -65,7 +65,7 @@ def items_of(values: Any, path: str, expected: str) -> list[Any]:
     """The items of a caller's list, or of another iterable that is not text."""
     try:
         if not isinstance(values, (str, bytes)):
-            # By an iterator, because a subclass of list may lie about its length.
+            # Use an iterator, because a subclass of list may lie about its length.
             return list(iterator_of(values))
     except FOREIGN_ERRORS as error:
         detail = f"expected {expected}, found {describe(values)}"
@@ -98,7 +98,7 @@ def array_of(values: Any) -> npt.NDArray[Any]:
 
 
 def named_item(values: Any, key: str | tuple[str, ...]) -> Any:
-    """What nested mappings hold for a column; None if they lack it, as if it were not given."""
+    """What nested mappings hold for a column; None if they lack it."""
     for name in (key,) if isinstance(key, str) else key:
         values = values.get(name) if isinstance(values, Mapping) else None
     return values
@@ -108,7 +108,7 @@ def named_item(values: Any, key: str | tuple[str, ...]) -> Any:
 
 
 def name_set(names: Any, path: str) -> frozenset[Any]:
-    """The names that an argument holds, in no order."""
+    """The names that an argument holds, as a set."""
     return _NO_NAMES if type(names) is tuple and not names else _names_in(names, path, frozenset)
 
 
@@ -131,7 +131,7 @@ def _names_in(names: Any, path: str, collect: Callable[[Any], Any]) -> Any:
 
 
 def check_names(names: Iterable[Any], path: str) -> None:
-    """Refuse what is not a name of a column: a string, or in a nested batch a tuple of them."""
+    """Refuse what is not a name of a column: a string, or for a nested batch a tuple of strings."""
     if not _STRING.issuperset(map(type, names)):
         for name in names:
             parts = name if type(name) is tuple and name else (name,)
@@ -140,22 +140,22 @@ def check_names(names: Iterable[Any], path: str) -> None:
 
 
 def check_name(name: Any, path: str) -> None:
-    """Refuse what is not the name of one column."""
+    """Refuse what is not a string as the name of one column."""
     if not isinstance(name, str):
         detail = f"expected the name of a column, found {describe(name)}"
         raise ArgumentTypeError("bad_type", path, detail)
 
 
 def known_names(names: Any, columns: Iterable[str], path: str) -> list[str]:
-    """The names that an argument holds, in their order, which must be those of columns."""
+    """The names that an argument holds, in their order; each must be the name of a column."""
     listed = name_list(names, path)
     check_known(listed, columns, path)
     return listed
 
 
 def check_known(names: Iterable[Any], columns: Iterable[Any], path: str) -> None:
-    """Refuse names that are not those of columns."""
-    # Of a batch of many columns, names may be asked for one by one.
+    """Refuse names that no column has."""
+    # Do not copy a mapping: callers check the names of a large batch one by one.
     known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -163,7 +163,7 @@ def check_known(names: Iterable[Any], columns: Iterable[Any], path: str) -> None
 
 
 def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyError:
-    """The error of a name that is not that of a column; a stranger may have named these."""
+    """The error for a name that no column has. A stranger may have named the columns."""
     listed = list(columns)
     more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
     named = ", ".join(map(brief, listed[:_MOST_NAMED])) or "no column"
@@ -183,7 +183,7 @@ def check_options(given: Iterable[str], known: Iterable[str], where: str) -> Non
 
 
 def integer_of(number: Any) -> int | None:
-    """An integer of any type as an int; None of anything else, bools among it."""
+    """An integer of any type as an int; None for any other value, such as a bool."""
     if type(number) is int:
         return number
     if isinstance(number, bool) or "bool" in str(getattr(number, "dtype", "")):
@@ -206,7 +206,7 @@ def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
 
 
 def flag_of(value: Any, path: str) -> bool:
-    """A caller's True or False, also as numpy has them; nothing else counts as one."""
+    """A caller's True or False, or numpy's; an error for any other value."""
     if not isinstance(value, (bool, np.bool_)):
         detail = f"expected True or False, found {brief(value)}"
         raise ArgumentTypeError("bad_type", path, detail)
@@ -223,14 +223,14 @@ def check_option(value: Any, options: tuple[str, ...], path: str) -> None:
 # --- arrays ------------------------------------------------------------------------------------
 
 ARRAY_TYPES = frozenset((np.ndarray, np.memmap))
-"""The types of arrays that are plain: what a subclass adds, such as a mask, would be lost."""
+"""The types of plain arrays. What another subclass adds, such as a mask, would be lost."""
 
 _ARRAY_REMEDIES = {
     "MaskedArray": "call .filled(fill) first",
     "recarray": "make a dict of its fields",
     "ndarray": "call numpy.asarray(x) first, which keeps the values alone",
 }
-"""What to do with an array of another type, by the name of its class or of the next base here."""
+"""What to do with other arrays, by the name of the class, or of its nearest base listed here."""
 
 
 def array_remedy(array: npt.NDArray[Any]) -> str:
@@ -275,9 +275,9 @@ def check_function(value: Any, path: str, expected: str) -> None:
 
 
 def result_of(function: Callable[..., Any], arguments: Iterable[Any], path: str) -> Any:
-    """What a caller's function returns; what it raises is its own, but for a TypeError.
+    """What a caller's function returns. Its errors pass through, except for a TypeError.
 
-    Python raises that, too, if the function takes other arguments.
+    Python raises a TypeError also if the function takes other arguments.
     """
     try:
         return function(*arguments)

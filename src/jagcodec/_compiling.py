@@ -1,4 +1,4 @@
-"""Inside a function that `torch.compile` compiles, public functions run as they are.
+"""`untraced`: inside a function that `torch.compile` compiles, public functions run as they are.
 
 TorchDynamo traces a function and all that it calls. Here it would find numpy, views of bytes and
 private parts of nested tensors, which it cannot trace, or which it rebuilds as something else. So
@@ -40,9 +40,9 @@ def _functions_of(marked: object) -> Iterator[FunctionType]:
 
 
 def _skip_frames() -> None:
-    """Have TorchDynamo leave the frames of marked functions alone, and those below them.
+    """Tell TorchDynamo not to trace the frames of marked functions, nor the frames below them.
 
-    torch 2.6 has no function for it. There a marked function breaks the graph, and is traced.
+    torch 2.6 has no function for this. There, a marked function breaks the graph, and is traced.
     """
     dynamo: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     if not hasattr(dynamo, "set_code_exec_strategy"):
@@ -53,7 +53,7 @@ def _skip_frames() -> None:
 
 
 class _ImportOfDynamo:
-    """Sees the import of `torch._dynamo`, before which no frame is traced. It finds no module."""
+    """Notices the import of `torch._dynamo`, before which no frame is traced. Finds no module."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

@@ -1,4 +1,4 @@
-"""What is needed of other packages beyond their public names."""
+"""Other packages: whether they are installed, and whether they have the private names we use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from jagcodec.errors import ArgumentError
 
 @contextmanager
 def private_names(package: str, tested: str) -> Iterator[None]:
-    """Around all uses of private names at import: if one is missing, say which, and a remedy.
+    """Use private names of a package inside this, at import. Its error names a missing one.
 
-    `tested` is the last version that has been tested. A later one is not refused by its number.
+    `tested` is the last version that was tested, for the remedy. No version is refused by its
+    number.
     """
     try:
         yield
@@ -56,7 +57,7 @@ def has_torch() -> bool:
 def half(of_tensors: str, of_arrays: str) -> Any:
     """One of two modules of this package with the same functions.
 
-    The first makes tensors, where torch and tensordict are installed; the other one makes arrays.
+    If torch and tensordict are installed, it is the one that makes tensors; otherwise, arrays.
     """
     return importlib.import_module(f"jagcodec.{of_tensors if has_torch() else of_arrays}")
 

@@ -13,8 +13,8 @@ from typing import Any
 from jagcodec._version import __version__
 
 REQUIRED = ("torch", "tensordict", "numpy", "msgpack")
-FOR_TENSORS = ("torch", "tensordict")  # a producer of rows may lack these
-OPTIONAL = (  # what integrations and options use; those that are installed are listed
+FOR_TENSORS = ("torch", "tensordict")  # not needed to write rows
+OPTIONAL = (  # for integrations and options; the report lists those that are installed
     *("verl", "TransferQueue", "ray", "vllm", "sglang", "pyzmq", "pillow", "omegaconf"),
     *("transformers", "zstandard", "pyarrow", "hypothesis"),
 )

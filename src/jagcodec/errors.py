@@ -96,7 +96,7 @@ def shown(text: str, most: int) -> str:
     """A text that a stranger may have chosen: escaped as `repr` does it, its middle cut out."""
     if len(text) <= most and text.isprintable():
         return text
-    # Nothing else of it is read, however long it is.
+    # Read only the two ends, however long the text is.
     part = text if len(text) <= 2 * most else text[:most] + text[-most:]
     part = "".join(c if c.isprintable() else repr(c)[1:-1] for c in part)
     if len(part) <= most:
@@ -106,28 +106,28 @@ def shown(text: str, most: int) -> str:
 
 
 def child_path(path: str, key: object) -> str:
-    """`path` extended by a key: ``$.name``, or ``$['odd name']``, in few words whatever it is."""
+    """`path` extended by a key: ``$.name``, or ``$['odd name']``. A long key is shortened."""
     if type(key) is str and len(key) <= 60 and key.isidentifier():
         return f"{path}.{key}"
     return f"{path}[{brief(key)}]"
 
 
 def column_name(key: str | tuple[str, ...]) -> str:
-    """What an error calls a column; inside a nested batch its key has all the names on the way."""
+    """What an error calls a column. In a nested batch, the key has all names on the way to it."""
     return repr(key if isinstance(key, str) else ".".join(key))
 
 
 def naming_column(error: JagcodecError, name: str) -> JagcodecError:
-    """The error with the name of its column in remedies: ``dtypes={...: object}`` lacks it."""
+    """The error, with the name of its column where a remedy has ``dtypes={...: object}``."""
     detail = error.detail.replace("={...: ", f"={{{brief(name)}: ")
     return type(error)(error.reason, error.path, detail)
 
 
 def brief(value: object) -> str:
-    """A value in a few words. This never fails, unlike its `repr`, nor is it as long."""
+    """A value in a few words. Unlike `repr`, this never fails, and is always short."""
     try:
         return _in_words(value)
-    except Exception:  # of a subclass whose `repr` or `len` raises
+    except Exception:  # a subclass may raise in `repr` or `len`
         return _type_name(value)
 
 
@@ -154,7 +154,7 @@ def _in_words(value: object) -> str:
 def _type_name(value: object) -> str:
     try:
         return f"{type(value).__name__}"
-    except Exception:  # of a metaclass
+    except Exception:  # a metaclass may raise
         return "an object"
 
 

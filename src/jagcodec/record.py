@@ -4,7 +4,7 @@ One `RecordWriter` writes it, and any number of `RecordReader`s read it:
 
     step-0000000042.jag    the batch of step 42, as `dump` writes it and `load` and `open_wire` read
     lock                   held by the writer; the system releases it when the writer dies
-    .….part                a step that is being written, or was when its writer was killed
+    .….part                a step that is being written, or that a killed writer did not finish
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RecordWriter:
         self._lock = open(os.path.join(name, "lock"), "ab")  # noqa: SIM115 - until close()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Parts of writers that were killed: a writer that lives holds the lock.
+            # No other writer lives, because it would hold the lock: delete what killed ones left.
             for file in os.listdir(name):
                 left = os.path.join(name, file)
                 if _PART.fullmatch(file) and os.path.isfile(left):
@@ -200,7 +200,7 @@ class RecordReader:
 
 
 def _directory_of(directory: Any, where: str) -> str:
-    """The directory of a record, also after the process has gone to another."""
+    """The absolute path of a record, which stays right if the process changes its directory."""
     name = file_path(directory, where, "pass the directory of the record")
     return os.path.join(os.getcwd(), name) if name else name
 

@@ -51,7 +51,7 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 @untraced
 def is_same(actual: Any, expected: Any) -> bool:
-    """Whether two values, such as two batches, are equal as `assert_same` asserts it.
+    """Whether two values, such as two batches, are equal, as `assert_same` compares them.
 
     ``==`` of two batches compares cell by cell, and raises for jagged columns.
 

@@ -1,4 +1,4 @@
-"""The command line: commands import what they need when they run."""
+"""The command line. Each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _MAY_RAISE = ("strict", "surrogateescape", "surrogatepass")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    # Names of columns and files are any text, which not every terminal can print. Python escapes on
-    # standard error itself. In the locales C and POSIX, standard output has "surrogateescape".
+    # Escape what a terminal cannot print, because names of columns and files are any text. Python
+    # does so on standard error. In the locales C and POSIX, standard output has "surrogateescape".
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _MAY_RAISE:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run(argv)
         finally:
-            if sys.stdout is not None:  # as it is where it was closed
+            if sys.stdout is not None:  # None if the process started with it closed
                 sys.stdout.flush()
     except BrokenPipeError:
         _close_quietly()
@@ -61,10 +61,10 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _close_quietly() -> None:
-    """Let nothing be written to a closed pipe as the process ends, which would be a traceback."""
+    """Send standard output nowhere: at exit, Python would fail to write to the closed pipe."""
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # of a stream in memory
+    except (OSError, ValueError):  # a stream in memory has none
         return
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)

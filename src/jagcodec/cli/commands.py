@@ -183,7 +183,7 @@ def _tax(options: argparse.Namespace) -> int:
 
 
 def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
-    """(N,) row lengths: a JSON list, or those of the columns of a message."""
+    """(N,) row lengths, from a JSON list or from the columns of a message."""
     from jagcodec.rows.lengths import length_array
 
     name = display_name(options.file)
@@ -216,7 +216,7 @@ def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
 def _packing(
     lengths: Any, max_tokens: int | None, options: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The report of the micro-batches of packed rows; None if it was not asked for."""
+    """The report of the micro-batches of packed rows; None without `max_tokens`."""
     if max_tokens is None:
         return None
     from jagcodec.forward.micro_batches import plan_micro_batches
@@ -272,7 +272,7 @@ def _export(options: argparse.Namespace) -> int:
 def _arrow_file(batch: Any, ending: str) -> bytes:
     from jagcodec.integrations.arrow import to_arrow
 
-    table, stream = to_arrow(batch), io.BytesIO()  # which names the extra if it is missing
+    table, stream = to_arrow(batch), io.BytesIO()  # it names the package if it is missing
     import pyarrow.ipc
     import pyarrow.parquet
 
@@ -284,7 +284,7 @@ def _arrow_file(batch: Any, ending: str) -> bytes:
             raise ArgumentError("bad_shape", "OUT", f"{detail}without one; write .arrow or .jsonl")
         try:
             pyarrow.parquet.write_table(table, stream)
-        except pyarrow.ArrowException as error:  # of a column that Parquet has no form for
+        except pyarrow.ArrowException as error:  # Parquet has no form for some column
             detail = f"expected columns that Parquet can hold, found others: {error!s:.200}; "
             detail += "write .arrow or .jsonl, or name the other columns with --columns"
             raise ArgumentError("bad_type", "OUT", detail) from error
@@ -317,7 +317,7 @@ def _json_column(batch: Any, name: str) -> list[str]:
             raise
         detail = "expected a column that JSON lines can hold, found one of too many empty lists"
         raise ArgumentError("too_large", path, f"{detail}; {_LEAVE_OUT}") from error
-    except ArgumentTypeError as error:  # of a layout or a dtype without numbers in Python
+    except ArgumentTypeError as error:  # Python has no numbers for its layout or dtype
         path += error.path.removeprefix(f"to_rows[{name!r}]")
         detail = "expected a column that JSON lines can hold, found one whose rows are not numbers"
         raise ArgumentError("bad_type", path, f"{detail}; {_LEAVE_OUT}") from error

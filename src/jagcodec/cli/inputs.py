@@ -17,7 +17,7 @@ from jagcodec.wire.spec import BLOB_MAGIC
 
 
 def whole(text: str) -> int:
-    """A number of rows or tokens, as `argparse` wants its types."""
+    """The type, for `argparse`, of a number of rows or tokens."""
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, found {text!r}")
     return int(text)
@@ -28,7 +28,7 @@ _ROW, _ROWS = re.compile(_NUMBER), re.compile(f"{_NUMBER}?:{_NUMBER}?(?::{_NUMBE
 
 
 def row_index(text: str) -> int | slice:
-    """The number of a row, or a range of rows, as Python reads them between brackets."""
+    """The number of a row, or a range of rows, as in Python's brackets."""
     if _ROW.fullmatch(text):
         return int(text)
     found = _ROWS.fullmatch(text)
@@ -65,7 +65,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def name_text(name: str) -> str:
-    """A name that a stranger may have chosen, on one line."""
+    """A name, which a stranger may have chosen, on one line."""
     return shown(name, 32)
 
 
@@ -94,9 +94,9 @@ def read_message(file: str) -> Any:
 
 
 def read_bytes(file: str, *, only_blobs: bool = False) -> Any:
-    """The bytes of a file; of a blob as a view, if it can be mapped.
+    """The bytes of a file. A blob is mapped if it can be, and is then a view.
 
-    With `only_blobs`, only the start of anything else, which may never end.
+    With `only_blobs`, only the start of any other file is read, because it may never end.
     """
     if file == "-":
         return _read_stream(_standard_input(), only_blobs)
@@ -107,7 +107,7 @@ def read_bytes(file: str, *, only_blobs: bool = False) -> Any:
             from jagcodec.wire.limits import DEFAULT_LIMITS
 
             return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
-        return _read_stream(stream, only_blobs)  # of a pipe, which can be read but once
+        return _read_stream(stream, only_blobs)  # a pipe can be read only once
 
 
 def begins_blob(data: Any) -> bool:
@@ -128,7 +128,7 @@ def _standard_input() -> BinaryIO:
 
 @contextmanager
 def naming(file: str, *functions: str) -> Iterator[None]:
-    """Put the name of a file in front of errors, or where their paths name these functions."""
+    """Name the file in errors: in place of these functions in their paths, or in front."""
     try:
         yield
     except JagcodecError as error:

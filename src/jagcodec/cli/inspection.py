@@ -58,7 +58,8 @@ def _inspect(options: argparse.Namespace) -> int:
         return _list_steps(options)
     name = display_name(options.file)
     with naming(options.file, "WireBatch.rows(index)"):
-        source = read_message(options.file)  # before torch is imported: there may be no such file
+        # Open the file before importing torch, which takes a second: the file may not exist.
+        source = read_message(options.file)
         from jagcodec.train.describe import chosen_entries, describe_message, open_source
         from jagcodec.train.tax import padding_tax
 
@@ -70,7 +71,7 @@ def _inspect(options: argparse.Namespace) -> int:
             _print_rows(message.message, entries, options)
             return 0
         found = describe_message(message)
-    tax, unknown = None, None  # or why this process cannot measure it
+    tax, unknown = None, None  # `unknown` says why this process cannot measure the tax
     if message.batch and found.rows is not None:
         try:
             tax = padding_tax(source, options=True)
@@ -152,7 +153,7 @@ def _print_rows(message: Message, entries: list[Entry], options: argparse.Namesp
 
 
 def _row_of(batch: WireBatch, entries: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
-    """The name and the value of each column of one row; or the error of an unknown type."""
+    """The name of each column of one row, with its value, or the error of an unknown type."""
     from jagcodec.train.describe import UNKNOWN, column_inside, in_entry
     from jagcodec.train.to_rows import rows_on_host
 
@@ -190,7 +191,7 @@ def _row_lines(row: int, cells: dict[str, Any], whole: bool) -> Iterator[str]:
 
 
 def cells_text(value: Any) -> str:
-    """A value of a row on one line, safe to print; shortened, as numpy does it."""
+    """A value of a row on one line, safe to print, and shortened as numpy does it."""
     import numpy as np
 
     array = _as_array(value)
@@ -204,7 +205,7 @@ def cells_text(value: Any) -> str:
 
 
 def _as_array(value: Any) -> Any:
-    """A tensor, as an object may hold it, as an array; of bytes if numpy has no numbers for it."""
+    """A tensor or a scalar of numpy as an array, of bytes if need be; any other value unchanged."""
     import numpy as np
 
     from jagcodec.columns.column import column_of
@@ -224,7 +225,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """A value for JSON; numbers that JSON does not have, and other objects, are text."""
+    """A value for JSON. Numbers that JSON does not have become text, as do other objects."""
     if value is None or type(value) in (bool, str):
         return value
     if type(value) is int:  # Python may refuse to print more than 4,300 digits
@@ -245,7 +246,7 @@ def _json_value(value: Any) -> Any:
         return _json_value(array.tolist())
     try:
         return repr(value)
-    except ValueError:  # of a number of too many digits within
+    except ValueError:  # a number in it has too many digits
         return brief(value)
 
 

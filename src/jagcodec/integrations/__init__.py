@@ -59,7 +59,7 @@ def needed(integration: str, package: str) -> Iterator[None]:
 # --- options of `encode` for all processes of a job ---------------------------------------------
 
 VARIABLE = "JAGCODEC_ENCODE"
-_WORDS = ("elide", "narrow")  # those that are on or off, and that readers need not know
+_WORDS = ("elide", "narrow")  # options that are on or off, and that readers need not know
 
 
 def options_of_environment() -> dict[str, bool]:
@@ -91,7 +91,7 @@ _NAMES = {
 class _ByName(dict[type, Reducer]):
     """The reducers of `ray`, or of `verl` if verl is imported, loaded with the first such value."""
 
-    # Of `encode`: those of the environment, and those of `register`, which come after them.
+    # Options of `encode`. Those of `register` take precedence over those of the environment.
     of_environment: Mapping[str, Any] = {}
     registered: Mapping[str, Any] = {}
 
@@ -115,14 +115,14 @@ _by_name = _ByName()
 
 
 def _maps() -> list[MutableMapping[type, Reducer]]:
-    """Ray's own reducers, and with them those of the user; then those of Python."""
+    """First the reducers of Ray, with those that the user gave it; then those of Python."""
     with needed("jagcodec.integrations.setup", "Ray: pip install 'ray>=2.40'"):
         table: ChainMap[type, Reducer] = import_module("ray.cloudpickle").CloudPickler.dispatch
     return table.maps
 
 
 def carry(options: Mapping[str, Any] | None = None) -> None:
-    """Make Ray use these reducers for types that have none of Ray's; None keeps their options."""
+    """Make Ray use our reducers for types for which it has none; None keeps the options."""
     _by_name.of_environment = options_of_environment()
     maps = _maps()
     if not any(each is _by_name for each in maps):

@@ -28,7 +28,7 @@ _READ_HEADER = {
 
 
 def decoded_base64(text: Any, most: int, path: str) -> bytes:
-    """The bytes that a text holds, if they are not more than `most`."""
+    """The bytes that a text in base64 holds; an error if there are more than `most`."""
     if not isinstance(text, (str, bytes)):
         found = f"expected base64 in a string, found {brief(text)}"
         raise ArgumentError("bad_type", path, found)
@@ -99,7 +99,7 @@ def shaped_array(
         raise ArgumentError("bad_length", path, f"{detail} {found}; was the body cut on its way?")
     try:
         array: npt.NDArray[Any] = np.ndarray(sizes, dtype, data, begin, order=order)
-    except ValueError as error:  # of no cells, but of sizes that overflow
+    except ValueError as error:  # there are no cells, but the other sizes overflow
         detail = f"expected a shape that numpy has, found {brief(sizes)}: {error!s:.100}"
         raise ArgumentError("bad_shape", path, detail) from error
     if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:

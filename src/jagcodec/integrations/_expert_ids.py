@@ -14,16 +14,16 @@ _SMALLEST_FIRST = tuple(np.dtype(name) for name in ("uint8", "int8", "int16", "i
 
 
 class KnownIds(NamedTuple):
-    """The ids of all experts of a model, and the pad if it is another one."""
+    """The ids that may occur: those of all experts of a model, and the pad, if there is one."""
 
     experts: int
     pad: int | None
 
     def in_smallest(self, ids: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
-        """The ids in the smallest dtype that holds all of these; they must be among them."""
+        """The ids in the smallest dtype for all ids that may occur; an error for any other id."""
         pad = 0 if self.pad is None else self.pad
         low, high = min(pad, 0), max(pad, self.experts - 1)
-        found = smallest_of(ids, low, high)  # first, because there may be no memory for it
+        found = smallest_of(ids, low, high)  # before the check: memory may run out here
         self._check(ids, path)
         return found
 
@@ -40,7 +40,7 @@ class KnownIds(NamedTuple):
 
 
 def known_ids(experts: Any, pad: Any, where: str) -> KnownIds | None:
-    """What the caller of a function knows of expert ids; None if there is nothing."""
+    """What a caller said about expert ids; None if it said nothing."""
     if experts is None and pad is None:
         return None
     count = whole_number(experts, 1, f"{where}(experts)", "the number of experts")
@@ -56,7 +56,7 @@ def known_ids(experts: Any, pad: Any, where: str) -> KnownIds | None:
 
 
 def smallest_of(ids: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
-    """The ids in the first dtype that holds both numbers; uint64 above all of them stays."""
+    """The ids in the first dtype that holds both numbers; unchanged if none of them does."""
     for dtype in _SMALLEST_FIRST:
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return ids.astype(dtype, copy=False)

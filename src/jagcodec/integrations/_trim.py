@@ -35,7 +35,7 @@ _SMALL = 4096
 
 
 def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
-    """A batch whose rectangles are trimmed if that saves an eighth, as a state to be encoded."""
+    """The state of a batch to encode; its rectangles are trimmed where that saves an eighth."""
     trimmed = {
         name: column
         for name, leaf in batch.items()
@@ -141,7 +141,7 @@ def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words
     """One cell for each row, if all kept cells within each row are equal; otherwise None."""
     if not lengths.any():
         return None
-    for rows in (_FEW_ROWS, len(lengths)):  # the first rows rule most columns out
+    for rows in (_FEW_ROWS, len(lengths)):  # a few rows first, because they rule out most columns
         counts = lengths[:rows]
         kept = _rows_as_words(cells, starts[:rows], counts)
         if not len(kept):
@@ -190,7 +190,9 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     sides = [(before, starts, row_starts), (after, width - ends, row_starts + ends)]
     pad, most = np.zeros((1, cells.shape[-1]), cells.dtype), 0
     for pads, counts, _ in sides:
-        if len(pads) == 1 and counts.sum() > most:  # the one of most cells that all rows share
+        if (
+            len(pads) == 1 and counts.sum() > most
+        ):  # all rows share this pad, and it fills most cells
             pad, most = pads.reshape(-1, cells.shape[-1])[:1], counts.sum()
     out, bits = as_bytes(rectangle.tensor), pad.tobytes()
     firsts, source = np.cumsum(lengths) - lengths, array_bytes(np.ascontiguousarray(cells))

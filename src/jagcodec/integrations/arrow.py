@@ -86,7 +86,7 @@ def _pyarrow() -> Any:
 
 
 def _arrow_struct(pa: Any, columns: dict[str, Any], rows: int, above: str) -> Any:
-    """The columns of a batch as one array, whose rows are those of the batch."""
+    """The columns of a batch as one array of structs, one for each row."""
     parts = {}
     for name, column in columns.items():
         path = f"{above}[{brief(name)}]" if above else f"column {brief(name)}"
@@ -94,7 +94,7 @@ def _arrow_struct(pa: Any, columns: dict[str, Any], rows: int, above: str) -> An
             expected = "expected a name that UTF-8 has, found a lone surrogate"
             raise ArgumentError("bad_type", path, f"{expected}; {_AS_JSON_LINES}")
         parts[name] = _arrow_array(pa, column, rows, path)
-    if not parts:  # an array of no parts has no length
+    if not parts:  # without parts, from_arrays does not know the number of rows
         return pa.array([{}] * rows, pa.struct([]))
     return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
 
@@ -120,7 +120,8 @@ def _arrow_of_nested(pa: Any, column: torch.Tensor, path: str) -> Any:
     dims = column.dim() - 1
     rows = [_arrow_numbers(row, path) for row in column.unbind()]
     shapes = np.array([row.shape for row in rows], dtype=np.int64).reshape(len(rows), dims)
-    empty = _arrow_numbers(torch.empty(0, dtype=column.dtype), path)  # for the dtype
+    # Without rows, an empty array gives the dtype.
+    empty = _arrow_numbers(torch.empty(0, dtype=column.dtype), path)
     array = _flat(pa, np.concatenate([empty, *(row.reshape(-1) for row in rows)]), path)
     for dim in reversed(range(dims)):
         array = _lists(pa, array, np.repeat(shapes[:, dim], shapes[:, :dim].prod(axis=1)))
@@ -135,7 +136,7 @@ def _arrow_of_dense(pa: Any, column: torch.Tensor, path: str) -> Any:
 
 def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
     """Rows of tokens; with ragged dim 2, rows of A lists of tokens each."""
-    # A copy: the memory of a message may be read-only, or begin at any address.
+    # Copy, because the memory of a message may be read-only, or begin at any address.
     values = _arrow_numbers(gathered([view])[0], path)
     lengths = view.row_splits.lengths
     if view.ragged_dim == 1:
@@ -177,7 +178,7 @@ def _flat(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
     flat = np.ascontiguousarray(cells, dtype).reshape(-1)
     if dtype == "M8[D]":
         days = flat[~np.isnat(flat)].view(np.int64)
-        if (days != days.astype(np.int32)).any():  # pyarrow would keep 32 bits of them
+        if (days != days.astype(np.int32)).any():  # pyarrow would keep only 32 bits
             raise _no_arrow_form(path, f"dates that need more than 32 bits, in {dtype}")
     return pa.array(flat)
 
@@ -223,15 +224,15 @@ def _arrow_objects(pa: Any, rows: list[Any], path: str) -> Any:
 
 
 def _type_of_objects(pa: Any, objects: list[Any]) -> Any:
-    """The type of a column of objects, None left out; None for JSON."""
+    """The Arrow type that all of these objects have, which are not None; None means JSON."""
     kinds = set(map(type, objects))
     if not kinds:
-        return pa.null()  # which joins every other type: other rows may show one
+        return pa.null()  # joins any type that the column has in another table
     if all(issubclass(kind, str) for kind in kinds):
         return pa.large_string()
     if all(issubclass(kind, bytes) for kind in kinds):
         return pa.large_binary()
-    # Not of subclasses: a timestamp of pandas counts nanoseconds.
+    # Compare types exactly: a pandas timestamp is a datetime, but counts nanoseconds.
     if kinds == {date}:
         return pa.date32()
     if kinds == {timedelta}:
@@ -242,7 +243,7 @@ def _type_of_objects(pa: Any, objects: list[Any]) -> Any:
 
 
 def _typed(pa: Any, items: list[Any], arrow_type: Any, path: str, of_row: int = 1) -> Any:
-    """Items as an array of a type; the error names the row of the first one that it lacks."""
+    """Items as an array of a type; the error names the row of the first item that does not fit."""
     try:
         return pa.array(items, arrow_type)
     except FOREIGN_ERRORS:

@@ -61,7 +61,7 @@ def _image_state(image: Image.Image) -> dict[str, Any]:
 
 def _image(state: Any) -> Image.Image:
     mode, (width, height), pixels = state["mode"], state["size"], state["pixels"]
-    # Checked before any memory is allocated: every mode needs at least one bit per pixel.
+    # Check the size before allocating memory: every mode needs at least one bit per pixel.
     if width < 0 or height < 0 or width * height > 8 * pixels.nbytes:
         raise ValueError(f"expected pixels of {width} x {height}, found {pixels.nbytes} bytes")
     image = Image.new(mode, (width, height))

@@ -94,7 +94,7 @@ def unregister() -> None:
 
 @untraced
 def reducers(**options: Any) -> dict[type, Reducer]:
-    """What writes a value of each type."""
+    """For each type, the function that writes its values."""
     return {**dict.fromkeys(VALUES, partial(reduced, read, options)), WireBatch: _reduced_batch}
 
 
@@ -134,8 +134,8 @@ def read(frames: list[list[Any]], allow_pickle: bool) -> Any:
 
 
 def _batch(frames: list[list[Any]]) -> WireBatch:
-    # Read-only, so that whatever is read is copied: Ray keeps small objects in the memory of the
-    # process, and gives all their readers the same memory.
+    # Make the frames read-only, so that whatever is read of them is copied: Ray keeps small objects
+    # in the memory of the process, and gives all their readers the same memory.
     data = [_in_place(pieces).data.toreadonly() for pieces in frames]
     return open_wire(data, limits=NO_LIMITS)
 
@@ -155,7 +155,7 @@ def _in_place(pieces: list[Any]) -> ByteArray:
 
 def _owned(frames: list[list[Any]]) -> list[ByteArray]:
     """Copy frames out of the store, which is read-only: a write there kills the process."""
-    # Into one block: the system takes back many small ones when they are freed, and zeroes them
+    # Use one block: the system takes back many small blocks when they are freed, and zeroes them
     # again for the next batch, which costs more than the copy.
     sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
     owned = allocate_together(sizes)

@@ -169,11 +169,11 @@ class _Report(NamedTuple):
     function: int
     src: int
     size: int  # bytes of the message
-    words: bytes  # about the failure; empty without one
+    words: bytes  # the text of the failure; empty if there is none
     is_open: int  # whether the message becomes a `WireBatch`
     allow_pickle: int
-    reason: bytes  # of a WireFormatError, which all ranks raise; else empty
-    path: bytes
+    reason: bytes  # of a WireFormatError, which all ranks raise; empty for other failures
+    path: bytes  # of it
 
     def call(self) -> str:
         """The call, as a caller writes it; the same on all ranks."""
@@ -186,7 +186,7 @@ _REPORT = struct.Struct("<qqq1000sqq32s800s")
 
 
 class _Exchange:
-    """One call of a function above by this rank, to all ranks of a group."""
+    """One call of `broadcast` or `all_gather_rows` by this rank, with the ranks of a group."""
 
     def __init__(
         self, where: str, group: Any, device: Any, allow_pickle: bool, limits: Limits | None
@@ -195,7 +195,7 @@ class _Exchange:
         self.allow_pickle = allow_pickle
         self.limits = DEFAULT_LIMITS if limits is None else limits
         outside: Any = dist.GroupMember.NON_GROUP_MEMBER
-        # Torch asks anything for its rank, and may end the process by it.
+        # Check the type first: torch calls methods of any object, which may end the process.
         if not (group is None or group is outside or isinstance(group, dist.ProcessGroup)):
             detail = f"expected a process group of this job, or None, found {brief(group)}"
             raise ArgumentTypeError("bad_type", f"{where}(group)", detail)
@@ -211,9 +211,9 @@ class _Exchange:
         except ValueError as error:
             detail = f"expected a process group of this job: {error}"
             raise ArgumentError("bad_option", f"{where}(group)", detail) from error
-        # Global ones. None means all ranks of the job, but not to this function of older versions.
+        # The global ranks. Older versions of torch do not accept None, for all ranks, here.
         self.ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-        self.carrier = torch.device("cpu")  # that bytes are transferred on
+        self.carrier = torch.device("cpu")  # holds the bytes that the backend transfers
         if "cpu" not in backends:
             self.carrier = torch.device("cuda", torch.cuda.current_device())
         self.size = 0  # bytes of this rank's message
@@ -236,7 +236,7 @@ class _Exchange:
         return isinstance(src, Integral) and not isinstance(src, bool) and src in self.ranks
 
     def encoded(self, batch: Any, default: Callable[[Any], Any] | None) -> torch.Tensor:
-        """A batch as a message in one piece; a message as it is."""
+        """A batch as a message in one blob. The bytes of a message are not changed."""
         blobs: list[ByteArray] = []
 
         def make_room(size: int) -> ByteArray:
@@ -260,7 +260,8 @@ class _Exchange:
             return source_in(batch).frames(batch)
         if not self.is_open[self.place]:
             return None
-        # Checked before it is one blob, in which a frame that is cut would end with zeros.
+        # Check the frames before they become one blob, in which a frame that was cut would end
+        # with zeros.
         how = Reading(self.limits, allow_pickle=self.allow_pickle, by_range=True, verify=False)
         return open_message(batch, f"{self.where}(batch)", how).frames
 
@@ -294,9 +295,10 @@ class _Exchange:
         prepare: Callable[[], torch.Tensor | None],
         finish: Callable[[list[tuple[int, Message]]], Any],
     ) -> Any:
-        """What `finish` makes of the message of rank `src`, or of all, with their senders' places.
+        """What `finish` makes of the message of rank `src`, or of all ranks' messages.
 
-        It is the last step that can fail, and so the last that the ranks agree on.
+        `finish` gets each message with the place of its sender. It is the last step that can fail,
+        and so the last that the ranks agree on.
         """
 
         def checked() -> torch.Tensor | None:
@@ -327,9 +329,9 @@ class _Exchange:
             return place, open_message(blob.numpy(), "message", how)
 
     def _room(self, place: int, size: int, encoded: torch.Tensor | None) -> torch.Tensor:
-        """Memory for a message to be received, on the carrier; this rank's own one has it."""
+        """Memory on the carrier for a message to receive. This rank's own message has some."""
         most = self.limits.bytes
-        if size > most:  # also of this rank's own message: all ranks name the same one
+        if size > most:  # check this rank's own too: all ranks name the same message
             raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
         if encoded is not None and place == self.place:
             return encoded
@@ -344,7 +346,7 @@ class _Exchange:
     # What the ranks tell each other
 
     def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[_Report]]:
-        """The result of a step, and the ranks' reports; no rank waits for one that failed."""
+        """The result of a step, and all ranks' reports. If a rank failed, every rank raises."""
         failure: Exception | None = None
         result = None
         try:
@@ -382,7 +384,7 @@ class _Exchange:
         return _Report(*call, texts[0], is_open, pickle, texts[1], texts[2])
 
     def _raise_failure(self, place: int, report: _Report, failure: Exception | None) -> NoReturn:
-        """The failure of the rank at this place; of a message the same error on every rank."""
+        """Raise the failure of the rank at this place; all ranks raise the same WireFormatError."""
         texts = report.words, report.reason, report.path
         words, reason, path = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
         if reason in REASONS:
@@ -408,7 +410,7 @@ class _Exchange:
             ]
             for work in works:
                 work.wait()
-        arrived = [data for _, data in sent]  # that of this rank has been on the host before
+        arrived = [data for _, data in sent]  # this rank's own is on the host already
         copies = HostCopies(kept=True)
         copies.fetch(arrived)
         return [copies.of(data) for data in arrived]
@@ -423,7 +425,7 @@ class _Exchange:
 
     @contextmanager
     def _named(self, place: int) -> Iterator[None]:
-        """Put the rank that sent a message before the path of its fault."""
+        """Name the rank that sent a message in errors about the message."""
         try:
             yield
         except WireFormatError as error:
@@ -432,7 +434,7 @@ class _Exchange:
 
     @contextmanager
     def _ranks_for_batches(self) -> Iterator[None]:
-        """Name ranks in errors of a join, where it names its batches by their numbers."""
+        """Name ranks in errors of a join, which knows batches only by number."""
         try:
             yield
         except JagcodecError as error:

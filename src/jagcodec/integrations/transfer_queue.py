@@ -118,7 +118,8 @@ __all__ = ["installed"]
 
 NAME = "SimpleStorage"  # `transfer_queue.close` and the metrics compare with it
 MESSAGE = f"jagcodec {__version__}"  # the key of a message in the body of a request
-# In `meta` of a reply: columns of values with tensors, which TransferQueue's own code nests.
+# The key in `meta` of a reply for the names of columns that are lists with tensors in them.
+# TransferQueue's own code nests those.
 WITH_TENSORS = "with_tensors"
 
 _logger = get_logger(__name__)
@@ -163,7 +164,7 @@ class StorageOptions:
     def encode_again(
         self, columns: Columns, how: Stored, meta: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """The message of columns that came in messages, stored `how` those had them."""
+        """The message of columns that came in other messages, stored `how` those stored them."""
         narrow = self.narrow or [path for path in how.narrow if path[0] in columns.columns] or False
         return self._encode(columns, narrow=narrow, elide=how.elided, meta=meta)
 
@@ -174,7 +175,7 @@ class StorageOptions:
 
     @contextmanager
     def _remedy(self) -> Iterator[None]:
-        """Errors of values that are not encoded name the option."""
+        """Name the option in errors about values that cannot be encoded."""
         try:
             yield
         except UnsupportedTypeError as error:
@@ -182,7 +183,7 @@ class StorageOptions:
             raise UnsupportedTypeError(error.reason, error.path, detail) from error
 
     def parts(self, columns: Columns, groups: Sequence[Chosen]) -> list[Columns]:
-        """These rows of columns, which `encode` makes a message each."""
+        """The columns of each group of rows, for a message each."""
         with self._remedy():
             return parts_to_send(
                 columns, groups, narrow=self.narrow, allow_pickle=self.allow_pickle
@@ -194,7 +195,7 @@ class StorageOptions:
     def open_sent(self, body: Any, rows: int, where: str) -> WireBatch:
         """The message that a peer sent, which must have so many rows."""
         frames = content_of(body, where)
-        if type(frames) is not list:  # `open_wire` would read a file of this name
+        if type(frames) is not list:  # if it is a string, `open_wire` would read a file
             detail = f"expected the frames of a message, found {brief(frames)}"
             raise WireFormatError("foreign", where, detail)
         try:
@@ -211,7 +212,7 @@ _OPTIONS = {"allow_pickle": bool, "elide": bool, "narrow": bool, "limits": Mappi
 
 
 def options_of(config: Mapping[str, Any]) -> StorageOptions:
-    """The options of a configuration; those that it leaves out are those of the environment."""
+    """The options of a configuration; the environment decides those that it leaves out."""
     where, given = f"backend.{NAME}.jagcodec", config.get("jagcodec")
     _check_type(given, Mapping, where)
     given = {} if given is None else given
@@ -287,7 +288,7 @@ def _dealt(payload: Any, rows: int) -> list[Any]:
 
 
 def _values_of_leaf(leaf: Any) -> list[Any]:
-    """The rows of a column as TransferQueue has them: tensors and objects."""
+    """The rows of a column as TransferQueue holds them: tensors and objects."""
     holder = column_of(leaf)
     if isinstance(holder, Payloads):
         return rows_of_leaf(leaf, len(leaf))
@@ -296,16 +297,16 @@ def _values_of_leaf(leaf: Any) -> list[Any]:
 
 
 def _column_of(values: list[Any], ragged_dims: Iterable[int]) -> Any:
-    """Values as one column, nested as TransferQueue nests them; a list if they cannot be.
+    """Values as one column, nested as TransferQueue nests them; a list if that is not possible.
 
-    `ragged_dims` are those of the columns that the values come from, 1 for rectangles, which have
-    none. If all shapes are equal, a ragged dim other than 1 decides; TransferQueue would use dim 1.
+    `ragged_dims` are those of the columns that the values come from, and 1 for rectangles. If all
+    shapes are equal, a ragged dim other than 1 decides; TransferQueue would use dim 1.
     """
     if not all(type(value) is torch.Tensor for value in values):
         return values
     known = set(ragged_dims) - {1}
     for dim in (*known, None) if len(known) == 1 else (None,):
-        with suppress(ArgumentError, ArgumentTypeError):  # of dtypes or shapes
+        with suppress(ArgumentError, ArgumentTypeError):  # their dtypes or shapes do not fit
             return stack_or_nest(values, always_nest=values[0].dim() > 0, ragged_dim=dim)
     return values
 
@@ -323,8 +324,8 @@ def _rows_of(
     whole: WireBatch,
     read: Callable[[WireBatch], Iterable[tuple[str, Any]]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns of `whole`, these rows of `batches`: in one piece, and others value by value."""
-    with suppress(ArgumentError, ArgumentTypeError):  # of columns that differ
+    """The columns of `whole`, which are rows of `batches`: in one piece, or value by value."""
+    with suppress(ArgumentError, ArgumentTypeError):  # some column differs between batches
         return dict(read(whole)), {}
     columns: dict[str, Any] = {}
     others: dict[str, Any] = {}
@@ -339,7 +340,7 @@ def _rows_of(
 def _values_of_rows(
     batches: Sequence[WireBatch], index: Sequence[int], name: str
 ) -> tuple[list[Any], list[int]]:
-    """Rows of one column as TransferQueue has them, and the ragged dim of each one's column."""
+    """Rows of one column as TransferQueue holds them, and for each the ragged dim of its column."""
     values: list[Any] = []
     ragged_dims: list[int] = []
     for batch in batches:
@@ -351,7 +352,7 @@ def _values_of_rows(
 
 
 def field_schema(data: Any) -> dict[str, dict[str, Any]]:
-    """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows."""
+    """What TransferQueue's `extract_field_schema` returns, read from columns instead of rows."""
     schema: dict[str, dict[str, Any]] = {}
     for name, leaf in data.items():
         holder = column_of(leaf)
@@ -374,14 +375,14 @@ def field_schema(data: Any) -> dict[str, dict[str, Any]]:
 
 
 class _StoredRow(NamedTuple):
-    """A row of the queue, as a row of a message, which is freed with the last of its rows."""
+    """A row of the queue: a row of a message. The message is freed with the last of its rows."""
 
     batch: WireBatch
     row: int
 
 
 def _places(rows: Sequence[_StoredRow]) -> tuple[list[WireBatch], list[int]]:
-    """The messages of some rows, and the rows of these end to end."""
+    """The messages of some rows, and the place of each row if these are end to end."""
     firsts: dict[WireBatch, int] = {}
     end = 0
     for batch, _ in rows:
@@ -413,7 +414,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
     def get_data(self, fields: Any, global_indexes: list[int]) -> dict[str, Any]:
         """A message with these columns of these rows."""
         found = super().get_data(content_of(fields, "get"), global_indexes)
-        groups: dict[tuple[int, ...], list[str]] = {}  # of columns in the same messages
+        groups: dict[tuple[int, ...], list[str]] = {}  # columns whose rows are in the same messages
         for name, rows in found.items():
             groups.setdefault(tuple(map(id, rows)), []).append(name)
         columns: dict[str, Any] = {}
@@ -434,7 +435,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         joined = {name: columns[name] for name in scattered if name not in with_tensors}
         if joined:
             if len(joined) < len(columns):
-                # Not the reply: the unit would hold its other columns twice.
+                # Do not keep the reply itself: the unit would hold its other columns twice.
                 frames_to_keep = self.options.encode_again(batch._replace(columns=joined), how)
             else:
                 frames_to_keep = frames
@@ -442,10 +443,10 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         return body_of(frames)
 
     def _stored(self, rows: WireBatch, messages: int) -> Stored:
-        """How rows of so many messages are sent.
+        """How to send rows that came in so many messages.
 
-        Repeats are looked for in columns that came elided, and in rows that came apart: of one
-        message, the client looked for them.
+        `encode` looks for repeats if the columns came elided, or the rows came in several messages.
+        In the rows of one message, the client has looked for them already.
         """
         how = stored(rows)
         elided = how.elided or (self.options.elide and messages > 1)
@@ -454,7 +455,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
     def _replace_rows(
         self, global_indexes: list[int], joined: Iterable[str], frames: list[Any]
     ) -> None:
-        """Keep a message in place of those that had these rows: the next get is faster."""
+        """Keep one message in place of those that had these rows: the next get is faster."""
         kept = self.options.open(frames, NO_LIMITS)
         rows = [_StoredRow(kept, row) for row in range(len(kept))]
         for name in joined:
@@ -467,7 +468,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         """The rows of one of TransferQueue's own storage units."""
         storage = cls(None, options)
         for name, rows in data.field_data.items():
-            storage.field_data[name] = dict.fromkeys(rows)  # in their order, and also of no rows
+            storage.field_data[name] = dict.fromkeys(rows)  # in their order; there may be none
             groups: dict[Any, list[int]] = {}
             for key, row in rows.items():
                 groups.setdefault(_form_of(row), []).append(key)
@@ -486,7 +487,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         return data
 
     def as_stock(self) -> StorageUnitData:
-        """The same rows as one of TransferQueue's own storage units saves them."""
+        """One of TransferQueue's own storage units with the same rows, for a checkpoint."""
         data = self.without_values()
         for name, rows in self.field_data.items():
             values = map(_saved, *_values_of_rows(*_places(list(rows.values())), name))
@@ -513,7 +514,7 @@ _PICKLED = {*NUMPY_DTYPES, torch.bfloat16, torch.complex64, torch.complex128}
 
 
 class _SavedTensor:
-    """Pickles a tensor of a dtype that torch writes and cannot read, as integers of its width."""
+    """Pickles a tensor as integers of its width, because torch cannot read what it writes of it."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self._words = value.view(same_width_dtype(value.dtype)).clone()
@@ -529,7 +530,7 @@ def _ragged_dim_of(value: Any) -> int:
 
 
 def _form_of(value: Any) -> Any:
-    """A key that is equal for values of a checkpoint that one message can hold as one column."""
+    """A key of a value in a checkpoint: values with equal keys can be one column of a message."""
     if type(value) is not torch.Tensor:
         return None
     shape, dim = list(value.shape), _ragged_dim_of(value)
@@ -544,10 +545,10 @@ def _holds_tensors(column: Any) -> bool:
 
 
 def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
-    """The reply to a put or a get; None for other requests, and for those that fail.
+    """The reply to a put or a get; None for other requests, and for requests that fail.
 
-    Then TransferQueue's own code answers, and names the fault. It is not used for all requests,
-    because it counts the cores of the host each time, which is slower than a put.
+    For None, TransferQueue's own code answers, and names the fault. It does not answer all
+    requests, because it counts the cores of the host each time, which is slower than a put.
     """
     body, kind = request.body, request.request_type
     with suppress(Exception):
@@ -705,7 +706,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         """A column that `_column_of` made, as TransferQueue has it."""
         if type(column) is not list:
             return column
-        # TransferQueue would make a tensor of the first row's dtype from rows of several dtypes.
+        # TransferQueue would convert rows of several dtypes to the dtype of the first row.
         tensors = all(isinstance(row, torch.Tensor) for row in column)
         one_kind = tensors and len({(row.dtype, row.dim(), row.layout) for row in column}) == 1
         return self._pack_field_values(column) if one_kind else NonTensorStack(*column)
@@ -721,7 +722,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     async def _ask_units(
         self, operation: str, groups: dict[str, Any], request: Any, bodies: Iterable[Any]
     ) -> Sequence[Any]:
-        """The answers of storage units. Requests are repeated if TransferQueue repeats its own."""
+        """The answers of storage units. Where TransferQueue repeats its requests, so does this."""
         calls = []
         for (unit, group), body in zip(groups.items(), bodies, strict=True):
             rows = group.global_indexes
@@ -753,6 +754,11 @@ def start_units(conf: Any) -> dict[str, Any]:
     if (config.get("ssd_offload") or {}).get("enabled", False):
         detail = "expected false, because these storage units keep rows in memory, found true"
         raise ArgumentError("bad_option", f"backend.{NAME}.ssd_offload.enabled", detail)
+    # TransferQueue's function starts the units: it decides how many there are, and on which nodes.
+    # It looks the class up as a global of its module, and has no argument for another one. So run
+    # its code in a function whose globals have our class under that name. To patch the module would
+    # change it for everyone, also for a second queue without jagcodec. `_check_version` has checked
+    # that the code uses the name, and has no closure.
     unit = partial(_unit_actor, options_of(config))
     names = {**_START.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
     start = types.FunctionType(_START.__code__, names, None, _START.__defaults__)
@@ -778,7 +784,7 @@ def _controller() -> Any:
 
 
 def _unit_actor(options: StorageOptions, **given: Any) -> Any:
-    """A stand-in for ``SimpleStorageUnit.options(...)``, with the options of that class."""
+    """What ``SimpleStorageUnit.options(...)`` is in `start_units`: the same options, our class."""
     chosen = simple_storage.SimpleStorageUnit.options(**given).bind().get_options()
     actor = ray.remote(_JagcodecStorageUnit).options(**chosen)
     return types.SimpleNamespace(remote=partial(actor.remote, options=options))
@@ -790,7 +796,7 @@ def _version_here(_: Any) -> str:
 
 
 def _not_importable(error: Exception) -> Exception:
-    """An error that names the node and the remedy, if a module is missing there; else Ray's own."""
+    """Ray's error; if a module of jagcodec is missing, one that names the node and the remedy."""
     missing = re.search(r"No module named '(jagcodec[^']*)'", str(error))
     if missing is None:
         return error

@@ -35,7 +35,7 @@ if find_spec("PIL") is not None:  # without Pillow no value holds an image
 
 @untraced
 def reducers(**options: Any) -> dict[type, Reducer]:
-    """What writes a value of each type."""
+    """For each type, the function that writes its values."""
     write = partial(through_ray.reduced, _read, options)
     return {**through_ray.reducers(), **dict.fromkeys((*through_ray.VALUES, DataProto), write)}
 
@@ -62,7 +62,7 @@ def _dataproto(state: Any) -> DataProto:
     batch = state["batch"]
     if state["trimmed"]:
         batch = padded_batch(batch, state["order"], state["trimmed"])
-    # Not by its constructor, which would reject batches that verl itself sends unchecked.
+    # Do not call the constructor: it would reject batches that verl itself sends unchecked.
     data: DataProto = object.__new__(DataProto)
     data.batch = batch
     data.non_tensor_batch = state["non_tensor_batch"]
@@ -70,7 +70,7 @@ def _dataproto(state: Any) -> DataProto:
     return data
 
 
-use_loaded(enum.Enum)  # DatasetPadMode, which would import much more of verl
+use_loaded(enum.Enum)  # for DatasetPadMode: importing it here would import much more of verl
 register_type(DataProto, "verl.DataProto", to_state=_state_of_proto, from_state=_dataproto)
 
 

@@ -200,7 +200,7 @@ async def _send(
             detail = "expected a peer's identity for this ROUTER, found none; pass its envelope"
             raise ArgumentError("bad_option", f"{where}(envelope)", detail)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    # Made here, because send_multipart returns a tracker of the last frame only. With copy=None,
+    # Make the frames here, because send_multipart tracks the last frame only. With copy=None,
     # pyzmq copies frames below its threshold: tracking such a frame costs more than copying it.
     parts = [zmq.Frame(memoryview(frame), track=True, copy=None) for frame in frames]
     full = "the high-water mark reached, or no peer connected; nothing was sent"
@@ -244,8 +244,8 @@ async def _wait_to_read(socket: Any, left: float) -> None:
     """Wait until there may be a message, for `left` seconds at most; zmq.Again if none are left."""
     if left <= 0:
         raise zmq.Again
-    # Without the socket's own time-out: pyzmq's asyncio would make it the error of an inner future,
-    # which nothing reads if the caller is cancelled in the same moment. A poll ends by itself.
+    # Switch off the socket's own time-out: pyzmq's asyncio would make it the error of an inner
+    # future, which nobody reads if the caller is cancelled in the same moment. A poll ends alone.
     with _waiting(socket, zmq.RCVTIMEO, math.inf):
         ready = socket.poll(None if left == math.inf else math.ceil(1000 * left))
     if isawaitable(ready):
@@ -253,7 +253,7 @@ async def _wait_to_read(socket: Any, left: float) -> None:
 
 
 def _receive_parts(socket: Any) -> list[zmq.Frame]:
-    """All parts of the next message. One of too many small ones is taken, and not kept."""
+    """All parts of the next message. Too many small parts are taken, too, and refused."""
     parts: list[zmq.Frame] = []
     size = count = 0
     while not count or socket.getsockopt(zmq.RCVMORE):
@@ -276,7 +276,7 @@ def _split_parts(socket: Any, parts: list[zmq.Frame]) -> Received:
     # A peer may choose its identity, a ROUTER's first frame, to look like a message's.
     routed = begin = int(socket.type == zmq.ROUTER)
     if len(parts) > begin + 1 and not len(parts[begin]):
-        begin += 1  # of a foreign message, which decode will refuse
+        begin += 1  # skip a delimiter; if no message is found below, `decode` refuses the rest
     for i in range(routed, len(parts)):
         if begins_message(parts[i].buffer):
             begin = i
