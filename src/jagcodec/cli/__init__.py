@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs."""
+"""The command line, whose commands import what they need when they run."""
 
 from __future__ import annotations
 

@@ -171,7 +171,12 @@ def _tax(options: argparse.Namespace) -> int:
     with naming(options.file, "padding_tax(source)", "plan_micro_batches(lengths)"):
         lengths = _lengths_in(read_bytes(options.file), options)
         tax = tax_of_lengths(lengths, options.width, "padding_tax(source)")
-        packing = _packing(lengths, options.max_tokens, given)
+        packing = None
+        if options.max_tokens is not None:
+            from jagcodec.forward.micro_batches import plan_micro_batches
+
+            plan = plan_micro_batches(lengths, max_tokens=options.max_tokens, **given)
+            packing = plan.report()
     if options.json:
         document = tax.as_dict() if packing is None else {**tax.as_dict(), "packing": packing}
         print(json.dumps(document, indent=2))
@@ -211,17 +216,6 @@ def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
         batch = batch.select([column])
     known = row_lengths_of(batch, name, RowSplitsPool())
     return common_lengths(known, name, "choose one with --column NAME")
-
-
-def _packing(
-    lengths: Any, max_tokens: int | None, options: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The report of the micro-batches of packed rows; None without `max_tokens`."""
-    if max_tokens is None:
-        return None
-    from jagcodec.forward.micro_batches import plan_micro_batches
-
-    return plan_micro_batches(lengths, max_tokens=max_tokens, **options).report()
 
 
 def _packing_lines(report: dict[str, Any], max_tokens: int) -> list[str]:

@@ -214,7 +214,7 @@ def _as_array(value: Any) -> Any:
         return np.asarray(value)
     if not column_of(value).has_tensor:
         return value
-    from jagcodec.memory.tensor_bytes import as_bytes, number_array  # a tensor, so torch is here
+    from jagcodec.memory.tensor_bytes import as_bytes, number_array  # a tensor: torch is here
 
     if value.is_nested or str(value.layout) != "torch.strided":
         return value

@@ -1,4 +1,4 @@
-"""`assign_rows`: rows to micro-batches, and micro-batches to ranks. It works on numbers alone."""
+"""`assign_rows`: rows to micro-batches, and these to ranks, all as numbers."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class RowItems(NamedTuple):
     item: IntArray  # the group of a row, or an item for the row alone
 
     def with_copies(self, row: int, copies: int) -> RowItems:
-        """These rows and so many copies of one; the copies belong to no group."""
+        """These rows, and so many copies of one row. The copies belong to no group."""
         index = np.append(np.arange(len(self.number)), np.full(copies, row))
         items = np.append(self.item, self.item.max() + 1 + np.arange(copies))
         return RowItems(self.number[index], self.cells[index], self.cost[index], items)
@@ -196,7 +196,18 @@ def assign_rows(
         rows = rows.with_copies(int(lengths.argmin()), missing)
         items = rows.items(rules)
     by_rank = spread(items, packed, rules.steps(room, len(rows.number), count, exact))
-    return _assignment_of(rows, _micro_batch_numbers(items, by_rank, rules), len(lengths), rules)
+    number = _micro_batch_numbers(items, by_rank, rules)[rows.item]  # of each row
+    order = np.lexsort((rows.number, number))
+    bounds = np.append(0, np.bincount(number).cumsum())
+    cells = np.add.reduceat(rows.cells[order], bounds[:-1])
+    sums = np.bincount(number, rows.cost, minlength=len(cells))  # adds row by row
+    return Assignment(
+        order=rows.number[order],
+        bounds=bounds,
+        is_copy=order >= len(lengths),
+        cells=rounded_up(cells, rules.total_multiple),
+        costs=sums.astype(np.float64),
+    )
 
 
 def rounded_up(number: Any, multiple: int) -> Any:
@@ -331,16 +342,3 @@ def _micro_batch_numbers(items: Items, by_rank: Sequence[Bins], rules: Rules) ->
     for i, members in enumerate(ordered):
         number[members] = i
     return number
-
-
-def _assignment_of(rows: RowItems, number: IntArray, originals: int, rules: Rules) -> Assignment:
-    """The rows of all micro-batches end to end; `number` has the micro-batch of each item."""
-    number = number[rows.item]
-    order = np.lexsort((rows.number, number))
-    bounds = np.append(0, np.bincount(number).cumsum())
-    cells = np.add.reduceat(rows.cells[order], bounds[:-1])
-    costs = np.bincount(number, rows.cost, minlength=len(cells))  # adds row by row
-    total = rounded_up(cells, rules.total_multiple)
-    return Assignment(
-        rows.number[order], bounds, order >= originals, total, costs.astype(np.float64)
-    )

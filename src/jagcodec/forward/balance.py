@@ -111,7 +111,7 @@ HeapEntry: TypeAlias = tuple[float, int, int]
 
 
 class _CheapestPart:
-    """Parts that are filled, from which the cheapest with enough room is taken.
+    """Parts that are being filled. It finds the cheapest part with enough room.
 
     A part that has no room for an item is set aside by its free cells or rows. Later items pass
     over it until one fits, so an item does not try all full parts.
@@ -119,7 +119,7 @@ class _CheapestPart:
 
     def __init__(self, rooms: Sequence[Room]) -> None:
         self._rooms = rooms
-        self._cells = [room.cells for room in rooms]  # free ones
+        self._cells = [room.cells for room in rooms]  # the free ones of each part
         self._rows = [room.rows for room in rooms]
         self._heap: list[HeapEntry] = [(0.0, 0, part) for part in range(len(rooms))]
         self._aside_by_cells = _CheapestOfSize(max(self._cells, default=0))
@@ -144,7 +144,7 @@ class _CheapestPart:
                 return entry
 
     def put(self, entry: HeapEntry, cost: float, cells: int, rows: int) -> None:
-        """Put a part back that got one item more, of this cost and size."""
+        """Put a part back that got one more item, which has this cost and size."""
         before, items_there, part = entry
         self._cells[part] -= cells
         self._rows[part] -= rows
@@ -163,7 +163,7 @@ class _CheapestPart:
 
 
 class _CheapestOfSize:
-    """Parts by size, of which the cheapest of a size or larger is found in logarithmic time.
+    """Parts by size. It finds the cheapest part of at least some size in logarithmic time.
 
     Every block of 2**k sizes, aligned, has a heap of its parts. Parts that were taken leave a heap
     when they come to its top.
@@ -228,7 +228,7 @@ def first_fit(items: Items, which: Iterable[int], room: Room) -> Bins:
 
 
 class _FirstPart:
-    """Parts in a row, of which the first with enough room is found in logarithmic time.
+    """Parts in a row. It finds the first part with enough room in logarithmic time.
 
     They are the leaves of a binary tree, in which node i has the children 2 * i and 2 * i + 1. Each
     node has the largest room of the parts below it.

@@ -147,7 +147,7 @@ class Packer:
         return rows_of_rectangle(cells, self.row_splits, path, plain_array(cells))
 
     def _require_plan_lengths(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
-        """The view, if its row lengths are those of the plan; an error otherwise."""
+        """The view, if it has the row lengths of the plan; an error otherwise."""
         expected, found = self.row_splits.lengths, self._row_lengths_of(view, path, remedy)
         if not np.array_equal(expected, found):
             row = int(np.argmax(expected != found))
@@ -181,7 +181,7 @@ class Packer:
     def unpacked(
         self, layout: PackLayout, values: Any, shift: int, pad: Any, last: Any, path: str
     ) -> torch.Tensor:
-        """Values of the cells of a layout, whole or as a list with one part per rank, as rows."""
+        """Values of the cells of a layout as rows; they are one tensor, or a part for each rank."""
         splits = self.row_splits if last is None else self._read_last(last)
         split = isinstance(values, (list, tuple))
         expected = f"a tensor, or a list of {layout.cp_size}"

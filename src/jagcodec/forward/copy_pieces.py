@@ -1,4 +1,4 @@
-"""Buffers filled with pieces of a column's rows, and with pads between the pieces.
+"""`fill_buffers`: fills buffers with pieces of a column's rows, and with pads between them.
 
 On the CPU, the row kernel fills all buffers in one call. For devices and autograd, torch fills each
 with one index, which columns of one layout share.
@@ -146,7 +146,7 @@ def _and_tail(numbers: IntArray) -> IntArray:
 
 
 def _by_index(buffer: BufferTask, indices: Indices) -> torch.Tensor:
-    """Fill a buffer on a device, or one that autograd follows, without a wait."""
+    """Fill a buffer that is on a device or that autograd follows, without a wait."""
     view, dim = buffer.view, buffer.view.ragged_dim - 1
     if isinstance(view.starts, np.ndarray):  # columns cannot share the index of scattered rows
         view = end_to_end(values_of(view), view.row_splits, view.ragged_dim)
@@ -177,7 +177,7 @@ def _by_index(buffer: BufferTask, indices: Indices) -> torch.Tensor:
 def _gather_index(
     view: RaggedView, pieces: Pieces, indices: Indices
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The view's cell for each cell of a buffer, and a mask of those that are not pads."""
+    """The view's cell for each cell of a buffer, and a mask of the cells that are not pads."""
 
     def made() -> tuple[torch.Tensor, torch.Tensor | None]:
         begins = pieces.begins(view.row_starts())

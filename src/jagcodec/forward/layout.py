@@ -35,7 +35,7 @@ Tail = Literal["last_row", "own_row"]
 
 
 PAD_RUN = 256
-"""The most pads of one piece, so that a short run of pads is enough to copy all of them from."""
+"""The most pads of one piece, so that a short run of pads is enough to copy any piece from."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -200,10 +200,10 @@ class PaddedRows:
         buffer = np.repeat(np.arange(len(self.has_tail)), np.diff(self.bounds))
         totals = np.diff(ends[self.bounds])
         size = (totals // (self.cp_size * len(mine)))[buffer]  # cells of a chunk
-        start = ends[:-1] - ends[self.bounds[:-1]][buffer]  # of the row in its buffer
+        start = ends[:-1] - ends[self.bounds[:-1]][buffer]  # where each row begins in its buffer
         low = np.clip([chunk * size - start for chunk in mine], 0, padded)
         high = np.clip([(chunk + 1) * size - start for chunk in mine], 0, padded)
-        # So far, all rows come for one chunk after the other. A rank has buffer after buffer.
+        # So far all rows come for one chunk, then all for the next. Sort them by buffer.
         order = np.argsort(np.tile(buffer, len(mine)), kind="stable")
         row = np.tile(rows, len(mine))
         return row[order], low.reshape(-1)[order], (high - low).reshape(-1)[order]
@@ -277,11 +277,11 @@ class PackLayout:
         self._pieces_by_rank[None if self.cp_size == 1 else rank, 0] = pieces
 
     def inverse(self, shift: int = 0, *, split: bool, last: IntArray | None = None) -> Pieces:
-        """The tokens of all rows, or the `last` (N,) of each, from values of every cell.
+        """The pieces that make rows of values of all cells, or only the `last` (N,) of each row.
 
-        They are end to end. Token j of a row gets the value of cell j - shift, or a pad if the row
-        has no such token. The rows of the pieces are the buffers of the ranks, in order; without
-        `split`, the whole buffer is the only row.
+        Token j of a row gets the value of cell j - shift, or a pad if the row has no such token.
+        The `row` of a piece is the rank whose buffer it is read from; without `split`, it is 0, for
+        the whole buffer.
         """
         pieces = remembered(
             self._inverses, (split, shift), lambda: self._inverse(shift, split=split)

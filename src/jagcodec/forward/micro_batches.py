@@ -271,7 +271,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         return ColumnBuffers(where, self._packer.anew(), pieces_of)
 
     def rows(self, rank: int) -> IntArray:
-        """The rows of a rank, rising and without copies: those that ``restore(results, rank)`` has.
+        """The rows of a rank, rising and without copies: the rows of ``restore(results, rank)``.
 
         Example:
             >>> import torch
@@ -425,7 +425,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         return [slice(start, end) for start, end in pairwise(bounds.tolist())]
 
     def _places_by_row(self, first: int, last: int) -> IntArray:
-        """The places of rows, in rising order of rows, within these ranks; without copies."""
+        """The places of the rows of these ranks, in rising order of the rows; without copies."""
         bounds = self._assignment.bounds
         places = slice(bounds[first * self._count], bounds[last * self._count])
         rows = np.flatnonzero(~self._assignment.is_copy[places])

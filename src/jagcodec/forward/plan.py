@@ -295,7 +295,7 @@ class PackPlan:
         from jagcodec.forward.buffers import ColumnBuffers, is_column
 
         rank = self.layout.rank(cp_rank, f"{_PACK}(cp_rank)")
-        if isinstance(source, np.ndarray) and source.dtype != np.uint8:  # which a blob may be
+        if isinstance(source, np.ndarray) and source.dtype != np.uint8:  # bytes may be a blob
             detail = f"expected a tensor or a batch, found an array of {source.dtype}; "
             detail += "torch.from_numpy makes a tensor of it"
             raise ArgumentTypeError("bad_type", f"{_PACK}(source)", detail)
@@ -391,7 +391,7 @@ _PACK = "PackPlan.pack"
 
 
 def _check_defaults(needed: str, source: Any, **options: Any) -> None:
-    """Refuse options that only a `needed` source takes, a "column" or a "batch"."""
+    """Refuse options that need a "column" or a "batch", as `needed` says, if they are given."""
     for name, value in options.items():
         if not (value is None or value is ... or (type(value) in (int, tuple) and not value)):
             detail = f"expected a {needed} with {name}, found {describe(source)}"

@@ -74,13 +74,13 @@ class Trimmed(NamedTuple):
     """A rectangle (R, W, ...), whose row i is a left pad, ``lengths[i]`` cells, and a right pad."""
 
     shape: tuple[int, ...]  # R is the product of the dims before `dim`
-    dim: int  # of size W
+    dim: int  # the dim of size W
     starts: npt.NDArray[Any]  # (R,) int32 or int64: where the cells of each row start
     lengths: npt.NDArray[Any]  # (R,)
     before: torch.Tensor  # (R, ...) left pads; (1, ...) if all have the same; (0, ...) if none has
     after: torch.Tensor
     cells: torch.Tensor  # (sum(lengths), ...) end to end; if `constant`, (R, ...), one of each row
-    constant: bool  # whether all kept cells of each row are equal, as those of a mask are
+    constant: bool  # whether all kept cells within each row are equal, as in a mask
 
     @property
     def nbytes(self) -> int:
@@ -190,9 +190,7 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     sides = [(before, starts, row_starts), (after, width - ends, row_starts + ends)]
     pad, most = np.zeros((1, cells.shape[-1]), cells.dtype), 0
     for pads, counts, _ in sides:
-        if (
-            len(pads) == 1 and counts.sum() > most
-        ):  # all rows share this pad, and it fills most cells
+        if len(pads) == 1 and counts.sum() > most:  # of shared pads, the one of most cells
             pad, most = pads.reshape(-1, cells.shape[-1])[:1], counts.sum()
     out, bits = as_bytes(rectangle.tensor), pad.tobytes()
     firsts, source = np.cumsum(lengths) - lengths, array_bytes(np.ascontiguousarray(cells))

@@ -173,7 +173,7 @@ class _Report(NamedTuple):
     is_open: int  # whether the message becomes a `WireBatch`
     allow_pickle: int
     reason: bytes  # of a WireFormatError, which all ranks raise; empty for other failures
-    path: bytes  # of it
+    path: bytes  # of the WireFormatError
 
     def call(self) -> str:
         """The call, as a caller writes it; the same on all ranks."""
@@ -200,7 +200,7 @@ class _Exchange:
             detail = f"expected a process group of this job, or None, found {brief(group)}"
             raise ArgumentTypeError("bad_type", f"{where}(group)", detail)
         try:
-            self.place = dist.get_rank(group)  # in the group
+            self.place = dist.get_rank(group)  # this rank's number in the group
             if self.place < 0:
                 raise ValueError(f"this one is without rank {dist.get_rank()}")
             # Device type to backend, out of "cpu:gloo,cuda:nccl".

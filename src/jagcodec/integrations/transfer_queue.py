@@ -703,7 +703,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         return batch
 
     def _packed(self, column: Any) -> Any:
-        """A column that `_column_of` made, as TransferQueue has it."""
+        """A column that `_column_of` made, in the form that TransferQueue returns."""
         if type(column) is not list:
             return column
         # TransferQueue would convert rows of several dtypes to the dtype of the first row.
@@ -756,9 +756,9 @@ def start_units(conf: Any) -> dict[str, Any]:
         raise ArgumentError("bad_option", f"backend.{NAME}.ssd_offload.enabled", detail)
     # TransferQueue's function starts the units: it decides how many there are, and on which nodes.
     # It looks the class up as a global of its module, and has no argument for another one. So run
-    # its code in a function whose globals have our class under that name. To patch the module would
-    # change it for everyone, also for a second queue without jagcodec. `_check_version` has checked
-    # that the code uses the name, and has no closure.
+    # its code in a function whose globals have our class under that name. A patch of the module
+    # would change it for other callers, too. `_check_version` has checked that the code uses the
+    # name, and has no closure.
     unit = partial(_unit_actor, options_of(config))
     names = {**_START.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
     start = types.FunctionType(_START.__code__, names, None, _START.__defaults__)

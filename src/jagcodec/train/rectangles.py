@@ -130,7 +130,7 @@ def _too_long(key: Key, row: int, width: int, found: Any) -> ArgumentError:
 
 
 def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
-    """Give each rectangle memory: new, or of `out`, tensors by name or one buffer."""
+    """Give each rectangle memory: new memory, or that of `out`, tensors by name or one buffer."""
     wanted, path = rectangles, "materialize(out)"
     if isinstance(out, Mapping):
         wanted = [rectangle for rectangle in wanted if not _take_memory_of(out, rectangle)]
@@ -186,7 +186,7 @@ def _check_reusable(rectangle: Rectangle) -> None:
 
 
 def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
-    """Write rectangles that have memory; those on the CPU in one call."""
+    """Write rectangles that have memory; the kernel writes those on the CPU together."""
     by_torch: list[Rectangle] = []
     copies: list[Copy] = []
     pads: list[Pad] = []
@@ -223,7 +223,7 @@ def _holds_pads(rectangle: Rectangle) -> bool:
 
 
 def _fill_by_torch(rectangle: Rectangle, indices: CellIndices) -> None:
-    """Write a rectangle on a device, or make one that autograd follows."""
+    """Write a rectangle that is on a device or that autograd follows."""
     view, bits = rectangle.view, rectangle.pad_bits
     fresh = _holds_pads(rectangle)
     try:

@@ -395,9 +395,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
             columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
     device = getattr(model_batch, "device", None)
     if device is not None:
-        from jagcodec.columns.devices import (
-            moved,
-        )  # here, because only a batch of torch has a device
+        from jagcodec.columns.devices import moved  # only a batch of torch has a device
 
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}

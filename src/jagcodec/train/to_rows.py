@@ -173,7 +173,7 @@ def _lists_of(column: ColumnArrays, path: str, budget: ListBudget) -> list[Any]:
     else:  # every row has its own lists for the dims before its tokens
         lists += (column.row_splits.size - 2) * lists_of((*values.shape[: column.ragged_dim], 1))
     budget.claim(lists, values.size, values.ndim, path)
-    if column.row_splits is not None and not column.ragged_dim:  # in one pass, and not row by row
+    if column.row_splits is not None and not column.ragged_dim:  # one pass over all cells
         cells = column.values.tolist()
         return [cells[start:end] for start, end in itertools.pairwise(column.row_splits.tolist())]
     if column.row_splits is not None:

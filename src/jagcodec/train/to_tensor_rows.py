@@ -30,7 +30,7 @@ from jagcodec.wire.opened import columns_with_views, row_count_of
 
 
 def rows_of_tensors(source: Any, rows: int, where: str) -> list[dict[str, Any]]:
-    """The rows of an open batch, with those of tensors and arrays of numbers as tensors."""
+    """The rows of an open batch; rows of tensors and of arrays of numbers are tensors."""
     return _RowMaker().samples(columns_with_views(source, where, kept=True), rows, where)
 
 
