@@ -57,7 +57,7 @@ def test_links_files_and_make_targets_exist(path):
 def test_every_page_says_in_its_first_line_for_whom_it_is():
     lines = {path.name: path.read_text().split("\n\n")[1] for path in PAGES}
     found = {name for name, line in lines.items() if re.match(r"\w+( page)? is for [^.]+\.$", line)}
-    assert {*lines} - found <= {"CHANGELOG.md", "architecture.md"}
+    assert {*lines} - found <= {"CHANGELOG.md"}
 
 
 # Tasks that users come with, and where each is told.

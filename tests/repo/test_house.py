@@ -412,6 +412,36 @@ def test_what_the_page_names_exists_where_it_says():
     assert words - set(re.findall(r"\w+", source)) - {"LAYERS"} == set()
 
 
+def section(title):
+    return PROSE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_begins_with_the_rooms_from_the_ground_up_and_their_nouns():
+    picture = re.search(r"```text\n(.*?)\n```", PROSE.partition("\n## ")[0], re.S)[1]
+    lines = re.findall(r"^ {4}((?:\w+/ {2})+)", picture, re.M)[::-1]
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - {"data"}
+    assert "".join(lines).replace("/", "").split() == [x for x in LAYERS if x in folders]
+    nouns = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| `([\w/]+\.py)` \|", PROSE, re.M)
+    assert len(nouns) == 7
+    for names, file in nouns:
+        assert {*re.findall(r"\w+", names)} <= {*names_in(path_of(file))}
+        assert all(name in picture for name in re.findall(r"\w+", names))
+
+
+GROUPS = "Writing", "Reading", "Joining", "Padding", "Forward passes", "Errors", "Memory"
+
+
+def test_where_is_it_decided_has_few_rows_in_groups_and_short_answers():
+    """Most answers are where one looks first; those have no row."""
+    rows = re.findall(r"^\| (.+?) \| (.*?) ?\|$", section("Where is it decided"), re.M)[1:]
+    groups = [question.strip("*") for question, answer in rows if not answer]
+    assert groups == [*GROUPS, "Integrations"]
+    answers = [answer for _, answer in rows if answer]
+    assert len(answers) <= 30
+    for answer in answers:
+        assert 1 <= len(re.findall(FILE, answer)) <= 2, answer
+
+
 GLOSSARY = PROSE.partition("## Glossary")[2].partition("\n## ")[0]
 
 
