@@ -417,7 +417,7 @@ def section(title):
 
 
 def test_the_page_begins_with_the_rooms_from_the_ground_up_and_their_nouns():
-    picture = re.search(r"```text\n(.*?)\n```", PROSE.partition("\n## ")[0], re.S)[1]
+    (picture,) = re.findall(r"```text\n(.*?)\n```", PROSE.partition("\n## ")[0], re.S)
     lines = re.findall(r"^ {4}((?:\w+/ {2})+)", picture, re.M)[::-1]
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")} - {"data"}
     assert "".join(lines).replace("/", "").split() == [x for x in LAYERS if x in folders]
