@@ -215,10 +215,7 @@ def _checked_columns(
             if made.lengths is not None:
                 lengths[name] = made.lengths
                 if not ask.rectangular:
-                    shared = splits.get(made.lengths)
-                    if shared is None:
-                        shared = splits[made.lengths] = RowSplits.from_counts(made.lengths)
-                    made.splits, made.ragged_dim = shared, ask.dim
+                    made.splits, made.ragged_dim = _shared_splits(made.lengths, splits), ask.dim
             if type(made.data) is not np.ndarray:
                 columns[name] = of_tensors().view_of_cells(made)
         elif type(made) is list and ask.field.kind != "object":
@@ -226,6 +223,14 @@ def _checked_columns(
     if same_length is not _NO_NAMES:
         check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
+
+
+def _shared_splits(lengths: tuple[int, ...], splits: dict[tuple[int, ...], RowSplits]) -> RowSplits:
+    """The row splits of these lengths, which columns of equal lengths share."""
+    shared = splits.get(lengths)
+    if shared is None:
+        shared = splits[lengths] = RowSplits.from_counts(lengths)
+    return shared
 
 
 def _asked_of_columns(

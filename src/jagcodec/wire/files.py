@@ -147,8 +147,8 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
 def check_end(start: bytes, size: int, limits: Limits) -> None:
     """Refuse a file of `size` bytes that goes on after its message; `start` holds the header.
 
-    A buffer may go on, because shared memory comes in pages. But whoever writes two messages to one
-    file would lose the second without this error.
+    A buffer may go on, because shared memory comes in pages. But a program that writes two messages
+    to one file would lose the second without this error.
     """
     header = read_preamble(np.frombuffer(start, np.uint8))
     data = start[PREAMBLE.size : PREAMBLE.size + header]

@@ -222,7 +222,7 @@ class Lowering:
         return (Code.USER, name, tree) if type(tree) is tuple else [TAGS[Kind.USER], name, tree]
 
     def lower_foreign(self, value: Any, why: str = "") -> Tree:
-        """The tree of what `default` returns, or a pickle of the value; raises if neither works."""
+        """The tree of the value that `default` returns, or of a pickle; raises if neither works."""
         if self._default is not None:
             if len(self._path) + self._defaults >= spec.MAX_DEPTH:
                 detail = (
@@ -527,7 +527,7 @@ class Lowering:
             names = self._each_named(columns, self._narrow)
         for name in names:
             column = columns[name]
-            if isinstance(column, Item):  # whoever made the item checked its rows
+            if isinstance(column, Item):  # the maker of the item checked its rows
                 nodes.append(self.add(column))
                 continue
             lower = handlers.get(type(column))
@@ -711,7 +711,7 @@ def _has_rows(item: Any, rows: int | None) -> bool:
 
 
 def _handler_of(kind: type) -> Handler | None:
-    """The handler of a type that `_HANDLERS` may lack; None if there is none."""
+    """The handler of a type that `_HANDLERS` may lack; None if no type above it has one."""
     if is_of_torch(kind):  # the import adds the types of torch and tensordict
         _of_tensors()
     found = _HANDLERS.get(kind)

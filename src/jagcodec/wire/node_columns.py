@@ -173,7 +173,7 @@ class MessageSource(Source):
     def _slicer_of(self, columns: Mapping[str, Column]) -> Slicer | None:
         nodes = {x.name: x.node for x in columns.values() if isinstance(x, NodeColumn)}
         if len(nodes) == len(columns) and not self.beside and self.in_memory() is not None:
-            with suppress(WireFormatError):  # whoever reads the column gets the error
+            with suppress(WireFormatError):  # the reader of the column gets the error
                 return slicer_of(self.message, nodes, self.sizes[0])
         return None
 

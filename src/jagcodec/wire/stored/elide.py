@@ -368,7 +368,7 @@ def _common_cells(one: AnyArray, other: AnyArray) -> int:
 
 
 def _cell_words(data: ByteArray, size: int) -> AnyArray:
-    """(cells,) integers as wide as a cell, or (cells, k) if there are none of that width."""
+    """(cells,) integers as wide as a cell, or (cells, k) words or bytes."""
     if size in (1, 2, 4, 8):
         return data.view(f"u{size}")
     return data.view("u8").reshape(-1, size // 8) if size % 8 == 0 else data.reshape(-1, size)
