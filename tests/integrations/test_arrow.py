@@ -347,3 +347,14 @@ def test_what_cannot_be_a_table_is_named():
     for source, said in (*odd, *((source, r"to_arrow\(batch\)") for source in NO_BATCHES)):
         with pytest.raises(jagcodec.JagcodecError, match=said):
             to_arrow(source)
+
+
+@pytest.mark.parametrize("shape", [(1 << 20, 0), (1 << 20, 1)])
+def test_lists_that_are_nearly_all_empty_are_an_error_and_no_memory(shape):
+    """Each row has a list for each index of the dim before its tokens, with tokens or without."""
+    offsets = torch.zeros((1 << 12) + 1, dtype=torch.int64)
+    offsets[-1] = shape[1]
+    column = torch.nested.nested_tensor_from_jagged(torch.zeros(shape), offsets, jagged_dim=2)
+    with pytest.raises(jagcodec.ArgumentError, match="an Arrow table can hold.*lists of") as caught:
+        to_arrow(encode(TensorDict({"x": column}, [1 << 12])))
+    assert caught.value.reason == "bad_type"

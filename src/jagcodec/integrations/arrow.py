@@ -23,6 +23,7 @@ from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.rows.copy_rows import gathered
 from jagcodec.rows.views import RaggedView
 from jagcodec.train.json_text import json_text
+from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.opened import columns_with_views, opened, row_count_of
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
         return _lists(pa, _fixed(pa, values, path), lengths)
     if view.ragged_dim > 2:
         raise _no_arrow_form(path, f"a ragged dim of {view.ragged_dim}")
+    lists_in_all = view.row_splits.rows * len(values)
+    if lists_in_all - values.size > DEFAULT_LIMITS.objects:  # most of them are empty
+        raise _no_arrow_form(path, f"{lists_in_all} lists of {values.size} elements in all")
     rows = np.split(values, view.row_splits.offsets_array[1:-1], axis=1)
     cells = np.concatenate([row.reshape(-1, *values.shape[2:]) for row in rows])
     lists = _lists(pa, _fixed(pa, cells, path), np.repeat(lengths, len(values)))
