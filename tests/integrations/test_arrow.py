@@ -355,6 +355,8 @@ def test_lists_that_are_nearly_all_empty_are_an_error_and_no_memory(shape):
     offsets = torch.zeros((1 << 12) + 1, dtype=torch.int64)
     offsets[-1] = shape[1]
     column = torch.nested.nested_tensor_from_jagged(torch.zeros(shape), offsets, jagged_dim=2)
-    with pytest.raises(jagcodec.ArgumentError, match="an Arrow table can hold.*lists of") as caught:
+    with pytest.raises(
+        jagcodec.ArgumentError, match=r"an Arrow table can hold.*lists of"
+    ) as caught:
         to_arrow(encode(TensorDict({"x": column}, [1 << 12])))
     assert caught.value.reason == "bad_type"

@@ -137,6 +137,10 @@ def _arrow_of_dense(pa: Any, column: torch.Tensor, path: str) -> Any:
 
 def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
     """Rows of tokens; with ragged dim 2, rows of A lists of tokens each."""
+    if view.ragged_dim == 2:
+        lists, filled = (view.shape[0] * n for n in (view.row_splits.rows, view.row_splits.total))
+        if lists - filled > DEFAULT_LIMITS.objects:  # most of them are empty
+            raise _no_arrow_form(path, f"{lists} lists of {filled} cells in all")
     # Copy, because the memory of a message may be read-only, or begin at any address.
     values = _arrow_numbers(gathered([view])[0], path)
     lengths = view.row_splits.lengths
@@ -144,13 +148,10 @@ def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
         return _lists(pa, _fixed(pa, values, path), lengths)
     if view.ragged_dim > 2:
         raise _no_arrow_form(path, f"a ragged dim of {view.ragged_dim}")
-    lists_in_all = view.row_splits.rows * len(values)
-    if lists_in_all - values.size > DEFAULT_LIMITS.objects:  # most of them are empty
-        raise _no_arrow_form(path, f"{lists_in_all} lists of {values.size} elements in all")
     rows = np.split(values, view.row_splits.offsets_array[1:-1], axis=1)
     cells = np.concatenate([row.reshape(-1, *values.shape[2:]) for row in rows])
-    lists = _lists(pa, _fixed(pa, cells, path), np.repeat(lengths, len(values)))
-    return pa.FixedSizeListArray.from_arrays(lists, len(values))
+    inner = _lists(pa, _fixed(pa, cells, path), np.repeat(lengths, len(values)))
+    return pa.FixedSizeListArray.from_arrays(inner, len(values))
 
 
 def _lists(pa: Any, array: Any, lengths: IntArray) -> Any:
