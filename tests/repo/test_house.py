@@ -426,20 +426,40 @@ def test_the_page_begins_with_the_rooms_from_the_ground_up_and_their_nouns():
     for names, file in nouns:
         assert {*re.findall(r"\w+", names)} <= {*names_in(path_of(file))}
         assert all(name in picture for name in re.findall(r"\w+", names))
+    source = " ".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    named = set(re.findall(r"[a-z]+_\w+|[A-Z]+[a-z]+[A-Z]\w*", picture))
+    assert len(named) > 8
+    assert named - set(re.findall(r"\w+", source)) == set()
 
 
-GROUPS = "Writing", "Reading", "Joining", "Padding", "Forward passes", "Errors", "Memory"
+GROUPS = (
+    *("Writing", "Reading", "Joining", "Padding"),
+    *("Forward passes", "Errors", "Memory", "Integrations"),
+)
 
 
 def test_where_is_it_decided_has_few_rows_in_groups_and_short_answers():
     """Most answers are where one looks first; those have no row."""
     rows = re.findall(r"^\| (.+?) \| (.*?) ?\|$", section("Where is it decided"), re.M)[1:]
     groups = [question.strip("*") for question, answer in rows if not answer]
-    assert groups == [*GROUPS, "Integrations"]
+    assert groups == [*GROUPS]
     answers = [answer for _, answer in rows if answer]
     assert len(answers) <= 30
     for answer in answers:
         assert 1 <= len(re.findall(FILE, answer)) <= 2, answer
+
+
+ADDED = (
+    *("a type of column", "a way to store cells"),
+    *("a layout", "a kind of value", "an integration"),
+)
+
+
+def test_the_page_has_short_lists_of_what_to_change_to_add_something():
+    assert re.findall(r"^## Add (.+)$", PROSE, re.M) == [*ADDED]
+    for what in ADDED:
+        steps, *_ = section(f"Add {what}").split("\n### ")
+        assert 4 <= len(re.findall(r"^\d\. ", steps, re.M)) <= 7, what
 
 
 GLOSSARY = PROSE.partition("## Glossary")[2].partition("\n## ")[0]
