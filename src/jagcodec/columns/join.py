@@ -135,8 +135,7 @@ class RowJoiner:
 
     def joined(self, leaves: Sequence[Any], path: str) -> Any:
         """The rows of one column, or batch, of each leaf."""
-        made = self.plan(leaves, path)
-        return made.make(gathered_cells([made.view])[0]) if type(made) is InPlace else made
+        return made_now(self.plan(leaves, path))
 
     def plan(self, leaves: Sequence[Any], path: str) -> Any:
         """The joined column; or an `InPlace`, if its rows must be copied first."""
@@ -191,10 +190,11 @@ class RowJoiner:
         return self.pick_items(itertools.chain.from_iterable(list.copy(x.value) for x in columns))
 
     def join_one_objects(self, columns: Sequence[HeldColumn], path: str) -> Any:
+        """One object again if all batches have the same; else an array with an item per row."""
         first, *others = each = [column.value for column in columns]
         arrays = [one.items() for one in each]
         if all(array is not None for array in arrays):
-            joined = filled({"": self.join_arrays([*map(column_of, arrays)], path)})[""]
+            joined = made_now(self.join_arrays([*map(column_of, arrays)], path))
             return first._replace(data=joined, rows=len(joined))
         one = all(array is None for array in arrays)
         if one and all(self.same(first.data, other.data) for other in others):
@@ -313,6 +313,7 @@ class RowJoiner:
         return like(model.value, filled(planned), rows)
 
     def total_rows(self, leaves: Sequence[Any], path: str) -> int:
+        """How many rows the result has."""
         if self.chosen is not None:
             return len(self.chosen)
         rows = sum(row_count(leaf, "") or 0 for leaf in leaves)
@@ -347,6 +348,11 @@ def add_joins(joins: Mapping[type[HeldColumn], Join]) -> None:
 def _tensors() -> Any:
     """The module that joins columns of tensors: imported when there is one."""
     return module_with_torch("columns.join_tensors", "rows of tensors")
+
+
+def made_now(planned: Any) -> Any:
+    """A planned column; if it waits for a copy of its rows, they are copied for it alone."""
+    return planned.make(gathered_cells([planned.view])[0]) if type(planned) is InPlace else planned
 
 
 def filled(planned: dict[str, Any]) -> dict[str, Any]:

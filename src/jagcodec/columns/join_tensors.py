@@ -20,8 +20,8 @@ from jagcodec.columns.join import (
     as_buffers,
     check_each,
     check_equal,
-    filled,
     indexer,
+    made_now,
 )
 from jagcodec.columns.of_tensors import (
     Dense,
@@ -57,13 +57,14 @@ def join_unbatched(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) 
 
 
 def join_payloads(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    """One object again if all batches have the same; else an array or a stack, with one per row."""
     leaves = [column.value for column in columns]
     first = leaves[0]
     rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
     check_equal(rest, "batch dims after the first", path)
     arrays = [non_tensor.array_of_leaf(leaf) for leaf in leaves]
     if all(array is not None for array in arrays):
-        joined = filled({"": joiner.join_arrays([*map(column_of, arrays)], path)})[""]
+        joined = made_now(joiner.join_arrays([*map(column_of, arrays)], path))
         return NonTensorData(joined, batch_size=[len(joined), *rest[0]])
     whole = not any(map(non_tensor.is_stack, leaves)) and all(x is None for x in arrays)
     if whole and (len(leaves) == 1 or all(joiner.same(first.data, x.data) for x in leaves)):

@@ -111,6 +111,7 @@ def _take_kept(room: int) -> mmap.mmap | None:
 
 
 def _map_pages(room: int) -> mmap.mmap:
+    """New pages, zeroed by the system; huge ones for a large block, if the kernel has them."""
     mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if room >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the kernel may lack huge pages

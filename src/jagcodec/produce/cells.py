@@ -408,6 +408,7 @@ def _joined_cells(parts: Sequence[Any], dtypes: Sequence[str], copied: bool, dim
 
 
 def _concatenated(parts: Sequence[Any], dtypes: Sequence[str], dim: int) -> Any:
+    """Parts end to end along a dim; an error if their cells differ."""
     if type(parts[0]) is np.ndarray and len(set(dtypes)) == 1:
         # Numpy compares the shapes faster than the loop below.
         with contextlib.suppress(ValueError):
@@ -547,6 +548,7 @@ def _cells_of_mixed_rows(rows: Sequence[Any], dtype: str | None, dim: int) -> Ro
 
 
 def _cells_of_row(row: Any, i: int, dtype: str | None, dim: int) -> RowCells:
+    """The cells of one row, which errors call row `i`."""
     try:
         made: Any = _cells_or_objects([row], dtype, True, dim)
     except JagcodecError as error:

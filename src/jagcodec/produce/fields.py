@@ -478,6 +478,7 @@ def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArra
 
 
 def _mask_of(valid: npt.NDArray[np.bool_]) -> _Mask:
+    """The mask of these valid cells, with the runs of each row."""
     rows, width = valid.shape
     # With a False cell before and after each row, runs begin and end in turn, each in one row.
     walled = np.zeros((rows, width + 2), dtype=np.bool_)

@@ -109,6 +109,7 @@ def _kind_of_list(row: Iterable[Any], first: Any) -> str:
 
 
 def _has_number_or_list(items: Sequence[Any]) -> bool:
+    """Whether an item is a number or a list; an array with dims is neither."""
     with_dims = (np.ndarray, tensor_type())
     kinds = {kind for kind in set(map(type, items)) if not issubclass(kind, with_dims)}
     samples = [next(item for item in items if type(item) is kind) for kind in kinds]
@@ -242,6 +243,7 @@ def without_a_row(place: str) -> ArgumentTypeError:
 
 
 def wrong_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
+    """The error for an item of another kind, with a value to put in the place of None."""
     detail = f"expected {expected}, found {described(item)}"
     if item is None:
         other = "a bool" if expected == "bools" else "a number"

@@ -140,6 +140,7 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
 
 def _jagged_or_kept(val: Any, lengths: Lengths, where: str, *, exact_width: bool) -> torch.Tensor:
+    """A rectangle whose shape fits the lengths as a jagged tensor; any other one contiguous."""
     row_splits, path = read_rows(lengths, f"{where}(lengths)"), f"{where}(val)"
     if is_jagged(val):
         detached: torch.Tensor = val.detach()
@@ -380,6 +381,7 @@ def _as_jagged(value: Any) -> str:
 
 
 def _without_prompt(what: str, path: str) -> ArgumentError:
+    """The error for a response that has no token before it."""
     detail = (
         f"expected a prompt before {what}, found none; no position predicts the first: keep at "
         "least a begin-of-sequence token, which a mask of whole rows leaves out"
