@@ -1,4 +1,4 @@
-"""Rows that are arrays or tensors: to cells end to end and their dims, and back."""
+"""Rows that are arrays or tensors become cells end to end, and dims; and back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jagcodec.wire.spec import MAX_BYTES, MAX_NDIM, TORCH_ITEMSIZES
 
 
 class ArrayRows(NamedTuple):
-    """N rows that are arrays, or tensors, of one dtype and number of dims; or None."""
+    """N rows that are arrays of one dtype and number of dims, or all tensors; any may be None."""
 
     parts: Sequence[Any]  # the arrays or tensors, in order, without the rows that are None
     lengths: tuple[int, ...]  # elements of each row
     dims: IntArray  # (N, 1 + rank): 1 and the dims of an array; zeros for None
-    dtype: str  # the wire's name
+    dtype: str  # the wire's name of it
     tensors: bool
 
 
@@ -30,9 +30,9 @@ class ArrayRows(NamedTuple):
 
 
 def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
-    """The parts of rows that are all arrays, or all tensors, or None; else None.
+    """The `ArrayRows` of rows; None if the rows are anything else, or all of them are None.
 
-    At least one row is an array. The parts are views, whose dims nobody else can change.
+    Its parts are new views, so nobody else can change their dims.
     """
     kinds = set(map(type, rows)) - {type(None)}
     if kinds == {np.ndarray}:
@@ -56,7 +56,7 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
     shapes = [tuple(part.shape) for part in parts]
     sizes = list(map(math.prod, shapes))
     itemsize = TORCH_ITEMSIZES[name]
-    # The walk, row by row, explains what no reader accepts.
+    # No reader accepts such rows. The caller then walks them row by row, and names the bad one.
     if sum(sizes) * itemsize >= MAX_BYTES or (
         0 in sizes and any(is_oversized_empty(shape, itemsize) for shape in shapes)
     ):
@@ -70,7 +70,7 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
 
 
 def _common(values: Any) -> Any:
-    """The value that all are equal to; None if they differ."""
+    """The value, if all values are equal; else None."""
     first, *others = {*values}
     return None if others else first
 
@@ -79,18 +79,18 @@ def _common(values: Any) -> Any:
 
 
 MakeRow: TypeAlias = Callable[[int, int, list[int]], Any]
-"""Makes an array, or a tensor, of these dims of the elements from one to another."""
+"""``make(start, end, dims)`` makes the array, or the tensor, of a range of elements."""
 
 
 def array_maker(values: npt.NDArray[Any]) -> MakeRow:
-    """Makes arrays that are views of values, which are end to end."""
+    """A `MakeRow` whose arrays are views of `values`."""
     return lambda start, end, shape: values[start:end].reshape(shape)
 
 
 def rows_of_arrays(
     make: MakeRow, itemsize: int, lengths: IntArray, dims: IntArray, rows: Sequence[int]
 ) -> list[Any]:
-    """The rows, which have these numbers in their column; dims from a message are checked."""
+    """The arrays, tensors or None of rows, after a check of their dims; errors name `rows`."""
     _check_dims(dims, lengths, itemsize, rows)
     items: list[Any] = [None] * len(dims)
     ends = lengths.cumsum()
@@ -106,7 +106,7 @@ def rows_of_arrays(
 
 
 def _check_dims(dims: IntArray, lengths: IntArray, itemsize: int, rows: Sequence[int]) -> None:
-    """Refuse dims that are not those of rows with so many elements."""
+    """Refuse dims that do not fit the number of elements of their row."""
     exists, shapes = dims[:, 0], dims[:, 1:]
     # A float does not wrap around, but may be a little less than the product.
     extents = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * itemsize

@@ -11,60 +11,65 @@ from jagcodec.wire.spec import FEW_KEYS, MAX_BYTES, MAX_EQUAL_HASHES, MOST_PROBE
 
 
 def bad(expected: str, found: Any) -> WireFormatError:
-    """The error of parts that do not fit together."""
-    # Foreign texts can be long: torch's dispatch tables, a stranger's own words.
+    """The error for parts of a message that do not fit together."""
+    # Cut what was found: the text may be one of torch's dispatch tables, or a stranger's.
     return WireFormatError("bad_value", "$", f"expected {expected}, found {found!s:.200}")
 
 
 def fail(reason: Reason, detail: str, *, path: str = "$") -> WireFormatError:
-    """The error to raise."""
+    """The error for a message that is bad at a place, which is the root by default."""
     return WireFormatError(reason, path, detail)
 
 
 def inside(error: WireFormatError, step: Any) -> WireFormatError:
-    """An error with a step in front of its path: a key, an index, or None for no step."""
+    """A copy of an error with a step in front of its path: a key, an index, or None for no step."""
     if step is None:
-        # A new one: the caller raises it from `error`, and no error may be its own cause.
+        # Make a new error here, too: the caller raises it from `error`, which cannot cause itself.
         return WireFormatError(error.reason, error.path, error.detail)
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
     if error.path.startswith("$"):
         path += error.path[1:]
-    else:  # a part of a message in a row
+    else:  # the path names a part of a message that is in a row
         path += f" ({error.path})"
     return WireFormatError(error.reason, path, error.detail)
 
 
 def in_message(error: WireFormatError, index: int) -> WireFormatError:
-    """An error of one of several messages, with its number in front of the path."""
+    """A copy of an error with the number of its message in front of the path."""
     return WireFormatError(error.reason, f"message {index}: {error.path}", error.detail)
 
 
 def expect(ok: bool, reason: Reason, expected: str, found: Any, path: str = "$") -> None:
-    """Refuse what is not `ok`."""
+    """Raise the error for a bad message unless `ok`."""
     if not ok:
         raise fail(reason, f"expected {expected}, found {brief(found)}", path=path)
 
 
 def is_oversized_empty(dims: Sequence[int], itemsize: int) -> bool:
-    """Whether a value has no elements, and dims next to its 0 that every reader rejects."""
-    # Strides are products of the other dims, and joins add them up.
+    """Whether dims have a 0, and others so large that every reader rejects them."""
+    # Strides are products of these dims, and joins add the dims up: neither may overflow.
     return 0 in dims and extent_of(dims) * itemsize >= MAX_BYTES
 
 
 def elements_of(shape: Sequence[int], itemsize: int) -> int:
-    """Check a shape, and return its number of elements; `itemsize` is 0 if they are not stored."""
+    """The number of elements of a shape, which is checked.
+
+    `itemsize` is 0 if the elements are not stored.
+    """
     for dim in shape:
         expect(dim >= 0, "bad_record", "a dim of 0 or more", dim)
     extent = extent_of(shape)
     expect(extent <= INT64_MAX, "bad_record", "fewer than 2**63 cells", shape)
     fits = not is_oversized_empty(shape, itemsize)
     expect(fits, "bad_record", f"dims next to 0 of fewer than {MAX_BYTES} bytes", shape)
-    return 0 if 0 in shape else extent  # which the payload bounds
+    return 0 if 0 in shape else extent  # the caller compares this with the payload
 
 
 def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
-    """Refuse keys that a stranger chose to collide in the table that Python makes of them."""
-    # `run`: how many neighbouring places Python tries before it jumps: 1 in a dict, 10 in a set.
+    """Refuse keys that collide in the table that Python makes of them: a stranger chose them.
+
+    `run` is how many neighbouring places Python tries before it jumps: 1 in a dict, 10 in a set.
+    """
     try:
         hashes = list(map(hash, keys))
     except TypeError as error:
@@ -73,7 +78,8 @@ def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
     ordered = sorted(hashes)
     if any(a == b for a, b in zip(ordered, ordered[step:], strict=False)):
         raise fail("bad_value", f"expected {what} of distinct hashes, found over {step} equal ones")
-    # A table is doubled when two thirds are in use. Each size sees the keys that came by then.
+    # Python doubles a table when two thirds of it are in use. Check the table of each size with the
+    # keys that it holds then.
     size = FEW_KEYS
     while len(hashes) > FEW_KEYS:
         first = hashes[: size * 2 // 3 + 1]
@@ -86,8 +92,8 @@ def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
 
 def _spread(hashes: Sequence[int], mask: int, run: int) -> bool:
     """Whether keys with these hashes need few steps each in a table of ``mask + 1`` places."""
-    # The steps are those of CPython (Objects/dictobject.c and setobject.c, 3.11 to 3.14). Most
-    # often no key, or hardly one, finds its first place taken.
+    # Take the steps that CPython takes (Objects/dictobject.c and setobject.c, 3.11 to 3.14), unless
+    # nearly all keys find their first place free, as they do most often.
     if len(hashes) - len({value & mask for value in hashes}) <= MOST_PROBES:
         return True
     taken = bytearray(mask + 1)
@@ -108,7 +114,7 @@ def _free_place(taken: bytearray, value: int, run: int, steps: int) -> tuple[int
     while taken[place]:
         if run > 1 and place + run <= mask + 1:
             found = taken.find(0, place, place + run)
-            steps -= 1  # next to each other, they take about as long as one step
+            steps -= 1  # trying a run of neighbours takes about as long as one step
             if found >= 0:
                 return found, steps
         perturb >>= 5

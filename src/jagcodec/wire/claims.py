@@ -55,7 +55,7 @@ def check_claims(
     limits: Limits,
     in_row: bool,
 ) -> tuple[int, int]:
-    """Check the numbers of a header of `header` bytes. No number may be negative.
+    """Check the numbers of a header of `header` bytes; the caller has refused negative ones.
 
     `sizes` are the bytes of each frame, and `stored` the bytes that are sent: `sizes` itself if no
     frame is compressed. Returns the bytes of the message as it is sent, and the number of objects
@@ -91,16 +91,17 @@ class Plan:
     )
 
     def __init__(self, schema: Schema) -> None:
-        # The place of elements: buffer, offset, the first dim, the others, bytes of an element.
+        # For each list, the indices of these numbers. The bytes of an element are no index.
+        # Elements: the buffer, the offset, the first dim, the other dims; bytes of an element.
         self.places: list[tuple[int, int, int, Sequence[int], int]] = []
-        self.scalars: list[tuple[int, int, int]] = []  # the same, without dims
-        self.shapes: list[tuple[Sequence[int], int]] = []  # several dims, bytes of an element
-        self.documents: list[tuple[int, int]] = []  # the group, and how many bytes
-        self.arrays: list[tuple[int, int]] = []  # the group, and how many rows of dims
-        self.batches: list[int] = []  # how many rows a batch has
-        self.others: list[Node] = []  # nodes that only the rule knows
-        stored: list[int] = []  # how elements are stored
-        groups: list[int] = []  # which ragged group a column has
+        self.scalars: list[tuple[int, int, int]] = []  # elements without dims
+        self.shapes: list[tuple[Sequence[int], int]] = []  # two or more dims; bytes of an element
+        self.documents: list[tuple[int, int]] = []  # the ragged group, and the bytes
+        self.arrays: list[tuple[int, int]] = []  # the ragged group, and the rows of dims
+        self.batches: list[int] = []  # the rows of a batch
+        self.others: list[Node] = []  # nodes that only the rule can check
+        stored: list[int] = []  # the storage code
+        groups: list[int] = []  # the ragged group
         for node in schema.nodes:
             kind, number, dims = node.kind, node.number, tuple(range(node.dims, node.end))
             if kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA) and len(dims) < 2:
@@ -131,20 +132,20 @@ class Plan:
             self.scalars.append((buffer, offset, size))
 
 
-_IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES: its entry would outweigh the node
+_IN_BUFFERS = (*ROW_KINDS, Kind.ARRAY)  # not BYTES: its entry would be larger than the node
 
 
 _Picks: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def _picks(indices: Sequence[int]) -> _Picks | None:
-    """A getter of the numbers at these indices; None if there are no indices."""
+    """A function that returns the numbers at these indices; None if there are no indices."""
     # The repeated index makes `itemgetter` return a tuple even for one index.
     return itemgetter(*indices, indices[0]) if indices else None
 
 
 EXACT = 1 << 52
-"""Integers up to here are exact as floats, and so are sums of a few of them."""
+"""Integers up to this one are exact as floats, and so are sums of a few of them."""
 
 
 def sound_at_sight(
@@ -164,15 +165,15 @@ def sound_at_sight(
     negative. Floats above `EXACT` may be rounded, but they and the results computed from them stay
     above every bound, so the check never accepts them.
 
-    Returns whether the rule says yes, for all nodes except `Plan.others`; the bytes of the payload
-    that they claim; the bytes of memory that documents and offsets need; and the number of objects.
+    It leaves out `Plan.others`. Returns whether the numbers are sound, the bytes of the payload
+    that they claim, the bytes of memory that documents and offsets need, and the number of objects.
     """
     plan = schema.plan
     if plan is None:
         plan = schema.plan = Plan(schema)
     # No number is negative, so a sum of 0 means that all are 0.
     sound = plan.stored is None or sum(plan.stored(numbers)) == PLAIN
-    if sound is False:  # one message, whose elements are most often stored narrow
+    if sound is False:  # for one message only; its elements are most often narrow
         return _UNSOUND
     payload = sum(sizes)
     sound &= (payload <= EXACT) & (header + payload <= limits.bytes)
@@ -215,7 +216,7 @@ def sound_at_sight(
 
 
 def _count_rows(plan: Plan, numbers: Sequence[Any], rows_of: Any) -> tuple[Any, Any, Any]:
-    """Whether the dims of arrays in rows fit, how many rows are objects, and their bytes."""
+    """Whether the dims of arrays in rows fit, the number of objects in rows, and their bytes."""
     fit, objects, size = True, 0, 0
     for group, number in plan.documents:
         objects += rows_of[numbers[group]]
@@ -232,7 +233,7 @@ _UNSOUND = False, 0, 0, 0
 
 
 def _fit_memory(shapes: Sequence[tuple[Sequence[int], int]], numbers: Sequence[Any]) -> Any:
-    """Whether shapes are small even with each dim one larger: the rule bounds dims next to a 0."""
+    """Whether shapes stay small if each dim grows by one; the rule bounds dims next to a 0."""
     fit = True
     for dims, size in shapes:
         for dim in dims:
@@ -245,7 +246,7 @@ def _fit_memory(shapes: Sequence[tuple[Sequence[int], int]], numbers: Sequence[A
 
 
 class _Counts(NamedTuple):
-    """What a message asks for, except for `Plan.others`, by the quick check."""
+    """What the quick check counted, which is all but `Plan.others`."""
 
     claimed: int  # bytes of the payload
     expanded: int  # bytes of memory of documents and offsets
@@ -263,7 +264,7 @@ def _check_one_by_one(
     in_row: bool,
     known: _Counts | None,
 ) -> tuple[int, int]:
-    """As `check_claims`, number by number; `known` is None unless the quick check said yes."""
+    """As `check_claims`, number by number; with `known`, only the nodes of `Plan.others`."""
     payload = sum(sizes)
     expect(payload < MAX_BYTES, "bad_header", "sizes below 2**56 in all", sizes, "header")
     total = header + payload
@@ -326,15 +327,15 @@ def _check_rectangles(
 
 
 class Claims:
-    """The buffers of a message, as its numbers are checked against them."""
+    """Counts what the numbers of a message claim of its buffers, and of the limits."""
 
     def __init__(self, sizes: Sequence[int], *, in_row: bool = False) -> None:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
-        self.left: int = self.payload  # what no value has claimed yet
-        self.objects: int = 0  # such as rows of objects, views and components
-        self.expanded: int = 0  # bytes that values need at full width
-        self.in_row: bool = in_row
+        self.left: int = self.payload  # bytes that no value has claimed yet
+        self.objects: int = 0  # objects to make, such as rows of objects, views and components
+        self.expanded: int = 0  # bytes of memory that values need at full width
+        self.in_row: bool = in_row  # whether the message is a row of another
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """Check that bytes are in a buffer, and that all values fit the payload."""
@@ -374,7 +375,7 @@ def check_groups(groups: Sequence[Group], claims: Claims) -> None:
 def _claim_table(
     node: Node, node_numbers: list[int], shape: list[int], groups: Sequence[Group], claims: Claims
 ) -> None:
-    """Check that the table of an indirect column is there, and count what the column needs."""
+    """Claim the table of runs of an indirect column, and count the memory that its rows need."""
     kind, runs = node.kind, runs_of(node.kind, node_numbers[STORED])
     # Indirect columns in rows would multiply their repeats at each level of rows.
     expect(not claims.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
@@ -388,12 +389,12 @@ def _claim_table(
         expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
     claims.claim(node_numbers[BUFFER], node_numbers[OFFSET], 8 * len(spec.RUN_NUMBERS) * runs)
     size = node_numbers[SIZE] if kind in DOCUMENT_ROWS else math.prod(shape) * node.itemsize
-    # Also rows without cells: each costs a step.
+    # Count rows without cells, too: each costs a step.
     claims.expanded += size + spec.ROW_COST * rows * runs
 
 
 def _element_bytes(node: Node) -> int:
-    """Bytes of memory per element; 0 if the dims of a node are not those of elements."""
+    """Bytes of memory per element of a node; 0 if its dims are not those of elements."""
     if node.kind is Kind.ARRAY:
         return numpy_itemsize(node.fields[0])
     return 8 if node.kind is Kind.OBJECT_ARRAY else node.itemsize
@@ -402,13 +403,13 @@ def _element_bytes(node: Node) -> int:
 def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], claims: Claims) -> None:
     """Check the numbers of one node, and claim every place that they name.
 
-    A kind of `FORMS` that has numbers has a branch here, also if nothing is left to check.
+    Each kind of `FORMS` that has numbers needs a branch here, even if it has nothing to check.
     """
     kind, i = node.kind, node.number
     node_numbers = list(numbers[i : node.end])
     shape = node_numbers[node.dims - i :]
     elements = elements_of(shape, _element_bytes(node))
-    # How they are stored is ignored where there is nothing.
+    # Ignore the storage code of a node without bytes.
     filled = node_numbers[SIZE] if kind in DOCUMENT_ROWS else elements
     if kind is Kind.JAGGED or kind in DOCUMENT_ROWS:
         most = len(groups)
@@ -472,7 +473,7 @@ def _count_integer_rows(
 
 
 def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatError | None:
-    """The error of a node `target`, with the path to it from `node`; None if it is not in it."""
+    """The error, with the path from `node` to `target`; None if `target` is not within `node`."""
     if node is target:
         return inside(error, None)
     for i, child in enumerate(node.children):

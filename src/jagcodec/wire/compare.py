@@ -1,4 +1,4 @@
-"""Where two values first differ, bit for bit: the only comparator; and which `meta` joins keep."""
+"""Finds where two values first differ, bit for bit, and which `meta` joins keep."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def uncontradicted(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compare(a: Any, b: Any, at: Difference) -> Difference | None:
-    """The first difference at a place."""
+    """The first difference of two values, which are at a place; None if they are the same."""
     if a is b:
         return None
     left, right = column_of(a), column_of(b)
@@ -138,7 +138,7 @@ def _compare_arrays(a: Any, b: Any, at: Difference) -> Difference | None:
 
 
 def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
-    """The first difference; for two batches or dicts, names, and the first in each column."""
+    """The first difference. For two batches or dicts: that of their names, and of each column."""
     holder = column_of(a)
     leaves = holder.leaves()
     if type(a) is not type(b) or not (isinstance(holder, DictBatch) or leaves is not None):
@@ -146,7 +146,7 @@ def each_difference(a: Any, b: Any, at: Difference) -> Iterator[Difference]:
         if found is not None:
             yield found
         return
-    nested = False  # whether the keys are those of columns within a column
+    nested = False  # whether the keys name columns of a nested batch
     if leaves is not None or isinstance(a, BatchColumns):
         found = difference_of(at, "batch size", a.batch_size, b.batch_size)
         if found is not None:
@@ -178,14 +178,17 @@ def difference_of(at: Difference, what: str, a: Any, b: Any) -> Difference | Non
 
 
 def step(at: Difference, key: Any) -> Difference:
-    """A place further in: by a name, an index, or the index of a cell (after a row or not)."""
+    """The place of a part of a value: a name, an index, or a tuple, the index of a cell.
+
+    If the place has no row yet, the tuple begins with the row.
+    """
     if isinstance(key, tuple):
         if at.row is None and not at.inside:
             return replace(at, row=key[0], cell=key[1:]) if key else at
         return replace(at, cell=key)
     if at.column == "" and type(key) is str:
         return replace(at, column=key)
-    of_column = at.column.startswith("$") and at.row is None  # the value is not a batch
+    of_column = at.column.startswith("$") and at.row is None  # the whole value is not a batch
     if at.row is None and type(key) is int and not at.inside and not of_column:
         return replace(at, row=key)
     above = at.column if of_column else at.inside or "$"
@@ -211,7 +214,7 @@ def compare_items(a: Sequence[Any], b: Sequence[Any], at: Difference) -> Differe
 
 
 _COMPARED = frozenset((int, bool, str, bytes, type(None)))
-"""Types of values that are the same if they are equal, and of one type."""
+"""Types whose values are the same if they are equal, and both of the type."""
 
 
 def _are_same(a: Any, b: Any) -> bool:
@@ -219,11 +222,11 @@ def _are_same(a: Any, b: Any) -> bool:
     if isinstance(a, np.generic):
         return bool(a.dtype == b.dtype) and a.tobytes() == b.tobytes()
     try:
-        # Equal values may differ, such as the decimals 1.0 and 1.00: compare what is sent of them.
+        # Compare states: equal values may still differ, such as the decimals 1.0 and 1.00.
         if registered_name(type(a)) is not None:
             return same_values(state_of(a), state_of(b))
         return bool(_exact_key(a) == _exact_key(b))
-    except Exception:  # an __eq__, or the way to a state, may raise anything
+    except Exception:  # an __eq__ or a `to_state` may raise anything
         return False
 
 
@@ -245,7 +248,7 @@ def _exact_key(value: Any) -> Any:
 
 
 def _compare_in_place(a: Any, b: Any, at: Difference) -> Difference | None:
-    """Rows of cells: each a `RaggedView`, or the `CellRows` of a rectangle."""
+    """Compare rows of cells, each side a `RaggedView`, or the `CellRows` of a rectangle."""
     views: list[RaggedView] = [x if isinstance(x, RaggedView) else x.view for x in (a, b)]
     layouts = ("jagged" if isinstance(x, RaggedView) else "strided" for x in (a, b))
     found = difference_of(at, "layout", *layouts) or difference_of(
@@ -283,7 +286,7 @@ def compare_row_cells(
     views: Sequence[RaggedView], values: Sequence[Any], at: Difference
 ) -> Difference | None:
     """The first difference in the cells of two jagged columns, whose rows are in these arrays."""
-    # Tokens first, so that the first difference is that of the first row.
+    # Move tokens to the first dim, so that the first difference is in the first row that differs.
     x, y = (np.moveaxis(each, views[0].ragged_dim - 1, 0) for each in values)
     return compare_cells(x, y, at, torch_name(views[0].dtype), views[0])
 
@@ -325,18 +328,18 @@ _COMPARE: dict[type[HeldColumn], Comparison] = {
     CellsColumn: _compare_in_place,
     OneObjectColumn: _compare_one_objects,
 }
-"""How two values of one type are compared, by what holds them."""
+"""The function that compares two values of one type, by the class that holds them."""
 
 _IN_PLACE = (ViewColumn, CellsColumn)
 
 
 def add_comparisons(comparisons: Mapping[type[HeldColumn], Comparison]) -> None:
-    """Compare values of more types."""
+    """Add functions that compare values of more types."""
     _COMPARE.update(comparisons)
 
 
 def _comparison_of(holder: HeldColumn) -> Comparison | None:
-    """How values of one type are compared; None if they hold no columns."""
+    """The function that compares two values of one type; None if they hold no columns."""
     kind = type(holder)
     if kind not in _COMPARE and kind is not HeldColumn and kind is not Open:
         _of_tensors()
@@ -344,7 +347,7 @@ def _comparison_of(holder: HeldColumn) -> Comparison | None:
 
 
 def _of_tensors() -> Any:
-    """The module that compares tensors: imported when there is one."""
+    """The module that compares tensors, which is imported when one turns up."""
     return module_with_torch("wire.compare_tensors", "differences")
 
 
@@ -352,7 +355,7 @@ def _of_tensors() -> Any:
 
 
 def unlike(at: Difference, a: Any, b: Any, dtype: str = "") -> Difference:
-    """The difference of two values, with their bits if their texts are the same."""
+    """The difference of two values; it shows their bits, too, if their texts are the same."""
     left, right = (_text_of_cell(x, dtype) if dtype else _text(x) for x in (a, b))
     if left == right and isinstance(a, (float, np.generic)):
         left, right = (f"{text} (bits {_bits(x)})".strip() for text, x in ((left, a), (right, b)))
@@ -364,7 +367,7 @@ def _bits(value: Any) -> str:
 
 
 def _text_of_cell(cell: Any, dtype: str) -> str:
-    """The number in a cell; empty if Python has none for it."""
+    """The text of the number in a cell; empty if Python has no number for it."""
     try:
         return repr(numbers_of(np.asarray(cell), dtype).item())
     except TypeError:

@@ -45,7 +45,7 @@ def _compare_payloads(a: Any, b: Any, at: Difference) -> Difference | None:
     found = difference_of(at, "batch size", a.batch_size, b.batch_size)
     if not is_stack(a):
         return found or compare(a.data, b.data, replace(at, inside=at.inside or "$"))
-    if -1 in a.batch_size:  # it may have no list
+    if -1 in a.batch_size:  # a stack of different sizes, of which `tolist` may fail
         return _compare_stacks(a, b, at)
     return found or compare_items(a.tolist(), b.tolist(), at)
 
@@ -80,7 +80,7 @@ def compare_tensors(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Differe
         if _have_same_bits(a, b):
             return None
         return compare_cells(_array(a), _array(b), at, torch_name(a.dtype))
-    if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
+    if a.layout is not torch.sparse_coo:  # `encode` rejects such tensors: do not compare cells
         return unlike(at, a, b)
     found = difference_of(at, "coalesced", a.is_coalesced(), b.is_coalesced())
     for part in ("_indices", "_values"):
@@ -106,7 +106,7 @@ def _compare_jagged(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Differe
 
 
 def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape are equal, bit for bit, without a copy of them."""
+    """Whether two tensors of one dtype and shape are equal, bit for bit; copies neither."""
     return torch.equal(as_words(a), as_words(to_device(b, a.device)))
 
 

@@ -81,7 +81,11 @@ def compressed(
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
     smaller = PendingMessage(header, [*sent], [*sources, *frames])
     accepted = is_accepted(header, message.indirect_bytes)
-    return smaller if accepted and _is_smaller(smaller, plain) else plain
+    return smaller if _pays(smaller, plain, accepted) else plain
+
+
+def _pays(smaller: PendingMessage, plain: PendingMessage, accepted: bool) -> bool:
+    return accepted and _is_smaller(smaller, plain)
 
 
 def _is_smaller(message: PendingMessage, plain: PendingMessage) -> bool:

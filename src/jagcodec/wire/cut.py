@@ -1,6 +1,6 @@
-"""`parts_to_send`: rows of one batch for several messages, whose values are lowered once.
+"""`parts_to_send`: sends rows of one batch in several messages, and lowers its values once.
 
-Objects are packed and cells on devices fetched for the whole batch. Each message then takes its
+It packs objects and fetches cells from devices for the whole batch. Each message then takes its
 rows in place.
 """
 
@@ -42,14 +42,14 @@ def parts_to_send(
 
 
 class _ItemColumn(Column):
-    """A column that is ready to be placed; it can only be sent."""
+    """A column that was lowered to an item, and can only be sent."""
 
     __slots__ = ("_array", "_item", "_view")
 
     def __init__(self, item: Item, one_each: RowSplits) -> None:
         self._item = item
         data, dtype = item.data, item.dtype
-        # Numbers, one for each row: to copy them at once is faster than to note where they are.
+        # If each row is one number, copying the rows at once is faster than noting their places.
         one = type(data) is np.ndarray and item.splits is None and len(item.dims) == 1
         one = one and data.shape == item.dims
         self._array = data if one else None

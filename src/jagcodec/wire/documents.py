@@ -1,8 +1,8 @@
 """Documents: values that need no buffers, as msgpack.
 
-msgpack's own types mean themselves. Anything else is a *record*: an array whose first item is
-a *tag*, an empty extension with the code of the record's kind. Extensions hold nothing, so nothing
-nests in one, and a document is unpacked in one pass however deep it is.
+A value of msgpack's own types is written as it is. Any other value is a *record*: an array whose
+first item is a *tag*, an empty extension with the code of the record's kind. Nothing nests in an
+extension, so one pass unpacks a document, however deep it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORDS: dict[Kind, tuple[str, ...]] = {
     Kind.USER: ("name", "state"),
     Kind.PICKLE: ("data",),
 }
-"""The fields of each kind of record, after its tag; a star is any number of items."""
+"""The fields of each kind of record, after its tag; a star stands for any number of items."""
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def writer() -> Any:
 
 
 def _record_of_int(value: Any) -> list[Any]:
-    # msgpack asks only about what it cannot hold; the encoder lets nothing else through.
+    # msgpack calls this for values that it cannot write. The encoder passes no such value but ints.
     if type(value) is not int:
         raise TypeError(f"{type(value).__name__} is not part of a document")
     size = value.bit_length() // 8 + 1
@@ -70,7 +70,10 @@ _OPTIONS: dict[str, Any] = {"strict_map_key": True, "unicode_errors": "surrogate
 
 
 def parsed(data: bytes, path: str = "$", *, records: bool = True) -> Any:
-    """One document, its records as arrays that begin with their kind, or as msgpack has them."""
+    """One unpacked document. A record in it is a list that begins with its `Kind`.
+
+    Without `records`, tags stay extensions of msgpack.
+    """
     hook = {"ext_hook": _tag} if records else {}
     try:
         if scanner := _scanner(data):
@@ -83,7 +86,7 @@ def parsed(data: bytes, path: str = "$", *, records: bool = True) -> Any:
 
 
 def parsed_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[Any]:
-    """Documents end to end, each of which must end exactly at its `ends`; errors name the row."""
+    """Unpack documents that are end to end, each up to its end in `ends`; errors name the row."""
     size = len(data)
     unpacker = msgpack.Unpacker(ext_hook=_tag, max_buffer_size=max(size, 1), **_OPTIONS)
     items: list[Any] = []
@@ -113,13 +116,15 @@ def not_msgpack(error: Exception, path: str) -> WireFormatError:
     return WireFormatError("bad_header", path, detail)
 
 
-# Below this size unpacking allocates half a megabyte at most on the word of forged counts.
+# Up to this size, unpacking a document with forged counts allocates half a megabyte at most.
 _TRUSTED_SIZE = 512
 
 
 def _scanner(data: bytes) -> msgpack.Unpacker | None:
-    """A scanner that checks a document's counts against its bytes first; None if it is small."""
-    # msgpack allocates a list as soon as it reads its count.
+    """An unpacker that skips documents, and so fails at a forged count; None if `data` is small.
+
+    It comes before unpacking: msgpack allocates a list as soon as it reads the list's count.
+    """
     if len(data) <= _TRUSTED_SIZE:
         return None
     scanner = msgpack.Unpacker(max_buffer_size=len(data))

@@ -13,11 +13,11 @@ from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import TORCH_ITEMSIZES
 
 TORCH_NAME_OF_NUMPY = {dtype: name for name, dtype in NUMPY_BY_NAME.items()}
-"""The wire's names of numpy's dtypes, where torch has the same ones."""
+"""The wire's names of those dtypes of numpy that torch has, too."""
 
 
 class DtypeName(str):
-    """The name of a dtype, in the place of torch's own where torch is not needed."""
+    """The name of a dtype, which stands for torch's dtype while torch is not imported."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ NAME_OF_DTYPE = _Names()
 """The wire's name of a dtype, or None: by torch's dtypes and by names."""
 
 CELL_DTYPES: dict[str, Any] = {name: DtypeName(name) for name in TORCH_ITEMSIZES}
-"""Dtypes by name: once `torch_dtypes` is imported those that this torch has, until then names."""
+"""Dtypes by name: until `torch_dtypes` is imported names, then those that this torch has."""
 
 
 def cell_dtype(name: str) -> Any:
@@ -85,8 +85,8 @@ def numpy_name(dtype: np.dtype[Any]) -> str | None:
     if dtype.kind not in _KINDS or dtype.char in _LONG_DOUBLES or dtype.names is not None:
         return None
     known = np.dtype(dtype.str)
-    # Types that other packages add (ml_dtypes) pass for void.
-    # C has two names for a 64-bit integer, and numpy a type for each; they are one dtype.
+    # The string of a type that another package adds (ml_dtypes) reads as void: compare the types.
+    # But C has two names for a 64-bit integer, and numpy has a type for each: they are one dtype.
     same = known.type is dtype.type or dtype.kind in "iu"
     return dtype.str if known == dtype and same else None
 
@@ -108,7 +108,7 @@ def bytes_in_order(array: np.ndarray[Any, Any]) -> ByteArray:
 
 
 def check_text(array: np.ndarray[Any, Any]) -> None:
-    """Refuse code points that do not exist: numpy fails with a SystemError when it meets them."""
+    """Refuse text with code points that do not exist: numpy would raise a SystemError later."""
     if array.dtype.kind == "U" and array.nbytes:
         order = ">" if array.dtype.byteorder == ">" else "<"
         points = np.array(array, order="C").reshape(-1).view(f"{order}u4")

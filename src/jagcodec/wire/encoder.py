@@ -1,9 +1,9 @@
 """`encode`: Python values to frames, without a copy of large memory in order.
 
-Encoding has four phases, and data is handed from one to the next:
+Encoding has four phases. Each hands its result to the next:
 
-    lower   a value -> a schema, and items: what needs a place (`lowering`, `items`)
-    store   items -> smaller ones, if they are to be narrow or elided (`stored`)
+    lower   a value -> a schema, and items: data that needs a place (`lowering`, `items`)
+    store   items -> smaller items, if the caller wants them narrow or elided (`stored`)
     place   items -> buffers and numbers, then the header's bytes (`place`, `header`)
     copy    rows -> buffers, one allocation and one kernel call (`frames`)
 """
@@ -181,7 +181,7 @@ def pending(
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
 ) -> PendingMessage:
-    """The message of a value, up to the copying: its rows are still to be written somewhere."""
+    """The message of a value before the last phase: some rows may still have to be copied."""
     level = None if compress is None else usable_level(compress)
     narrow = False if narrow is False else _narrow_columns(narrow)
     if not (elide is False and checksum is False and allow_pickle is False and default is None):
@@ -233,14 +233,14 @@ def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
 
 
 def _plain_names(names: Iterable[Name]) -> list[Any]:
-    """Names as they are written: a tuple only for a column of a nested batch."""
+    """Names as callers write them: a tuple only for a column of a nested batch."""
     return [name[0] if len(name) == 1 else name for name in names]
 
 
 def _values_of_meta(
     meta: Any, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None
 ) -> list[Any]:
-    """The document of values that belong to the whole message."""
+    """The document of `meta`, in a list: a message has it after all other values."""
     named = mapping_of(meta, "meta", "a mapping of names to values")
     document = Lowering(allow_pickle, default).lower(named)
     if type(document) is tuple:

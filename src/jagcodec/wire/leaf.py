@@ -27,12 +27,12 @@ _OBJECTS = (
 
 
 def kind_of(node: Node) -> str:
-    """The kind of a column, as `FieldSchema` has it."""
+    """The `kind` of a column in its `FieldSchema`."""
     return "object" if node.kind in _OBJECTS else node.kind.name.lower()
 
 
 def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
-    """The header's description of a column of `rows` rows."""
+    """The description of a column of `rows` rows, from the header alone."""
     kind = node.kind
     if kind is not Kind.JAGGED and kind is not Kind.TENSOR:
         packed = parts_of_packed(node)
@@ -52,9 +52,10 @@ def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
 
 
 def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) -> int | None:
-    """The number of rows that a column claims; None if it has no rows, or the header does not say.
+    """The number of rows of a column, from the header; None if the header does not give it.
 
-    The header gives it for a list with buffers, and for a dict with such a column.
+    The header gives it for columns of cells and documents, for a list with buffers, and for a dict
+    with such a column.
     """
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
         return groups[numbers[node.number + GROUP]].rows
@@ -66,31 +67,26 @@ def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) ->
     if inner is not None:
         each = (rows_of_node(child, numbers, groups) for child in inner.children)
         return next((rows for rows in each if rows is not None), None)
-    offsets = offsets_of_packed(node)
-    if offsets is not None:
+    packed = parts_of_packed(node)
+    if packed is not None:
+        offsets = packed[2]
         return numbers[offsets.dims] - 1 if numbers[offsets.dims] else None
     return numbers[node.dims] if node.end > node.dims else None
 
 
 def cells_of(node: Node) -> Sequence[Node]:
-    """The nodes of `ROW_KINDS` that hold the rows of a column; none of a column of another kind."""
+    """The nodes of `ROW_KINDS` that hold the rows of a column; [] if there are none."""
     if node.kind is Kind.ARRAY_ROWS:
         return node.children
     return [node] if node.kind in ROW_KINDS else []
 
 
 def columns_of_dict(node: Node) -> Node | None:
-    """The MAP of the columns of a dict, or of a `BatchedDataDict`, that is a column."""
+    """The MAP with the columns of a dict or a `BatchedDataDict` that is a column; else None."""
     if node.kind is Kind.USER and node.fields[0] == BATCHED_DATA_DICT:
         state = node.children[0].children
         node = state[0] if len(state) == 2 else node
     return node if node.kind is Kind.MAP else None
-
-
-def offsets_of_packed(node: Node) -> Node | None:
-    """The `cu_seqlens` of a `PackedColumn`."""
-    parts = parts_of_packed(node)
-    return None if parts is None else parts[2]
 
 
 def parts_of_packed(node: Node) -> list[Node] | None:
@@ -105,23 +101,23 @@ def parts_of_packed(node: Node) -> list[Node] | None:
 
 
 class CellPlace(NamedTuple):
-    """The place of cells, end to end, as the elements in them."""
+    """The place of elements that are end to end."""
 
     buffer: int
     offset: int
-    stored: int  # how an element is stored: as wide as the dtype, or narrow
-    elements: int
+    stored: int  # the storage code: as wide as the dtype, or narrow
+    elements: int  # how many
     dtype_name: str
 
 
 class Leaf(NamedTuple):
-    """A TENSOR, a JAGGED, or rows of documents: their bytes are uint8 cells."""
+    """A TENSOR, a JAGGED, or rows of documents, whose bytes count as uint8 cells."""
 
-    place: CellPlace  # of its cells, or of the table of its runs
-    shape: tuple[int, ...]  # (A..., M, B...): dims of the values, as those of a `RaggedView`
-    ragged_dim: int  # as of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each
-    group: int | None  # the ragged group; None if it is a rectangle
-    runs: int  # of each row, if it is indirect; 0 if the rows are in its place
+    place: CellPlace  # the place of its cells; if it is indirect, of the table of its runs
+    shape: tuple[int, ...]  # (A..., M, B...): dims of the values, as in a `RaggedView`
+    ragged_dim: int  # as in a `RaggedView`; 1 for a rectangle, too, each of whose rows is one cell
+    group: int | None  # the ragged group; None for a rectangle
+    runs: int  # the number of runs if it is indirect, else 0
     blobs: bool  # whether each row is a message of its own
 
     @property
@@ -139,7 +135,7 @@ class Leaf(NamedTuple):
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one cell whose elements are not narrowed."""
+        """Bytes of one cell at the full width of its elements."""
         return self.elements_per_cell * TORCH_ITEMSIZES[self.place.dtype_name]
 
     def shape_of(self, total: int) -> tuple[int, ...]:
@@ -148,7 +144,7 @@ class Leaf(NamedTuple):
 
 
 def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
-    """The leaf of a node; None if it is a node of another kind."""
+    """The leaf of a TENSOR, a JAGGED or rows of documents; None for other nodes."""
     kind, i, shape = node.kind, node.number, tuple(numbers[node.dims : node.end])
     name, ragged_dim = "uint8", 1
     if kind is Kind.JAGGED:
@@ -162,8 +158,8 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     buffer, offset, stored = numbers[i : i + GROUP]
     group = None if kind is Kind.TENSOR else numbers[i + GROUP]
     elements = math.prod(shape)
-    # `stored` is ignored where there are no cells.
+    # Ignore `stored` if there are no cells.
     runs = runs_of(kind, stored) if elements and stored != PLAIN else 0
-    blobs = elements > 0 and bool(stored & BLOBS)  # `check_node` refuses it of tensors
+    blobs = elements > 0 and bool(stored & BLOBS)  # `check_node` refuses this code for tensors
     place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, elements, name)
     return Leaf(place, shape, ragged_dim, group, runs, blobs)

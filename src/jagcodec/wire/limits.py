@@ -67,7 +67,7 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-# For transports whose peers may run code in this process anyway.
+# These are for transports whose peers may run code in this process anyway.
 NO_LIMITS = Limits(*[1 << 62] * 4)
 
 

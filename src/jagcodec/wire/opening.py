@@ -1,4 +1,4 @@
-"""How a message is opened: frames, a blob, ranges of a store, or a row of another message."""
+"""Opens messages from frames, a blob, ranges of a store, or a row of another message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def usable_reading(
     by_range: bool = False,
     verify: bool = True,
 ) -> Reading:
-    """The `Reading` that a caller's options ask for, checked."""
+    """Check a caller's options, and return them as a `Reading`."""
     if limits is None and device is None and copy is None and allow_pickle is False:
         return _WITHOUT_OPTIONS[by_range, verify]
     limits = usable_limits(limits, f"{where}(limits)")
@@ -53,11 +53,11 @@ _WITHOUT_OPTIONS = {
     for by_range in (False, True)
     for verify in (False, True)
 }
-"""The readings that most callers ask for, by `by_range` and `verify`."""
+"""The readings of callers that give no options, by `by_range` and `verify`."""
 
 
 def open_message(source: Any, where: str, reading: Reading) -> Message:
-    """Open frames, header first, or a blob; bytes after the end of a blob are not read."""
+    """Open frames, header first, or a blob, and ignore bytes after the end of a blob."""
     frames: Sequence[Any] = frame_arrays(source, where)
     if len(frames) == 1 and is_blob(frames[0]):
         header, frames = _split_blob(frames[0], reading.limits)
@@ -67,7 +67,7 @@ def open_message(source: Any, where: str, reading: Reading) -> Message:
 
 
 def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Message:
-    """Open a message whose header was read, from its frames, header first."""
+    """Open a message whose header was read; `frames` has the header first."""
     buffers: Sequence[Any] = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
     if sizes != header.stored:

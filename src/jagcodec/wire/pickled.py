@@ -1,7 +1,7 @@
-"""Pickles of this library's values: tensors travel in one message, all else as pickle has it.
+"""Pickles this library's values: their tensors as one message, and the rest as pickle does.
 
-Torch writes pickles of tensors of many dtypes that it cannot read again, and writes the whole
-storage of a slice.
+Torch's own pickles do not suffice: it cannot read those of many dtypes again, and the pickle of a
+slice has its whole storage.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from jagcodec.wire.torch_dtypes import TORCH_NAMES
 class _Place(NamedTuple):
     """The placeholder of a tensor in a pickle."""
 
-    name: str  # in the message
+    name: str  # its name in the message
 
 
 class _TensorKind(NamedTuple):
     """The properties of a tensor that a message does not hold."""
 
-    device: str | None  # None if it is the CPU
+    device: str | None  # None for the CPU
     requires_grad: bool
     is_parameter: bool
 
@@ -42,9 +42,9 @@ class _TensorKind(NamedTuple):
 def pickled_parts(make: Callable[[Any], Any], state: Any, protocol: int) -> tuple[Any, ...]:
     """The parts that `__reduce_ex__` returns for ``make(state)``.
 
-    The tensors in the state, in dicts, lists, tuples and arrays of objects, are put into a message;
-    its frames are out-of-band buffers from protocol 5 on. Tensors that no message holds, such as
-    quantized ones, are left to torch. One tensor in several places stays one.
+    The tensors in the state, in dicts, lists, tuples and arrays of objects, go into a message. Its
+    frames are out-of-band buffers from protocol 5 on. Torch pickles tensors that no message can
+    hold, such as quantized ones. A tensor in several places stays one tensor.
     """
     taken = _Taken()
     rest = _map_leaves(state, taken.place_of, (), {})
@@ -76,8 +76,8 @@ class _Taken:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.kinds: dict[str, _TensorKind] = {}  # of those that are not plain tensors on the CPU
-        self._places: dict[int, _Place] = {}  # by the id of a tensor
+        self.kinds: dict[str, _TensorKind] = {}  # plain tensors on the CPU have none
+        self._places: dict[int, _Place] = {}  # by the id of the tensor
 
     def place_of(self, tensor: Any, path: tuple[Any, ...]) -> Any:
         """The placeholder of a tensor; the tensor itself if no message can hold it."""
@@ -116,9 +116,9 @@ def _map_leaves(
     path: tuple[Any, ...],
     known: dict[int, tuple[Any, Any]],
 ) -> Any:
-    """A value with all tensors and places replaced; containers without any are themselves.
+    """A value with all tensors and places replaced. Containers without any stay the same objects.
 
-    `known` has containers by id, and what became of them: one in several places stays one.
+    `known` has each container and its replacement, by id: one in several places stays one object.
     """
     if type(value) is _Place or isinstance(value, torch.Tensor):
         return of_leaf(value, path)
@@ -130,7 +130,7 @@ def _map_leaves(
     keys, items, make = parts
     if _PLAIN.issuperset(map(type, items)):
         return value
-    known[id(value)] = value, value  # if it is inside itself
+    known[id(value)] = value, value  # ends the walk of a container that holds itself
     new = [
         item if type(item) in _PLAIN else _map_leaves(item, of_leaf, (*path, key), known)
         for key, item in zip(keys, items, strict=True)
@@ -143,9 +143,9 @@ def _map_leaves(
 def _split_container(
     value: Any,
 ) -> tuple[Iterable[Any], list[Any], Callable[[list[Any]], Any]] | None:
-    """The keys and items of a container, and what makes one of other items.
+    """The keys and items of a container, and a function that makes a container of new items.
 
-    None if the value is not a container.
+    Returns None if the value is not a container.
     """
     kind = type(value)
     if kind is dict:

@@ -147,12 +147,12 @@ ARRAY_DTYPES = frozenset(
 # What an ARRAY_ROWS stands for: a column of a TensorDict, an object array (N,), or a list.
 IN_STACK, IN_ARRAY, IN_LIST = range(3)
 
-# How elements are stored: as wide as their dtype; one bit each, the lowest first; or `narrow_code`.
+# Storage codes of elements: as wide as their dtype; one bit each, the lowest first; `narrow_code`.
 PLAIN, BITS = 0, 1
 
-# Rows that are elsewhere in the message are stored as this number and that of the runs of each; at
-# their place is a table with these numbers for each run. A run without an index has all of its rows
-# begin at cell 0. Of documents, rows that begin at one byte may be one object.
+# The storage code of an indirect column is INDIRECT plus the number of its runs. At its place is a
+# table with RUN_NUMBERS for each run. If a run has no index, all of its rows begin at cell 0. With
+# ONE_OBJECT, rows of documents that begin at the same byte are one object.
 INDIRECT = 64
 MOST_RUNS = 8
 ONE_OBJECT = 129
@@ -162,23 +162,22 @@ RUN_NUMBERS = (
 )
 NO_INDEX = -1
 
-# The names of types whose states readers look into, such as those that are batches and columns.
+# The names of types whose states readers look into, because they are batches or columns.
 ORDERED_DICT = "collections.OrderedDict"
 BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
 PACKED_COLUMN = "jagcodec.PackedColumn"
 
-BLOBS = 256  # added to how rows of documents are stored if each of them is a message of its own
+BLOBS = 256  # added to the storage code of rows of documents if each row is a separate message
 
 # How many bytes of memory a message may ask for per byte of its own, whatever the limits: one bit
-# may become an int64, and a byte of documents, offsets or shapes counts as this many. And how many
-# bytes each row counts as in each run of an indirect column.
+# may become an int64, and a byte of documents, offsets or shapes counts as this many.
 EXPANSION = 64
-ROW_COST = 32
+ROW_COST = 32  # bytes that a row counts as in each run of an indirect column
 ARRAY_COST = 8  # bytes of documents that an array in a row counts as
 
 
 def narrow_code(width: int, signed: bool) -> int:
-    """How integers are stored in `width` bytes each, little-endian."""
+    """The storage code of integers in `width` bytes each, little-endian."""
     return (0x20 if signed else 0x10) + width
 
 

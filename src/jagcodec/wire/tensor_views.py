@@ -24,8 +24,11 @@ def has_dense_cells(tensor: torch.Tensor) -> bool:
 
 
 def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
-    """Plain tensors over one storage: a view without gaps, and (N, 2) starts and ends in it."""
-    # TransferQueue sends thousands of row views, which would be a frame each.
+    """A view of the cells of plain tensors over one storage, and (N, 2) starts and ends in it.
+
+    The view has no gaps between the tensors. Returns None for other values. TransferQueue sends
+    thousands of views of rows, each of which would otherwise be a frame.
+    """
     common = _storage_and_cell(values[0])
     if common is None or any(_storage_and_cell(value) != common for value in values):
         return None
@@ -34,15 +37,15 @@ def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] |
     inner = cell.numel()
     places = np.array([value.storage_offset() for value in values], dtype=np.int64)
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
-    # An empty view may be anywhere; put it where it makes no gap.
+    # A tensor without cells may begin anywhere: move it to where it makes no gap.
     places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
     start = int(places.min())
     if ((places - start) % inner).any():
         return None
-    # A storage may have been made smaller since; then the tensor that needs more is refused.
+    # Somebody may have made the storage smaller. Then the tensor that needs more is refused alone.
     if int((places + lengths * inner).max()) * dtype.itemsize > room:
         return None
-    if inner * dtype.itemsize >= spec.MAX_BYTES:  # more than any view has
+    if inner * dtype.itemsize >= spec.MAX_BYTES:  # larger than any cell in memory
         return None
     starts = (places - start) // inner
     ends = starts + lengths
@@ -56,9 +59,9 @@ def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] |
 
 
 def _storage_and_cell(value: Any) -> tuple[int, int, torch.dtype, torch.Size] | None:
-    """The storage of a plain tensor, by address and size, its dtype and the shape of a cell.
+    """The address and size of a plain tensor's storage, its dtype, and the shape of a cell.
 
-    None if the value is anything else.
+    Returns None if the value is anything else.
     """
     if (
         type(value) is torch.Tensor
@@ -74,7 +77,7 @@ def _storage_and_cell(value: Any) -> tuple[int, int, torch.dtype, torch.Size] | 
         and not value.is_neg()
         and not value._is_zerotensor()
     ):
-        # Storages over memory of somebody else may begin at one address and end at several.
+        # Storages over foreign memory may begin at one address and differ in size: compare both.
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.nbytes(), value.dtype, value.shape[1:]
     return None

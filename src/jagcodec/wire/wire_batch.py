@@ -99,7 +99,7 @@ class WireBatch(Batch):
 
         Where torch is not installed, dtypes are names.
         """
-        half(*VALUES)  # with torch, dtypes are torch's
+        half(*VALUES)  # imports torch if it is installed, so that dtypes are torch's
         rows = len(self)
         return MappingProxyType(
             {name: column.field(rows) for name, column in self._columns.items()}
@@ -318,7 +318,7 @@ class WireBatch(Batch):
 
 
 def rows_at(batch: WireBatch, chosen: Chosen) -> WireBatch:
-    """The rows of an open batch, for an index that was checked."""
+    """The rows of an open batch at an index that the caller has checked."""
     known = batch._chosen
     if known is not None:
         if isinstance(chosen, range):
@@ -412,8 +412,8 @@ def open_memory(batch: Any, where: str) -> WireBatch:
         batch = with_closed(batch)
     found = getattr(batch, "batch_size", None)
     sizes = [row_counts(batch, where) or 0] if found is None else [*found]
-    names = getattr(batch, "names", ())  # of dims
-    if any(name is not None for name in names):  # which a message cannot hold either
+    names = getattr(batch, "names", ())
+    if any(name is not None for name in names):  # a message cannot hold names of dims either
         detail = f"expected dims without names, found {names}; set td.names = None"
         raise ArgumentError("bad_shape", where, detail)
     columns, meta = columns_and_meta(batch)
@@ -430,12 +430,12 @@ _MESSAGE_TYPES = (list, bytes, bytearray)
 
 
 def open_whole(source: Any, path: str) -> WireBatch:
-    """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
+    """`open_wire` of frames or a blob, for callers that read all of it: verifies all checksums."""
     how = usable_reading(path, None, None, None, False, by_range=True)
     remedy = "send columns with encode_fields(columns, lengths=...), rows with encode_rows(rows)"
     return batch_of_message(open_message(source, path, how), remedy)
 
 
 def batch_of_message(message: Message, remedy: str = "use decode") -> WireBatch:
-    """The one batch of an open message, and what is next to it; `remedy` is for other messages."""
+    """The `WireBatch` of an open message; the error for a message without a batch has `remedy`."""
     return WireBatch(source_of_message(message, remedy))
