@@ -170,7 +170,7 @@ class Packer:
         self, view: RaggedView, pieces: Pieces, path: str, *, pad: Any, out: Any = None
     ) -> BufferTask:
         """A buffer for pieces of a view from `rows_of` or `rows_at_end`."""
-        return BufferTask(view, pieces, pad_cell(pad, view, f"{path}(pad)"), path, out)
+        return BufferTask(view, pieces, _pad_cell_bits(pad, view, f"{path}(pad)"), path, out)
 
     def fill(self, buffers: Sequence[BufferTask]) -> list[torch.Tensor]:
         """The filled buffers, see `copy_pieces.fill_buffers`."""
@@ -199,7 +199,7 @@ class Packer:
         view = _join_parts(parts, cells)
         lengths = None if last is None else splits.lengths
         pieces = layout.inverse(shift, split=split, last=lengths)
-        buffer = BufferTask(view, pieces, pad_cell(pad, view, "PackPlan.unpack(pad)"), path)
+        buffer = BufferTask(view, pieces, _pad_cell_bits(pad, view, "PackPlan.unpack(pad)"), path)
         (unpacked,) = self.fill([buffer])
         return nested_tensor(unpacked, splits)
 
@@ -214,6 +214,64 @@ class Packer:
         return self.pool.unique(wanted)
 
 
+def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, detached if autograd is off."""
+    return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
+
+
+def _dtype_shape_device(part: torch.Tensor) -> Any:
+    return part.dtype, part.shape, part.device
+
+
+def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
+    """A part as (cells, ...): checked, and without a leading dim of 1."""
+    check_rectangle(part, path)
+    shape = tuple(part.shape)
+    if shape[:2] == (1, cells):
+        part = part[0]
+    elif shape[:1] != (cells,):
+        detail = f"expected ({cells}, ...) or (1, {cells}, ...) cells, found shape {shape}"
+        raise ArgumentError("bad_shape", path, detail)
+    return _detached_if_grad_is_off(part)
+
+
+def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
+    """Parts as rows of `cells` cells each; in place if the row kernel copies them."""
+    splits = RowSplits.from_lengths(np.full(len(parts), cells, np.int64))
+    first = parts[0]
+    if not first.is_cpu or any(part.requires_grad for part in parts):
+        whole = first if len(parts) == 1 else cat_bits(parts, 0)
+        return end_to_end(whole, splits)
+    memory = tuple(map(as_bytes, parts))
+    inner = first.shape[1:]
+    starts = splits.starts * (inner.numel() * first.itemsize)
+    return in_buffers(memory, first.dtype, inner, starts, splits)
+
+
+def _pad_cell_bits(pad: Any, view: RaggedView, path: str) -> bytes:
+    """The bits of one pad cell (B...), or of a number that it repeats; zeros for `...`.
+
+    A number is not repeated here: a cell may be larger than the memory, and need no pad.
+    """
+    if pad is ...:  # the caller gave none, as for the other columns of `materialize`
+        return bytes(view.dtype.itemsize)
+    shape = view.shape[view.ragged_dim :]
+    if isinstance(pad, (list, tuple, np.ndarray, torch.Tensor)):
+        try:
+            numbers = number_array(pad) if isinstance(pad, torch.Tensor) else array_of(pad)
+        except (RuntimeError, TypeError, ValueError):  # no memory, or lists differ in length
+            shape, numbers = (), np.empty(0)  # `pad_bits` names what it is
+        if shape and numbers.shape == shape:
+            each = numbers.reshape(-1).tolist()
+            return b"".join(pad_bits(number, view.dtype, path) for number in each)
+        if shape and numbers.size != 1:
+            detail = f"expected a number or a value of shape {shape}, found shape {numbers.shape}"
+            raise ArgumentError("bad_pad", path, detail)
+        if isinstance(pad, (list, tuple)) and numbers.size == 1:
+            pad = numbers.item()
+    return pad_bits(pad, view.dtype, path)
+
+
 # --- all columns of a batch ---------------------------------------------------------------------
 
 
@@ -221,15 +279,15 @@ class ColumnBuffers:
     """The buffers of one call of `pack` for a batch: planned column by column, filled together."""
 
     def __init__(self, where: str, packer: Packer, pieces_of: Callable[[int], Pieces]) -> None:
-        self.where: str = where
-        self.packer: Packer = packer
-        self.pieces_of = pieces_of  # takes the shift
-        self.pads: dict[Any, Any] = {}
-        self.out: dict[Any, Any] = {}
-        self.aligned: frozenset[Any] = frozenset()
-        self.kept: frozenset[Any] = frozenset()
-        self.at_end: frozenset[Any] = frozenset()
-        self.buffers: dict[Key, BufferTask] = {}
+        self._where: str = where
+        self._packer: Packer = packer
+        self._pieces_of = pieces_of  # takes the shift
+        self._pads: dict[Any, Any] = {}
+        self._out: dict[Any, Any] = {}
+        self._aligned: frozenset[Any] = frozenset()
+        self._kept: frozenset[Any] = frozenset()
+        self._at_end: frozenset[Any] = frozenset()
+        self._buffers: dict[Key, BufferTask] = {}
         # Columns of equal rows share their pieces, and so their index on a device.
         self._pieces_at_end: dict[tuple[int, int], tuple[RowSplits, Pieces]] = {}
 
@@ -237,67 +295,67 @@ class ColumnBuffers:
         self, pads: Any, aligned: Any, at_end: Any, kept: Any, out: Any = None
     ) -> None:
         """Check the options of `pack`, as callers pass them, and keep them."""
-        self.pads = self.by_name(pads, "pad_value_dict", "pads")
-        self.aligned = name_set(aligned, f"{self.where}(token_aligned_fields)")
-        self.at_end = name_set(at_end, f"{self.where}(align_end)")
-        self.kept = name_set(kept, f"{self.where}(keep_jagged)")
-        self.out = self.by_name(out, "out", "tensors")
-        both = self.at_end & self.kept
+        self._pads = self._by_name(pads, "pad_value_dict", "pads")
+        self._aligned = name_set(aligned, f"{self._where}(token_aligned_fields)")
+        self._at_end = name_set(at_end, f"{self._where}(align_end)")
+        self._kept = name_set(kept, f"{self._where}(keep_jagged)")
+        self._out = self._by_name(out, "out", "tensors")
+        both = self._at_end & self._kept
         if both:
             detail = f"expected other names than in keep_jagged, found {min(map(brief, both))} in "
-            raise ArgumentError("conflict", f"{self.where}(align_end)", detail + "both")
+            raise ArgumentError("conflict", f"{self._where}(align_end)", detail + "both")
 
-    def by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
+    def _by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
         """An option that is a dict with an entry for each column; empty for None."""
         expected = f"a dict of column names to {what}"
-        return {} if value is None else mapping_of(value, f"{self.where}({name})", expected)
+        return {} if value is None else mapping_of(value, f"{self._where}({name})", expected)
 
     def unfilled(self, source: Any, labels_of: Any) -> dict[str, Any]:
         """The columns of a batch, with an unfilled buffer in place of each that is packed."""
-        where = f"{self.where}(batch)"
+        where = f"{self._where}(batch)"
         if are_several(source):
             detail = "expected one batch, found a list of them; concat_rows makes one"
             raise ArgumentTypeError("bad_type", where, detail)
         if (is_column(source) or isinstance(source, np.ndarray)) and not is_batch(source):
             detail = f"expected a batch, found {describe(source)}; put the column in a dict"
             raise ArgumentTypeError("bad_type", where, detail)
-        batch, rows = opened(source, where), self.packer.row_splits.rows
+        batch, rows = opened(source, where), self._packer.row_splits.rows
         found = row_count_of(batch, where)
         if found != rows and [*batch.keys()]:
             detail = f"expected the {rows} rows of the plan, found {found}"
             raise ArgumentError("row_mismatch", where, detail)
-        columns = each_column(batch, self.column, self.column, self.path, self.packer.pool)
-        self.check_packed(columns)
-        self.add_labels(columns, labels_of)
+        columns = each_column(batch, self._column, self._column, self._path, self._packer.pool)
+        self._check_named(columns)
+        self._add_labels(columns, labels_of)
         return columns
 
-    def path(self, key: Key) -> str:
+    def _path(self, key: Key) -> str:
         """The place that errors about this column name."""
-        return f"{self.where}({column_name(key)})"
+        return f"{self._where}({column_name(key)})"
 
-    def column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
+    def _column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
         """The buffer of a column that is packed; any other column unchanged."""
-        if key in self.kept:
+        if key in self._kept:
             return leaf
-        if key in self.at_end:
-            view = self.packer.rows_at_end(leaf, self.path(key))
-        elif self.packer.is_ragged(leaf):
-            view = self.packer.rows_of(leaf, self.path(key), "; or name it in keep_jagged")
-        elif key in self.aligned:
-            view = self.packer.rows_of_rectangle(leaf, self.path(key))
+        if key in self._at_end:
+            view = self._packer.rows_at_end(leaf, self._path(key))
+        elif self._packer.is_ragged(leaf):
+            view = self._packer.rows_of(leaf, self._path(key), "; or name it in keep_jagged")
+        elif key in self._aligned:
+            view = self._packer.rows_of_rectangle(leaf, self._path(key))
         else:
             return leaf
-        return self.buffer(view, key, self.pads.get(key, ...))
+        return self._buffer(view, key, self._pads.get(key, ...))
 
-    def buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
-        pieces, path, out = self._pieces(view, shift), self.path(key), named_item(self.out, key)
-        made = self.buffers[key] = self.packer.buffer(view, pieces, path, pad=pad, out=out)
+    def _buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
+        pieces, path, out = self._pieces(view, shift), self._path(key), named_item(self._out, key)
+        made = self._buffers[key] = self._packer.buffer(view, pieces, path, pad=pad, out=out)
         return made
 
     def _pieces(self, view: RaggedView, shift: int) -> Pieces:
         """The pieces for a view whose rows are whole, or have only their last tokens."""
-        whole, splits = self.pieces_of(shift), view.row_splits
-        missing = self.packer.row_splits.lengths - splits.lengths
+        whole, splits = self._pieces_of(shift), view.row_splits
+        missing = self._packer.row_splits.lengths - splits.lengths
         if not missing.any():
             return whole
         key = id(splits), shift
@@ -306,30 +364,30 @@ class ColumnBuffers:
             self._pieces_at_end[key] = splits, whole.of_row_ends(missing)
         return self._pieces_at_end[key][1]
 
-    def check_packed(self, columns: Mapping[str, Any]) -> None:
+    def _check_named(self, columns: Mapping[str, Any]) -> None:
         """Check that each column that the options name was packed."""
-        for name in [name for name in columns if name in self.aligned - self.kept]:
-            if name not in self.buffers:
+        for name in [name for name in columns if name in self._aligned - self._kept]:
+            if name not in self._buffers:
                 # The column is an array or a list: raise an error, instead of leaving it unpacked.
-                self.packer.rows_of_rectangle(columns[name], self.path(name))
-        unpacked = self.at_end - self.buffers.keys()
+                self._packer.rows_of_rectangle(columns[name], self._path(name))
+        unpacked = self._at_end - self._buffers.keys()
         if unpacked:
             found: dict[Any, Any] = {}
             _map_columns(dict(columns), lambda column, key: found.update({key: column}))
-            check_known(unpacked, found, f"{self.where}(align_end)")
+            check_known(unpacked, found, f"{self._where}(align_end)")
             # The column is an array, a list or a batch, and has no rows of cells.
             name = min(unpacked, key=brief)
-            self.packer.rows_at_end(found[name], self.path(name))
+            self._packer.rows_at_end(found[name], self._path(name))
 
-    def add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
+    def _add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
         """Add columns of labels, which hold the next tokens of packed columns."""
-        where = f"{self.where}(labels_of)"
+        where = f"{self._where}(labels_of)"
         wanted = {} if labels_of is None else labels_of
         if isinstance(labels_of, (str, tuple)):
             wanted = {"labels": labels_of}
         wanted = mapping_of(wanted, where, "the name of a column, or a dict of names to names")
         check_names([*wanted, *wanted.values()], where)
-        packed = dict(self.buffers)
+        packed = dict(self._buffers)
         for name, key in wanted.items():
             if key not in packed:
                 detail = (
@@ -344,21 +402,21 @@ class ColumnBuffers:
                 )
                 raise ArgumentError("conflict", where, detail)
             view = packed[key].view
-            pad = self.pads[name] if name in self.pads else _pad_of_next(view, name, where)
-            columns[name] = self.buffer(view, name, pad, shift=-1)
+            pad = self._pads[name] if name in self._pads else _pad_of_next(view, name, where)
+            columns[name] = self._buffer(view, name, pad, shift=-1)
 
-    def filled(self) -> dict[int, torch.Tensor]:
+    def _filled(self) -> dict[int, torch.Tensor]:
         """The buffers as tensors, by the id of each; one call of the kernel fills them all."""
-        buffers = [*self.buffers.values()]
-        return dict(zip(map(id, buffers), self.packer.fill(buffers), strict=True))
+        buffers = [*self._buffers.values()]
+        return dict(zip(map(id, buffers), self._packer.fill(buffers), strict=True))
 
     def whole(self, columns: dict[str, Any]) -> dict[str, Any]:
         """The columns of `batch`, with tensors in place of buffers."""
-        filled = self.filled()
+        filled = self._filled()
 
         def finished(column: Any, _: Key) -> Any:
             kept = type(column) is RaggedView
-            return self.packer.kept(column) if kept else filled.get(id(column), column)
+            return self._packer.kept(column) if kept else filled.get(id(column), column)
 
         return _map_columns(columns, finished)
 
@@ -366,7 +424,7 @@ class ColumnBuffers:
         self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
     ) -> list[dict[str, Any]]:
         """The columns of each step: step i has ``rows[i]``, and ``cells[i]`` cells of a buffer."""
-        filled, pool = self.filled(), self.packer.pool
+        filled, pool = self._filled(), self._packer.pool
         order = np.concatenate([*rows, np.empty(0, np.int64)])
         row_ranges = [range(start, end) for start, end in _ranges_of_sizes(map(len, rows))]
         cell_ranges = [*_ranges_of_sizes(cells)]
@@ -379,11 +437,11 @@ class ColumnBuffers:
             if isinstance(holder, ViewColumn):
                 lengths = column.row_splits.lengths
                 views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
-                return [*map(self.packer.kept, views)]
-            chosen = chosen_leaf(column, order, pool, self.path(key))
+                return [*map(self._packer.kept, views)]
+            chosen = chosen_leaf(column, order, pool, self._path(key))
             if isinstance(column_of(chosen), (Array, Dense)):
                 return [chosen[part.start : part.stop] for part in row_ranges]
-            return [chosen_leaf(chosen, part, pool, self.path(key)) for part in row_ranges]
+            return [chosen_leaf(chosen, part, pool, self._path(key)) for part in row_ranges]
 
         parts = _map_columns(columns, parts_of)
 
@@ -424,64 +482,3 @@ def _map_columns(
 def _ranges_of_sizes(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Where each of several ranges begins and ends, if they are end to end and have these sizes."""
     return pairwise(accumulate(sizes, initial=0))
-
-
-# --- checks of values and pads ------------------------------------------------------------------
-
-
-def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, detached if autograd is off."""
-    return tensor if torch.is_grad_enabled() or not tensor.requires_grad else tensor.detach()
-
-
-def _dtype_shape_device(part: torch.Tensor) -> Any:
-    return part.dtype, part.shape, part.device
-
-
-def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
-    """A part as (cells, ...): checked, and without a leading dim of 1."""
-    check_rectangle(part, path)
-    shape = tuple(part.shape)
-    if shape[:2] == (1, cells):
-        part = part[0]
-    elif shape[:1] != (cells,):
-        detail = f"expected ({cells}, ...) or (1, {cells}, ...) cells, found shape {shape}"
-        raise ArgumentError("bad_shape", path, detail)
-    return _detached_if_grad_is_off(part)
-
-
-def _join_parts(parts: Sequence[torch.Tensor], cells: int) -> RaggedView:
-    """Parts as rows of `cells` cells each; in place if the row kernel copies them."""
-    splits = RowSplits.from_lengths(np.full(len(parts), cells, np.int64))
-    first = parts[0]
-    if not first.is_cpu or any(part.requires_grad for part in parts):
-        whole = first if len(parts) == 1 else cat_bits(parts, 0)
-        return end_to_end(whole, splits)
-    memory = tuple(map(as_bytes, parts))
-    inner = first.shape[1:]
-    starts = splits.starts * (inner.numel() * first.itemsize)
-    return in_buffers(memory, first.dtype, inner, starts, splits)
-
-
-def pad_cell(pad: Any, view: RaggedView, path: str) -> bytes:
-    """The bits of one pad cell (B...), or of a number that it repeats; zeros for `...`.
-
-    A number is not repeated here: a cell may be larger than the memory, and need no pad.
-    """
-    if pad is ...:  # the caller gave none, as for the other columns of `materialize`
-        return bytes(view.dtype.itemsize)
-    shape = view.shape[view.ragged_dim :]
-    if isinstance(pad, (list, tuple, np.ndarray, torch.Tensor)):
-        try:
-            numbers = number_array(pad) if isinstance(pad, torch.Tensor) else array_of(pad)
-        except (RuntimeError, TypeError, ValueError):  # no memory, or lists differ in length
-            shape, numbers = (), np.empty(0)  # `pad_bits` names what it is
-        if shape and numbers.shape == shape:
-            each = numbers.reshape(-1).tolist()
-            return b"".join(pad_bits(number, view.dtype, path) for number in each)
-        if shape and numbers.size != 1:
-            detail = f"expected a number or a value of shape {shape}, found shape {numbers.shape}"
-            raise ArgumentError("bad_pad", path, detail)
-        if isinstance(pad, (list, tuple)) and numbers.size == 1:
-            pad = numbers.item()
-    return pad_bits(pad, view.dtype, path)
