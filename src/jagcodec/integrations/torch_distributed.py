@@ -169,7 +169,7 @@ class _Report(NamedTuple):
     function: int
     src: int
     size: int  # bytes of the message
-    words: bytes  # the text of the failure; empty without one
+    words: bytes  # the text of the failure; empty without a failure
     is_open: int  # whether the message becomes a `WireBatch`
     allow_pickle: int
     reason: bytes  # of a WireFormatError, which all ranks raise; empty for other failures

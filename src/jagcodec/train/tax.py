@@ -112,7 +112,7 @@ def _may_be_message(source: Any) -> bool:
 
 
 def _read_row_lengths(source: Any) -> IntArray:
-    """The (N,) lengths that a source holds in place of a batch; an error for any other source."""
+    """The (N,) lengths in a source; an error if it does not hold lengths, or holds batches."""
     first = source[0] if isinstance(source, (list, tuple)) and source else None
     if _is_open(first) or isinstance(first, list) or _may_be_message(first):
         detail = "expected one batch, found a list of them; concat_rows makes one"
