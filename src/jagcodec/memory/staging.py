@@ -43,8 +43,7 @@ def to_device(
         if tensor.dtype not in NUMPY_DTYPES:  # torch cannot move each of these to each device
             words = to_device(as_words(tensor), device, non_blocking=non_blocking)
             return from_words(words, tensor.dtype)
-    # CUDA has read such memory before a `non_blocking` call returns.
-    read_at_once = device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned()
+    read_at_once = _is_read_at_once(tensor, device)
     if read_at_once and has_cells and tensor.nbytes >= _STAGED:
         with suppress(RuntimeError):  # the system has no more page-locked memory
             tensor = tensor.pin_memory()
@@ -57,6 +56,11 @@ _STAGED = 1 << 20
 
 CUDA copies other memory piece by piece, and waits for the device before the last ones.
 """
+
+
+def _is_read_at_once(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether CUDA, which copies the tensor, has read it before a `non_blocking` call returns."""
+    return device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned()
 
 
 class HostCopies:

@@ -139,7 +139,7 @@ _Picks: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def _picks(indices: Sequence[int]) -> _Picks | None:
-    """A function that returns the numbers at these indices; None if there are no indices."""
+    """A function that returns the numbers at these indices; None without indices."""
     # The repeated index makes `itemgetter` return a tuple even for one index.
     return itemgetter(*indices, indices[0]) if indices else None
 

@@ -75,7 +75,7 @@ def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) ->
 
 
 def cells_of(node: Node) -> Sequence[Node]:
-    """The nodes of `ROW_KINDS` that hold the rows of a column; [] if there are none."""
+    """The nodes of `ROW_KINDS` that hold the rows of a column; [] if no node does."""
     if node.kind is Kind.ARRAY_ROWS:
         return node.children
     return [node] if node.kind in ROW_KINDS else []
@@ -158,7 +158,7 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     buffer, offset, stored = numbers[i : i + GROUP]
     group = None if kind is Kind.TENSOR else numbers[i + GROUP]
     elements = math.prod(shape)
-    # Ignore `stored` if there are no cells.
+    # Ignore `stored` of a column without cells.
     runs = runs_of(kind, stored) if elements and stored != PLAIN else 0
     blobs = elements > 0 and bool(stored & BLOBS)  # `check_node` refuses this code for tensors
     place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, elements, name)
