@@ -91,7 +91,7 @@ class Plan:
     )
 
     def __init__(self, schema: Schema) -> None:
-        # For each list, the indices of these numbers. The bytes of an element are no index.
+        # For each list, the indices of these numbers, but not of the bytes of an element.
         # Elements: the buffer, the offset, the first dim, the other dims; bytes of an element.
         self.places: list[tuple[int, int, int, Sequence[int], int]] = []
         self.scalars: list[tuple[int, int, int]] = []  # elements without dims
