@@ -202,6 +202,21 @@ def test_batches_on_a_device_are_chosen_from_and_joined_after_one_wait(device):
         assert_same(found, join_columns([own, plain]))
 
 
+@given(batches())
+def test_what_goes_to_a_third_device_waits_once_for_row_lengths(device, td):
+    """To another GPU; here to meta, whose tensors have shapes alone."""
+    there, holes = BatchedDataDict(dict(on_device(td, device).items())), len(tensors_with_holes(td))
+    with watched(device) as traffic:
+        found = there.to("meta")
+    assert traffic.waits <= 1 + holes
+    for name, column in td.items():
+        if isinstance(column, torch.Tensor):
+            assert found[name].is_meta
+            assert (found[name].dtype, found[name].ndim) == (column.dtype, column.ndim)
+            if column.is_nested and column.layout is torch.jagged:
+                assert found[name].offsets().shape == column.offsets().shape
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 def test_columns_whose_memory_was_freed_are_refused_but_by_meta(device, dtype):
     freed = torch.ones(3, 2, dtype=dtype)

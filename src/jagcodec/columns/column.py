@@ -30,7 +30,7 @@ class Mover(Protocol):
     """What moves the columns of one batch to a device, see `columns.devices`."""
 
     pool: RowSplitsPool
-    copies: Any  # `HostCopies` of the offsets that are on a device
+    copies: Any  # `HostCopies` of all tensors if they go to the host, else None
     device: torch.device
 
     def path_of(self, key: Name) -> str: ...
@@ -90,7 +90,7 @@ class HeldColumn:
         return cells is not None and cells.is_cpu
 
     def view_or_copy(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
-        """Its rows, if its type lets them differ in length; gradients flow through them."""
+        """As `view`, with gradients; rows that are not end to end may be copied for it."""
         return self.view(path, pool, detach=False)
 
     def array(self) -> npt.NDArray[Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from jagcodec.columns.batch import Name
-from jagcodec.columns.column import column_of, each_leaf
+from jagcodec.columns.column import column_of, each_leaf, read_offsets
 from jagcodec.memory.plain_types import TENSOR_TYPES, check_plain
 from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.rows.copy_rows import values_of
@@ -36,11 +36,16 @@ def moved(
     A column without a tensor, or on that device, is returned unchanged. Copies to the host are
     complete. `non_blocking` is as for `to_device`.
     """
-    move = _Move(device, pool, path_of, non_blocking)
+    copies = None
     if device.type == "cpu":
+        copies = HostCopies(kept=True)
         each = (part for leaf in each_leaf(columns.values()) for part in leaf.tensors())
-        move.copies.fetch(part for part in each if _is_plain(part))
-    return move.columns(columns, ())
+        copies.fetch(part for part in each if _is_plain(part))
+    else:  # jagged columns are made again from their row lengths, which another device may have
+        jagged = (leaf for leaf in each_leaf(columns.values()) if not leaf.is_packed)
+        away = ((leaf.value, leaf.offsets()) for leaf in jagged)
+        read_offsets([x for x, there in away if there is not None and there.device != device], pool)
+    return _Move(device, pool, path_of, non_blocking, copies).columns(columns, ())
 
 
 @dataclass(slots=True)
@@ -51,7 +56,7 @@ class _Move:
     pool: RowSplitsPool
     path_of: PathOf
     non_blocking: bool
-    copies: HostCopies = field(default_factory=lambda: HostCopies(kept=True))
+    copies: HostCopies | None  # of all tensors, if they go to the host
     # Tensors that were moved, by id, each with its copy.
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
@@ -85,7 +90,7 @@ class _Move:
         return known[1]
 
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.device.type == "cpu" and _is_plain(tensor):
+        if self.copies is not None and _is_plain(tensor):
             self.copies.fetch([tensor])  # does nothing, unless the tensor was compacted only now
             return self.copies.of(tensor)
         return to_device(tensor, self.device, non_blocking=self.non_blocking)
