@@ -279,12 +279,12 @@ def _bytes_of(value: Any, **options: Any) -> list[bytes] | None:
 
 def _elided(value: Any, *, narrow: bool) -> list[bytes] | None:
     """As `_bytes_of`, and whatever is found to repeat is sent once, whether it pays or not."""
-    before = elide.FEWEST, elide.RUN_COST
-    elide.FEWEST, elide.RUN_COST = 1, -(1 << 20)
+    before = elide.LEAST_SEARCHED, elide.RUN_COST
+    elide.LEAST_SEARCHED, elide.RUN_COST = 1, -(1 << 20)
     try:
         return _bytes_of(value, elide=True, narrow=narrow)
     finally:
-        elide.FEWEST, elide.RUN_COST = before
+        elide.LEAST_SEARCHED, elide.RUN_COST = before
 
 
 def _check_stable(value: Any) -> None:

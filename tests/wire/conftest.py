@@ -13,7 +13,7 @@ from jagcodec.wire.stored import elide
 @pytest.fixture
 def eager(monkeypatch):
     """`elide` sends what it finds once, and every frame is compressed, whether it pays or not."""
-    monkeypatch.setattr(elide, "FEWEST", 1)
+    monkeypatch.setattr(elide, "LEAST_SEARCHED", 1)
     monkeypatch.setattr(elide, "RUN_COST", -(1 << 20))
     monkeypatch.setattr(compress, "_SMALLEST", 1)
     monkeypatch.setattr(compress, "_pays", lambda *args: True)

@@ -36,7 +36,7 @@ Key: TypeAlias = str | tuple[str, ...]
 
 
 class FieldSchema(NamedTuple):
-    """The kind, dtype and shape of one column, from the header.
+    """The kind, dtype and shape of one column, as the header of its message has them.
 
     Attributes:
         kind: ``"jagged"`` (also of a `PackedColumn`), ``"tensor"``, ``"object"`` (also of a list

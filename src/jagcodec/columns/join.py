@@ -77,7 +77,7 @@ def join_views(
 ) -> RaggedView:
     """`join_leaves` for views over memory that callers must not change, such as a message's."""
     joiner = RowJoiner(chosen, pool, operator.is_, 0)
-    joiner.check_alike(views, path)
+    joiner.check_joinable(views, path)
     whole = views[0] if len(views) == 1 else concat_views(views)
     if whole is None:
         whole = joiner.concat(views)
@@ -246,7 +246,7 @@ class RowJoiner:
 
     # Views
 
-    def check_alike(self, views: Sequence[RaggedView], path: str) -> None:
+    def check_joinable(self, views: Sequence[RaggedView], path: str) -> None:
         """Refuse views whose rows cannot be joined."""
         view = views[0]
         check_equal([each.dtype for each in views], "dtype", path, CONVERT)
@@ -259,7 +259,7 @@ class RowJoiner:
         check_extent((total, *inner[0]), view.dtype.itemsize, path)
 
     def concat(self, views: Sequence[RaggedView]) -> RaggedView:
-        """The rows of views that are alike, copied end to end."""
+        """The rows of views that `check_joinable` accepts, copied end to end."""
         if any(view.is_tensor for view in views):
             joined: RaggedView = _tensors().concat(views, self.pool)
             return joined

@@ -175,7 +175,7 @@ def _plan_views(
         view = joiner.in_place(views[0], path)
         row_splits = view.row_splits
     else:
-        joiner.check_alike(views, path)
+        joiner.check_joinable(views, path)
         row_splits = joiner.pool.joined([view.row_splits for view in views])
         inner = views[0].cell_bytes > 0 and dim == 1
         if inner and all(view.uses_row_kernel for view in views):

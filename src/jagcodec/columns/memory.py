@@ -157,7 +157,7 @@ class BuiltSource(MemorySource):
 
 
 class MemoryColumn(Column):
-    """A column in memory. If no rows were chosen, it is returned itself, so gradients flow."""
+    """A column in memory; without chosen rows it is returned itself, unless it is a batch."""
 
     __slots__ = ("name", "source", "value")
 
@@ -216,7 +216,7 @@ class MemoryColumn(Column):
             if view is not None:
                 return view
         if chosen is not None:
-            found = _to_send(holder, chosen)
+            found = _chosen_to_send(holder, chosen)
             if found is not None:
                 return found
             column = chosen_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
@@ -271,7 +271,7 @@ class MemoryColumn(Column):
 
 
 def chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
-    """The chosen rows of a column that was read as `As.HOST`."""
+    """The chosen rows of a column whose rows are in place, an array, or one object."""
     if chosen is None:
         return found
     if isinstance(found, CellRows):
@@ -283,7 +283,7 @@ def chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
     return chosen.of_view(found) if isinstance(found, RaggedView) else found[chosen.at]
 
 
-def _to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
+def _chosen_to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
     """Chosen rows of one size in place, or of objects as a list; None for any other column."""
     objects = holder.own_objects()
     if objects is not None:

@@ -331,7 +331,10 @@ def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None
 
 
 def _micro_batch_numbers(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
-    """(items,) the micro-batch of each; a rank's most expensive micro-batches come first."""
+    """(items,) the micro-batch of each; a rank's most expensive micro-batches come first.
+
+    With `rows_per_batch`, micro-batches of fewer rows come after the others.
+    """
 
     def place(members: list[int]) -> tuple[bool, float]:
         fewer = sum(items.rows[item] for item in members) < (rules.rows_per_batch or 0)

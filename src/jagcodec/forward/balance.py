@@ -4,10 +4,11 @@ Ranks that plan for themselves must get equal plans, whatever their CPU, numpy o
 are stable, and no sum of floats depends on the order or the width in which a CPU adds them: `fsum`
 rounds once, and other sums add number by number.
 
-There are two ways. Longest-processing-time-first comes first: items go in falling order of cost,
-each to the rank with the lowest cost so far, and there to the micro-batch with the lowest cost.
-If that leaves an item without a place, first-fit-decreasing packs all items as tightly as possible,
-and whole micro-batches are spread over the ranks.
+There are three ways, and each is tried when the one before leaves an item without a place.
+Longest-processing-time-first: items go in falling order of cost, each to the rank with the lowest
+cost so far, and there to the micro-batch with the lowest cost. Then first-fit within a rank, in
+place of the micro-batch with the lowest cost (`_into_steps`). At last, first-fit-decreasing packs
+all items as tightly as possible, and whole micro-batches are spread over the ranks.
 """
 
 from __future__ import annotations

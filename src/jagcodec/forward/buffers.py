@@ -88,7 +88,7 @@ class Packer:
         return cls(RowSplits.from_lengths(lengths))
 
     def anew(self) -> Packer:
-        """A packer of the same rows without the indices, which belong to other pieces of them."""
+        """A packer of the same rows without the indices, which other pieces have."""
         return Packer(self.row_splits, self.pool)
 
     # Columns
@@ -411,7 +411,7 @@ class ColumnBuffers:
         return dict(zip(map(id, buffers), self._packer.fill(buffers), strict=True))
 
     def whole(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns of `batch`, with tensors in place of buffers."""
+        """The columns, with each buffer filled."""
         filled = self._filled()
 
         def finished(column: Any, _: Key) -> Any:

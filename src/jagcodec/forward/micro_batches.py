@@ -107,9 +107,10 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
     """The rows of each micro-batch; made by `plan_micro_batches`.
 
     ``batches[rank][step]`` has the rows of one micro-batch, (rows,) int64 and rising. Each rank has
-    the same number of steps, the most expensive first; `in_order` gives a plan with the steps in
-    another order. ``len(batches)`` is the number of ranks. These arrays, `order` and `inverse` are
-    copies: writing to one changes neither the others nor the plan.
+    the same number of steps, the most expensive first; with `rows_per_batch`, steps of fewer rows
+    come after the others. `in_order` gives a plan with another order. ``len(batches)`` is the
+    number of ranks. These arrays, `order` and `inverse` are copies: writing to one changes neither
+    the others nor the plan.
 
     Attributes:
         order: (M,) int64 rows of all micro-batches end to end: rank by rank, step by step. M > N if
@@ -137,7 +138,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         self._packer = packer
         self.order: IntArray = assignment.order.copy()
         self._count = len(assignment.costs) // rules.ranks  # micro-batches of each rank
-        each = [assignment.order[rows].copy() for rows in self._slices_in_order(0, rules.ranks)]
+        each = [assignment.order[places].copy() for places in self._slices_in_order(0, rules.ranks)]
         starts = range(0, rules.ranks * max(self._count, 1), max(self._count, 1))
         self._steps = tuple(tuple(each[start : start + self._count]) for start in starts)
         self.inverse: IntArray = self._places_by_row(0, rules.ranks)
@@ -233,7 +234,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         """
         where = "MicroBatches.pack"
         known = self._checked_rank(rank, where)
-        steps = [self._assignment.order[rows] for rows in self._slices_in_order(known, known + 1)]
+        slices = self._slices_in_order(known, known + 1)
+        steps = [self._assignment.order[places] for places in slices]
         order = np.concatenate([*steps, np.empty(0, np.int64)])
         bounds = np.cumsum([0, *map(len, steps)])
         options = PackOptions(
@@ -425,11 +427,14 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         return [slice(start, end) for start, end in pairwise(bounds.tolist())]
 
     def _places_by_row(self, first: int, last: int) -> IntArray:
-        """The places of the rows of these ranks, in rising order of the rows; without copies."""
+        """The places of the rows of these ranks, in rising order of the rows; without copies.
+
+        They count from the first place of these ranks.
+        """
         bounds = self._assignment.bounds
         places = slice(bounds[first * self._count], bounds[last * self._count])
-        rows = np.flatnonzero(~self._assignment.is_copy[places])
-        return rows[np.argsort(self._assignment.order[places][rows], kind="stable")]
+        originals = np.flatnonzero(~self._assignment.is_copy[places])
+        return originals[np.argsort(self._assignment.order[places][originals], kind="stable")]
 
     def _checked_rank(self, rank: Any, where: str) -> int:
         known = integer_of(rank)

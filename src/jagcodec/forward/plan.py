@@ -124,8 +124,8 @@ class PackPlan:
             also the tail if ``tail="last_row"``.
         max_seqlen: The longest row.
         max_seqlen_padded: The longest padded row; or the tail, if it is separate and longer.
-        cu_seqlens: (N + 1,) int32 tensor: where each row begins without pads, and the end. A
-            separate tail is one more row.
+        cu_seqlens: (N + 1,) int32 tensor: where each row begins without pads, and the end;
+            (N + 2,) with a separate tail, which is one more row.
         cu_seqlens_padded: The same with pads. **The same object** if nothing is padded, because
             Transformer Engine takes two objects for different layouts.
     """

@@ -346,7 +346,11 @@ class _Exchange:
     # What the ranks tell each other
 
     def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[_Report]]:
-        """The result of a step, and all ranks' reports. If a rank failed, every rank raises."""
+        """The result of a step, and all ranks' reports. If a rank failed, every rank raises.
+
+        They raise the WireFormatError of the first rank that failed. Any other error is raised
+        where it happened, and the other ranks raise a TransportError that repeats its text.
+        """
         failure: Exception | None = None
         result = None
         try:

@@ -122,6 +122,10 @@ MESSAGE = f"jagcodec {__version__}"  # the key of a message in the body of a req
 # TransferQueue's own code nests those.
 WITH_TENSORS = "with_tensors"
 
+# With fewer rows than this in each message, a get takes longer for the messages than for the rows:
+# then the unit keeps the joined rows for the next get.
+_FEWEST_ROWS_PER_MESSAGE = 4
+
 _logger = get_logger(__name__)
 
 
@@ -426,7 +430,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
             one, others = _rows_of(batches, index, whole, lambda b: to_send(b).columns.items())
             columns |= one | others
             how = all_stored([how, self._stored(whole, len(batches))])
-            if len(batches) > max(1, len(index) // 4):
+            if len(batches) > max(1, len(index) // _FEWEST_ROWS_PER_MESSAGE):
                 scattered += list(one)
         with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
         batch = Columns(len(global_indexes), {name: columns[name] for name in found})
@@ -547,8 +551,8 @@ def _holds_tensors(column: Any) -> bool:
 def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
     """The reply to a put or a get; None for other requests, and for requests that fail.
 
-    For None, TransferQueue's own code answers, and names the fault. It does not answer all
-    requests, because it counts the cores of the host each time, which is slower than a put.
+    For None, TransferQueue's own code answers, and names the fault. Not all requests are
+    left to that code: it counts the cores of the host each time, which is slower than a put.
     """
     body, kind = request.body, request.request_type
     with suppress(Exception):

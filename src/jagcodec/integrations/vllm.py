@@ -20,7 +20,7 @@ from jagcodec.integrations._expert_ids import KnownIds, known_ids
 from jagcodec.memory.arrays import AnyArray
 
 _MOST_TOP = 1 << 20
-"""The most likely tokens of a position, at most: more than any vocabulary has."""
+"""The largest `top`: more tokens than any vocabulary has."""
 
 
 @untraced

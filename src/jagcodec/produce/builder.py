@@ -54,7 +54,11 @@ CellArray = npt.NDArray[Any]
 
 @dataclass
 class _GrowingColumn:
-    """A per-token column."""
+    """A per-token column: chunks of cells, and what they have shown of their dtype and shape.
+
+    Methods that change the dtype or the shape return a new column; `cut` and `joined` change this
+    one.
+    """
 
     dim: int = 0  # the dim of a chunk along which its tokens are
     shape: tuple[int, ...] | None = None  # without tokens; None if no chunk or schema has shown it
@@ -63,7 +67,9 @@ class _GrowingColumn:
     dtype: str | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
     types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
-    stored: str | None = None  # of the chunks: Python floats stay float64, as a float64 may follow
+    stored: str | None = (
+        None  # the dtype of the chunks: Python's floats are float64, as one may follow
+    )
     tokens: int = 0
     chunks: list[CellArray] = field(default_factory=list)  # none of them is empty
 

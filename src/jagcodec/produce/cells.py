@@ -121,7 +121,7 @@ def _cells_or_objects(
         return _cells_of_arrays(rows, list(map(_readable_array, rows)), dtypes, dtype, copied, dim)
     kinds.discard(BLANK_ROW)
     if not kinds and dtype is None and any(map(len, rows)) and first_item(chain(*rows)) is None:
-        return list(rows)  # all items are None
+        return list(rows)  # rows of None alone are objects
     if kinds <= {SEQUENCE_ROW}:
         # Iterate: a subclass of list may report another length.
         rows = rows if types <= _LIST_OR_TUPLE else [list(iter(row)) for row in rows]

@@ -187,7 +187,7 @@ def _jagged_columns(
     where: str,
     strict: bool,
 ) -> Columns:
-    """Checked columns. Only cells past the ends of rows are read, in packed columns."""
+    """The columns, checked; those that `_jagged_rule` picks are views of their rows."""
     fields = {
         name: column
         if isinstance(column, torch.Tensor)
@@ -199,7 +199,7 @@ def _jagged_columns(
     row_splits = rule.row_splits
     rows = None if row_splits is None else row_splits.rows
     columns: dict[str, Any] = {}
-    packed: dict[str, Any] = {}
+    jagged: dict[str, Any] = {}
     is_wide = False
     arrays, makes_jagged = plain_arrays(fields.values()), rule.makes_jagged
     for (name, column), array in zip(fields.items(), arrays, strict=True):
@@ -215,33 +215,33 @@ def _jagged_columns(
             rule.check_left_out(name, shape, where, strict)
             is_wide |= shape[1] > rule.widest > 0
             continue
-        packed[name] = column if strict else cells  # `strict` looks at tensors, a warning at arrays
+        jagged[name] = column if strict else cells  # `strict` looks at tensors, a warning at arrays
         rectangle = column.detach() if array is None else column
         view = rows_of_rectangle(rectangle, row_splits, where, array)
         columns[name] = view if rule.mask is None else rule.mask.rows(view)
-    if row_splits is not None and packed:
-        _check_pads(packed, row_splits, rule.mask, where, strict)
+    if row_splits is not None and jagged:
+        _check_pads(jagged, row_splits, rule.mask, where, strict)
     elif is_wide and rule.mask is None:
         warn_of_width(f"{where}(lengths)")
     return Columns(rows or 0, columns)
 
 
 class _JaggedRule(NamedTuple):
-    """Which columns are packed, and by which rows."""
+    """Which columns become jagged, and by which rows."""
 
-    row_splits: RowSplits | None  # None if no column is packed
+    row_splits: RowSplits | None  # None if no column becomes jagged
     mask: _Mask | None  # None if rows begin at cell 0
     named: frozenset[Any] | None  # None if the shape of a column alone decides
-    narrowest: int  # the smallest S of the rectangles (N, S, ...) that are packed
+    narrowest: int  # the smallest S of the rectangles (N, S, ...) that become jagged
     widest: int  # the largest S
 
     def makes_jagged(self, name: str, width: int) -> bool:
-        """Whether a rectangle (N, width, ...) is packed."""
+        """Whether a rectangle (N, width, ...) becomes jagged."""
         named = self.named is None or name in self.named
         return named and self.narrowest <= width <= self.widest
 
     def check_left_out(self, name: str, shape: tuple[int, ...], where: str, strict: bool) -> None:
-        """Raise or warn if a column of two dims or more was probably meant to be packed."""
+        """Raise or warn if a column of two dims or more was probably meant to become jagged."""
         path = f"{where}({name!r})"
         if self.named is None:
             if self.narrowest - FEW_CELLS <= shape[1] < self.narrowest:
@@ -253,7 +253,7 @@ class _JaggedRule(NamedTuple):
                 warn_of_rectangle(path)
 
     def why_not(self, shape: tuple[int, ...], path: str) -> ArgumentError:
-        """The error of a column that was named, and cannot be packed."""
+        """The error of a column that was named, and cannot become jagged."""
         if self.row_splits is None:
             detail = "expected lengths or a mask to pack it by, found neither"
             return ArgumentError("bad_option", path, detail)
@@ -360,17 +360,17 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int | None:
 
 
 def _check_pads(
-    packed: Mapping[str, Any], row_splits: RowSplits, mask: _Mask | None, where: str, strict: bool
+    jagged: Mapping[str, Any], row_splits: RowSplits, mask: _Mask | None, where: str, strict: bool
 ) -> None:
-    """Raise or warn if no packed column of integers looks padded in the cells that are left out."""
+    """Raise or warn if no jagged column of integers looks padded in the cells that are left out."""
     if strict:
-        integers = {name: x for name, x in packed.items() if x.dtype in LENGTH_DTYPES}
+        integers = {name: x for name, x in jagged.items() if x.dtype in LENGTH_DTYPES}
         valid = None if mask is None else mask.valid
         if valid is None:
             valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
         _check_constant(integers, valid, where)
     elif mask is None:
-        name = first_unpadded(packed, row_splits)
+        name = first_unpadded(jagged, row_splits)
         if name is not None:
             warn_of_leftovers(f"{where}({name!r})")
 

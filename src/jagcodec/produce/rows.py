@@ -389,9 +389,9 @@ def read_ragged_dims(
     """The ragged dims by name, from `ragged_dims` and a schema, of columns yet to be made."""
     path = f"{where}(ragged_dims)"
     given = named_columns({} if ragged_dims is None else ragged_dims, path, "dims")
-    rectangles = {name for name, field in schema.items() if field.kind == "object"}
+    objects = {name for name, field in schema.items() if field.kind == "object"}
     return _ragged_dims(
-        _named_dims(given, given, schema, rectangles, path), {}, schema, frozenset(), where
+        _named_dims(given, given, schema, objects, path), {}, schema, frozenset(), where
     )
 
 
@@ -399,7 +399,7 @@ def _named_dims(
     ragged_dims: Any,
     columns: Mapping[str, Any],
     schema: Mapping[str, FieldSchema],
-    rectangles: Set[str],
+    not_jagged: Set[str],
     path: str,
 ) -> dict[str, int]:
     """The dims that the argument `ragged_dims` names, after they are checked."""
@@ -411,7 +411,7 @@ def _named_dims(
         named[name] = whole_number(dim, 1, place, expected)
         if named[name] > MAX_NDIM:
             raise ArgumentError("bad_option", place, f"expected {expected}, found {brief(dim)}")
-        if name in rectangles or schema.get(name, ANY_FIELD).kind == "tensor":
+        if name in not_jagged or schema.get(name, ANY_FIELD).kind == "tensor":
             detail = "expected a jagged column, found one that rectangular= or dtypes= says is not"
             raise ArgumentError("conflict", place, detail)
     return named

@@ -170,7 +170,7 @@ _FEW_ROWS = 16
 def first_unpadded(columns: Mapping[str, Any], row_splits: RowSplits) -> str | None:
     """The first column of integers (N, S, ...) on the CPU, if not one of them looks padded.
 
-    One is enough: others, such as position ids, may go on past the ends of rows.
+    One that does is enough: others, such as position ids, may go on past the ends of rows.
     """
     first = None
     for name, column in columns.items():

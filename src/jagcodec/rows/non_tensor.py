@@ -120,7 +120,7 @@ def is_nested_batch(leaf: Any) -> bool:
 
 
 def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:
-    """The Python objects of a non-tensor leaf, one per row. All rows get an object of the batch."""
+    """The Python objects of a leaf, one per row. An object of the whole batch is in each row."""
     if isinstance(leaf, NonTensorStack):
         payloads = payloads_of_stack(leaf)
         if payloads is not None:

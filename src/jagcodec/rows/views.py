@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(slots=True, eq=False)  # is made in half the time of a named tuple
+@dataclass(slots=True, eq=False)  # made in half the time that a named tuple takes
 class RaggedView:
     """N rows of a column in memory. Making one copies nothing.
 

@@ -110,7 +110,7 @@ def materialize(
     strict: bool = False,
     container: Callable[[dict[str, Any]], T] = BatchedDataDict,  # type: ignore[assignment]
 ) -> T:
-    """A wire batch to columns for a trainer: the fetch site.
+    """Make columns for a trainer of a batch or of messages.
 
     Example:
         >>> import torch
@@ -135,7 +135,8 @@ def materialize(
             a message (frames, a blob, a `WireBatch`), whose cells are copied once. Or a list of
             batches, whose rows are joined as by `concat_rows`.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
-            ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it. Rows of a
+            ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it, without
+            pads (`plan_packing` aligns rows for parallelism). Rows of a
             strided nested tensor have their tokens in the first dim in which they differ; other
             dims in which they differ are padded at the end, to the longest.
         pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0

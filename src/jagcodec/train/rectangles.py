@@ -25,7 +25,7 @@ from jagcodec.wire.frames import writable_bytes
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS
 
 Layout = Literal["padded", "jagged", "packed"]
-"""What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
+"""What `materialize` makes of jagged columns: rectangles, the same columns, or `PackedColumn`s."""
 
 PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row are."""
@@ -198,7 +198,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
         elif len(data):
             bits = rectangle.pad_bits
             task, others = view.pad_tasks(data, rectangle.width, rectangle.left_pad, bits)
-            if rectangle.zeroed and _holds_pads(rectangle):
+            if _holds_pads(rectangle):
                 copies.append(rows_only(task))
             else:
                 pads.append(task)

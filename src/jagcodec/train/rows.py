@@ -188,7 +188,8 @@ def split_rows(
     Args:
         batch: As for `select_rows`.
         parts: How many contiguous parts, as equal as possible, longer ones first. With
-            `max_tokens`, the fewest parts, for ranks that must all take the same number of steps.
+            `max_tokens`, at least so many parts, for ranks that must all take the same number of
+            steps.
         sizes: Rows of each part, contiguous and in order; they must add up to N.
         max_tokens: The most tokens of a part. `plan_micro_batches` decides which rows go where;
             each part keeps them in the order of the batch.

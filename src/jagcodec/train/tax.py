@@ -54,7 +54,8 @@ def padding_tax(
         padded_width: Width S of the rectangles. By default it is the longest row, or the width that
             padded columns have. So a packed batch shows less tax than the wider columns that it
             came from.
-        options: Measure `narrow` and `elide` of `encode` too: the batch is encoded once for each.
+        options: Measure `narrow` and `elide` of `encode` too: the batch, which is encoded once
+            without this, a message too, is encoded four times.
 
     Returns:
         Rows, fill, and the bytes of each column. Wire bytes are the bytes in the message that
@@ -171,7 +172,7 @@ class PaddingTax:
     """A batch, in bytes. `str()` of it is a table."""
 
     rows: int
-    fill: float  # share of the padded cells that are tokens, 0 to 1; 1 if nothing is jagged
+    fill: float  # share of the padded bytes that are tokens, 0 to 1; 1 if nothing is jagged
     columns: tuple[ColumnTax, ...]
     overhead: ColumnTax  # what a message adds to its columns: header, offsets, gaps, `meta`
 
@@ -265,22 +266,23 @@ def _measured(
     messages = [describe_message(open_source(each, "padding_tax")) for each in frames]
     plain = messages[0]
     columns: list[ColumnTax] = []
-    valid = cells = 0
+    token_bytes = padded_bytes = 0
     for parts in zip(*(message.columns for message in messages), strict=True):
         column = parts[0]
         rectangle = column.bytes
         if column.rows is not None:
             rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
-            token = math.prod(dims) * TORCH_ITEMSIZES[column.dtype or ""]
+            bytes_per_token = math.prod(dims) * TORCH_ITEMSIZES[column.dtype or ""]
             width = _rectangle_width(rows.max, padded_width, f"padding_tax({column.name!r})")
-            rectangle = (padded or {}).get(column.name, rows.rows * width * token)
-            valid += rows.tokens * token
-            cells += rectangle
+            rectangle = (padded or {}).get(column.name, rows.rows * width * bytes_per_token)
+            token_bytes += rows.tokens * bytes_per_token
+            padded_bytes += rectangle
         layout = _LAYOUT_OF_KIND.get(column.kind, "other")
         columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
     overhead = ColumnTax(_OVERHEAD, "", 0, *(message.overhead for message in messages))
-    return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)
+    fill = token_bytes / padded_bytes if padded_bytes else 1.0
+    return PaddingTax(plain.rows or 0, fill, tuple(columns), overhead)
 
 
 def _rectangle_width(longest: int, padded_width: int | None, path: str) -> int:

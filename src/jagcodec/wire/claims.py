@@ -145,7 +145,7 @@ def _picks(indices: Sequence[int]) -> _Picks | None:
 
 
 EXACT = 1 << 52
-"""Integers up to this one are exact as floats, and so are sums of a few of them."""
+"""Integers up to this one are exact as floats, and so is the sum of two."""
 
 
 def sound_at_sight(
@@ -357,7 +357,7 @@ class Claims:
     def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """Claim bytes of documents or offsets, and count the memory that their rows need."""
         self.claim(buffer, offset, size, path)
-        self.expanded += spec.EXPANSION * size
+        self.expanded += EXPANSION * size
 
 
 def check_groups(groups: Sequence[Group], claims: Claims) -> None:
@@ -375,7 +375,11 @@ def check_groups(groups: Sequence[Group], claims: Claims) -> None:
 def _claim_table(
     node: Node, node_numbers: list[int], shape: list[int], groups: Sequence[Group], claims: Claims
 ) -> None:
-    """Claim the table of runs of an indirect column, and count the memory that its rows need."""
+    """Claim the table of runs of an indirect column, and count the memory that its rows need.
+
+    The places in the table are checked when the column is read: `_check_place` in
+    `wire/stored/elided_rows.py`.
+    """
     kind, runs = node.kind, runs_of(node.kind, node_numbers[STORED])
     # Indirect columns in rows would multiply their repeats at each level of rows.
     expect(not claims.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
@@ -469,7 +473,7 @@ def _count_integer_rows(
     wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
     expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
     claims.objects += rows
-    claims.expanded += spec.EXPANSION * 8 * width * rows
+    claims.expanded += EXPANSION * 8 * width * rows
 
 
 def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatError | None:

@@ -92,7 +92,7 @@ def encode(
             `register_type` (dataclasses, tensorclasses, ...) or `register_stdlib_types`
             (`datetime`, `deque`, ...). Or a `WireBatch`, whose chosen columns and rows are sent on
             as a TensorDict with its `meta`. Its narrow columns stay narrow, whatever `narrow` is.
-            If one of them is elided, repeats are looked for, whatever `elide` is.
+            If one of its columns is elided, repeats are looked for, whatever `elide` is.
         out: Write the message as one blob to the start of this memory: a bytearray, numpy array,
             shared memory or CPU tensor (pinned or not), writable and contiguous. What comes after
             the blob is kept. Or a function that is called once with the size of the blob, and
@@ -105,11 +105,12 @@ def encode(
             columns. More than 2^24 rows need a byte each: a message that would have fewer is sent
             as it is.
         elide: Send once what tensors and rows of objects repeat: rows that are equal or begin
-            alike, as those of one prompt do; columns of one memory or of equal cells; rows that
-            begin the longest one, as masks and positions do; columns whose rows are those of two
-            others, joined. Everything is compared cell by cell. What would not make the message
-            smaller is sent as it is. Objects of rows that are one object are one again; equal ones
-            are found from 1 KiB on. Arrays and tensors in rows arrive as one for each row.
+            alike, as those of one prompt do; columns of one memory or of equal cells; rows that are
+            the beginning of the longest row, as masks and positions are; columns whose rows are the
+            rows of two others, joined. Everything is compared cell by cell. What would not make the
+            message smaller is sent as it is. Objects of rows that are one object are one again;
+            equal ones are found from 1 KiB on. Arrays and tensors in rows arrive as one for each
+            row.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames that get smaller, for links slower than memory: ``"zstd"``,
             or ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.

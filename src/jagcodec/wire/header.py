@@ -146,7 +146,7 @@ def header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
     return zlib.crc32(values, zlib.crc32(numbers, zlib.crc32(schema)))
 
 
-# --- reading -----------------------------------------------------------------------------------
+# --- bytes to parts ----------------------------------------------------------------------------
 
 _MAGIC = b"\x84" + msgpack.packb(MAGIC)
 _MAGIC_AND_VERSION = _MAGIC + msgpack.packb(VERSION)
@@ -251,7 +251,7 @@ def check_crc(found: int, expected: int, path: str) -> None:
         raise fail("bad_checksum", detail, path=path)
 
 
-# --- read ----------------------------------------------------------------------------------------
+# --- the checked header ------------------------------------------------------------------------
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:

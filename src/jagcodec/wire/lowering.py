@@ -70,7 +70,6 @@ class Lowering:
         # The column that is being lowered.
         self._column_name: Name = ()
         self._column_is_narrow: bool = narrow is True
-        self._narrows = bool(narrow)
         self._default = default
         self._defaults = 0
         self._path: list[Any] = []
@@ -133,6 +132,7 @@ class Lowering:
         return self.lower_foreign(value) if handler is None else handler(self, value)
 
     def lower_at(self, key: Any, value: Any) -> Tree:
+        """The tree of the value under a key, which errors name."""
         if type(value) in NATIVE or (
             # Fast for chat messages, which are dicts of plain values: such a dict is a document.
             type(value) is dict
@@ -333,7 +333,7 @@ class Lowering:
     # Rows of objects
 
     def _lower_array_rows(self, rows: Sequence[Any], holder: int) -> Tree | None:
-        """The tree of rows that are arrays or tensors of one dtype, or None; None for others."""
+        """The tree of rows that are each None, or an array or tensor of one dtype; else None."""
         found = array_rows(rows)
         if found is None or len(self._path) >= spec.MAX_DEPTH:  # the walk explains the depth
             return None
@@ -361,8 +361,8 @@ class Lowering:
         rows = payloads if type(payloads) is list else list(payloads)
         written = written_at_once(rows, spec.MAX_DEPTH - len(self._path))
         if written is not None:
-            documents, same = written
-            self.items.append(item_of_documents(documents, same))
+            rows_as_bytes, same = written
+            self.items.append(item_of_documents(rows_as_bytes, same))
             return _OF_DOCUMENTS
         arrays = None if holder is None else self._lower_array_rows(rows, holder)
         if arrays is not None:

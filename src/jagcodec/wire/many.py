@@ -57,9 +57,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message_table import ColumnInPlace, MessageTable
 from jagcodec.wire.native import are_values
 from jagcodec.wire.node_columns import MessageSource
-from jagcodec.wire.spec import (
-    Kind,
-)
+from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
@@ -106,7 +104,7 @@ class JoinedRows(Source):
         The list is empty if there is only one form, or if the column is not one of objects.
         """
         if name not in self._forms:
-            found = self._messages.by_form(name) if self._messages else []
+            found = self._messages.tables_by_form(name) if self._messages else []
             self._forms[name] = [
                 (
                     rows,
@@ -174,7 +172,7 @@ class JoinedRows(Source):
             return view if row_splits is view.row_splits else replace(view, row_splits=row_splits)
         return chosen.of_view(view)
 
-    def by_form(self, name: str, how: Read) -> Any:
+    def read_by_form(self, name: str, how: Read) -> Any:
         """A column of objects whose form differs between messages, read form by form.
 
         Returns None for any other column, and if a message must be read alone to name its fault.
@@ -331,7 +329,7 @@ class JoinedColumn(Column):
 
     def _read_parts(self, how: Read) -> Any:
         """Read the column form by form, or batch by batch, because the table cannot read it."""
-        rows = self.source.by_form(self.name, how)
+        rows = self.source.read_by_form(self.name, how)
         if rows is not None:
             return rows
         column = self.source.one_by_one(self.name, how)
@@ -514,9 +512,9 @@ class SideBySide(Source):
         """`columns` are columns of `batches`; `pool` has the row splits of those in memory."""
         sources = [source_in(batch) for batch in batches]
         device = next((s.device for s in sources if s.device is not None), None)
-        pickle = any(source.allow_pickle for source in sources)
+        allow_pickle = any(source.allow_pickle for source in sources)
         sizes = common_sizes(source.sizes for source in sources)
-        super().__init__(tuple(columns), sizes, device, pickle)
+        super().__init__(tuple(columns), sizes, device, allow_pickle)
         self._columns = columns
         self._batches = batches
         self._pool = pool

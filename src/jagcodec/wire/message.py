@@ -30,7 +30,7 @@ from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
-from jagcodec.wire.schema import DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node
+from jagcodec.wire.schema import BUFFER, DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node
 from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES
 from jagcodec.wire.stored.elided_rows import MOST_RANGES, rows_in_runs, runs_at
 from jagcodec.wire.stored.narrow import widened
@@ -79,7 +79,7 @@ class Budget:
             raise exceeded("objects", most, self.objects, "objects of all rows together")
 
     def count_documents(self, message: Message, size: int) -> None:
-        """Reject indirect documents that need more, as objects, than the limits allow."""
+        """Refuse indirect documents that need more, as objects, than the limits allow."""
         self.indirect_bytes += size
         beyond = EXPANSION * (self.indirect_bytes - EXPANSION * message.header.total)
         if beyond > message.limits.expanded:
@@ -130,9 +130,9 @@ class Message:
         self.reading: Reading = reading
         self.limits: Limits = reading.limits
         self.device: torch.device | None = reading.device  # None: tensors stay on the CPU
-        # The device if it is not the CPU: tensors are copied there, so their cells need no copy.
-        leaves = reading.device is not None and reading.device.type != "cpu"
-        self.away: torch.device | None = reading.device if leaves else None
+        # The device if it is not the CPU. Tensors are copied there, so the host needs no copy.
+        is_away = reading.device is not None and reading.device.type != "cpu"
+        self.away: torch.device | None = reading.device if is_away else None
         self.allow_pickle: bool = reading.allow_pickle
         self.frames: Sequence[Any] | None = frames  # header first; None for a store
         # The documents of the header, with `_TAKEN` for each that a reader has. A reader pops this
@@ -291,7 +291,9 @@ class Message:
         if splits is None or splits.total != shape[dim - 1]:
             splits = self.splits(group, shape[dim - 1])
         size, offset = math.prod(shape) * TORCH_ITEMSIZES[name], numbers[i + OFFSET]
-        data = self.buffers[numbers[i]] if size else NO_BYTES  # an empty value needs no buffer
+        data = (
+            self.buffers[numbers[i + BUFFER]] if size else NO_BYTES
+        )  # an empty value needs no buffer
         data = data(offset, size) if callable(data) else data[offset : offset + size]
         dtype = CELL_DTYPES.get(name) or cell_dtype(name)
         view = RaggedView(data, dtype, shape, dim, None, splits)

@@ -105,8 +105,8 @@ class MessageTable:
     def column(self, name: str) -> ColumnInPlace | None:
         """The rows of a column in place; None if messages must be read one by one.
 
-        That is so if its form differs between messages, or if one may have a fault: reading that
-        message alone names the fault.
+        That is so if its form differs between messages, if it is elided, or if one message may have
+        a fault: reading that message alone names the fault.
         """
         if name not in self._columns:
             self._columns[name] = None
@@ -118,7 +118,7 @@ class MessageTable:
             found = self._columns[name] = found._replace(view=view)
         return found
 
-    def by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
+    def tables_by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
         """For each form of a column of objects: the messages that have it, their rows, a table.
 
         Messages and rows are indices among those of this table. The list is empty if all messages
@@ -205,7 +205,7 @@ class MessageTable:
                 return False
         if cells.group is None and not (size and (cells.counts == self._counts).all()):
             return False
-        return int(cells.stored.max()) < INDIRECT
+        return int(cells.stored.max()) < INDIRECT  # elided columns are read one by one
 
     def _view_of_all(self, cells: _CellsInMessages, rows: _GroupRows, narrow: bool) -> RaggedView:
         """The rows of a column in all messages."""

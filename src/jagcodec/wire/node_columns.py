@@ -448,7 +448,7 @@ class _OtherColumn(NodeColumn):
         message = self.source.message
         column = build(message, self.node, _budget(how, message))
         in_dict = self.source.node.kind is Kind.MAP and column_of(column).is_in_dict
-        return self._in_memory(column) if in_dict else self._leaf(column, how)
+        return self._in_memory(column) if in_dict else self._chosen_leaf(column, how)
 
     def _in_memory(self, column: Any) -> MemoryColumn:
         """The column, which was built and is one that a dict holds."""
@@ -460,7 +460,7 @@ class _OtherColumn(NodeColumn):
         again = lambda: build(message, node)  # noqa: E731
         return MemoryColumn(BuiltSource(source.sizes, source, again), None, column)
 
-    def _leaf(self, column: Any, how: Read) -> Any:
+    def _chosen_leaf(self, column: Any, how: Read) -> Any:
         """The chosen rows of a column that a TensorDict can hold; an error for any other."""
         sizes: Any = self.source.sizes
         holder = column_of(column)

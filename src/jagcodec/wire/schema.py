@@ -69,6 +69,7 @@ def _is_torch_dtype(value: Any) -> bool:
 
 
 def _is_numpy_dtype(value: Any) -> bool:
+    # Raises, so that the error names the dtype.
     return numpy_itemsize(value) >= 0
 
 

@@ -2,7 +2,7 @@
 
 Neighbouring rows of a column are end to end in a message. So a part copies or aliases their bytes,
 and computes numbers for the new places; it builds no value. The frames equal those that `encode`
-makes of the same rows, in a third of its time. `WireBatch.to_frames` calls `encode` for parts that
+makes of the same rows, which takes longer. `WireBatch.to_frames` calls `encode` for parts that
 cannot be cut out.
 """
 

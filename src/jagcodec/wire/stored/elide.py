@@ -24,12 +24,12 @@ from jagcodec.wire.items import Item, Run, item_of_index
 from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
 from jagcodec.wire.stored.narrow import narrowed
 
-FEWEST = 256  # bytes of a column in which nothing is looked for
+LEAST_SEARCHED = 256  # columns of fewer bytes are not searched
 _LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others
 _MOST_CANDIDATES = 16  # columns of one dtype whose rows are looked for in each other
 _FEW_ROWS = 128  # if there are more rows, a sample is compared first
 _FEW_ELEMENTS = 4096  # if there are more elements, a sample decides their stored width
-_INDICES = 24  # bytes of a row's share in the indices of rows that begin like others
+_LEAST_SHARED = 24  # bytes of a row's share in the indices of rows that begin like others
 _HEAD = 128  # compare so many first bytes of rows before more of them
 _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
 _AT_ONCE = 1 << 17  # numbers that are compared at a time, so that they stay in a cache
@@ -141,10 +141,10 @@ def elide_cells(columns: Sequence[Item]) -> None:
         repeats = one.beginnings_repeat(*sample[splits])
         other = first.setdefault((one.kind, one.column.splits, _sample(one.data)), one)
         runs = (
-            one.equals(other)
+            one.runs_of_equal_column(other)
             or (one.prefixes() if repeats else None)
             or one.as_two_columns(by_kind[one.kind])
-            or (one.runs_of_equal_rows() if repeats else None)
+            or (one.runs_of_shared_beginnings() if repeats else None)
         )
         if runs and len(runs) <= MOST_RUNS:
             _set_runs(one.column, runs)
@@ -160,7 +160,7 @@ def _may_gain(column: Item) -> bool:
     size, shape = len(column.data), column.dims
     ragged = column.splits is not None
     # The run of a rectangle has an index of 8 bytes per row.
-    return size >= FEWEST and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
+    return size >= LEAST_SEARCHED and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
 
 
 def _sampled_rows(rows: int) -> IntArray:
@@ -219,12 +219,12 @@ class _Searched:
             return False
         # Compare more bytes: flags and small numbers are often equal, and a few equal bytes do not
         # pay for an index.
-        heads_end = np.minimum(ends * size, starts * size + _INDICES).tolist()
+        heads_end = np.minimum(ends * size, starts * size + _LEAST_SHARED).tolist()
         bounds = zip((starts * size).tolist(), heads_end, strict=True)
         heads = sorted(bytes(view[start:end]) for start, end in bounds if start < end)
         return any(other.startswith(head) for head, other in itertools.pairwise(heads))
 
-    def equals(self, other: _Searched) -> list[Run] | None:
+    def runs_of_equal_column(self, other: _Searched) -> list[Run] | None:
         """The runs of `other`, which has the same row lengths, if it has the same cells, too."""
         equal = other is not self and _equal(other.data, self.data)
         return other.runs() if equal and self.pays(self.splits.total, indices=1) else None
@@ -265,7 +265,7 @@ class _Searched:
         return None
 
     def occur_at(self, data: ByteArray, starts: IntArray) -> bool:
-        """Whether each row equals the cells of `data` from its start on."""
+        """Whether each row runs_of_equal_column the cells of `data` from its start on."""
         splits, size = self.splits, self.size
         # First compare the first and the last cell of up to 16 rows.
         filled = np.flatnonzero(splits.lengths)
@@ -282,26 +282,26 @@ class _Searched:
                 return False
         return True
 
-    def runs_of_equal_rows(self) -> list[Run] | None:
+    def runs_of_shared_beginnings(self) -> list[Run] | None:
         """Runs for rows that share all of their cells, or their first cells."""
         splits = self.splits
-        like, shared = self._beginnings()
+        taken_from, shared = self._beginnings()
         equal = shared == splits.lengths
         # There are two forms. If sharing heads pays, each row is a head, which other rows share,
         # and a rest that it stores itself: two runs. If not, only equal rows share cells: one run.
         heads_pay = self.pays(int(shared[~equal].sum()), indices=3)
         if not heads_pay:
             shared = np.where(equal, shared, 0)
-        like = np.where(shared > 0, like, np.arange(splits.rows))
-        kept = like == np.arange(splits.rows)
+        taken_from = np.where(shared > 0, taken_from, np.arange(splits.rows))
+        kept = taken_from == np.arange(splits.rows)
         # The head of a row that is kept must be as long as the longest that is taken from it.
         heads = shared.copy() if heads_pay else np.where(kept, splits.lengths, shared)
-        np.maximum.at(heads, like, shared)
+        np.maximum.at(heads, taken_from, shared)
         first = RowSplits.from_lengths(np.where(kept, heads, 0))
         rest = RowSplits.from_lengths(splits.lengths - heads)
         if not self.pays(splits.total - first.total - rest.total, indices=4 if rest.total else 1):
             return None
-        made = self._gathered_rows(splits.starts, first), item_of_index(first.starts[like])
+        made = self._gathered_rows(splits.starts, first), item_of_index(first.starts[taken_from])
         if not rest.total:
             return [Run(splits, *made)]
         rests = self._gathered_rows(splits.starts + heads, rest), item_of_index(rest.starts)
@@ -323,8 +323,8 @@ class _Searched:
         A row that takes no cells from another names itself, with 0 cells.
         """
         splits = self.splits
-        like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
-        order, host = self._sorted_twins(), splits.offsets_array.tolist()
+        taken_from, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
+        order, host = self._rows_with_equal_heads(), splits.offsets_array.tolist()
         rows = [self.words[host[i] : host[i + 1]] for i in order]
         # Rows are sorted, so two of them share the cells that all neighbours between them share.
         with_next = list(itertools.starmap(_common_cells, itertools.pairwise(rows)))
@@ -337,10 +337,10 @@ class _Searched:
             if 8 * after > 9 * with_kept:
                 kept, with_kept = row, splits.total
             elif with_kept:
-                like[row], shared[row] = kept, with_kept
-        return like, shared
+                taken_from[row], shared[row] = kept, with_kept
+        return taken_from, shared
 
-    def _sorted_twins(self) -> list[int]:
+    def _rows_with_equal_heads(self) -> list[int]:
         """The rows whose first bytes another row has, too, in descending order of their bytes.
 
         So a row comes before the rows that are its beginning.

@@ -135,7 +135,7 @@ def _starts(message: CellReader, leaf: Leaf, run: RunNumbers, splits: RowSplits)
 
 
 def _check_place(message: CellReader, place: CellPlace) -> None:
-    """Refuse a place of a table of runs that is not within the payload."""
+    """Refuse a place that a table of runs names, if it is not within the payload."""
     sizes = message.header.sizes
     size = stored_size(place.dtype_name, place.stored, place.elements)
     is_inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
