@@ -209,12 +209,14 @@ def test_what_goes_to_a_third_device_waits_once_for_row_lengths(device, td):
     with watched(device) as traffic:
         found = there.to("meta")
     assert traffic.waits <= 1 + holes
+    column: Any
     for name, column in td.items():
+        moved: Any = found[name]
         if isinstance(column, torch.Tensor):
-            assert found[name].is_meta
-            assert (found[name].dtype, found[name].ndim) == (column.dtype, column.ndim)
+            assert moved.is_meta
+            assert (moved.dtype, moved.ndim) == (column.dtype, column.ndim)
             if column.is_nested and column.layout is torch.jagged:
-                assert found[name].offsets().shape == column.offsets().shape
+                assert moved.offsets().shape == column.offsets().shape
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])

@@ -376,6 +376,8 @@ def indexer(chosen: Any) -> Any:
 
 
 _INNER_SIZES = "batch dims after the first"
+
+# What errors of a join advise.
 PACK = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
 _RAGGED = "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} to encode_rows"
 _AS_OBJECTS = ", or pass dtypes={...: object} to encode_rows in every process, for Python objects"

@@ -23,14 +23,13 @@ from jagcodec.columns.column import DictBatch, HeldColumn, column_of, not_a_colu
 from jagcodec.columns.join import chosen_leaf, plan_rows
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.arrays import IntArray, object_array
-from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.chosen_rows import CHOSEN, ChosenRows
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.rows.views import RaggedView
 
 if TYPE_CHECKING:
     import torch
 
-CHOSEN = "WireBatch.rows(index)"
 """The place of an error about rows that were chosen."""
 
 

@@ -20,7 +20,7 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.balance import Bins, FloatArray, Items, Room, first_fit, spread
-from jagcodec.rows.lengths import IntArray
+from jagcodec.memory.arrays import IntArray
 
 Cost: TypeAlias = tuple[float, float] | Callable[[IntArray], Any] | None
 """What to balance: tokens; ``(a, b)`` for ``a * n + b * n**2``; or a function of (N,) lengths."""
@@ -134,7 +134,7 @@ class Rules:
         if exact is None or self.max_tokens is not None or grouped:
             return None
         fewest = rounded_up(rows, self.ranks * exact) // (self.ranks * exact)
-        if not 0 < count == fewest:
+        if count == 0 or count != fewest:
             return None
         enough = rows >= self.fewest_items(count, exact) or self.fill == "repeat"
         return exact if enough else None

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec.rows.lengths import IntArray
+from jagcodec.memory.arrays import IntArray
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -305,10 +305,15 @@ def _spread_whole(items: Items, packed: Bins, ranks: int, count: int) -> list[Bi
     ]
 
 
+# A few swaps for each rank come close to the best; more take longer than the step would gain.
+_SWAPS_PER_RANK = 8
+_CHEAPER = 1 - 1e-9  # sums of floats that differ by less may be the same cost
+
+
 def _swapped(cost: FloatArray, by_rank: IntArray) -> list[list[int]]:
     """Bins by rank, (ranks, count), after swaps that make the most expensive rank cheaper."""
     loads = np.array([fsum(costs) for costs in cost[by_rank].tolist()])
-    for _ in range(8 * len(loads)):
+    for _ in range(_SWAPS_PER_RANK * len(loads)):
         heavy = int(loads.argmax())
         lightest_first = np.argsort(loads, kind="stable").tolist()
         swaps = (_best_swap(cost, loads, by_rank, heavy, other) for other in lightest_first)
@@ -340,4 +345,4 @@ def _best_swap(
     i = int(heavier.min(axis=1).argmin())
     best = heavier[i].min()
     j = int(place[near[i, heavier[i] == best]].min())
-    return ((heavy, i), (other, j)) if best < loads[heavy] * (1 - 1e-9) else None
+    return ((heavy, i), (other, j)) if best < loads[heavy] * _CHEAPER else None

@@ -37,11 +37,12 @@ from jagcodec.errors import (
 )
 from jagcodec.forward.copy_pieces import BufferTask, Indices, fill_buffers
 from jagcodec.forward.layout import PackLayout, Pieces
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
 from jagcodec.rows.copy_rows import owned_values
-from jagcodec.rows.lengths import IntArray, check_row_ends, read_rows
+from jagcodec.rows.lengths import check_row_ends, read_rows
 from jagcodec.rows.nested import (
     check_column,
     is_jagged,

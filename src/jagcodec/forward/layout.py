@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from jagcodec._arguments import check_option, whole_number
 from jagcodec.errors import ArgumentError, brief
-from jagcodec.rows.lengths import IntArray, check_size
+from jagcodec.memory.arrays import IntArray
+from jagcodec.rows.lengths import check_size
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 

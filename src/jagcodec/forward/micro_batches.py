@@ -24,7 +24,7 @@ from jagcodec.forward.layout import (
     rank_of,
 )
 from jagcodec.forward.plan import PackPlan, lengths_and_packer
-from jagcodec.rows.lengths import IntArray
+from jagcodec.memory.arrays import IntArray
 
 if TYPE_CHECKING:
     from jagcodec.forward.buffers import ColumnBuffers, Packer

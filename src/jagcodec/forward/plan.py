@@ -23,7 +23,8 @@ from jagcodec.forward.layout import (
     Tail,
     plan_layout,
 )
-from jagcodec.rows.lengths import IntArray, length_array
+from jagcodec.memory.arrays import IntArray
+from jagcodec.rows.lengths import length_array
 
 if TYPE_CHECKING:
     import torch

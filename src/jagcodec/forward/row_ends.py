@@ -8,7 +8,8 @@ from jagcodec.columns.batch import with_closed
 from jagcodec.columns.column import DictBatch, Open, column_of, like
 from jagcodec.columns.memory import MemorySource
 from jagcodec.columns.of_tensors import TensorColumn, TensorDictBatch
-from jagcodec.rows.lengths import IntArray, check_row_ends
+from jagcodec.memory.arrays import IntArray
+from jagcodec.rows.lengths import check_row_ends
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.wire.wire_batch import WireBatch
 

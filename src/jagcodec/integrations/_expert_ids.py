@@ -23,7 +23,7 @@ class KnownIds(NamedTuple):
         """The ids in the smallest dtype for all ids that may occur; an error for any other id."""
         pad = 0 if self.pad is None else self.pad
         low, high = min(pad, 0), max(pad, self.experts - 1)
-        found = smallest_of(ids, low, high)  # before the check: memory may run out here
+        found = smallest_of(ids, low, high)
         self._check(ids, path)
         return found
 

@@ -307,7 +307,7 @@ def _as_column(column: Any, path: str) -> Any:
         check_plain(column, path)
     if isinstance(holder, ObjectList):
         column = list(iter(column))  # a subclass may report another length
-        items = column if _are_objects(column) else None
+        items = column if _holds_only_objects(column) else None
     else:
         items = column if is_array and holder.objects() is not None else None
     if items is not None:
@@ -333,7 +333,7 @@ def leaf_of_column(column: Any, path: str) -> Any:
     return as_leaf(column, row_count(column, path) or 0, path)
 
 
-def _are_objects(rows: list[Any]) -> bool:
+def _holds_only_objects(rows: list[Any]) -> bool:
     """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
     if any(row is None for row in rows):  # arrays next to None cannot be cells
         rows = [row for row in rows if not isinstance(row, (np.ndarray, torch.Tensor))]

@@ -19,6 +19,9 @@ from jagcodec.rows.views import RaggedView
 if TYPE_CHECKING:
     import torch
 
+CHOSEN = "WireBatch.rows(index)"
+"""The place of errors about chosen rows, which are found when their columns are read."""
+
 
 class ChosenRows:
     """Rows chosen of a batch, found once among equal rows for all of its columns."""
@@ -58,7 +61,7 @@ class ChosenRows:
         lengths = np.ascontiguousarray(rows.lengths[self.at])
         # Rows may repeat, and cells without bytes cost nothing, so the sum may not fit.
         if len(lengths) * rows.max > INT64_MAX:
-            check_extent([total_of(lengths)], 1, "WireBatch.rows(index)")
+            check_extent([total_of(lengths)], 1, CHOSEN)
         splits = self.pool.unique(RowSplits.from_lengths(lengths))
         if isinstance(index, range):
             return splits, rows.starts.item(index.start) if index else 0

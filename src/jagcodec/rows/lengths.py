@@ -12,13 +12,12 @@ import numpy.typing as npt
 from jagcodec._arguments import check_array, integer_of
 from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.memory.arrays import is_of_torch, tensor_type
+from jagcodec.memory.arrays import IntArray, is_of_torch, tensor_type
 from jagcodec.rows.row_splits import RowSplits
 
 if TYPE_CHECKING:
     import torch
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _LARGEST = np.iinfo(np.int64).max
 

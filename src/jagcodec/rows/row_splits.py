@@ -12,9 +12,8 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
+from jagcodec.memory.arrays import IntArray
 
 Chosen: TypeAlias = range | IntArray
 """Rows that were chosen. A range is contiguous: its step is 1."""

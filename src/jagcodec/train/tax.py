@@ -15,8 +15,8 @@ from jagcodec._dependencies import module_with_torch
 from jagcodec.columns.batch import to_send
 from jagcodec.columns.column import column_of
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe, shown
-from jagcodec.memory.arrays import tensor_type
-from jagcodec.rows.lengths import IntArray, Lengths, read_lengths
+from jagcodec.memory.arrays import IntArray, tensor_type
+from jagcodec.rows.lengths import Lengths, read_lengths
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.train.describe import describe_message, open_source
 from jagcodec.wire.encoder import encode

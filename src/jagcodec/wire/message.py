@@ -19,7 +19,7 @@ from jagcodec.memory.arrays import (
 )
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent
-from jagcodec.rows.chosen_rows import ChosenRows, joined_rows
+from jagcodec.rows.chosen_rows import CHOSEN, ChosenRows, joined_rows
 from jagcodec.rows.copy_bytes import array_of_cells, bytes_of_cells, gathered_bytes
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
@@ -405,7 +405,7 @@ def owned_bytes(message: Message, view: RaggedView, *, leaves: bool = False) -> 
     memory: Any = view.memory
     data, itemsize = array_bytes(memory), view.dtype.itemsize
     if not len(data):  # a choice may repeat rows without bytes until their dims are too large
-        check_extent(view.shape, itemsize, "WireBatch.rows(index)")
+        check_extent(view.shape, itemsize, CHOSEN)
     return writable(data, False if leaves else message.reading.copy, itemsize)
 
 

@@ -38,7 +38,6 @@ from jagcodec.columns.column import (
 )
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.memory import (
-    CHOSEN,
     BuiltSource,
     DocumentSource,
     MemoryColumn,
@@ -50,7 +49,7 @@ from jagcodec.columns.outside import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array, torch_name
 from jagcodec.memory.extents import check_extent
-from jagcodec.rows.chosen_rows import ChosenRows
+from jagcodec.rows.chosen_rows import CHOSEN, ChosenRows
 from jagcodec.rows.column_arrays import arrays_of_view
 from jagcodec.rows.copy_bytes import array_of_view, bytes_of_cells
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool

@@ -37,7 +37,7 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WireSource
-from jagcodec.rows.chosen_rows import ChosenRows, choose_rows
+from jagcodec.rows.chosen_rows import CHOSEN, ChosenRows, choose_rows
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
 from jagcodec.rows.row_splits import Chosen
 from jagcodec.rows.views import RaggedView
@@ -253,7 +253,7 @@ class WireBatch(Batch):
             ArgumentIndexError: A row does not exist.
             ArgumentTypeError: `index` has another type.
         """
-        return rows_at(self, choose_rows(index, len(self), "WireBatch.rows(index)"))
+        return rows_at(self, choose_rows(index, len(self), CHOSEN))
 
     def to_tensordict(self) -> TensorDict:
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
