@@ -209,14 +209,13 @@ def test_what_goes_to_a_third_device_waits_once_for_row_lengths(device, td):
     with watched(device) as traffic:
         found = there.to("meta")
     assert traffic.waits <= 1 + holes
-    column: Any
     for name, column in td.items():
         moved: Any = found[name]
         if isinstance(column, torch.Tensor):
             assert moved.is_meta
             assert (moved.dtype, moved.ndim) == (column.dtype, column.ndim)
             if column.is_nested and column.layout is torch.jagged:
-                assert moved.offsets().shape == column.offsets().shape
+                assert len(moved.offsets()) == len(column) + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
