@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from jagcodec import kernels
+from jagcodec.doctor import doctor
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -55,7 +55,7 @@ def machine() -> dict[str, str | int | float]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "transparent_huge_pages": _huge_pages(),
-        "row_kernel": str(kernels.backend().name),
+        "row_kernel": str(doctor()["row kernel"]).split()[0],
         "load": round(os.getloadavg()[0], 1),
     }
 
