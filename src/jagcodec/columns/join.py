@@ -13,8 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,15 +85,6 @@ def join_views(
     splits, dim = pool.unique(whole.row_splits), whole.ragged_dim
     cells, shape = gathered_cells([whole])[0], whole.values_shape
     return RaggedView(cells, whole.dtype, shape, dim, None, splits)
-
-
-@contextmanager
-def at_column(name: str) -> Iterator[None]:
-    """Put the name of a column into the remedies of its errors."""
-    try:
-        yield
-    except (ArgumentError, ArgumentTypeError) as error:
-        raise naming_column(error, name) from error.__cause__
 
 
 def require_same_names(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
@@ -307,9 +297,11 @@ class RowJoiner:
         names = require_same_names(enumerate(map(list, batches)), path)
         planned: dict[str, Any] = {}
         for name in names:
-            with at_column(name):
-                leaves = [batch[name] for batch in batches]
+            leaves = [batch[name] for batch in batches]
+            try:
                 planned[name] = self.plan(leaves, f"{path}[{name!r}]")
+            except (ArgumentError, ArgumentTypeError) as error:
+                raise naming_column(error, name) from error.__cause__
         return like(model.value, filled(planned), rows)
 
     def total_rows(self, leaves: Sequence[Any], path: str) -> int:

@@ -38,9 +38,9 @@ from jagcodec.columns.batch import (
     views_of,
 )
 from jagcodec.columns.column import as_leaf, column_of
-from jagcodec.columns.join import at_column, join_leaves, join_views, require_same_names
+from jagcodec.columns.join import join_leaves, join_views, require_same_names
 from jagcodec.columns.memory import face_in_memory, nested_source
-from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, naming_column
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows
@@ -233,8 +233,10 @@ class JoinedRows(Source):
                 raise in_message(error, i) from error
         pool, joined = self._pool if chosen is None else chosen.pool, {}
         for name, found in each.items():
-            with at_column(name):
+            try:
                 joined[name] = _joined_column(name, found, order, pool)
+            except (ArgumentError, ArgumentTypeError) as error:
+                raise naming_column(error, name) from error.__cause__
         return joined
 
     def _rows_of_parts(
