@@ -37,7 +37,7 @@ from jagcodec.errors import (
 )
 from jagcodec.forward.copy_pieces import BufferTask, Indices, fill_buffers
 from jagcodec.forward.layout import PackLayout, Pieces
-from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.arrays import IntArray, torch_name
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
@@ -458,7 +458,7 @@ _NO_LABEL = -100
 
 def _pad_of_next(view: RaggedView, name: str, where: str) -> Any:
     """The pad of a column of next tokens that `pad_value_dict` lacks; `...` means bits of 0."""
-    integers = str(view.dtype).removeprefix("torch.").startswith(("int", "uint"))
+    integers = torch_name(view.dtype).startswith(("int", "uint"))
     if not integers:
         return ...  # a mask, or floats such as log-probabilities
     if name == "labels":

@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec.memory.arrays import IN_NUMPY, NUMPY_BY_NAME, ByteArray, array_bytes, stored_dtype
+from jagcodec.memory.arrays import (
+    IN_NUMPY,
+    NUMPY_BY_NAME,
+    ByteArray,
+    array_bytes,
+    stored_dtype,
+    torch_name,
+)
 from jagcodec.memory.small_floats import numbers_of
 
 # Integers of the same width. A strided tensor can be viewed as one of these without a copy. They
@@ -128,7 +135,7 @@ def number_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     array = plain_array(tensor)
     if array is not None:
         return array
-    host, name = resolved(tensor.detach().cpu()), str(tensor.dtype).removeprefix("torch.")
+    host, name = resolved(tensor.detach().cpu()), torch_name(tensor.dtype)
     if name in IN_NUMPY:
         return host.numpy()
     words = as_bytes(host).view(stored_dtype(name, host.itemsize)).reshape(host.shape)

@@ -13,7 +13,7 @@ import numpy as np
 from jagcodec._arguments import ARRAY_TYPES, array_remedy
 from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
-from jagcodec.memory.arrays import IN_NUMPY, stored_dtype, tensor_type
+from jagcodec.memory.arrays import IN_NUMPY, stored_dtype, tensor_type, torch_name
 from jagcodec.wire.spec import MAX_NDIM, TORCH_ITEMSIZES
 
 # How `kernels.fill` writes numbers of a dtype: code, stored dtype, and bits of precision. It writes
@@ -132,7 +132,7 @@ def dtype_name(item: Any) -> str:
     """The name of the dtype that a plain array, a plain tensor, or a numpy scalar has."""
     if isinstance(item, (np.ndarray, np.generic)):
         return item.dtype.name
-    return str(item.dtype).removeprefix("torch.")
+    return torch_name(item.dtype)
 
 
 def is_array(item: Any) -> bool:

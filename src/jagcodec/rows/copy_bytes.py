@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from jagcodec import kernels
 from jagcodec.memory import aligned
-from jagcodec.memory.arrays import ByteArray, array_bytes, stored_dtype
+from jagcodec.memory.arrays import ByteArray, array_bytes, stored_dtype, torch_name
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.extents import check_extent
 from jagcodec.rows.views import RaggedView
@@ -60,7 +60,7 @@ def gathered_cells(views: Sequence[RaggedView]) -> list[Any]:
 
 def array_of_cells(data: ByteArray, view: RaggedView) -> npt.NDArray[Any]:
     """The cells of a view, which are end to end in these bytes, as an array over them."""
-    dtype = stored_dtype(str(view.dtype).removeprefix("torch."), view.dtype.itemsize)
+    dtype = stored_dtype(torch_name(view.dtype), view.dtype.itemsize)
     return np.ndarray(view.values_shape, dtype, data)
 
 

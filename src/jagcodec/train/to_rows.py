@@ -16,6 +16,7 @@ from jagcodec._dependencies import has_torch, module_with_torch
 from jagcodec.columns.batch import As, CellRows, OneObject, views_of
 from jagcodec.columns.column import column_of
 from jagcodec.errors import ArgumentTypeError
+from jagcodec.memory.arrays import torch_name
 from jagcodec.memory.extents import ListBudget, check_extent, lists_of
 from jagcodec.memory.small_floats import numbers_of
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
@@ -128,7 +129,7 @@ def _rows_of(column: Any, rows: int, form: str, path: str, budget: ListBudget) -
     arrays = rectangle_of_view(view) if isinstance(column, CellRows) else arrays_of_view(view)
     if form == "numbers":
         with suppress(TypeError):  # cells of some dtypes have no numbers
-            arrays = arrays._replace(values=numbers_of(arrays.values, _name_of(view.dtype)))
+            arrays = arrays._replace(values=numbers_of(arrays.values, torch_name(view.dtype)))
     if form != "list":
         return arrays.unbind()
     arrays = arrays._replace(values=_numbers(arrays.values, view.dtype, path))
@@ -154,14 +155,10 @@ def _rows_of_others(column: Any, rows: int, form: str, path: str, budget: ListBu
 
 def _numbers(cells: npt.NDArray[Any], dtype: Any, path: str) -> npt.NDArray[Any]:
     try:
-        return numbers_of(cells, _name_of(dtype))
+        return numbers_of(cells, torch_name(dtype))
     except TypeError as error:
         detail = f"expected rows as_='list', found {dtype}; use as_='tensor' or 'array'"
         raise ArgumentTypeError("bad_dtype", path, detail) from error
-
-
-def _name_of(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _lists_of(column: ColumnArrays, path: str, budget: ListBudget) -> list[Any]:

@@ -151,7 +151,7 @@ class Compressed:
 
 
 def prepare(buffers: Iterable[Any]) -> None:
-    """Decompress buffers in several threads. Whoever reads a damaged one gets its error then."""
+    """Decompress buffers in several threads. The reader of a damaged one gets its error."""
     sizes = {each: each.size for each in buffers if isinstance(each, Compressed)}
     with suppress(WireFormatError):
         _in_threads(Compressed.whole, sizes)
