@@ -17,7 +17,8 @@ SOURCE = ROOT / "src" / "jagcodec"
 # From the ground up, as tests/repo/test_house.py has them.
 ORDER = (
     *("data", "errors.py", "_dependencies.py", "_compiling.py", "_arguments.py", "memory"),
-    *("kernels", "rows", "columns", "wire", "wire/stored", "produce", "forward", "train"),
+    *("kernels", "rows", "columns", "wire", "wire/stored", "wire/write", "wire/read", "wire/many"),
+    *("produce", "forward", "train"),
     *("types.py", "stdlib.py", "schema.py", "record.py", "testing.py", "integrations"),
     *("doctor.py", "cli"),
 )

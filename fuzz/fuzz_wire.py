@@ -31,8 +31,8 @@ import torch  # noqa: E402
 torch.set_num_threads(1)
 # The writer only checks what was read.
 _NOT_READERS = [
-    "jagcodec.wire.encoder",
-    "jagcodec.wire.lowering",
+    "jagcodec.wire.write.encoder",
+    "jagcodec.wire.write.lowering",
     "jagcodec.produce.fields",
     "jagcodec.train.tax",
 ]

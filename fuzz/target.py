@@ -28,13 +28,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tensordict import TensorDict
 
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
-from jagcodec.wire import blobs, decoder, wire_batch
-from jagcodec.wire.encoder import encode
+from jagcodec.wire import blobs
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.many import join_rows
+from jagcodec.wire.many.joined import join_rows
+from jagcodec.wire.read import decoder, wire_batch
 from jagcodec.wire.registry import register_type
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 from jagcodec.wire.stored import elide
+from jagcodec.wire.write.encoder import encode
 from tests.oracle import described
 from tests.wire.forge import blob, damaged
 from tests.wire.grown import drawn

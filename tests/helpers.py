@@ -13,7 +13,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, open_wire, pack_jagged_fields, stack_or_nest, to_blob
 from jagcodec.columns.batch import columns_in, source_in
-from jagcodec.wire.node_columns import MessageSource, NodeColumn
+from jagcodec.wire.read.node_columns import MessageSource, NodeColumn
 
 ROOT = Path(__file__).parent.parent
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 SECONDS = 900  # for the tests of one mutant; those of `wire` take minutes
 TESTS = {
     **{name: [name] for name in ("kernels", "wire", "produce", "forward")},
-    "wire/stored": ["wire"],
+    **{f"wire/{name}": ["wire"] for name in ("stored", "write", "read", "many")},
     "train": ["train", "columns", "wire/test_joined.py"],
     "columns": ["columns", "train", "wire"],
     "rows": ["rows", "columns", "train", "forward", "produce"],

@@ -34,11 +34,11 @@ _NAMES = {
     ),
     "rows.non_tensor": "unwrap_wire_stripped_payload",
     "wire.blobs": "dump load to_blob",
-    "wire.decoder": "MsgpackDecoder decode",
-    "wire.encoder": "MsgpackEncoder encode",
+    "wire.read.decoder": "MsgpackDecoder decode",
+    "wire.write.encoder": "MsgpackEncoder encode",
     "wire.limits": "Limits",
     "wire.registry": "register_type",
-    "wire.wire_batch": "WireBatch open_wire",
+    "wire.read.wire_batch": "WireBatch open_wire",
 }
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 _MAKE_TENSORS = ("MsgpackDecoder", "decode", "load")
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
             # imported waits forever for the end of that import.
             from jagcodec._dependencies import half
 
-            half("wire.tensor_values", "wire.array_values")
+            half("wire.read.tensor_values", "wire.read.array_values")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("torch", "tensordict"):

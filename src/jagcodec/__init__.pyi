@@ -39,11 +39,11 @@ from jagcodec.train.to_rows import to_rows as to_rows
 from jagcodec.wire.blobs import dump as dump
 from jagcodec.wire.blobs import load as load
 from jagcodec.wire.blobs import to_blob as to_blob
-from jagcodec.wire.decoder import MsgpackDecoder as MsgpackDecoder
-from jagcodec.wire.decoder import decode as decode
-from jagcodec.wire.encoder import MsgpackEncoder as MsgpackEncoder
-from jagcodec.wire.encoder import encode as encode
 from jagcodec.wire.limits import Limits as Limits
+from jagcodec.wire.read.decoder import MsgpackDecoder as MsgpackDecoder
+from jagcodec.wire.read.decoder import decode as decode
+from jagcodec.wire.read.wire_batch import WireBatch as WireBatch
+from jagcodec.wire.read.wire_batch import open_wire as open_wire
 from jagcodec.wire.registry import register_type as register_type
-from jagcodec.wire.wire_batch import WireBatch as WireBatch
-from jagcodec.wire.wire_batch import open_wire as open_wire
+from jagcodec.wire.write.encoder import MsgpackEncoder as MsgpackEncoder
+from jagcodec.wire.write.encoder import encode as encode

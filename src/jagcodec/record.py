@@ -20,10 +20,10 @@ from jagcodec._arguments import whole_number
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
 from jagcodec.wire.blobs import refuse_frames
-from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, write_file
 from jagcodec.wire.limits import NO_LIMITS
-from jagcodec.wire.wire_batch import open_wire
+from jagcodec.wire.read.wire_batch import open_wire
+from jagcodec.wire.write.encoder import EncodeOptions, encode
 
 
 @untraced

@@ -47,7 +47,7 @@ def check_schema(
         raise ArgumentTypeError("bad_type", f"{where}(schema)", detail)
     absent = name_set(optional, f"{where}(optional)")
     check_known(absent, schema, f"{where}(optional)")
-    from jagcodec.wire.opened import schema_of  # it imports much more than a schema needs
+    from jagcodec.wire.read.opened import schema_of  # it imports much more than a schema needs
 
     found = schema_of(batch, f"{where}(batch)")
     for name in [name for name in found if name not in schema][:1]:

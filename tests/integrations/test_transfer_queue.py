@@ -26,7 +26,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 import jagcodec
 from jagcodec import ArgumentError, WireFormatError
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
-from jagcodec.wire.encoder import Columns
+from jagcodec.wire.write import encoder
+from jagcodec.wire.write.encoder import Columns
 from tests.helpers import LENGTHS, make_batch, nested, size
 from tests.integrations.conftest import SECONDS, new_worker
 from tests.oracle import assert_same
@@ -616,7 +617,7 @@ class TestStorage:
 
         def encode(columns, **options):
             encoded.append(list(columns.columns))
-            return jagcodec.wire.encoder.encode(columns, **options)
+            return encoder.encode(columns, **options)
 
         storage.put_data(self.body(image=torch.rand(8, 3000)), rows)
         for i in rows:

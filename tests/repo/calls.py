@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import jagcodec
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.read.wire_batch import WireBatch
 
 columns = {"ids": torch.arange(12).view(3, 4)}
 

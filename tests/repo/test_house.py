@@ -188,7 +188,7 @@ OF_NEMO_RL = {
 HALVES = {
     "columns.of_arrays": "columns.of_tensors",
     "produce.array_columns": "produce.tensor_columns",
-    "wire.array_values": "wire.tensor_values",
+    "wire.read.array_values": "wire.read.tensor_values",
 }
 """Modules of one set of functions: of arrays, where torch is not installed, and of tensors."""
 
@@ -565,14 +565,15 @@ WITHOUT_TORCH = (
     *("errors", "_arguments", "memory.arrays", "memory.blocks", "memory.buffers"),
     *("kernels", "kernels.numpy_kernel", "kernels.tasks", "kernels.python_cells"),
     *("wire.spec", "wire.checks", "wire.documents", "wire.native", "wire.header", "wire.schema"),
-    *("wire.limits", "wire.frames", "wire.dtypes", "wire.items", "wire.place"),
+    *("wire.limits", "wire.frames", "wire.dtypes", "wire.write.items", "wire.write.place"),
     *("wire.stored.narrow", "wire.stored.elide", "wire.stored.write"),
     *("rows.row_splits", "rows.views", "rows.chosen_rows", "rows.chosen_rows"),
     *("produce.row_kinds", "produce.number_types"),
     *("produce.numbers", "produce.cells", "train.json_text", "memory.small_floats"),
     *("columns.batch", "columns.column", "columns.memory", "columns.join", "columns.of_arrays"),
-    *("wire.decoder", "wire.array_values", "wire.node_columns", "wire.wire_batch", "train.rows"),
-    *("wire.many", "wire.compare", "train.describe", "train.tax", "train.to_rows", "record"),
+    *("wire.read.decoder", "wire.read.array_values", "wire.read.node_columns"),
+    *("wire.read.wire_batch", "train.rows"),
+    *("wire.many.joined", "wire.compare", "train.describe", "train.tax", "train.to_rows", "record"),
 )
 
 

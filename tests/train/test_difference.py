@@ -15,8 +15,8 @@ from jagcodec import cli, decode, dump, encode, encode_fields, pack_jagged_field
 from jagcodec.errors import ArgumentKeyError
 from jagcodec.train import describe
 from jagcodec.train.describe import describe_message, differences, open_source, read_whole
-from jagcodec.wire import opening
 from jagcodec.wire.compare import first_difference
+from jagcodec.wire.read import opening
 from tests.helpers import nested
 from tests.oracle import is_same
 from tests.strategies import tensordicts, trees

@@ -26,8 +26,8 @@ from jagcodec.train.to_rows import to_rows
 from jagcodec.types import PackedColumn
 from jagcodec.wire.blobs import to_blob
 from jagcodec.wire.compare import first_difference
-from jagcodec.wire.decoder import decode
-from jagcodec.wire.wire_batch import open_wire
+from jagcodec.wire.read.decoder import decode
+from jagcodec.wire.read.wire_batch import open_wire
 from tests.helpers import MESSAGES, Store, message, nested, rollout, run_python
 from tests.oracle import assert_same, bits, pad_rows, rows_of, table
 from tests.strategies import indices, tensordicts

@@ -13,7 +13,7 @@ import numpy as np
 
 from jagcodec import JagcodecError, concat_rows, open_wire, to_rows
 from jagcodec.types import ColumnArrays
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.read.wire_batch import WireBatch
 from tests.wire import spec_reader
 
 GOLDEN = Path(__file__).parent / "golden"

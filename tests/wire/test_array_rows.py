@@ -35,9 +35,9 @@ from jagcodec.memory.arrays import NUMPY_BY_NAME, object_array
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.rows.non_tensor import stack_of_payloads
 from jagcodec.train.describe import describe_message, differences, open_source, read_whole
-from jagcodec.wire import many as join
 from jagcodec.wire import spec
 from jagcodec.wire.array_rows import array_rows as split_rows
+from jagcodec.wire.many import joined as join
 from jagcodec.wire.spec import Kind
 from tests.helpers import Store, message
 from tests.oracle import assert_same, is_same

@@ -13,9 +13,9 @@ from jagcodec.wire import header as header_module
 from jagcodec.wire.claims import EXACT, sound_at_sight
 from jagcodec.wire.header import opened_header, read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
+from jagcodec.wire.many.stacked import _open_stack
 from jagcodec.wire.schema import FORMS, INTEGER_ROWS, Group, Node
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import _open_stack
 from tests.helpers import nested, rollout
 from tests.strategies import tensordicts, trees
 from tests.wire import forge, spec_reader

@@ -23,10 +23,10 @@ from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize
 from jagcodec.errors import REASONS, TransportError
 from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS
-from jagcodec.wire.message import Message
+from jagcodec.wire.many.stacked import _open_stack
+from jagcodec.wire.read.message import Message
 from jagcodec.wire.schema import ROW_KINDS, runs_of
 from jagcodec.wire.spec import BITS, INDIRECT, MAX_UNBACKED_ROWS, PLAIN, Kind
-from jagcodec.wire.stacked import _open_stack
 from tests.helpers import Store, message_in, nested, node_of, receive, rollout
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees

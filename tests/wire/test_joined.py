@@ -31,8 +31,9 @@ from jagcodec.produce.fields import encode_fields, pack_jagged_fields
 from jagcodec.produce.tensors import stack_or_nest
 from jagcodec.testing import tensors
 from jagcodec.train.rows import concat_rows, join_columns, select_rows, split_rows
-from jagcodec.wire import spec, tensor_values
+from jagcodec.wire import spec
 from jagcodec.wire.dtypes import CELL_DTYPES
+from jagcodec.wire.read import tensor_values
 from tests.helpers import MESSAGES, Store, make_batch, nested, receive
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same

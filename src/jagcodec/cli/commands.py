@@ -208,8 +208,8 @@ def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
 
 def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
     from jagcodec.rows.row_splits import RowSplitsPool
-    from jagcodec.wire.opened import common_lengths, row_lengths_of
-    from jagcodec.wire.wire_batch import open_whole
+    from jagcodec.wire.read.opened import common_lengths, row_lengths_of
+    from jagcodec.wire.read.wire_batch import open_whole
 
     batch = open_whole(data, name)
     if column is not None:
@@ -243,7 +243,7 @@ def _export(options: argparse.Namespace) -> int:
         source = read_message(options.file)
         from jagcodec.train.describe import names_of_meta
         from jagcodec.wire.files import file_path, write_whole
-        from jagcodec.wire.wire_batch import open_whole
+        from jagcodec.wire.read.wire_batch import open_whole
 
         batch = open_whole(source, display_name(options.file))
         left = names_of_meta(lambda: batch.meta)

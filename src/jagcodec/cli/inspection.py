@@ -27,8 +27,8 @@ from jagcodec.errors import ArgumentIndexError, JagcodecError, WireFormatError, 
 if TYPE_CHECKING:
     from jagcodec.train.describe import ColumnDescription, Entry, MessageDescription, RowLengths
     from jagcodec.train.tax import PaddingTax
-    from jagcodec.wire.message import Message
-    from jagcodec.wire.wire_batch import WireBatch
+    from jagcodec.wire.read.message import Message
+    from jagcodec.wire.read.wire_batch import WireBatch
 
 
 def add_inspect(parsers: Any) -> None:
@@ -98,7 +98,7 @@ def _list_steps(options: argparse.Namespace) -> int:
     """List the steps of a record, also those that cannot be read."""
     from jagcodec.record import RecordReader
     from jagcodec.train.tax import table
-    from jagcodec.wire.wire_batch import open_wire
+    from jagcodec.wire.read.wire_batch import open_wire
 
     if options.row is not None or options.columns is not None:
         options.fail("expected the file of a step with --row and --columns, found a directory")
@@ -133,7 +133,7 @@ def _list_steps(options: argparse.Namespace) -> int:
 def _print_rows(message: Message, entries: list[Entry], options: argparse.Namespace) -> None:
     """Print the rows that were asked for, one after the other, as text or as JSON."""
     from jagcodec.rows.chosen_rows import choose_rows
-    from jagcodec.wire.wire_batch import batch_of_message
+    from jagcodec.wire.read.wire_batch import batch_of_message
 
     batch, where = batch_of_message(message), "WireBatch.rows(index)"
     numbers = choose_rows(options.row, len(batch), where)

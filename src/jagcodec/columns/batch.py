@@ -138,7 +138,7 @@ class Read:
         return inner
 
 
-VALUES = "wire.tensor_values", "wire.array_values"
+VALUES = "wire.read.tensor_values", "wire.read.array_values"
 """The two modules that make values of the cells of messages."""
 
 

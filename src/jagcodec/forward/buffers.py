@@ -53,7 +53,7 @@ from jagcodec.rows.of_tensors import rows_of_rectangle
 from jagcodec.rows.pad_values import pad_bits
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, end_to_end, in_buffers
-from jagcodec.wire.opened import are_several, each_column, is_batch, opened, row_count_of
+from jagcodec.wire.read.opened import are_several, each_column, is_batch, opened, row_count_of
 
 
 def is_column(source: Any) -> bool:

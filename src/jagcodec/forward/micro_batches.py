@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jagcodec.forward.buffers import ColumnBuffers, Packer
     from jagcodec.forward.layout import Pieces
     from jagcodec.rows.lengths import Lengths
-    from jagcodec.wire.opened import AnyBatch
+    from jagcodec.wire.read.opened import AnyBatch
 
 
 @untraced
@@ -450,9 +450,15 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     from jagcodec.columns.join import join_leaves
     from jagcodec.rows.row_splits import RowSplitsPool
     from jagcodec.wire.compare import same_values
-    from jagcodec.wire.many import join_rows
-    from jagcodec.wire.opened import concat_in_memory, is_batch, is_encoded, opened, row_count_of
-    from jagcodec.wire.wire_batch import rows_at
+    from jagcodec.wire.many.joined import join_rows
+    from jagcodec.wire.read.opened import (
+        concat_in_memory,
+        is_batch,
+        is_encoded,
+        opened,
+        row_count_of,
+    )
+    from jagcodec.wire.read.wire_batch import rows_at
 
     are_batches, pool = is_batch(results[0]), RowSplitsPool()
     parts = []

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jagcodec.forward.buffers import Packer
     from jagcodec.rows.lengths import Lengths
     from jagcodec.rows.varlen import PackedColumn
-    from jagcodec.wire.opened import AnyBatch
+    from jagcodec.wire.read.opened import AnyBatch
 
 
 @untraced

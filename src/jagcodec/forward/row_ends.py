@@ -11,7 +11,7 @@ from jagcodec.columns.of_tensors import TensorColumn, TensorDictBatch
 from jagcodec.memory.arrays import IntArray
 from jagcodec.rows.lengths import check_row_ends
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.read.wire_batch import WireBatch
 
 
 def last_cells(restored: Any, last: IntArray, where: str) -> Any:

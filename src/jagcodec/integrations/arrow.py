@@ -24,7 +24,7 @@ from jagcodec.rows.copy_rows import gathered
 from jagcodec.rows.views import RaggedView
 from jagcodec.train.json_text import json_text
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.opened import columns_with_views, opened, row_count_of
+from jagcodec.wire.read.opened import columns_with_views, opened, row_count_of
 
 if TYPE_CHECKING:
     import pyarrow

@@ -16,11 +16,11 @@ from jagcodec.integrations import Reducer, carry, needed, restore_reducers
 from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.rows.nested import NESTED_TENSOR
-from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.limits import NO_LIMITS
-from jagcodec.wire.wire_batch import WireBatch, open_wire
+from jagcodec.wire.read.decoder import decode
+from jagcodec.wire.read.wire_batch import WireBatch, open_wire
+from jagcodec.wire.write.encoder import EncodeOptions, encode
 
 with needed(__name__, "Ray: pip install 'ray>=2.40'"):
     import ray

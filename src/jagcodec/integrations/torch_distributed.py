@@ -36,15 +36,15 @@ from jagcodec.memory.arrays import ByteArray
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.plain_types import usable_device
 from jagcodec.memory.staging import HostCopies, to_device
-from jagcodec.wire.decoder import build
-from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import PendingMessage, frame_arrays, write_to
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
-from jagcodec.wire.many import join_rows
-from jagcodec.wire.message import Message, Reading
-from jagcodec.wire.opened import AnyBatch, concat_in_memory, is_message
-from jagcodec.wire.opening import open_message
-from jagcodec.wire.wire_batch import WireBatch, batch_of_message
+from jagcodec.wire.many.joined import join_rows
+from jagcodec.wire.read.decoder import build
+from jagcodec.wire.read.message import Message, Reading
+from jagcodec.wire.read.opened import AnyBatch, concat_in_memory, is_message
+from jagcodec.wire.read.opening import open_message
+from jagcodec.wire.read.wire_batch import WireBatch, batch_of_message
+from jagcodec.wire.write.encoder import encode
 
 if not dist.is_available():
     raise ModuleNotFoundError(

@@ -57,10 +57,10 @@ from jagcodec.rows.nested import parts_of
 from jagcodec.rows.non_tensor import batch_of, is_stack, rows_of_leaf
 from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.cut import parts_to_send
-from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
-from jagcodec.wire.wire_batch import WireBatch, open_wire
+from jagcodec.wire.read.wire_batch import WireBatch, open_wire
+from jagcodec.wire.write.encoder import Columns, encode
+from jagcodec.wire.write.parts import parts_to_send
 
 with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
     import ray

@@ -44,9 +44,9 @@ from jagcodec.produce.rows import (
     read_ragged_dims,
     shape_without_cells,
 )
-from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.items import RowCells
+from jagcodec.wire.write.encoder import EncodeOptions
+from jagcodec.wire.write.items import RowCells
 
 CellArray = npt.NDArray[Any]
 """Cells of a dtype, as an array of `STORED_DTYPES`."""
@@ -440,7 +440,7 @@ class RowBuilder:
         """
         where = "RowBuilder.from_message"
         columns_of_row = half("produce.tensor_columns", "produce.array_columns").columns_of_row
-        from jagcodec.wire.wire_batch import WireBatch, open_wire
+        from jagcodec.wire.read.wire_batch import WireBatch, open_wire
 
         batch = message if isinstance(message, WireBatch) else open_wire(message)
         if tuple(batch.batch_size) != (1,):

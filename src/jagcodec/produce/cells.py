@@ -53,7 +53,7 @@ from jagcodec.produce.row_kinds import (
     wrong_kind,
 )
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
-from jagcodec.wire.items import RowCells
+from jagcodec.wire.write.items import RowCells
 
 
 def error_at_column(

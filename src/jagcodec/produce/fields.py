@@ -50,8 +50,8 @@ from jagcodec.rows.non_tensor import (
 from jagcodec.rows.of_tensors import rows_of_rectangle
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, end_to_end
-from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
+from jagcodec.wire.write.encoder import Columns, EncodeOptions, pending
 
 
 @untraced

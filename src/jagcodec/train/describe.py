@@ -19,19 +19,19 @@ from jagcodec.columns.batch import As, source_in, views_of
 from jagcodec.errors import WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.rows.row_splits import RowSplits
-from jagcodec.wire.batch_node import batch_in
 from jagcodec.wire.checks import inside
 from jagcodec.wire.claims import Claims, check_node
 from jagcodec.wire.compare import WHOLE, BatchColumns, Difference, each_difference
-from jagcodec.wire.decoder import build, message_meta
 from jagcodec.wire.frames import buffer_bytes, is_blob, starts_of
 from jagcodec.wire.leaf import Leaf, field_of, kind_of, leaf_of, rows_of_node
-from jagcodec.wire.message import Message, Reading
-from jagcodec.wire.opening import open_message
+from jagcodec.wire.read.batch_node import batch_in
+from jagcodec.wire.read.decoder import build, message_meta
+from jagcodec.wire.read.message import Message, Reading
+from jagcodec.wire.read.opening import open_message
+from jagcodec.wire.read.wire_batch import WireBatch, batch_of_message, open_whole
 from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
 from jagcodec.wire.stored.elided_rows import runs_at
-from jagcodec.wire.wire_batch import WireBatch, batch_of_message, open_whole
 
 # --- opening -----------------------------------------------------------------------------------
 

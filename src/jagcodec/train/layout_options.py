@@ -27,7 +27,7 @@ from jagcodec.train.rectangles import (
     PaddingSide,
     Placement,
 )
-from jagcodec.wire.opened import (
+from jagcodec.wire.read.opened import (
     row_count_of,
 )
 

@@ -67,8 +67,8 @@ from jagcodec.train.rectangles import (
     no_memory,
     path_of,
 )
-from jagcodec.wire.many import join_rows
-from jagcodec.wire.opened import (
+from jagcodec.wire.many.joined import join_rows
+from jagcodec.wire.read.opened import (
     AnyBatch,
     are_several,
     concat_in_memory,
@@ -79,7 +79,7 @@ from jagcodec.wire.opened import (
     row_count_of,
     row_lengths_of,
 )
-from jagcodec.wire.wire_batch import WireBatch, open_whole
+from jagcodec.wire.read.wire_batch import WireBatch, open_whole
 
 _LAYOUTS = get_args(Layout)
 

@@ -21,8 +21,8 @@ from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.lengths import Lengths, read_rows
 from jagcodec.rows.row_splits import Chosen, RowSplitsPool
 from jagcodec.wire.compare import uncontradicted
-from jagcodec.wire.many import common_sizes, join_rows, sharing, side_by_side
-from jagcodec.wire.opened import (
+from jagcodec.wire.many.joined import common_sizes, join_rows, sharing, side_by_side
+from jagcodec.wire.read.opened import (
     B,
     common_lengths,
     concat_in_memory,
@@ -34,7 +34,7 @@ from jagcodec.wire.opened import (
     several,
     with_meta,
 )
-from jagcodec.wire.wire_batch import WireBatch, open_memory, rows_at
+from jagcodec.wire.read.wire_batch import WireBatch, open_memory, rows_at
 
 if TYPE_CHECKING:
     import torch

@@ -19,11 +19,11 @@ from jagcodec.memory.arrays import IntArray, tensor_type
 from jagcodec.rows.lengths import Lengths, read_lengths
 from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.train.describe import describe_message, open_source
-from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import is_blob
-from jagcodec.wire.opened import bytes_of, opened
+from jagcodec.wire.read.opened import bytes_of, opened
+from jagcodec.wire.read.wire_batch import WireBatch, open_memory
 from jagcodec.wire.spec import TORCH_ITEMSIZES
-from jagcodec.wire.wire_batch import WireBatch, open_memory
+from jagcodec.wire.write.encoder import encode
 
 
 @untraced

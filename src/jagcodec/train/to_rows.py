@@ -22,8 +22,8 @@ from jagcodec.memory.small_floats import numbers_of
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.opened import AnyBatch, opened, row_count_of
-from jagcodec.wire.wire_batch import WireBatch, open_memory
+from jagcodec.wire.read.opened import AnyBatch, opened, row_count_of
+from jagcodec.wire.read.wire_batch import WireBatch, open_memory
 
 RowsAs = Literal["tensor", "array", "list"]
 """What the rows of tensors and arrays become in `to_rows`."""

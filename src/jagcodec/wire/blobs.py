@@ -10,10 +10,10 @@ from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Buffer, StrPath
-from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import begins_message, blob_pieces, frame_arrays, is_blob
 from jagcodec.wire.limits import Limits
+from jagcodec.wire.write.encoder import EncodeOptions, encode
 
 if TYPE_CHECKING:
     import torch
@@ -115,8 +115,8 @@ def load(
     Example: see `dump`.
     """
     mmap = flag_of(mmap, "load(mmap)")
-    usable_reading = module_with_torch("wire.opening", "load").usable_reading
-    decode = module_with_torch("wire.decoder", "load").decode
+    usable_reading = module_with_torch("wire.read.opening", "load").usable_reading
+    decode = module_with_torch("wire.read.decoder", "load").decode
     how = usable_reading("load", limits, None, device, allow_pickle)
     name = file_path(path, "load(path)", "decode accepts a message in memory")
     with noted_file(name):

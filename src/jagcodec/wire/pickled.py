@@ -19,10 +19,10 @@ from jagcodec.memory.arrays import object_array
 from jagcodec.memory.plain_types import remedy_for, usable_device
 from jagcodec.memory.staging import to_device
 from jagcodec.rows.nested import NESTED_TENSOR
-from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import NO_LIMITS
+from jagcodec.wire.read.decoder import decode
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
+from jagcodec.wire.write.encoder import encode
 
 
 class _Place(NamedTuple):

@@ -20,9 +20,9 @@ from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray, address, array
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.items import Item, Run, item_of_index
 from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
 from jagcodec.wire.stored.narrow import narrowed
+from jagcodec.wire.write.items import Item, Run, item_of_index
 
 LEAST_SEARCHED = 256  # columns of fewer bytes are not searched
 _LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others

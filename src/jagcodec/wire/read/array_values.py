@@ -15,7 +15,7 @@ from jagcodec.rows.column_arrays import ColumnArrays
 from jagcodec.rows.copy_bytes import array_of_cells
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.message import Budget, Message, owned_array, owned_bytes
+from jagcodec.wire.read.message import Budget, Message, owned_array, owned_bytes
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import Kind
 

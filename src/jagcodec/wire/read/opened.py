@@ -25,7 +25,7 @@ from jagcodec.rows.views import RaggedView
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.compare import agreed, same_values
 from jagcodec.wire.frames import begins_message, buffer_bytes, is_blob
-from jagcodec.wire.wire_batch import WireBatch, check_batch, open_whole
+from jagcodec.wire.read.wire_batch import WireBatch, check_batch, open_whole
 
 if TYPE_CHECKING:
     import torch

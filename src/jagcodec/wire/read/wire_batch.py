@@ -41,13 +41,13 @@ from jagcodec.rows.chosen_rows import CHOSEN, ChosenRows, choose_rows
 from jagcodec.rows.column_arrays import ColumnArrays, arrays_of_view, rectangle_of_view
 from jagcodec.rows.row_splits import Chosen
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.encoder import encode
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.message import Message
-from jagcodec.wire.node_columns import source_of_message
-from jagcodec.wire.opening import open_message, open_store, usable_reading
+from jagcodec.wire.read.message import Message
+from jagcodec.wire.read.node_columns import source_of_message
+from jagcodec.wire.read.opening import open_message, open_store, usable_reading
+from jagcodec.wire.write.encoder import encode
 
 if TYPE_CHECKING:
     import torch

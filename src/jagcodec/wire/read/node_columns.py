@@ -54,10 +54,19 @@ from jagcodec.rows.column_arrays import arrays_of_view
 from jagcodec.rows.copy_bytes import array_of_view, bytes_of_cells
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, end_to_end
-from jagcodec.wire.batch_node import batch_in, sizes_of_node
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
-from jagcodec.wire.decoder import (
+from jagcodec.wire.files import note_file
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.leaf import (
+    cells_of,
+    columns_of_dict,
+    field_of,
+    parts_of_packed,
+)
+from jagcodec.wire.many.stacked import MessageInMemory
+from jagcodec.wire.read.batch_node import batch_in, sizes_of_node
+from jagcodec.wire.read.decoder import (
     arrays,
     build,
     build_children,
@@ -67,25 +76,16 @@ from jagcodec.wire.decoder import (
     revived,
     rows_differ,
 )
-from jagcodec.wire.files import note_file
-from jagcodec.wire.frames import Frame
-from jagcodec.wire.items import item_of_view
-from jagcodec.wire.leaf import (
-    cells_of,
-    columns_of_dict,
-    field_of,
-    parts_of_packed,
-)
-from jagcodec.wire.message import Budget, Message
+from jagcodec.wire.read.message import Budget, Message
+from jagcodec.wire.read.slicing import Slicer, slicer_of
 from jagcodec.wire.schema import GROUP, STORED, Node
-from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import (
     BATCHED_DATA_DICT,
     IN_STACK,
     PLAIN,
     Kind,
 )
-from jagcodec.wire.stacked import MessageInMemory
+from jagcodec.wire.write.items import item_of_view
 
 if TYPE_CHECKING:
     import torch

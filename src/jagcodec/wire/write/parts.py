@@ -17,10 +17,10 @@ from jagcodec.columns.memory import MemorySource
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.row_splits import Chosen, RowSplits
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.items import Item, item_of_view
-from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.stored.write import write_rows
 from jagcodec.wire.torch_dtypes import torch_dtype
+from jagcodec.wire.write.items import Item, item_of_view
+from jagcodec.wire.write.lowering import Lowering
 
 
 def parts_to_send(

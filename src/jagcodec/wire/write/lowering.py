@@ -40,11 +40,18 @@ from jagcodec.wire.dtypes import (
 )
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.items import Item, Lowered, RowMessages, Tree, item_of_bytes, item_of_documents
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.native import NATIVE, first_same, written_at_once
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import PLAIN, Code, Kind
+from jagcodec.wire.write.items import (
+    Item,
+    Lowered,
+    RowMessages,
+    Tree,
+    item_of_bytes,
+    item_of_documents,
+)
 
 _STRING_TYPE = frozenset((str,))
 _MOST_ARRAY_ROWS = DEFAULT_LIMITS.expanded // (spec.EXPANSION * spec.ARRAY_COST)
@@ -684,7 +691,7 @@ def add_handlers(
 @functools.cache
 def _of_tensors() -> Any:
     """The module that lowers tensors: imported when there is one, because it imports torch."""
-    return module_with_torch("wire.lowering_tensors", "encode")
+    return module_with_torch("wire.write.lowering_tensors", "encode")
 
 
 def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:

@@ -52,14 +52,14 @@ from jagcodec.wire.array_rows import array_maker, rows_of_arrays
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.compare import agreed, same_values, uncontradicted
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.items import item_of_view
 from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.message_table import ColumnInPlace, MessageTable
+from jagcodec.wire.many.message_table import ColumnInPlace, MessageTable
+from jagcodec.wire.many.stacked import MessageInMemory, Stack, open_together, stacks_of
 from jagcodec.wire.native import are_values
-from jagcodec.wire.node_columns import MessageSource
+from jagcodec.wire.read.node_columns import MessageSource
+from jagcodec.wire.read.wire_batch import WireBatch, open_whole
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import MessageInMemory, Stack, open_together, stacks_of
-from jagcodec.wire.wire_batch import WireBatch, open_whole
+from jagcodec.wire.write.items import item_of_view
 
 # --- rows one after the other ------------------------------------------------------------------
 

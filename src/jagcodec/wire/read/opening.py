@@ -24,7 +24,7 @@ from jagcodec.wire.frames import (
 )
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.limits import Limits, exceeded, usable_limits
-from jagcodec.wire.message import Message, Reading
+from jagcodec.wire.read.message import Message, Reading
 
 
 def usable_reading(

@@ -21,6 +21,7 @@ from jagcodec.rows.copy_bytes import gathered_bytes
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.dtypes import DtypeName, cell_dtype
+from jagcodec.wire.many.stacked import Stack
 from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
 from jagcodec.wire.spec import (
     BITS,
@@ -31,7 +32,6 @@ from jagcodec.wire.spec import (
     TORCH_ITEMSIZES,
     Kind,
 )
-from jagcodec.wire.stacked import Stack
 from jagcodec.wire.stored.narrow import widened
 
 

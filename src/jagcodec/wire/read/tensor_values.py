@@ -32,9 +32,9 @@ from jagcodec.rows.non_tensor import (
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.checks import bad, elements_of, expect, fail, inside
-from jagcodec.wire.decoder import build, build_children, read_int64s, rows_differ
 from jagcodec.wire.leaf import CellPlace
-from jagcodec.wire.message import Budget, Message, owned_bytes, writable
+from jagcodec.wire.read.decoder import build, build_children, read_int64s, rows_differ
+from jagcodec.wire.read.message import Budget, Message, owned_bytes, writable
 from jagcodec.wire.schema import GROUP, STORED, Node
 from jagcodec.wire.spec import INDIRECT, MAX_BYTES, PLAIN, Kind
 from jagcodec.wire.torch_dtypes import torch_dtype

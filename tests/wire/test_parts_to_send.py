@@ -15,10 +15,10 @@ from jagcodec.columns.batch import Columns
 from jagcodec.rows import views
 from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.non_tensor import stack_of_payloads
-from jagcodec.wire import lowering
-from jagcodec.wire.cut import parts_to_send
 from jagcodec.wire.native import written_at_once
 from jagcodec.wire.spec import SMALL_BUFFER
+from jagcodec.wire.write import lowering
+from jagcodec.wire.write.parts import parts_to_send
 from tests.helpers import nested, size
 from tests.oracle import assert_same
 from tests.strategies import indices, tensordicts

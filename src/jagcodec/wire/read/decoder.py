@@ -29,9 +29,9 @@ from jagcodec.wire.checks import bad, check_distinct, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import Limits, exceeded
-from jagcodec.wire.message import Budget, Message, owned_array, writable
 from jagcodec.wire.native import are_values
-from jagcodec.wire.opening import open_message, open_row, usable_reading
+from jagcodec.wire.read.message import Budget, Message, owned_array, writable
+from jagcodec.wire.read.opening import open_message, open_row, usable_reading
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import GROUP, STORED, Node, child_step, numpy_itemsize
 from jagcodec.wire.spec import IN_ARRAY, IN_LIST, ONE_OBJECT, PLAIN, Kind

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from jagcodec.columns.column import row_count
 from jagcodec.errors import ArgumentError
 from jagcodec.wire.checks import bad, fail
-from jagcodec.wire.decoder import build, rows_differ
 from jagcodec.wire.leaf import rows_of_node
-from jagcodec.wire.message import Message
+from jagcodec.wire.read.decoder import build, rows_differ
+from jagcodec.wire.read.message import Message
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
 

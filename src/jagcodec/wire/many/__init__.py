@@ -1,0 +1,1 @@
+"""Many messages as one batch: opened together, joined, and read at once."""

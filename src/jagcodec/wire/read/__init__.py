@@ -1,0 +1,1 @@
+"""Frames to an open message, its values and its columns."""

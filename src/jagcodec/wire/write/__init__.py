@@ -1,0 +1,1 @@
+"""A value to frames: its items, their places, and the message."""
