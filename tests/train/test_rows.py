@@ -31,7 +31,7 @@ from jagcodec.wire.read.wire_batch import open_wire
 from tests.helpers import MESSAGES, Store, message, nested, rollout, run_python
 from tests.oracle import assert_same, bits, pad_rows, rows_of, table
 from tests.strategies import indices, tensordicts
-from tests.wire.readers import OPTIONS
+from tests.wire.readers import OPTIONS, peak_of
 from tests.wire.values import Turn
 
 # --- a batch as a list of rows -----------------------------------------------------------------
@@ -389,6 +389,25 @@ def test_strided_nested_columns():
     td = TensorDict({"coo": torch.eye(2).to_sparse(), "shapes": shapes.detach()}, [2])
     assert [row.to_dense().tolist() for row in column_of(td, "coo")] == [[1, 0], [0, 1]]
     assert column_of(td, "shapes", "list") == [[[0.0], [1.0]], [[2.0, 3.0, 4.0]]]
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_empty_rows_take_no_memory_for_each_index_of_the_dims_before_them(sent):
+    """A column (N, 1024, S): one row has four cells at each index, and 1,023 rows have none."""
+    cells = torch.arange(4 * 1024, dtype=torch.int32)
+    values = cells.reshape(4, 1024).T.reshape(1024, 4)
+    offsets = torch.tensor([0] + [4] * 1024)
+    column = torch.nested.nested_tensor_from_jagged(values.T.contiguous(), offsets).transpose(1, 2)
+    td = TensorDict({"x": column}, [1024])
+    batch = open_wire(encode(td)) if sent else td
+    rows = range(1023, -1, -1)
+    for call in (
+        lambda: select_rows(batch, rows)["x"],
+        lambda: select_rows(batch, slice(0, 1024, 2))["x"],
+        lambda: concat_rows([batch, batch])["x"],
+    ):
+        assert peak_of(call) < 1 << 21  # a number for each index of every row is 8 MiB
+    assert (select_rows(batch, rows)["x"][1023] == values).all()
 
 
 def test_payloads_of_the_whole_batch_stay_that_until_they_differ():

@@ -119,14 +119,23 @@ class RaggedView:
         return replace(self, starts=starts, run_lengths=run_lengths)
 
     def row_runs(self, *, by_row: bool) -> tuple[Starts | None, IntArray]:
-        """Where runs of cells begin, and their lengths. `by_row`, all runs of row 0 come first."""
+        """Where runs of cells begin, and their lengths. `by_row`, all runs of row 0 come first.
+
+        Without `by_row`, the runs are to be copied end to end, and some empty ones are left out.
+        """
         if self.run_lengths is not None:
             return self.row_starts().reshape(-1), self.run_lengths.reshape(-1)
         lengths = self.row_splits.lengths
         if self.ragged_dim == 1:
             return self.starts, lengths
+        row_starts = self.row_starts()
+        if not by_row:
+            # Each row has a run for each index of the dims before its ragged one. Runs with cells
+            # take memory in proportion to these; those of empty rows would be without bound.
+            filled = lengths > 0
+            row_starts, lengths = row_starts[filled], lengths[filled]
         outer = math.prod(self.shape[: self.ragged_dim - 1])
-        starts = np.arange(outer)[:, None] * self.shape[self.ragged_dim - 1] + self.row_starts()
+        starts = np.arange(outer)[:, None] * self.shape[self.ragged_dim - 1] + row_starts
         if by_row:
             return starts.T.reshape(-1), np.repeat(lengths, outer)
         return starts.reshape(-1), np.tile(lengths, outer)
