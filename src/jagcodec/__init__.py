@@ -28,7 +28,7 @@ _NAMES = {
     "produce.builder": "RowBuilder",
     "produce.fields": "encode_fields pack_jagged_fields",
     "produce.rows": "encode_rows pack_rows",
-    "produce.tensors": (
+    "produce.jagged_tensors": (
         "maybe_pack_jagged pack_per_token_field response_from_nested stack_or_nest "
         "to_nested_by_length"
     ),

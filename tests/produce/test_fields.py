@@ -16,7 +16,7 @@ from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, encode_fields, pack_jagged_fields, padding_tax, to_blob
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, JagcodecWarning
-from jagcodec.produce.tensors import maybe_pack_jagged, pack_per_token_field, stack_or_nest
+from jagcodec.produce.jagged_tensors import maybe_pack_jagged, pack_per_token_field, stack_or_nest
 from jagcodec.testing import jagged_batches, tensors
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of

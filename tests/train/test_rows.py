@@ -16,7 +16,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 from jagcodec import BatchedDataDict, WireBatch, WireFormatError, encode, select_rows, split_rows
 from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.forward.micro_batches import plan_micro_batches
-from jagcodec.produce.tensors import stack_or_nest
+from jagcodec.produce.jagged_tensors import stack_or_nest
 from jagcodec.schema import check_schema
 from jagcodec.testing import jagged_tensors
 from jagcodec.train.materialize import materialize

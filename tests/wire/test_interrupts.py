@@ -16,7 +16,7 @@ from tensordict import NonTensorData, TensorDict
 from jagcodec import BatchedDataDict, WireFormatError, concat_rows, decode, encode, materialize
 from jagcodec import open_wire as opened
 from jagcodec.columns.batch import views_of
-from jagcodec.columns.outside import pass_on
+from jagcodec.columns.outside_errors import pass_on
 from jagcodec.rows.nested import nested_tensor, parts_of
 from jagcodec.rows.row_splits import RowSplits
 from tests.helpers import nested

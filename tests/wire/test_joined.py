@@ -28,7 +28,7 @@ from jagcodec import (
 from jagcodec.columns.batch import stored, views_of
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.produce.fields import encode_fields, pack_jagged_fields
-from jagcodec.produce.tensors import stack_or_nest
+from jagcodec.produce.jagged_tensors import stack_or_nest
 from jagcodec.testing import tensors
 from jagcodec.train.rows import concat_rows, join_columns, select_rows, split_rows
 from jagcodec.wire import spec

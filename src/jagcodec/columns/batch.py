@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec._dependencies import check_torch, half
-from jagcodec.columns.outside import pass_on
+from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import IntArray, is_numeric
 from jagcodec.rows.chosen_rows import ChosenRows

@@ -52,7 +52,7 @@ from jagcodec.errors import (
 )
 from jagcodec.integrations import needed, options_of_environment
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, same_width_dtype
-from jagcodec.produce.tensors import stack_or_nest
+from jagcodec.produce.jagged_tensors import stack_or_nest
 from jagcodec.rows.nested import parts_of
 from jagcodec.rows.non_tensor import batch_of, is_stack, rows_of_leaf
 from jagcodec.rows.row_splits import Chosen, RowSplits, RowSplitsPool

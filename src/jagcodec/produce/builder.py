@@ -34,9 +34,9 @@ from jagcodec.produce.row_kinds import (
     DEFAULT_DTYPES,
     OBJECT_ROW,
     STORED_DTYPES,
+    cells_tensors,
     described,
     kind_of_row,
-    tensor_rows,
 )
 from jagcodec.produce.rows import (
     check_row_shape,
@@ -439,7 +439,7 @@ class RowBuilder:
             WireFormatError: As from `open_wire`.
         """
         where = "RowBuilder.from_message"
-        columns_of_row = half("produce.tensor_columns", "produce.array_columns").columns_of_row
+        columns_of_row = half("produce.rows_tensors", "produce.builder_arrays").columns_of_row
         from jagcodec.wire.read.wire_batch import WireBatch, open_wire
 
         batch = message if isinstance(message, WireBatch) else open_wire(message)
@@ -534,7 +534,7 @@ def _read_starts(start: Any, read: Mapping[str, _ReadChunk], path: str) -> dict[
 def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _ReadChunk:
     """The cells of a chunk as its column stores them; an error if they do not fit."""
     if isinstance(chunk, tensor_type()):
-        chunk = tensor_rows().on_host(chunk)
+        chunk = cells_tensors().on_host(chunk)
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, _NO_CELLS, 0
     if chunk is None:
@@ -564,7 +564,7 @@ def _readable(cells: RowCells) -> Any:
     """Cells as an array; where numpy lacks their dtype as a tensor, or without torch as words."""
     if STORED_DTYPES[cells.dtype].name == cells.dtype or find_spec("torch") is None:
         return cells.data
-    return tensor_rows().tensor_of(cells.data, cells.dtype)
+    return cells_tensors().tensor_of(cells.data, cells.dtype)
 
 
 def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn, Any]:

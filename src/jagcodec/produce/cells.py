@@ -42,6 +42,7 @@ from jagcodec.produce.row_kinds import (
     OR_OBJECTS,
     SEQUENCE_ROW,
     STORED_DTYPES,
+    cells_tensors,
     dtype_name,
     first_item,
     has_dtype,
@@ -49,7 +50,6 @@ from jagcodec.produce.row_kinds import (
     items_of_list,
     kind_of_row,
     mixed_kinds,
-    tensor_rows,
     wrong_kind,
 )
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
@@ -102,7 +102,7 @@ def _cells_or_objects(
         if joined is not None:
             return joined
         # Read arrays: each attribute of a tensor costs more than making an array of it.
-        arrays = tensor_rows().arrays_of_tensors(rows)
+        arrays = cells_tensors().arrays_of_tensors(rows)
         rows, types = (rows, types) if arrays is None else (arrays, _ARRAY_ONLY)
     if types == _ARRAY_ONLY:
         dtypes = [TORCH_NAME_OF_NUMPY.get(row.dtype, "") for row in rows]
@@ -206,7 +206,7 @@ def joined_quickly(rows: Sequence[Any], types: Set[type], dim: int = 0) -> RowCe
     if types != _ARRAY_ONLY:
         if types != {tensor_type()} or dim:
             return None
-        joined = tensor_rows().joined_at_once(rows)
+        joined = cells_tensors().joined_at_once(rows)
         if joined is None:
             return None
         values, lengths = joined
@@ -377,7 +377,7 @@ def _cells_of_arrays(
 def _readable_array(row: Any) -> Any:
     """An array of `STORED_DTYPES`, or a tensor that is on a device, with the same cells."""
     if isinstance(row, tensor_type()):
-        return tensor_rows().array_of_tensor(row)
+        return cells_tensors().array_of_tensor(row)
     array = np.asarray(row, dtype=row.dtype.newbyteorder("="))
     return array if array.dtype in TORCH_NAME_OF_NUMPY else np.array(array)
 
@@ -385,7 +385,7 @@ def _readable_array(row: Any) -> Any:
 def _joined_cells(parts: Sequence[Any], dtypes: Sequence[str], copied: bool, dim: int) -> RowCells:
     """Arrays, or tensors, of one dtype and cell shape, end to end along `dim`."""
     if len(parts) > 1 and len(set(map(type, parts))) > 1:
-        parts = list(map(tensor_rows().tensor_of, parts, dtypes))
+        parts = list(map(cells_tensors().tensor_of, parts, dtypes))
     first = parts[0]
     is_array = type(first) is np.ndarray
     if not first.ndim:
@@ -421,7 +421,7 @@ def _joined(parts: Sequence[Any], dim: int) -> Any:
     """Arrays, or tensors, end to end along a dim."""
     if type(parts[0]) is np.ndarray:
         return np.concatenate(parts, dim)
-    return tensor_rows().joined_tensors(parts, dim)
+    return cells_tensors().joined_tensors(parts, dim)
 
 
 def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
@@ -442,7 +442,7 @@ def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
         rows = [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         cells = fill_cells(rows, sizes, dtype, None if lengths is None else cell)
     if not isinstance(values, np.ndarray):
-        cells = tensor_rows().on_device_of(cells, dtype, values)
+        cells = cells_tensors().on_device_of(cells, dtype, values)
     return RowCells(cells.reshape(values.shape), lengths, dtype)
 
 
@@ -508,7 +508,7 @@ def _split_in_tokens(made: RowCells, place: str) -> Any:
     """The cells of the tokens of a row, which have one length, with a dim of tokens in front."""
     values, lengths, dtype = made.data, made.lengths, made.dtype
     if STORED_DTYPES[dtype].name != dtype:  # or its words would be read as numbers
-        values = tensor_rows().tensor_of(values, dtype)
+        values = cells_tensors().tensor_of(values, dtype)
     if lengths is None:
         return values
     for j, length in enumerate(lengths):

@@ -29,8 +29,8 @@ from jagcodec.memory.buffers import Target
 from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain, check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_words, contiguous_bits, plain_arrays
+from jagcodec.produce.jagged_tensors import first_unpadded
 from jagcodec.produce.row_kinds import are_objects, described
-from jagcodec.produce.tensors import first_unpadded
 from jagcodec.produce.warnings import (
     FEW_CELLS,
     MISSING_CELL,

@@ -137,7 +137,7 @@ def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
         if column.ndim:
             return list(column), None
     elif isinstance(column, (dict, tensor_type())) or "tensordict" in sys.modules:
-        found: Any = module_with_torch("produce.tensor_columns", path).rows_of_column(column, path)
+        found: Any = module_with_torch("produce.rows_tensors", path).rows_of_column(column, path)
         if found is not None:
             return found  # type: ignore[no-any-return]
     if isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
@@ -149,9 +149,9 @@ def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
 
 
 @functools.cache
-def of_tensors() -> Any:
+def rows_tensors() -> Any:
     """The module for columns that are tensors: imported when there is one; it imports torch."""
-    return module_with_torch("produce.tensor_columns", "encode_rows")
+    return module_with_torch("produce.rows_tensors", "encode_rows")
 
 
 ANY_FIELD = FieldSchema("", None, None)

@@ -16,10 +16,10 @@ from jagcodec.produce.row_kinds import (
     DEFAULT_DTYPES,
     FILL_CODES,
     OR_OBJECTS,
+    cells_tensors,
     dtypes_remedy,
     list_among_numbers,
     plain_number,
-    tensor_rows,
     wrong_kind,
 )
 
@@ -116,7 +116,7 @@ def cell_numbers(cells: Any, dtype: str) -> npt.NDArray[Any]:
     """The numbers in cells of a dtype, an array of `STORED_DTYPES` or a tensor."""
     if isinstance(cells, np.ndarray):
         return numbers_of(cells, dtype)
-    numbers: npt.NDArray[Any] = tensor_rows().numbers_of_tensor(cells, dtype)
+    numbers: npt.NDArray[Any] = cells_tensors().numbers_of_tensor(cells, dtype)
     return numbers
 
 

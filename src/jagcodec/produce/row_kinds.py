@@ -86,7 +86,7 @@ def kind_of_row(row: Any) -> str:
         plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
         plain = plain and row.dtype.newbyteorder("=") in TORCH_ARRAY_DTYPES
     elif isinstance(row, tensor_type()):
-        plain = tensor_rows().has_dense_cells(row)
+        plain = cells_tensors().has_dense_cells(row)
     else:
         return NUMBER_ROW if isinstance(row, (int, float)) else OBJECT_ROW
     return ARRAY_ROW if plain else OBJECT_ROW
@@ -118,9 +118,9 @@ def _has_number_or_list(items: Sequence[Any]) -> bool:
 
 
 @cache
-def tensor_rows() -> Any:
+def cells_tensors() -> Any:
     """The module that reads tensors: imported when there is one, because it imports torch."""
-    return module_with_torch("produce.tensor_rows", "")
+    return module_with_torch("produce.cells_tensors", "")
 
 
 def has_dtype(item: Any) -> bool:
@@ -264,5 +264,5 @@ def described(item: Any) -> str:
         remedy = array_remedy(item)
         return f"a {type(item).__name__}; {remedy}" if remedy else f"an array of dtype {item.dtype}"
     if isinstance(item, tensor_type()):
-        return str(tensor_rows().described_tensor(item))
+        return str(cells_tensors().described_tensor(item))
     return brief(item)

@@ -30,9 +30,9 @@ from jagcodec.produce.given_rows import (
     ANY_FIELD,
     check_same_lengths,
     collect_columns,
-    of_tensors,
     ragged_dim_of,
     read_dtypes,
+    rows_tensors,
 )
 from jagcodec.produce.row_kinds import (
     OBJECT_TYPES,
@@ -117,7 +117,7 @@ def pack_rows(
         rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
     )
     leaves = {
-        name: of_tensors().view_of_cells(column) if type(column) is RowCells else column
+        name: rows_tensors().view_of_cells(column) if type(column) is RowCells else column
         for name, column in columns.columns.items()
     }
     made: TensorDict = tensordict_of(Columns(columns.rows, leaves), where)
@@ -217,7 +217,7 @@ def _checked_columns(
                 if not ask.rectangular:
                     made.splits, made.ragged_dim = _shared_splits(made.lengths, splits), ask.dim
             if type(made.data) is not np.ndarray:
-                columns[name] = of_tensors().view_of_cells(made)
+                columns[name] = rows_tensors().view_of_cells(made)
         elif type(made) is list and ask.field.kind != "object":
             _check_objects(made, where, name, copied)
     if same_length is not _NO_NAMES:
@@ -267,7 +267,7 @@ def _made_column(column: Any, ask: _Asked, count: int, copied: bool) -> Any:
     """The cells of a column, or the list of its objects, as asked; a batch of N rows unchanged."""
     field, dim, rectangular, named = ask
     is_other = type(column) not in _LISTS and "tensordict" in sys.modules
-    if is_other and of_tensors().is_nested_batch(column):
+    if is_other and rows_tensors().is_nested_batch(column):
         if ask is not _NOTHING:
             detail = (
                 "expected rows of cells or objects, as an option names the column, found a batch"
@@ -304,7 +304,7 @@ def _check_objects(rows: Sequence[Any], where: str, name: str, to_tensors: bool)
     if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
         warn_of_objects(f"{where}({name!r})", brief(name))
     if to_tensors:
-        of_tensors().check_tensors(rows, f"{where}({name!r})")
+        rows_tensors().check_tensors(rows, f"{where}({name!r})")
 
 
 def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:

@@ -16,7 +16,7 @@ from jagcodec._arguments import array_remedy
 from jagcodec.errors import ArgumentError, brief, child_path, describe
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.memory.extents import lists_of
-from jagcodec.produce.row_kinds import tensor_rows
+from jagcodec.produce.row_kinds import cells_tensors
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.spec import MAX_DEPTH
 
@@ -159,5 +159,5 @@ def _array_of(tensor: Any, above: _Steps) -> npt.NDArray[Any]:
         check_rectangle(tensor, "")
         return number_array(tensor)
     except (TypeError, RuntimeError) as error:  # also if numpy has no numbers of its dtype
-        found = str(tensor_rows().described_tensor(tensor))
+        found = str(cells_tensors().described_tensor(tensor))
         raise _NotJsonError("a tensor that JSON has", found, above) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from jagcodec.columns.outside import pass_on
+from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.spec import Kind
 

@@ -18,7 +18,7 @@ import numpy as np
 from jagcodec._arguments import check_function
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import module_with_torch
-from jagcodec.columns.outside import pass_on
+from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import BATCHED_DATA_DICT, ORDERED_DICT, PACKED_COLUMN

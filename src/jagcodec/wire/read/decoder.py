@@ -15,7 +15,7 @@ from jagcodec._arguments import check_options
 from jagcodec._compiling import untraced
 from jagcodec._dependencies import check_torch, half
 from jagcodec.columns.batch import VALUES
-from jagcodec.columns.outside import pass_on
+from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray, object_array
 from jagcodec.memory.buffers import MessageLike

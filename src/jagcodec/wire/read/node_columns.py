@@ -45,7 +45,7 @@ from jagcodec.columns.memory import (
     face_in_memory,
     leaf_in_memory,
 )
-from jagcodec.columns.outside import pass_on
+from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array, torch_name
 from jagcodec.memory.extents import check_extent

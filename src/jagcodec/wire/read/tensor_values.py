@@ -14,7 +14,7 @@ import tensordict
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec.columns.outside import pass_on
+from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray
 from jagcodec.memory.staging import to_device as to_device

@@ -1,4 +1,4 @@
-"""Rows that are tensors: imported only when there is one, so that other rows need no torch."""
+"""What `cells` does with tensors: imported only when there is one, so that other rows need no torch."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from jagcodec import (
     response_from_nested,
 )
 from jagcodec.errors import JagcodecError, JagcodecWarning
-from jagcodec.produce.tensors import stack_or_nest, to_nested_by_length
+from jagcodec.produce.jagged_tensors import stack_or_nest, to_nested_by_length
 from jagcodec.testing import jagged_tensors, tensors
 from jagcodec.types import PackedColumn
 from tests.oracle import assert_same, bits, pad_rows, rows_of

@@ -1,4 +1,4 @@
-"""The columns of a message of one row, read without torch: `produce.tensor_columns` in arrays."""
+"""The columns of a message of one row, read without torch: `produce.rows_tensors` in arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of rows that are tensors or batches: imported when there is one, as `tensor_rows` is."""
+"""What `rows` and `given_rows` do with tensors and batches: imported when there is one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, Strided
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.plain_types import check_plain
 from jagcodec.memory.tensor_bytes import contiguous_bits
+from jagcodec.produce.cells_tensors import array_of_tensor, tensor_of_cells
 from jagcodec.produce.fields import leaf_of_column
-from jagcodec.produce.tensor_rows import array_of_tensor, tensor_of_cells
 from jagcodec.rows.copy_rows import gathered
 from jagcodec.rows.nested import is_jagged, parts_of
 from jagcodec.rows.non_tensor import is_nested_batch as is_nested_batch
