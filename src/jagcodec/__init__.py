@@ -29,9 +29,9 @@ _NAMES = {
     "produce.fields": "encode_fields pack_jagged_fields",
     "produce.rows": "encode_rows pack_rows",
     "produce.jagged_tensors": (
-        "maybe_pack_jagged pack_per_token_field response_from_nested stack_or_nest "
-        "to_nested_by_length"
+        "maybe_pack_jagged pack_per_token_field stack_or_nest to_nested_by_length"
     ),
+    "produce.responses": "response_from_nested",
     "rows.non_tensor": "unwrap_wire_stripped_payload",
     "wire.blobs": "dump load to_blob",
     "wire.read.decoder": "MsgpackDecoder decode",

@@ -21,9 +21,9 @@ from jagcodec.produce.fields import encode_fields as encode_fields
 from jagcodec.produce.fields import pack_jagged_fields as pack_jagged_fields
 from jagcodec.produce.jagged_tensors import maybe_pack_jagged as maybe_pack_jagged
 from jagcodec.produce.jagged_tensors import pack_per_token_field as pack_per_token_field
-from jagcodec.produce.jagged_tensors import response_from_nested as response_from_nested
 from jagcodec.produce.jagged_tensors import stack_or_nest as stack_or_nest
 from jagcodec.produce.jagged_tensors import to_nested_by_length as to_nested_by_length
+from jagcodec.produce.responses import response_from_nested as response_from_nested
 from jagcodec.produce.rows import encode_rows as encode_rows
 from jagcodec.produce.rows import pack_rows as pack_rows
 from jagcodec.rows.non_tensor import unwrap_wire_stripped_payload as unwrap_wire_stripped_payload

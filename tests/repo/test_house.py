@@ -187,7 +187,7 @@ OF_NEMO_RL = {
 
 HALVES = {
     "columns.of_arrays": "columns.of_tensors",
-    "produce.builder_arrays": "produce.rows_tensors",
+    "produce.builder_arrays": "produce.builder_tensors",
     "wire.read.array_values": "wire.read.tensor_values",
 }
 """Modules of one set of functions: of arrays, where torch is not installed, and of tensors."""

@@ -439,7 +439,7 @@ class RowBuilder:
             WireFormatError: As from `open_wire`.
         """
         where = "RowBuilder.from_message"
-        columns_of_row = half("produce.rows_tensors", "produce.builder_arrays").columns_of_row
+        columns_of_row = half("produce.builder_tensors", "produce.builder_arrays").columns_of_row
         from jagcodec.wire.read.wire_batch import WireBatch, open_wire
 
         batch = message if isinstance(message, WireBatch) else open_wire(message)

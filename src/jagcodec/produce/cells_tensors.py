@@ -1,4 +1,4 @@
-"""What `cells` does with tensors: imported only when there is one, so that other rows need no torch."""
+"""What `cells` does with tensors: imported when there is one, because it imports torch."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Unpack, overload
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
@@ -17,39 +16,31 @@ from jagcodec._arguments import (
     flag_of,
     name_set,
     named_columns,
-    unknown_name,
 )
 from jagcodec._compiling import untraced
-from jagcodec.columns.batch import closed
-from jagcodec.columns.column import Array, ObjectList, Open, as_leaf, column_of, row_count
-from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, Sparse, Unbatched
-from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.memory.arrays import IntArray
+from jagcodec.columns.column import Array, ObjectList, Open, column_of, row_count
+from jagcodec.columns.of_tensors import Dense, Packed, Payloads, Sparse, Unbatched
+from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Target
-from jagcodec.memory.plain_types import LENGTH_DTYPES, check_plain, check_rectangle
-from jagcodec.memory.staging import to_device
-from jagcodec.memory.tensor_bytes import as_words, contiguous_bits, plain_arrays
-from jagcodec.produce.jagged_tensors import first_unpadded
+from jagcodec.memory.plain_types import check_plain, check_rectangle
+from jagcodec.memory.tensor_bytes import plain_arrays
+from jagcodec.produce.masks import Mask, mask_of, valid_cells
+from jagcodec.produce.pads import check_pads
 from jagcodec.produce.row_kinds import are_objects, described
+from jagcodec.produce.tensordicts import leaf_of_column, tensordict_of
 from jagcodec.produce.warnings import (
     FEW_CELLS,
     MISSING_CELL,
-    warn_of_leftovers,
     warn_of_narrow,
     warn_of_rectangle,
     warn_of_width,
 )
-from jagcodec.rows.copy_rows import gathered, values_of
 from jagcodec.rows.lengths import Lengths, read_rows
-from jagcodec.rows.nested import nested_tensor
 from jagcodec.rows.non_tensor import (
-    batch_of,
-    is_nested_batch,
     payloads_of_rows,
 )
 from jagcodec.rows.of_tensors import rows_of_rectangle
-from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
-from jagcodec.rows.views import RaggedView, end_to_end
+from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of, write_to
 from jagcodec.wire.write.encoder import Columns, EncodeOptions, pending
 
@@ -220,7 +211,7 @@ def _jagged_columns(
         view = rows_of_rectangle(rectangle, row_splits, where, array)
         columns[name] = view if rule.mask is None else rule.mask.rows(view)
     if row_splits is not None and jagged:
-        _check_pads(jagged, row_splits, rule.mask, where, strict)
+        check_pads(jagged, row_splits, rule.mask, where, strict)
     elif is_wide and rule.mask is None:
         warn_of_width(f"{where}(lengths)")
     return Columns(rows or 0, columns)
@@ -230,7 +221,7 @@ class _JaggedRule(NamedTuple):
     """Which columns become jagged, and by which rows."""
 
     row_splits: RowSplits | None  # None if no column becomes jagged
-    mask: _Mask | None  # None if rows begin at cell 0
+    mask: Mask | None  # None if rows begin at cell 0
     named: frozenset[Any] | None  # None if the shape of a column alone decides
     narrowest: int  # the smallest S of the rectangles (N, S, ...) that become jagged
     widest: int  # the largest S
@@ -282,7 +273,7 @@ def _jagged_rule(
         if row_splits is not None:
             detail = "expected lengths or a mask, found both; pass one"
             raise ArgumentError("conflict", f"{where}(mask)", detail)
-        found = _mask_of(_valid_cells(mask, fields, where))
+        found = mask_of(valid_cells(mask, fields, where))
         row_splits = found.row_splits
     named = None
     if token_aligned_fields is not None:
@@ -327,12 +318,6 @@ def _as_column(column: Any, path: str) -> Any:
     raise ArgumentTypeError("bad_type", path, detail)
 
 
-def leaf_of_column(column: Any, path: str) -> Any:
-    """A column of a dict as a TensorDict holds it; an open batch is read."""
-    column = closed(column)
-    return as_leaf(column, row_count(column, path) or 0, path)
-
-
 def _holds_only_objects(rows: list[Any]) -> bool:
     """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
     if any(row is None for row in rows):  # arrays next to None cannot be cells
@@ -357,141 +342,3 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int | None:
         return rows if found is None else found
     detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
     raise ArgumentError("row_mismatch", path, detail)
-
-
-def _check_pads(
-    jagged: Mapping[str, Any], row_splits: RowSplits, mask: _Mask | None, where: str, strict: bool
-) -> None:
-    """Raise or warn if no jagged column of integers looks padded in the cells that are left out."""
-    if strict:
-        integers = {name: x for name, x in jagged.items() if x.dtype in LENGTH_DTYPES}
-        valid = None if mask is None else mask.valid
-        if valid is None:
-            valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
-        _check_constant(integers, valid, where)
-    elif mask is None:
-        name = first_unpadded(jagged, row_splits)
-        if name is not None:
-            warn_of_leftovers(f"{where}({name!r})")
-
-
-def _check_constant(integers: Mapping[str, Any], valid: npt.NDArray[np.bool_], where: str) -> None:
-    """Raise an error if in each column (N, S, ...) the cells that are not `valid` differ."""
-    rows = [_uneven_row(column, valid) for column in integers.values()]
-    if rows and None not in rows:
-        detail = (
-            "expected one constant in all cells past row ends, in at least one column of integers, "
-            "found others; did you pass prompt or response lengths for both?"
-        )
-        first = next(iter(integers))
-        raise ArgumentError("bad_length", f"{where}({first!r}), row {rows[0]}", detail)
-
-
-def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:
-    """The first row with a pad that differs from the first pad of the column; None if none does."""
-    is_pad = np.ones(column.shape[:2], dtype=np.bool_)
-    is_pad[:, : valid.shape[1]] = ~valid
-    if not is_pad.any() or not column.numel():
-        return None
-    words = as_words(column).flatten(2)
-    row, cell = divmod(int(is_pad.argmax()), is_pad.shape[1])
-    differs = (words != words[row, cell]).any(2) & to_device(torch.from_numpy(is_pad), words.device)
-    rows = np.flatnonzero(differs.any(1).cpu().numpy())
-    return int(rows[0]) if len(rows) else None
-
-
-def tensordict_of(columns: Columns, where: str) -> TensorDict:
-    """Checked columns as a TensorDict; rows that are not end to end are copied into one block."""
-    pool = RowSplitsPool()
-    leaves = dict(columns.columns)
-    holder = {name: column_of(leaf) for name, leaf in leaves.items()}
-    found = ((n, x.view(f"{where}({n!r})", pool, detach=True)) for n, x in holder.items())
-    views = {name: view for name, view in found if view is not None}
-    scattered = [name for name, view in views.items() if not view.is_end_to_end]
-    copied = dict(zip(scattered, gathered(views[name] for name in scattered), strict=True))
-    for name, column in holder.items():
-        if name in views:
-            view = views[name]
-            values = copied[name] if name in copied else values_of(view)
-            leaves[name] = nested_tensor(values, pool.unique(view.row_splits), view.ragged_dim)
-        elif isinstance(column, (Array, Dense, Sparse)):
-            leaves[name] = contiguous_bits(torch.as_tensor(leaves[name]))
-        else:
-            leaves[name] = column.leaf(columns.rows, where)
-    if any(map(is_nested_batch, leaves.values())):
-        return TensorDict(leaves, batch_size=[columns.rows])
-    return batch_of(leaves, columns.rows)
-
-
-# --- masks -------------------------------------------------------------------------------------
-
-
-class _Mask(NamedTuple):
-    """The valid cells of N rows: padded on both sides, or with holes."""
-
-    valid: npt.NDArray[np.bool_]  # (N, S)
-    row_splits: RowSplits  # how many each row has
-    first: IntArray | None  # (N,) the first in each row; None if it is cell 0 in every row
-    # (N, K) how long each of the K runs of a row is, if one has holes; `first` is (N, K) then.
-    run_lengths: IntArray | None
-
-    def rows(self, view: RaggedView) -> RaggedView:
-        """The rows of the mask in a view whose rows begin at cell 0. Rows with holes are copied."""
-        if self.first is None or view.is_end_to_end:  # no starts: there are no cells
-            return view
-        if self.run_lengths is None:
-            return view.moved(view.row_starts() + self.first)
-        in_runs = view.in_runs(view.row_starts()[:, None] + self.first, self.run_lengths)
-        return end_to_end(values_of(in_runs), self.row_splits)
-
-
-def _valid_cells(mask: Any, fields: Mapping[str, Any], where: str) -> npt.NDArray[np.bool_]:
-    """A mask (N, S), or the column of this name; one device sync, none for a CPU tensor."""
-    path = f"{where}(mask)"
-    if isinstance(mask, str):
-        if mask not in fields:
-            raise unknown_name(mask, fields, path)
-        mask, path = fields[mask], f"{where}({mask!r})"
-    expected = "expected an (N, S) mask of booleans, or of integers 0 and 1, found"
-    remedy = "; pass mask != 0"
-    holder = column_of(mask)
-    if isinstance(mask, (torch.Tensor, np.ndarray)) and not isinstance(holder, Jagged):
-        check_plain(mask, path)
-    if isinstance(holder, Dense):
-        try:
-            mask = mask.detach().cpu().numpy()
-        except (TypeError, RuntimeError):  # numpy does not have the dtype
-            detail = f"{expected} {mask.dtype}{remedy}"
-            raise ArgumentTypeError("bad_dtype", path, detail) from None
-    if not isinstance(mask, np.ndarray):
-        raise ArgumentTypeError("bad_type", path, f"{expected} {describe(mask)}")
-    if mask.dtype.kind not in "biu":
-        raise ArgumentTypeError("bad_dtype", path, f"{expected} {mask.dtype}{remedy}")
-    if mask.ndim != 2:
-        raise ArgumentError("bad_shape", path, f"{expected} shape {mask.shape}")
-    valid: npt.NDArray[np.bool_] = mask != 0
-    wrong = [] if mask.dtype.kind == "b" else np.argwhere(valid & (mask != 1)).tolist()
-    if wrong:
-        row, cell = wrong[0]
-        raise ArgumentError("bad_option", f"{path}, row {row}", f"{expected} {mask[row, cell]}")
-    return valid
-
-
-def _mask_of(valid: npt.NDArray[np.bool_]) -> _Mask:
-    """The mask of these valid cells, with the runs of each row."""
-    rows, width = valid.shape
-    # With a False cell before and after each row, runs begin and end in turn, each in one row.
-    walled = np.zeros((rows, width + 2), dtype=np.bool_)
-    walled[:, 1:-1] = valid
-    edges = np.flatnonzero(walled[:, 1:] != walled[:, :-1])
-    row, starts = np.divmod(edges[::2], width + 1)
-    lengths = edges[1::2] - edges[::2]
-    counts = np.bincount(row, minlength=rows)
-    most = max(1, int(counts.max(initial=0)))
-    of_row = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
-    first, runs = np.zeros((2, rows, most), dtype=np.int64)
-    first[row, of_row], runs[row, of_row] = starts, lengths
-    row_splits = RowSplits.from_lengths(runs.sum(axis=1))
-    if most > 1:
-        return _Mask(valid, row_splits, first, runs)
-    return _Mask(valid, row_splits, first[:, 0] if first.any() else None, None)

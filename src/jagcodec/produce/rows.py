@@ -112,7 +112,7 @@ def pack_rows(
             `NonTensorStack`; or `rows` or an argument is of another type.
     """
     where = "pack_rows"
-    tensordict_of = module_with_torch("produce.fields", where).tensordict_of
+    tensordict_of = module_with_torch("produce.tensordicts", where).tensordict_of
     columns = _checked_columns(
         rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
     )

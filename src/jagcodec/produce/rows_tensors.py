@@ -7,20 +7,16 @@ from typing import Any
 
 import torch
 
-from jagcodec.columns.batch import Batch, views_of
-from jagcodec.columns.column import Array, DictBatch, Open, ViewColumn, column_of, row_count
+from jagcodec.columns.column import DictBatch, Open, column_of, row_count
 from jagcodec.columns.of_tensors import Dense, Jagged, Packed, Payloads, StridedNested
-from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.plain_types import check_plain
-from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.produce.cells_tensors import array_of_tensor, tensor_of_cells
-from jagcodec.produce.fields import leaf_of_column
-from jagcodec.rows.copy_rows import gathered
+from jagcodec.produce.cells_tensors import tensor_of_cells
+from jagcodec.produce.tensordicts import leaf_of_column
 from jagcodec.rows.nested import is_jagged, parts_of
 from jagcodec.rows.non_tensor import is_nested_batch as is_nested_batch
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.registry import registered_name
-from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
+from jagcodec.wire.torch_dtypes import torch_dtype
 from jagcodec.wire.write.items import RowCells
 
 
@@ -60,25 +56,3 @@ def view_of_cells(made: RowCells) -> Any:
         return values
     dtype, shape = torch_dtype(made.dtype), tuple(values.shape)
     return RaggedView(values, dtype, shape, made.ragged_dim, None, made.splits)
-
-
-def columns_of_row(batch: Batch, where: str) -> dict[str, Any]:
-    """The columns of a batch of one row: a jagged one as `RowCells`, any other as its value."""
-    row: dict[str, Any] = {}
-    for name, leaf in views_of(batch).items():
-        holder = column_of(leaf)
-        if isinstance(holder, ViewColumn):
-            (cells,), lengths = gathered([leaf]), (leaf.row_splits.total,)
-            row[name] = RowCells(array_of_tensor(cells), lengths, TORCH_NAMES[leaf.dtype])
-            row[name].ragged_dim = leaf.ragged_dim
-        elif isinstance(holder, Dense):
-            row[name] = contiguous_bits(leaf).clone()[0]
-        elif isinstance(holder, Payloads):
-            row[name] = holder.objects()[0]  # type: ignore[index]
-        elif isinstance(holder, Array):
-            row[name] = leaf[0]
-        else:
-            found = type(leaf).__name__
-            detail = f"expected a tensor or a payload, found {found}; select the other columns"
-            raise ArgumentTypeError("bad_type", f"{where}({name!r})", detail)
-    return row
