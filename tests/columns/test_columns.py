@@ -15,7 +15,9 @@ from jagcodec.columns.column import column_of
 from jagcodec.rows import copy_bytes
 from jagcodec.rows.nested import view_of
 from jagcodec.rows.varlen import varlen_column
+from tests.wire.values import Turn
 
+TURN: Any = Turn
 JAGGED = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
 VIEW = view_of(JAGGED, "ids")
 TD = TensorDict({"x": torch.arange(2)}, batch_size=[2])
@@ -35,6 +37,7 @@ HOLDERS = {
     "Payloads": NonTensorStack(NonTensorData("a"), NonTensorData("b")),
     "DictBatch": {"x": torch.arange(2)},
     "TensorDictBatch": TD,
+    "TensorClass": TURN(tokens=torch.arange(2), batch_size=[2]),
     "LazyStack": lazy_stack([TD, TD]),
     "Open": open_wire(TD),
     "HeldColumn": object(),

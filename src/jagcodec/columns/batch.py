@@ -190,7 +190,7 @@ class Column:
         """A value that was read as `As.VALUE`, in the form that a TensorDict holds."""
         raise NotImplementedError
 
-    def face(self, value: Any, how: Read) -> Any:
+    def user_value(self, value: Any, how: Read) -> Any:
         """A value that was read as `As.VALUE`, in the form that ``batch[name]`` returns."""
         return value
 
@@ -371,7 +371,7 @@ def values_of_batch(batch: Batch, names: Sequence[str] | None = None) -> dict[st
         columns = {name: columns[name] for name in names}
     values, how = _read(batch, columns, As.VALUE)
     for name, column in columns.items():
-        values[name] = column.face(values[name], how)
+        values[name] = column.user_value(values[name], how)
     return batch._source.shared(values, batch._chosen)
 
 

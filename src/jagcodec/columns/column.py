@@ -1,8 +1,10 @@
 """`column_of`: the one table from the type of a value to the class that holds its rows.
 
 A class is one way to hold N rows in memory. Functions over columns call its methods: they ask a
-column for its rows, its view or its objects, and never for its type. The classes of tensors and of
-leaves of TensorDicts are in `of_tensors`, which is imported when there is one.
+column for its rows, its view or its objects, and never for its type. `HeldColumn` has all methods.
+The classes of arrays, objects and dicts follow, then the table, then functions over columns. The
+classes of tensors and of leaves of TensorDicts are in `of_tensors`, which is imported when there is
+one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Mover(Protocol):
-    """What moves the columns of one batch to a device, see `columns.devices`."""
+    """Moves the columns of one batch to a device: what `moved` asks of `columns.devices`."""
 
     pool: RowSplitsPool
     copies: Any  # `HostCopies` of all tensors if they go to the host, else None
@@ -59,7 +61,7 @@ class HeldColumn:
         self.value: Any = value
 
     def check(self, path: str) -> None:
-        """Refuse a subclass of a tensor or of an array."""
+        """Raise an error for a subclass of a tensor or of an array."""
 
     def row_count(self, path: str) -> int | None:
         """N; None if any N fits."""
@@ -117,8 +119,8 @@ class HeldColumn:
         """Its objects in an array (N,); any other value unchanged."""
         return self.value
 
-    def face(self, path: str) -> Any:
-        """What ``batch[name]`` of an open batch returns for it."""
+    def user_value(self, path: str) -> Any:
+        """The value that ``batch[name]`` of an open batch returns."""
         return self.leaf(0, path)
 
     def made_of(self, view: RaggedView, path: str) -> Any:
@@ -173,7 +175,7 @@ class HeldColumn:
         """Read the row lengths into a pool."""
 
 
-# --- arrays, objects and rows in place ----------------------------------------------------------
+# --- arrays, objects and rows in place ---------------------------------------------------------
 
 
 class ShapedColumn(HeldColumn):
@@ -213,9 +215,9 @@ class Array(ShapedColumn):
     def on_host(self, path: str) -> Any:
         return self.value
 
-    def face(self, path: str) -> Any:
+    def user_value(self, path: str) -> Any:
         numbers = is_numeric(self.value)
-        return _values().face_of_numbers(self.value, path) if numbers else self.value
+        return _values().user_value_of_numbers(self.value, path) if numbers else self.value
 
     def converted(self, other: HeldColumn, path: str) -> Any:
         found = other.as_array(numbers=is_numeric(self.value))
@@ -252,7 +254,7 @@ class ObjectList(HeldColumn):
         # A subclass may report another length.
         return object_array(list.copy(self.value))
 
-    def face(self, path: str) -> Any:
+    def user_value(self, path: str) -> Any:
         return self.object_array()
 
     def converted(self, other: HeldColumn, path: str) -> Any:
@@ -279,8 +281,8 @@ class ViewColumn(HeldColumn):
     def leaf(self, rows: int, path: str) -> Any:
         return _tensors().leaf_of_view(self.value)
 
-    def face(self, path: str) -> Any:
-        return _values().face_of_view(self.value)
+    def user_value(self, path: str) -> Any:
+        return _values().user_value_of_view(self.value)
 
     def sizes(self, wanted: list[int]) -> list[int]:
         return [self.value.row_splits.rows]
@@ -309,8 +311,8 @@ class CellsColumn(HeldColumn):
     def leaf(self, rows: int, path: str) -> Any:
         return _tensors().tensor_of_view(self.value.view)
 
-    def face(self, path: str) -> Any:
-        return _values().face_of_rectangle(self.value.view)
+    def user_value(self, path: str) -> Any:
+        return _values().user_value_of_rectangle(self.value.view)
 
 
 class OneObjectColumn(HeldColumn):
@@ -342,7 +344,7 @@ class OneObjectColumn(HeldColumn):
     def leaf(self, rows: int, path: str) -> Any:
         return _tensors().leaf_of_one_object(self.value)
 
-    def face(self, path: str) -> Any:
+    def user_value(self, path: str) -> Any:
         return self.object_array()
 
 
@@ -415,7 +417,7 @@ class Open(HeldColumn):
 # --- the table ---------------------------------------------------------------------------------
 
 HeldKind: TypeAlias = "type[HeldColumn] | Callable[[Any], type[HeldColumn]]"
-"""What holds a value: a class, or a function from the value to one."""
+"""The class that holds a value; or a function that returns it for the value."""
 
 _KINDS: list[tuple[type, HeldKind]] = [
     (dict, DictBatch),
@@ -426,7 +428,7 @@ _KINDS: list[tuple[type, HeldKind]] = [
     (OneObject, OneObjectColumn),
     (Batch, Open),
 ]
-"""Types and what holds a value of each; the first that fits counts."""
+"""Types, each with the class that holds a value of it. The first type that fits counts."""
 
 _KIND_OF_TYPE: dict[type, HeldKind] = {
     **dict.fromkeys((int, float, bool, str, bytes, tuple, type(None)), HeldColumn),

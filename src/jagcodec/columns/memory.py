@@ -1,4 +1,8 @@
-"""The columns of a batch in memory, or of one that is a document of a message."""
+"""Batches in memory: a `MemorySource` holds their columns, and a `MemoryColumn` reads one of them.
+
+Columns of a message that are documents are in memory once they have been read. The caller owns what
+a read returns, so their sources read them again for the next read.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,6 @@ from jagcodec.rows.views import RaggedView
 if TYPE_CHECKING:
     import torch
 
-"""The place of an error about rows that were chosen."""
-
 
 class MemorySource(Source):
     """A batch in memory: a TensorDict, a dict, or columns of a message that are documents."""
@@ -43,20 +45,20 @@ class MemorySource(Source):
         columns: Mapping[str, Any],
         sizes: Sequence[int],
         meta: Mapping[str, Any],
-        around: Any = None,
+        outer: Any = None,
         path: str = "WireBatch",
     ) -> None:
-        """`around` is the message or source that the columns are from; None for the caller's.
+        """`outer` is the message or source that the columns are from; None if the caller has them.
 
         `path` is the place of the batch, for errors.
         """
         self.names: Sequence[str] = tuple(columns)
         self.sizes: Sequence[int] = [*sizes]
-        self.device: torch.device | None = None if around is None else around.device
-        self.allow_pickle: bool = around is not None and around.allow_pickle
+        self.device: torch.device | None = None if outer is None else outer.device
+        self.allow_pickle: bool = outer is not None and outer.allow_pickle
         self.path: str = path
-        inside = isinstance(around, Source)
-        self.pool: RowSplitsPool = around.pool_inside() if inside else RowSplitsPool()
+        is_nested = isinstance(outer, Source)
+        self.pool: RowSplitsPool = outer.pool_inside() if is_nested else RowSplitsPool()
         self._values = columns
         self._meta = meta
 
@@ -70,11 +72,11 @@ class MemorySource(Source):
         return self.pool
 
     def take(self, name: str | None, value: Any) -> Any:
-        """A column for a caller, who may change it."""
+        """A column for a caller, who may change it; `value` is what a first read found."""
         return value
 
-    def again(self, name: str | None) -> Callable[[], Any] | None:
-        """A function that reads a column again from its message; None if the caller owns it."""
+    def reader(self, name: str | None) -> Callable[[], Any] | None:
+        """A function that reads a column again from its message; None if the caller has it."""
         return None
 
     def check_rows(self, column: Any, *names: str) -> None:
@@ -99,21 +101,22 @@ class DocumentSource(MemorySource):
     The caller owns what was read and may change it, so each read returns new objects.
     """
 
-    __slots__ = ("_again", "_unread")
+    __slots__ = ("_read_again", "_untaken")
 
     def __init__(
         self,
         columns: Mapping[str, Any],
         sizes: Sequence[int],
         meta: Mapping[str, Any],
-        around: Any,
-        again: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
+        outer: Any,
+        read_again: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
         path: str = "WireBatch",
     ) -> None:
-        """`again` reads the columns and `meta` once more."""
-        super().__init__(columns, sizes, meta, around, path)
-        self._again = again
-        self._unread: dict[Any, Any] = {**columns, None: meta}  # no caller has these
+        """`read_again` returns the columns and `meta` as new objects."""
+        super().__init__(columns, sizes, meta, outer, path)
+        self._read_again = read_again
+        # What no caller has yet: columns by name, and `meta` by None.
+        self._untaken: dict[Any, Any] = {**columns, None: meta}
 
     def meta(self) -> dict[str, Any]:
         return dict(self._take(None))
@@ -121,20 +124,19 @@ class DocumentSource(MemorySource):
     def take(self, name: str | None, value: Any) -> Any:
         return self._take(name)
 
-    def again(self, name: str | None) -> Callable[[], Any] | None:
-        return lambda: self._again()[0][name]  # type: ignore[index]
+    def reader(self, name: str | None) -> Callable[[], Any] | None:
+        return lambda: self._read_again()[0][name]  # type: ignore[index]
 
     def _take(self, name: str | None) -> Any:
         """A column by name, or `meta` by None: a new object, which no later call returns."""
-        unread = self._unread
-        taken = unread.pop(name, _TAKEN)
-        if taken is _TAKEN:
-            columns, meta = self._again()
-            # The others are kept: a reader of each column in turn unpacks the documents once.
-            unread = {**columns, None: meta}
-            taken = unread.pop(name)
-            self._unread = unread
-        return taken
+        found = self._untaken.pop(name, _TAKEN)
+        if found is _TAKEN:
+            columns, meta = self._read_again()
+            # Keep the others: a caller who reads each column in turn unpacks the documents once.
+            untaken: dict[Any, Any] = {**columns, None: meta}
+            found = untaken.pop(name)
+            self._untaken = untaken
+        return found
 
 
 _TAKEN = object()
@@ -142,26 +144,26 @@ _TAKEN = object()
 
 
 class BuiltSource(MemorySource):
-    """One column of a dict in a message, which was built of its node."""
+    """The source of one column, a dict that was built from a node of a message."""
 
     __slots__ = ("_build",)
 
-    def __init__(self, sizes: Sequence[int], around: Source, build: Callable[[], Any]) -> None:
-        """`build` makes the column once more."""
-        super().__init__({}, sizes, {}, around, "$")
+    def __init__(self, sizes: Sequence[int], outer: Source, build: Callable[[], Any]) -> None:
+        """`build` returns the column as a new object."""
+        super().__init__({}, sizes, {}, outer, "$")
         self._build = build
 
-    def again(self, name: str | None) -> Callable[[], Any] | None:
+    def reader(self, name: str | None) -> Callable[[], Any] | None:
         return self._build
 
 
 class MemoryColumn(Column):
-    """A column in memory; without chosen rows it is returned itself, unless it is a batch."""
+    """A column in memory. A read of all rows returns the column itself, unless it is a batch."""
 
     __slots__ = ("name", "source", "value")
 
     def __init__(self, source: MemorySource, name: str | None, value: Any) -> None:
-        """Without a name, it is the whole of its source."""
+        """The column of this name; or without a name, the only one of its source."""
         self.source: MemorySource = source
         self.name: str | None = name
         self.value: Any = value
@@ -185,22 +187,18 @@ class MemoryColumn(Column):
             return self._nested(column, how)
         if holder.is_in_place:
             return chosen_in_place(column, chosen)
-        found = self._in_form(holder, how)
-        if found is not None:
-            return found
+        if how.form is As.VIEW:
+            view = self._view(holder, chosen, detach=False)
+            if view is not None:
+                return view
+        elif how.form is As.HOST:
+            on_host = holder.on_host(self._path())
+            if on_host is not None:
+                return chosen_in_place(on_host, chosen)
         if chosen is not None:
             column = plan_rows(column, chosen.index, chosen.pool, self._at(CHOSEN))
         as_array = how.form is not As.VALUE and type(column) is list
         return object_array(column) if as_array else column
-
-    def _in_form(self, holder: HeldColumn, how: Read) -> Any:
-        """The chosen rows in place, or on the host; None for a column that is read as VALUE."""
-        if how.form is As.VALUE:
-            return None
-        if how.form is As.VIEW:
-            return self._view(holder, how.chosen, detach=False)
-        found = holder.on_host(self._path())
-        return None if found is None else chosen_in_place(found, how.chosen)
 
     def to_send(self, how: Read) -> Any:
         self._check_all(how)
@@ -215,9 +213,9 @@ class MemoryColumn(Column):
             if view is not None:
                 return view
         if chosen is not None:
-            found = _chosen_to_send(holder, chosen)
-            if found is not None:
-                return found
+            in_place = _chosen_to_send(holder, chosen)
+            if in_place is not None:
+                return in_place
             column = chosen_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
         return leaf_in_memory(column, self.source, self._path()) if holder.is_packed else column
 
@@ -226,8 +224,8 @@ class MemoryColumn(Column):
             return closed_batch(value, leaves_of(value, how))
         return leaf_in_memory(value, self.source, self._path())
 
-    def face(self, value: Any, how: Read) -> Any:
-        return face_in_memory(value, self.source, self._path(), how)
+    def user_value(self, value: Any, how: Read) -> Any:
+        return user_value_in_memory(value, self.source, self._path(), how)
 
     def _view(
         self, holder: HeldColumn, chosen: ChosenRows | None, *, detach: bool
@@ -243,14 +241,14 @@ class MemoryColumn(Column):
         return view if chosen is None else chosen.of_view(view)
 
     def _nested(self, column: Any, how: Read) -> Batch:
-        """A dict in the batch, as an open batch of the same rows."""
+        """A batch in the batch, as an open batch of the same rows."""
         source = self.source
-        again = source.again(self.name)
-        inner = nested_source(column, source.sizes[:1], source, self._path(), again)
+        reader = source.reader(self.name)
+        inner = nested_source(column, source.sizes[:1], source, self._path(), reader)
         return how.batch_type(inner, None, how.chosen)
 
     def _check_all(self, how: Read) -> None:
-        """Check the rows of all columns of the source that are read, before the first of them."""
+        """Check the rows of all columns that are read of this source, before the first is read."""
         source = self.source
         if source not in how.known:
             how.known[source] = None
@@ -270,7 +268,7 @@ class MemoryColumn(Column):
 
 
 def chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
-    """The chosen rows of a column whose rows are in place, an array, or one object."""
+    """The chosen rows of a `RaggedView`, a `CellRows`, a `OneObject` or an array."""
     if chosen is None:
         return found
     if isinstance(found, CellRows):
@@ -283,7 +281,7 @@ def chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
 
 
 def _chosen_to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
-    """Chosen rows of one size in place, or of objects as a list; None for any other column."""
+    """Chosen rows of one size as a `CellRows`, objects as a list; None for any other column."""
     objects = holder.own_objects()
     if objects is not None:
         return [objects[i] for i in chosen.rows]
@@ -294,43 +292,44 @@ def _chosen_to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
 
 
 def columns_and_meta(batch: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The columns of a batch, and the values next to them if it is a dict."""
+    """The columns of a batch, and its `meta_info` if it is a `BatchedDataDict`."""
     return dict(batch.items()), getattr(batch, "meta_info", {})
 
 
 def nested_source(
     batch: Any,
     sizes: Sequence[int],
-    around: Source,
+    outer: Source,
     path: str,
-    again: Callable[[], Any] | None = None,
+    reader: Callable[[], Any] | None = None,
 ) -> MemorySource:
-    """A batch in a batch in memory; `again` reads it once more if it is from a message."""
+    """The source of a batch in a batch; `reader` reads it again if it is from a message."""
     columns, meta = columns_and_meta(batch)
-    if again is None:
-        return MemorySource(columns, sizes, meta, around, path)
-    read = again
-    return DocumentSource(columns, sizes, meta, around, lambda: columns_and_meta(read()), path)
+    if reader is None:
+        return MemorySource(columns, sizes, meta, outer, path)
+    read = reader
+    return DocumentSource(columns, sizes, meta, outer, lambda: columns_and_meta(read()), path)
 
 
 def leaf_in_memory(column: Any, source: Source, path: str) -> Any:
-    """A column as a leaf. One that only a dict may have goes to the device of its source."""
+    """A column in the form that a TensorDict holds, on the device of its source."""
     holder = column_of(column)
     return _on_device(holder.leaf(0, path), source) if holder.is_in_dict else column
 
 
-def face_in_memory(column: Any, source: Source, path: str, how: Read) -> Any:
+def user_value_in_memory(column: Any, source: Source, path: str, how: Read) -> Any:
     """A column in memory as ``batch[name]`` returns it."""
     if isinstance(column, Batch):
         return column
     holder = column_of(column)
     if holder.leaves() is not None:
         return how.batch_type(nested_source(column, [*column.batch_size], source, path))
-    found = holder.face(path)
+    found = holder.user_value(path)
     return _on_device(found, source) if holder.is_in_dict else found
 
 
 def _on_device(leaf: Any, source: Source) -> Any:
+    """A leaf on the device of its source; unchanged if the source has none."""
     if source.device is None:
         return leaf
     from jagcodec.columns.of_tensors import on_device  # where there is a device, torch is here

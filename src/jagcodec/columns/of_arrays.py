@@ -1,4 +1,7 @@
-"""The values of columns where torch is not installed: arrays in place of tensors."""
+"""What ``batch[name]`` returns where torch is not installed: arrays in place of tensors.
+
+`columns.of_tensors` has the same functions.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from jagcodec.rows.copy_bytes import array_of_view
 from jagcodec.rows.views import RaggedView
 
 
-def face_of_view(view: RaggedView) -> ColumnArrays:
+def user_value_of_view(view: RaggedView) -> ColumnArrays:
     """The rows of a view as an array and their row splits, in memory that may be written to."""
     return arrays_of_view(view)
 
 
-def face_of_rectangle(view: RaggedView) -> npt.NDArray[Any]:
+def user_value_of_rectangle(view: RaggedView) -> npt.NDArray[Any]:
     """Rows of one cell each as an array."""
     return array_of_view(view)
 
 
-def face_of_numbers(array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
+def user_value_of_numbers(array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
     """An array of numbers, unchanged."""
     return array

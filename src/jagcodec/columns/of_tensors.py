@@ -1,4 +1,8 @@
-"""Columns of tensors and of leaves of TensorDicts: imported when there is one."""
+"""Classes for columns of tensors and for leaves of TensorDicts: imported when there is one.
+
+First come tensors and `PackedColumn`, then what only a TensorDict holds. Functions that make
+tensors and leaves of rows in other forms follow. `add_kinds` at the end has the table of types.
+"""
 
 from __future__ import annotations
 
@@ -281,9 +285,8 @@ class Unbatched(HeldColumn):
 
     __slots__ = ()
     family = UnbatchedTensor
-    is_flat: ClassVar[bool] = issubclass(
-        UnbatchedTensor, torch.Tensor
-    )  # below 0.12 it is a tensorclass
+    # Before tensordict 0.12 it is a tensorclass.
+    is_flat: ClassVar[bool] = issubclass(UnbatchedTensor, torch.Tensor)
 
     def check(self, path: str) -> None:
         check_column(self.value, path)
@@ -307,7 +310,7 @@ class Unbatched(HeldColumn):
         return (non_tensor.unbatched_parts(self.value)[1],)
 
 
-# --- what a TensorDict holds --------------------------------------------------------------------
+# --- what a TensorDict holds -------------------------------------------------------------------
 
 
 class Payloads(HeldColumn):
@@ -348,7 +351,7 @@ class Payloads(HeldColumn):
     def object_array(self) -> Any:
         return non_tensor.objects_of_leaf(self.value)
 
-    def face(self, path: str) -> Any:
+    def user_value(self, path: str) -> Any:
         return self.object_array()
 
     def converted(self, other: HeldColumn, path: str) -> Any:
@@ -507,15 +510,9 @@ def leaf_of_view(view: RaggedView) -> torch.Tensor:
     return nested_tensor(owned_values(view), view.row_splits, view.ragged_dim)
 
 
-face_of_view = leaf_of_view
-
-
 def tensor_of_view(view: RaggedView) -> torch.Tensor:
     """Rows of one cell each as a tensor in memory that may be written to."""
     return owned_values(view)
-
-
-face_of_rectangle = tensor_of_view
 
 
 def array_leaf(array: npt.NDArray[Any], path: str) -> Any:
@@ -527,7 +524,10 @@ def array_leaf(array: npt.NDArray[Any], path: str) -> Any:
         raise ArgumentTypeError("bad_dtype", path, detail) from error
 
 
-face_of_numbers = array_leaf
+# What ``batch[name]`` returns, as in `columns.of_arrays`.
+user_value_of_view = leaf_of_view
+user_value_of_rectangle = tensor_of_view
+user_value_of_numbers = array_leaf
 
 
 def on_device(leaf: Any, device: torch.device) -> Any:

@@ -1,4 +1,7 @@
-"""`pass_on`: errors that are raised while a message is read, but are not its fault."""
+"""`pass_on`: raises again errors of a read that are not the fault of the message.
+
+They come from outside: from the machine, or from the caller's code.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from jagcodec.columns.batch import (
 )
 from jagcodec.columns.column import as_leaf, column_of
 from jagcodec.columns.join import join_leaves, join_views, require_same_names
-from jagcodec.columns.memory import face_in_memory, nested_source
+from jagcodec.columns.memory import nested_source, user_value_in_memory
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, naming_column
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.extents import check_extent
@@ -365,8 +365,8 @@ class JoinedColumn(Column):
         rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
         return as_leaf(value, rows, _path(self.name))
 
-    def face(self, value: Any, how: Read) -> Any:
-        return face_in_memory(value, self.source, _path(self.name), how)
+    def user_value(self, value: Any, how: Read) -> Any:
+        return user_value_in_memory(value, self.source, _path(self.name), how)
 
 
 def _jagged_in_place(view: RaggedView, how: Read) -> InPlace:

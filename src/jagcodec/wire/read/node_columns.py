@@ -42,8 +42,8 @@ from jagcodec.columns.memory import (
     DocumentSource,
     MemoryColumn,
     chosen_in_place,
-    face_in_memory,
     leaf_in_memory,
+    user_value_in_memory,
 )
 from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError, brief
@@ -201,7 +201,7 @@ class NodeColumn(Column):
     def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
         return None
 
-    def face(self, value: Any, how: Read) -> Any:
+    def user_value(self, value: Any, how: Read) -> Any:
         return value
 
     def stored(self) -> Stored:
@@ -439,8 +439,8 @@ class _OtherColumn(NodeColumn):
             return closed_batch(value, leaves_of(value, how))
         return leaf_in_memory(value, self.source, "$")
 
-    def face(self, value: Any, how: Read) -> Any:
-        return face_in_memory(value, self.source, "$", how)
+    def user_value(self, value: Any, how: Read) -> Any:
+        return user_value_in_memory(value, self.source, "$", how)
 
     def _built(self, how: Read) -> Any:
         """The column as a `MemoryColumn` if only a dict can hold it; else its chosen rows."""
@@ -487,10 +487,10 @@ class _PayloadColumn(_OtherColumn):
     def to_send(self, how: Read) -> Any:
         return self._one(how)
 
-    def face(self, value: Any, how: Read) -> Any:
+    def user_value(self, value: Any, how: Read) -> Any:
         if isinstance(value, OneObject):
             return column_of(value).object_array()
-        return super().face(value, how)
+        return super().user_value(value, how)
 
     def _one(self, how: Read) -> OneObject:
         message, chosen = self.source.message, how.chosen
