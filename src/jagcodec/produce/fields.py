@@ -1,4 +1,7 @@
-"""`pack_jagged_fields`, `encode_fields`: padded columns to a batch or a message."""
+"""`pack_jagged_fields`, `encode_fields`: padded columns to a batch or a message.
+
+Both read their columns with `_checked_columns`. A `_JaggedRule` says which of them become jagged.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,14 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.plain_types import check_plain, check_rectangle
 from jagcodec.memory.tensor_bytes import plain_arrays
-from jagcodec.produce.masks import Mask, mask_of, valid_cells
-from jagcodec.produce.pads import check_pads
+from jagcodec.produce.masks import Mask, read_mask
+from jagcodec.produce.pads import check_constant_pads, first_unpadded
 from jagcodec.produce.row_kinds import are_objects, described
 from jagcodec.produce.tensordicts import leaf_of_column, tensordict_of
 from jagcodec.produce.warnings import (
     FEW_CELLS,
     MISSING_CELL,
+    warn_of_leftovers,
     warn_of_narrow,
     warn_of_rectangle,
     warn_of_width,
@@ -109,7 +113,7 @@ def pack_jagged_fields(
         ArgumentTypeError: A column has another type (it is named), or lengths are not integers.
     """
     where = "pack_jagged_fields"
-    columns = _jagged_columns(fields, lengths, token_aligned_fields, mask, where, strict)
+    columns = _checked_columns(fields, lengths, token_aligned_fields, mask, where, strict)
     return tensordict_of(columns, where)
 
 
@@ -164,13 +168,14 @@ def encode_fields(
         `out`. Rows of a mask with holes are copied twice. It raises the errors of
         `pack_jagged_fields` and `encode`.
     """
-    columns = _jagged_columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
-    check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
+    where = "encode_fields"
+    columns = _checked_columns(fields, lengths, token_aligned_fields, mask, where, strict)
+    check_options(options, EncodeOptions.__annotations__, f"{where}(options)")
     message = pending(columns, **options)
-    return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")
+    return frames_of(message) if out is None else write_to(message, out, f"{where}(out)")
 
 
-def _jagged_columns(
+def _checked_columns(
     fields: Mapping[str, Any],
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None,
@@ -178,137 +183,70 @@ def _jagged_columns(
     where: str,
     strict: bool,
 ) -> Columns:
-    """The columns, checked; those that `_jagged_rule` picks are views of their rows."""
-    fields = {
+    """The columns, which all have N rows. Those that become jagged are views of their rows."""
+    given = {
         name: column
         if isinstance(column, torch.Tensor)
         else _as_column(column, f"{where}({name!r})")
         for name, column in named_columns(fields, f"{where}(fields)").items()
     }
     strict = flag_of(strict, f"{where}(strict)")
-    rule = _jagged_rule(fields, lengths, token_aligned_fields, mask, where, strict)
-    row_splits = rule.row_splits
+    rule = _read_rule(given, lengths, token_aligned_fields, mask, where, strict)
+    row_splits, makes_jagged = rule.row_splits, rule.makes_jagged
     rows = None if row_splits is None else row_splits.rows
     columns: dict[str, Any] = {}
-    jagged: dict[str, Any] = {}
-    is_wide = False
-    arrays, makes_jagged = plain_arrays(fields.values()), rule.makes_jagged
-    for (name, column), array in zip(fields.items(), arrays, strict=True):
+    jagged: dict[str, Any] = {}  # rectangles that become jagged, for the checks of their pads
+    has_wide_rectangle = False
+    arrays = plain_arrays(given.values())
+    for (name, column), array in zip(given.items(), arrays, strict=True):
         shape: tuple[int, ...] = () if array is None else array.shape
         if not shape or shape[0] != rows:
-            path = f"{where}({name!r})"
-            rows = _checked_rows(column, rows, path)
+            rows = _common_row_count(column, rows, f"{where}({name!r})")
             shape = tuple(column.shape) if _is_rectangle(column) else ()
         columns[name] = cells = column if array is None else array
         if len(shape) < 2:
             continue
         if row_splits is None or not makes_jagged(name, shape[1]):
             rule.check_left_out(name, shape, where, strict)
-            is_wide |= shape[1] > rule.widest > 0
+            has_wide_rectangle |= shape[1] > rule.most_width > 0
             continue
-        jagged[name] = column if strict else cells  # `strict` looks at tensors, a warning at arrays
+        # `check_constant_pads` reads tensors, `first_unpadded` is faster with arrays.
+        jagged[name] = column if strict else cells
         rectangle = column.detach() if array is None else column
         view = rows_of_rectangle(rectangle, row_splits, where, array)
-        columns[name] = view if rule.mask is None else rule.mask.rows(view)
+        columns[name] = view if rule.mask is None else rule.mask.rows_in(view)
     if row_splits is not None and jagged:
-        check_pads(jagged, row_splits, rule.mask, where, strict)
-    elif is_wide and rule.mask is None:
+        if strict:
+            check_constant_pads(jagged, row_splits, rule.mask, where)
+        elif rule.mask is None:
+            unpadded = first_unpadded(jagged, row_splits)
+            if unpadded is not None:
+                warn_of_leftovers(f"{where}({unpadded!r})")
+    elif has_wide_rectangle and rule.mask is None:
         warn_of_width(f"{where}(lengths)")
     return Columns(rows or 0, columns)
 
 
-class _JaggedRule(NamedTuple):
-    """Which columns become jagged, and by which rows."""
-
-    row_splits: RowSplits | None  # None if no column becomes jagged
-    mask: Mask | None  # None if rows begin at cell 0
-    named: frozenset[Any] | None  # None if the shape of a column alone decides
-    narrowest: int  # the smallest S of the rectangles (N, S, ...) that become jagged
-    widest: int  # the largest S
-
-    def makes_jagged(self, name: str, width: int) -> bool:
-        """Whether a rectangle (N, width, ...) becomes jagged."""
-        named = self.named is None or name in self.named
-        return named and self.narrowest <= width <= self.widest
-
-    def check_left_out(self, name: str, shape: tuple[int, ...], where: str, strict: bool) -> None:
-        """Raise or warn if a column of two dims or more was probably meant to become jagged."""
-        path = f"{where}({name!r})"
-        if self.named is None:
-            if self.narrowest - FEW_CELLS <= shape[1] < self.narrowest:
-                warn_of_narrow(path)
-        elif name in self.named:
-            if strict:
-                raise self.why_not(shape, path)
-            if self.row_splits is not None:
-                warn_of_rectangle(path)
-
-    def why_not(self, shape: tuple[int, ...], path: str) -> ArgumentError:
-        """The error of a column that was named, and cannot become jagged."""
-        if self.row_splits is None:
-            detail = "expected lengths or a mask to pack it by, found neither"
-            return ArgumentError("bad_option", path, detail)
-        least = self.narrowest
-        width = f"{least}" if least == self.widest else f"{least} or more"
-        detail = (
-            f"expected a per-token column ({self.row_splits.rows}, {width}, ...), "
-            f"found shape {shape}. {MISSING_CELL}. "
-            "If it does not hold one value per token, leave it out of token_aligned_fields"
-        )
-        return ArgumentError("bad_shape", path, detail)
-
-
-def _jagged_rule(
-    fields: Mapping[str, Any],
-    lengths: Lengths | None,
-    token_aligned_fields: Iterable[str] | None,
-    mask: Any,
-    where: str,
-    strict: bool,
-) -> _JaggedRule:
-    """The rule of these arguments: one of `lengths` and `mask`, or neither."""
-    row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
-    found = None
-    if mask is not None:
-        if row_splits is not None:
-            detail = "expected lengths or a mask, found both; pass one"
-            raise ArgumentError("conflict", f"{where}(mask)", detail)
-        found = mask_of(valid_cells(mask, fields, where))
-        row_splits = found.row_splits
-    named = None
-    if token_aligned_fields is not None:
-        named = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
-        if strict:
-            check_known(named, fields.keys(), f"{where}(token_aligned_fields)")
-    if row_splits is None:
-        return _JaggedRule(None, None, named, 0, 0)
-    if found is not None:
-        width = found.valid.shape[1]
-        return _JaggedRule(row_splits, found, named, width, width)
-    # Named columns are packed as by `pack_per_token_field`, others as by `maybe_pack_jagged`.
-    widest = row_splits.max if named is None else sys.maxsize
-    return _JaggedRule(row_splits, None, named, row_splits.max, widest)
-
-
 def _as_column(column: Any, path: str) -> Any:
-    """A column that is not a tensor: a list of objects, or what a TensorDict holds of it."""
+    """A column that is not a tensor, in the form that a TensorDict holds."""
     holder = column_of(column)
-    is_array = isinstance(holder, Array) and column.ndim > 0
-    if is_array:
-        check_plain(column, path)
+    is_unbatched_payload = False
     if isinstance(holder, ObjectList):
         column = list(iter(column))  # a subclass may report another length
-        items = column if _holds_only_objects(column) else None
-    else:
-        items = column if is_array and holder.objects() is not None else None
-    if items is not None:
-        return payloads_of_rows(items, path)
-    payloads = isinstance(holder, Payloads)
-    if payloads and column.batch_dims:
-        return column
-    if is_array or isinstance(holder, (Packed, Unbatched, Open)) or holder.is_batch:
+        if _holds_only_objects(column):
+            return payloads_of_rows(column, path)
+    elif isinstance(holder, Array) and column.ndim > 0:
+        check_plain(column, path)
+        if holder.objects() is not None:
+            return payloads_of_rows(column, path)
         return leaf_of_column(column, path)
-    found = described(column) + (" without batch dims" if payloads else "")
+    elif isinstance(holder, Payloads):
+        if column.batch_dims:
+            return column
+        is_unbatched_payload = True
+    elif isinstance(holder, (Packed, Unbatched, Open)) or holder.is_batch:
+        return leaf_of_column(column, path)
+    found = described(column) + (" without batch dims" if is_unbatched_payload else "")
     detail = (
         "expected a tensor, an array, a list of strings, bytes, dicts and other objects, a "
         f"PackedColumn, a batch, or payloads of a TensorDict, found {found}; use torch.tensor or "
@@ -318,21 +256,16 @@ def _as_column(column: Any, path: str) -> Any:
     raise ArgumentTypeError("bad_type", path, detail)
 
 
-def _holds_only_objects(rows: list[Any]) -> bool:
+def _holds_only_objects(items: list[Any]) -> bool:
     """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
-    if any(row is None for row in rows):  # arrays next to None cannot be cells
-        rows = [row for row in rows if not isinstance(row, (np.ndarray, torch.Tensor))]
-    tensors = any(issubclass(kind, torch.Tensor) for kind in set(map(type, rows)))
-    return not tensors and are_objects(rows)
+    if any(item is None for item in items):  # arrays next to None cannot be cells
+        items = [item for item in items if not isinstance(item, (np.ndarray, torch.Tensor))]
+    has_tensor = any(issubclass(kind, torch.Tensor) for kind in set(map(type, items)))
+    return not has_tensor and are_objects(items)
 
 
-def _is_rectangle(column: Any) -> bool:
-    """Whether a column is a tensor, and not nested or of the whole batch."""
-    return isinstance(column_of(column), (Dense, Sparse))
-
-
-def _checked_rows(column: Any, rows: int | None, path: str) -> int | None:
-    """The number of rows of a column, if it has as many as the others."""
+def _common_row_count(column: Any, rows: int | None, path: str) -> int | None:
+    """N, which a column must share with those before it; None if none has shown it yet."""
     if _is_rectangle(column):
         check_rectangle(column, path)
         if column.dim() == 0:
@@ -342,3 +275,83 @@ def _checked_rows(column: Any, rows: int | None, path: str) -> int | None:
         return rows if found is None else found
     detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
     raise ArgumentError("row_mismatch", path, detail)
+
+
+def _is_rectangle(column: Any) -> bool:
+    """Whether a column is a tensor (N, ...); a nested or unbatched one is not."""
+    return isinstance(column_of(column), (Dense, Sparse))
+
+
+# --- which columns become jagged ---------------------------------------------------------------
+
+
+class _JaggedRule(NamedTuple):
+    """Which rectangles (N, S, ...) become jagged, and which of their cells are in rows."""
+
+    row_splits: RowSplits | None  # None if no column becomes jagged
+    mask: Mask | None  # None if the cells of a row are the first ones
+    names: frozenset[Any] | None  # of per-token columns; None if their shape alone decides
+    least_width: int  # the smallest S of a rectangle that becomes jagged
+    most_width: int  # the largest S
+
+    def makes_jagged(self, name: str, width: int) -> bool:
+        """Whether a rectangle (N, width, ...) becomes jagged."""
+        fits_name = self.names is None or name in self.names
+        return fits_name and self.least_width <= width <= self.most_width
+
+    def check_left_out(self, name: str, shape: tuple[int, ...], where: str, strict: bool) -> None:
+        """Raise or warn if a rectangle that stays one was probably meant to become jagged."""
+        path = f"{where}({name!r})"
+        if self.names is None:
+            if self.least_width - FEW_CELLS <= shape[1] < self.least_width:
+                warn_of_narrow(path)
+        elif name in self.names:
+            if strict:
+                raise self._misfit_error(shape, path)
+            if self.row_splits is not None:
+                warn_of_rectangle(path)
+
+    def _misfit_error(self, shape: tuple[int, ...], path: str) -> ArgumentError:
+        """The error for a column that is named as per-token, and cannot become jagged."""
+        if self.row_splits is None:
+            detail = "expected lengths or a mask to pack it by, found neither"
+            return ArgumentError("bad_option", path, detail)
+        least = self.least_width
+        width = f"{least}" if least == self.most_width else f"{least} or more"
+        detail = (
+            f"expected a per-token column ({self.row_splits.rows}, {width}, ...), "
+            f"found shape {shape}. {MISSING_CELL}. "
+            "If it does not hold one value per token, leave it out of token_aligned_fields"
+        )
+        return ArgumentError("bad_shape", path, detail)
+
+
+def _read_rule(
+    fields: Mapping[str, Any],
+    lengths: Lengths | None,
+    token_aligned_fields: Iterable[str] | None,
+    mask: Any,
+    where: str,
+    strict: bool,
+) -> _JaggedRule:
+    """The rule that the arguments give: by `lengths`, by a `mask`, or by neither."""
+    row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
+    found = None
+    if mask is not None:
+        if row_splits is not None:
+            detail = "expected lengths or a mask, found both; pass one"
+            raise ArgumentError("conflict", f"{where}(mask)", detail)
+        found = read_mask(mask, fields, where)
+    names = None
+    if token_aligned_fields is not None:
+        names = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
+        if strict:
+            check_known(names, fields.keys(), f"{where}(token_aligned_fields)")
+    if found is not None:
+        width = found.valid.shape[1]
+        return _JaggedRule(found.row_splits, found, names, width, width)
+    if row_splits is None:
+        return _JaggedRule(None, None, names, 0, 0)
+    # Named columns are packed as by `pack_per_token_field`, others as by `maybe_pack_jagged`.
+    most_width = row_splits.max if names is None else sys.maxsize
+    return _JaggedRule(row_splits, None, names, row_splits.max, most_width)

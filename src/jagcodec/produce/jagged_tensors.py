@@ -1,6 +1,6 @@
-"""One tensor: padded to jagged, and responses out of rows.
+"""Functions that make one jagged tensor: of a rectangle (N, S, ...), or of N rows.
 
-The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.codec``.
+They keep the names and the meanings of NeMo-RL's ``nemo_rl.data_plane.codec``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jagcodec.rows.varlen import refuse_packed
 
 _PADDED = "a padded (strided) tensor"
 
-# --- padded -> jagged --------------------------------------------------------------------------
+# --- of a rectangle ----------------------------------------------------------------------------
 
 
 @untraced
@@ -152,9 +152,12 @@ def _jagged_or_kept(val: Any, lengths: Lengths, where: str, *, exact_width: bool
 
 
 def _jagged_of_rectangle(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
-    """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
+    """The valid cells of a rectangle as a jagged tensor; an error if a length is above S."""
     view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
     return nested_tensor(values_of(view), row_splits)
+
+
+# --- of rows -----------------------------------------------------------------------------------
 
 
 @untraced

@@ -1,4 +1,4 @@
-"""Finds columns in which the cells that packing leaves out do not look like pads."""
+"""Two checks of pads: whether cells that packing leaves out look like padding."""
 
 from __future__ import annotations
 
@@ -17,31 +17,23 @@ from jagcodec.memory.tensor_bytes import (
     number_array,
 )
 from jagcodec.produce.masks import Mask
-from jagcodec.produce.warnings import (
-    warn_of_leftovers,
-)
 from jagcodec.rows.row_splits import RowSplits
 
+_MOST_ROWS_IN_A_LOOP = 16
+"""For so many rows, a loop in Python is faster than numpy."""
 
-def check_pads(
-    jagged: Mapping[str, Any], row_splits: RowSplits, mask: Mask | None, where: str, strict: bool
+
+def check_constant_pads(
+    columns: Mapping[str, Any], row_splits: RowSplits, mask: Mask | None, where: str
 ) -> None:
-    """Raise or warn if no jagged column of integers looks padded in the cells that are left out."""
-    if strict:
-        integers = {name: x for name, x in jagged.items() if x.dtype in LENGTH_DTYPES}
-        valid = None if mask is None else mask.valid
-        if valid is None:
-            valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
-        _check_constant(integers, valid, where)
-    elif mask is None:
-        name = first_unpadded(jagged, row_splits)
-        if name is not None:
-            warn_of_leftovers(f"{where}({name!r})")
+    """Raise an error if each tensor (N, S, ...) of integers has cells outside its rows that differ.
 
-
-def _check_constant(integers: Mapping[str, Any], valid: npt.NDArray[np.bool_], where: str) -> None:
-    """Raise an error if in each column (N, S, ...) the cells that are not `valid` differ."""
-    rows = [_uneven_row(column, valid) for column in integers.values()]
+    One column with equal cells is enough, and so are columns without integers. The rows are the
+    cells of a `mask`, or else the first cells.
+    """
+    integers = {name: column for name, column in columns.items() if column.dtype in LENGTH_DTYPES}
+    valid = np.arange(row_splits.max) < row_splits.lengths[:, None] if mask is None else mask.valid
+    rows = [_row_of_other_pad(column, valid) for column in integers.values()]
     if rows and None not in rows:
         detail = (
             "expected one constant in all cells past row ends, in at least one column of integers, "
@@ -51,8 +43,8 @@ def _check_constant(integers: Mapping[str, Any], valid: npt.NDArray[np.bool_], w
         raise ArgumentError("bad_length", f"{where}({first!r}), row {rows[0]}", detail)
 
 
-def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:
-    """The first row with a pad that differs from the first pad of the column; None if none does."""
+def _row_of_other_pad(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:
+    """The first row with a pad that is not like the first pad of the column; None without one."""
     is_pad = np.ones(column.shape[:2], dtype=np.bool_)
     is_pad[:, : valid.shape[1]] = ~valid
     if not is_pad.any() or not column.numel():
@@ -64,13 +56,11 @@ def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | Non
     return int(rows[0]) if len(rows) else None
 
 
-_FEW_ROWS = 16
-
-
 def first_unpadded(columns: Mapping[str, Any], row_splits: RowSplits) -> str | None:
-    """The first column of integers (N, S, ...) on the CPU, if not one of them looks padded.
+    """The first column of integers (N, S, ...) on the CPU; None if any such column looks padded.
 
-    One that does is enough: others, such as position ids, may go on past the ends of rows.
+    One that looks padded is enough: others, such as position ids, may go on past the ends of rows.
+    A column is a tensor, or the array over its memory.
     """
     first = None
     for name, column in columns.items():
@@ -91,7 +81,7 @@ def _is_padded(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
     lengths, rows, last = row_splits.lengths, row_splits.rows, array.shape[1] - 1
     if row_splits.min >= last or not array.size:
         return True
-    if rows > _FEW_ROWS or array.ndim > 2:
+    if rows > _MOST_ROWS_IN_A_LOOP or array.ndim > 2:
         ends = array[np.arange(rows), np.minimum(lengths, last)]
         return bool((ends == array[:, last]).all())
     item, width = array.item, last + 1

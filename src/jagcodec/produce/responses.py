@@ -95,7 +95,7 @@ def response_from_nested(
 def _views_of(
     full: Any, response_mask: Any, where: str, copies: HostCopies
 ) -> tuple[RaggedView, RaggedView]:
-    """The rows of both; a mask that may be of whole rows is copied to the host, too."""
+    """Views of both. A mask that may be of whole rows is copied to the host, too."""
     given = {f"{where}(full)": full, f"{where}(response_mask)": response_mask}
     for path, value in given.items():
         if isinstance(value, PackedColumn):
@@ -105,7 +105,7 @@ def _views_of(
         else:
             if isinstance(value, torch.Tensor):
                 check_plain(value, path)
-            detail = f"expected a jagged tensor, found {describe(value)}{_as_jagged(value)}"
+            detail = f"expected a jagged tensor, found {describe(value)}{_jagged_remedy(value)}"
             raise ArgumentTypeError("bad_type", path, detail)
     both: list[Any] = [parts_of(x, detach=False) if is_jagged(x) else x for x in given.values()]
     numbers = [part.cu_seqlens for part in both if isinstance(part, PackedColumn)]
@@ -123,8 +123,8 @@ def _views_of(
     return view, mask
 
 
-def _as_jagged(value: Any) -> str:
-    """How rows in another form become a jagged tensor."""
+def _jagged_remedy(value: Any) -> str:
+    """The remedy for rows in another form: how they become a jagged tensor."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.dim():
         return ""
     if value.is_nested:
@@ -146,7 +146,7 @@ def _without_prompt(what: str, path: str) -> ArgumentError:
 def _cells_before_true(
     view: RaggedView, mask: RaggedView, path: str, copies: HostCopies
 ) -> torch.Tensor:
-    """For each cell where a mask of the same rows is True, the cell before it."""
+    """The cell before each cell for which a mask of the same rows is True."""
     splits, on_device = mask.row_splits, values_of(mask).detach()
     copies.fetch([on_device])
     cells = number_array(copies.of(on_device))

@@ -18,25 +18,29 @@ from jagcodec.rows.non_tensor import (
     is_nested_batch,
 )
 from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.rows.views import RaggedView
 from jagcodec.wire.write.encoder import Columns
 
 
 def leaf_of_column(column: Any, path: str) -> Any:
-    """A column of a dict as a TensorDict holds it; an open batch is read."""
+    """One column of a dict, in the form that a TensorDict holds. An open batch is read."""
     column = closed(column)
     return as_leaf(column, row_count(column, path) or 0, path)
 
 
 def tensordict_of(columns: Columns, where: str) -> TensorDict:
-    """Checked columns as a TensorDict; rows that are not end to end are copied into one block."""
+    """The TensorDict of checked columns. Rows that are not end to end are copied into one block."""
     pool = RowSplitsPool()
     leaves = dict(columns.columns)
-    holder = {name: column_of(leaf) for name, leaf in leaves.items()}
-    found = ((n, x.view(f"{where}({n!r})", pool, detach=True)) for n, x in holder.items())
-    views = {name: view for name, view in found if view is not None}
+    holders = {name: column_of(leaf) for name, leaf in leaves.items()}
+    views: dict[str, RaggedView] = {}
+    for name, column in holders.items():
+        view = column.view(f"{where}({name!r})", pool, detach=True)
+        if view is not None:
+            views[name] = view
     scattered = [name for name, view in views.items() if not view.is_end_to_end]
     copied = dict(zip(scattered, gathered(views[name] for name in scattered), strict=True))
-    for name, column in holder.items():
+    for name, column in holders.items():
         if name in views:
             view = views[name]
             values = copied[name] if name in copied else values_of(view)
