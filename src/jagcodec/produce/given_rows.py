@@ -1,4 +1,7 @@
-"""Rows and dtypes that a caller passes: each column as N values, each dtype as a field."""
+"""What a caller of `encode_rows` passes, checked: rows, `dtypes` and `same_length`.
+
+`collect_columns` makes columns of rows, `read_dtypes` a `FieldSchema` of each dtype.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,47 +38,54 @@ from jagcodec.produce.row_kinds import (
 from jagcodec.wire.dtypes import is_torch_dtype, name_of_dtype
 from jagcodec.wire.spec import MAX_BYTES
 
-_IN_LIST = (
+_REMEDY = (
     "; put items of an iterator into a list, "
     "and values of the whole batch into meta= of encode_rows"
 )
 
 
-def collect_columns(
-    rows: Any, dtypes: Any, where: str
-) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
-    """N, the N rows of each column, and the ragged dims of those that are jagged."""
+class GivenColumns(NamedTuple):
+    """The rows that a caller passes, by column."""
+
+    rows: int  # N
+    columns: Mapping[str, Sequence[Any]]  # name to N rows; or to a batch of N rows
+    jagged_dims: Mapping[str, int]  # name to the ragged dim, of columns that are jagged tensors
+
+
+def collect_columns(rows: Any, dtypes: Any, where: str) -> GivenColumns:
+    """Samples, or rows that are given by column, as columns; `dtypes` names those of no rows."""
     if type(rows) is list:
         found = _columns_of_dicts(rows, f"{where}(rows), row 0")
         if found is not None:
-            return len(rows), found, {}
+            return GivenColumns(len(rows), found, {})
     if isinstance(rows, Mapping):
-        return _collect_given_columns(rows, where)
+        return _read_columns(rows, where)
     if isinstance(rows, np.ndarray):
         check_array(rows, f"{where}(rows)")
     sized = isinstance(rows, Sequence) or (isinstance(rows, np.ndarray) and rows.ndim)
     if not sized or isinstance(rows, (str, bytes)):
         detail = (
             "expected a sequence of samples (mappings) or a mapping of names to rows, "
-            f"found {describe(rows)}{_IN_LIST}"
+            f"found {describe(rows)}{_REMEDY}"
         )
         raise ArgumentTypeError("bad_type", f"{where}(rows)", detail)
     if not len(rows):
-        named = mapping_of({} if dtypes is None else dtypes, f"{where}(dtypes)", _DTYPES)
-        if not named:
+        names = mapping_of({} if dtypes is None else dtypes, f"{where}(dtypes)", _DTYPES)
+        if not names:
             detail = "expected samples, found none; pass dtypes=open_wire(other).schema"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
-        return 0, dict.fromkeys(named, ()), {}
+        return GivenColumns(0, dict.fromkeys(names, ()), {})
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             detail = f"expected a mapping of names to values, found {describe(row)}"
             raise ArgumentTypeError("bad_type", f"{where}(rows), row {i}", detail)
         if i == 0:
             named_columns(row, f"{where}(rows), row 0")
-            names = row.keys()
-        elif row.keys() != names:
+            first_names = row.keys()
+        elif row.keys() != first_names:
             raise _other_names(rows[0], row, i, where)
-    return len(rows), {name: [row[name] for row in rows] for name in names}, {}
+    columns = {name: [row[name] for row in rows] for name in first_names}
+    return GivenColumns(len(rows), columns, {})
 
 
 def _other_names(
@@ -95,7 +105,7 @@ def _other_names(
 
 
 def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] | None:
-    """The columns, if all rows are dicts with the same names in one order; otherwise None."""
+    """The columns of rows that are all dicts with the same names in one order; None for others."""
     if set(map(type, rows)) != {dict}:
         return None
     names = named_columns(rows[0], path)
@@ -109,23 +119,21 @@ def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] 
         return None
 
 
-def _collect_given_columns(
-    rows: Mapping[Any, Any], where: str
-) -> tuple[int, Mapping[str, Sequence[Any]], Mapping[str, int]]:
+def _read_columns(rows: Mapping[Any, Any], where: str) -> GivenColumns:
     """`collect_columns` for rows that are given by column."""
-    given: dict[str, Any] = {}
-    dims: dict[str, int] = {}
+    columns: dict[str, Any] = {}
+    jagged_dims: dict[str, int] = {}
     count = 0
     for name, column in named_columns(rows, f"{where}(rows)").items():
         path = f"{where}({name!r})"
         found, dim = _rows_as_sequence(column, path)
         if dim is not None:
-            dims[name] = dim
-        if given and len(found) != count:
-            detail = f"expected {count} rows like {next(iter(given))!r}, found {len(found)}"
+            jagged_dims[name] = dim
+        if columns and len(found) != count:
+            detail = f"expected {count} rows like {next(iter(columns))!r}, found {len(found)}"
             raise ArgumentError("row_mismatch", path, detail)
-        given[name], count = found, len(found)
-    return count, given, dims
+        columns[name], count = found, len(found)
+    return GivenColumns(count, columns, jagged_dims)
 
 
 def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
@@ -142,15 +150,13 @@ def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
             return found  # type: ignore[no-any-return]
     if isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
         return items_of(column, path, "a list"), None
-    detail = (
-        f"expected a list, tuple, array or tensor of N rows, found {describe(column)}{_IN_LIST}"
-    )
+    detail = f"expected a list, tuple, array or tensor of N rows, found {describe(column)}{_REMEDY}"
     raise ArgumentTypeError("bad_type", path, detail)
 
 
 @functools.cache
 def rows_tensors() -> Any:
-    """The module for columns that are tensors: imported when there is one; it imports torch."""
+    """The module for tensors and batches: imported when there is one, because it imports torch."""
     return module_with_torch("produce.rows_tensors", "encode_rows")
 
 
@@ -172,27 +178,27 @@ def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
         if dtype is object:
             fields[name] = FieldSchema("object", None, None)
         elif isinstance(dtype, FieldSchema):
-            fields[name] = dtype if dtype.kind == "object" else _makable(dtype, place)
+            fields[name] = dtype if dtype.kind == "object" else _checked_schema(dtype, place)
         else:
-            fields[name] = FieldSchema("", _usable_dtype(dtype, place), None)
+            fields[name] = FieldSchema("", _checked_dtype(dtype, place), None)
     return fields
 
 
-def _usable_dtype(dtype: Any, path: str) -> Any:
+def _checked_dtype(dtype: Any, path: str) -> Any:
     """The name of a dtype of cells; an error for anything else."""
     name = name_of_dtype(dtype)
     if name is None:
-        expected, found = f"{_SENDABLE}, object or a FieldSchema", brief(dtype)
+        expected, found = f"{_EXPECTED_DTYPE}, object or a FieldSchema", brief(dtype)
         if isinstance(dtype, np.dtype) or is_torch_dtype(dtype):
-            expected, found = _SENDABLE, f"{dtype}; use another dtype"
+            expected, found = _EXPECTED_DTYPE, f"{dtype}; use another dtype"
         raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {found}")
     return name
 
 
-_SENDABLE = "a dtype whose cells can be encoded (torch.float32, 'float32')"
+_EXPECTED_DTYPE = "a dtype whose cells can be encoded (torch.float32, 'float32')"
 
 
-def _makable(field: FieldSchema, path: str) -> FieldSchema:
+def _checked_schema(field: FieldSchema, path: str) -> FieldSchema:
     """A schema with the name of its dtype; an error if no column of rows can have it."""
     shape: Any = field.shape
     sizes = shape[1:] if isinstance(shape, tuple) and shape else (-1,)
@@ -206,7 +212,7 @@ def _makable(field: FieldSchema, path: str) -> FieldSchema:
         dtype = str(field.dtype) if is_torch_dtype(field.dtype) else brief(field.dtype)
         detail = (
             "expected the schema of a column that rows can make (tensor or jagged, "
-            f"{_SENDABLE}, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
+            f"{_EXPECTED_DTYPE}, and a shape), found {brief(field.kind)}, {dtype}, {brief(shape)}"
         )
         raise ArgumentError("bad_type", path, detail)
     return field._replace(dtype=name)

@@ -1,4 +1,9 @@
-"""`pack_rows`, `encode_rows`: rows to a batch or a message, without a rectangle."""
+"""`pack_rows`, `encode_rows`: rows to a batch or a message, without a rectangle.
+
+Both make their columns with `_checked_columns`. The parts after it are in the order of its calls:
+what the options say of each column, and how one column is made. `RowBuilder` uses the functions
+without an underscore.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +119,7 @@ def pack_rows(
     where = "pack_rows"
     tensordict_of = module_with_torch("produce.tensordicts", where).tensordict_of
     columns = _checked_columns(
-        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=True
+        rows, dtypes, same_length, rectangular, ragged_dims, where, for_tensordict=True
     )
     leaves = {
         name: rows_tensors().view_of_cells(column) if type(column) is RowCells else column
@@ -157,27 +162,24 @@ def encode_rows(
     if options:
         check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _checked_columns(
-        rows, dtypes, same_length, rectangular, ragged_dims, where, copied=False
+        rows, dtypes, same_length, rectangular, ragged_dims, where, for_tensordict=False
     )
     return frames_of(pending(columns, **options))
 
 
-# --- columns -----------------------------------------------------------------------------------
-
-
-class _Asked(NamedTuple):
-    """What the options ask of a column."""
-
-    field: FieldSchema
-    dim: int  # which is ragged
-    rectangular: bool
-    named: bool  # whether `ragged_dims` names it
-
-
-_NOTHING = _Asked(ANY_FIELD, 1, rectangular=False, named=False)
-
-
 _LISTS = frozenset((list, tuple))
+
+
+class _ColumnOptions(NamedTuple):
+    """What the options of a call say of one column."""
+
+    schema: FieldSchema  # `ANY_FIELD` if `dtypes` does not name it
+    ragged_dim: int
+    is_rectangular: bool
+    has_named_dim: bool  # whether `ragged_dims` names it
+
+
+_NO_OPTIONS = _ColumnOptions(ANY_FIELD, 1, is_rectangular=False, has_named_dim=False)
 
 
 def _checked_columns(
@@ -188,38 +190,45 @@ def _checked_columns(
     ragged_dims: Any,
     where: str,
     *,
-    copied: bool,
+    for_tensordict: bool,
 ) -> Columns:
-    """Checked columns: `RowCells`, views of those on a device, lists of objects, batches."""
-    count, given, dims = collect_columns(rows, dtypes, where)
-    asked: dict[str, _Asked] = {}
-    if dims or dtypes is not None or ragged_dims is not None or rectangular is not _NO_NAMES:
-        asked = _asked_of_columns(given, dims, dtypes, rectangular, ragged_dims, where)
+    """Checked columns: `RowCells`, views of cells on a device, lists of objects, and batches.
+
+    Without `for_tensordict` they are for a message: cells may alias their rows, and what writes the
+    message refuses tensors that cannot be read.
+    """
+    count, given, jagged_dims = collect_columns(rows, dtypes, where)
+    options_of: dict[str, _ColumnOptions] = {}
+    if jagged_dims or dtypes is not None or ragged_dims is not None or rectangular is not _NO_NAMES:
+        options_of = _read_options(given, jagged_dims, dtypes, rectangular, ragged_dims, where)
     lengths: dict[str, tuple[int, ...]] = {}
     splits: dict[tuple[int, ...], RowSplits] = {}
     columns: dict[str, Any] = {}
     are_lists = count > 0 and _LISTS.issuperset(map(type, given.values()))
-    ask = _NOTHING
+    options = _NO_OPTIONS
     for name, column in given.items():
-        if asked:
-            ask = asked.get(name, _NOTHING)
+        if options_of:
+            options = options_of.get(name, _NO_OPTIONS)
         try:
-            if are_lists and ask is _NOTHING:  # most columns
-                made: Any = cells_of_rows(column, copied=copied)
+            if are_lists and options is _NO_OPTIONS:  # most columns
+                made: Any = cells_of_rows(column, copied=for_tensordict)
             else:
-                made = _made_column(column, ask, count, copied)
+                made = _made_column(column, options, count, copied=for_tensordict)
         except JagcodecError as error:
             raise error_at_column(error, f"{where}({name!r})", name) from None
         columns[name] = made
         if type(made) is RowCells:
             if made.lengths is not None:
                 lengths[name] = made.lengths
-                if not ask.rectangular:
-                    made.splits, made.ragged_dim = _shared_splits(made.lengths, splits), ask.dim
+                if not options.is_rectangular:
+                    made.splits = _shared_splits(made.lengths, splits)
+                    made.ragged_dim = options.ragged_dim
             if type(made.data) is not np.ndarray:
                 columns[name] = rows_tensors().view_of_cells(made)
-        elif type(made) is list and ask.field.kind != "object":
-            _check_objects(made, where, name, copied)
+        elif type(made) is list and options.schema.kind != "object":
+            _warn_of_equal_arrays(made, where, name)
+            if for_tensordict:
+                rows_tensors().check_tensors(made, f"{where}({name!r})")
     if same_length is not _NO_NAMES:
         check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
@@ -233,102 +242,159 @@ def _shared_splits(lengths: tuple[int, ...], splits: dict[tuple[int, ...], RowSp
     return shared
 
 
-def _asked_of_columns(
+def _warn_of_equal_arrays(rows: Sequence[Any], where: str, name: str) -> None:
+    """Warn of objects that could be cells."""
+    if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
+        warn_of_objects(f"{where}({name!r})", brief(name))
+
+
+# --- what the options say of each column -------------------------------------------------------
+
+
+def _read_options(
     given: Mapping[str, Any],
-    dims_of_rows: Mapping[str, int],
+    jagged_dims: Mapping[str, int],
     dtypes: Any,
     rectangular: Any,
     ragged_dims: Any,
     where: str,
-) -> dict[str, _Asked]:
-    """What the options, and the columns that are jagged, ask of each column that they name."""
+) -> dict[str, _ColumnOptions]:
+    """The options of each column that one of them names, or that is given as a jagged one."""
     schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
     if schema:
         check_known(schema, given, f"{where}(dtypes)")
     rectangles: Set[Any] = name_set(rectangular, f"{where}(rectangular)")
     if rectangles:
         check_known(rectangles, given, f"{where}(rectangular)")
-    rectangles |= {name for name, field in schema.items() if _is_fixed_shape(field)}
-    named: Set[Any] = frozenset()
-    dims: dict[str, int] = {}
+    rectangles |= {name for name, field in schema.items() if _is_rectangle(field)}
+    named_dims: dict[str, int] = {}
     if ragged_dims is not None:
-        dims = _named_dims(ragged_dims, given, schema, rectangles, f"{where}(ragged_dims)")
-        named = dims.keys()
-    dims = _ragged_dims(dims, dims_of_rows, schema, rectangles, where)
+        named_dims = _read_named_dims(
+            ragged_dims, given, schema, rectangles, f"{where}(ragged_dims)"
+        )
+    dims = _agreed_dims(named_dims, jagged_dims, schema, rectangles, where)
     return {
-        name: _Asked(
-            schema.get(name, ANY_FIELD), dims.get(name, 1), name in rectangles, name in named
+        name: _ColumnOptions(
+            schema.get(name, ANY_FIELD), dims.get(name, 1), name in rectangles, name in named_dims
         )
         for name in {**schema, **dims, **dict.fromkeys(rectangles)}
     }
 
 
-def _made_column(column: Any, ask: _Asked, count: int, copied: bool) -> Any:
-    """The cells of a column, or the list of its objects, as asked; a batch of N rows unchanged."""
-    field, dim, rectangular, named = ask
-    is_other = type(column) not in _LISTS and "tensordict" in sys.modules
-    if is_other and rows_tensors().is_nested_batch(column):
-        if ask is not _NOTHING:
+def _is_rectangle(field: FieldSchema) -> bool:
+    """Whether a schema is of a tensor (N, S, ...)."""
+    return field.kind == "tensor" and len(field.shape or ()) > 1
+
+
+def read_ragged_dims(
+    ragged_dims: Any, schema: Mapping[str, FieldSchema], where: str
+) -> dict[str, int]:
+    """The ragged dims by name, from `ragged_dims` and a schema, of columns yet to be made."""
+    path = f"{where}(ragged_dims)"
+    given = named_columns({} if ragged_dims is None else ragged_dims, path, "dims")
+    objects = {name for name, field in schema.items() if field.kind == "object"}
+    named_dims = _read_named_dims(given, given, schema, objects, path)
+    return _agreed_dims(named_dims, {}, schema, frozenset(), where)
+
+
+def _read_named_dims(
+    ragged_dims: Any,
+    columns: Mapping[str, Any],
+    schema: Mapping[str, FieldSchema],
+    not_jagged: Set[str],
+    path: str,
+) -> dict[str, int]:
+    """The dims that the argument `ragged_dims` names, after they are checked."""
+    given = mapping_of(ragged_dims, path, "a dict of names to dims")
+    check_known(given, columns, path)
+    named_dims = {}
+    for name, dim in given.items():
+        place, expected = f"{path}[{brief(name)}]", f"a dim of the column, 1 to {MAX_NDIM}"
+        named_dims[name] = whole_number(dim, 1, place, expected)
+        if named_dims[name] > MAX_NDIM:
+            raise ArgumentError("bad_option", place, f"expected {expected}, found {brief(dim)}")
+        if name in not_jagged or schema.get(name, ANY_FIELD).kind == "tensor":
+            detail = "expected a jagged column, found one that rectangular= or dtypes= says is not"
+            raise ArgumentError("conflict", place, detail)
+    return named_dims
+
+
+def _agreed_dims(
+    named_dims: Mapping[str, int],
+    jagged_dims: Mapping[str, int],
+    schema: Mapping[str, FieldSchema],
+    rectangles: Set[str],
+    where: str,
+) -> dict[str, int]:
+    """The ragged dims by name. The caller, the schema and jagged columns must agree on them."""
+    dims = dict(named_dims)
+    found = [
+        (name, ragged_dim_of(field), "dtypes=")
+        for name, field in schema.items()
+        if field.kind == "jagged"
+    ]
+    found += [(name, dim, "the rows") for name, dim in jagged_dims.items()]
+    for name, dim, whose in found:
+        if name not in rectangles and dims.setdefault(name, dim) != dim:
+            detail = f"expected one ragged dim, found {dims[name]} and {dim} (by {whose})"
+            raise ArgumentError("conflict", f"{where}({name!r})", detail)
+    return dims
+
+
+# --- one column --------------------------------------------------------------------------------
+
+
+def _made_column(column: Any, options: _ColumnOptions, count: int, *, copied: bool) -> Any:
+    """The cells of a column or the list of its objects, by its options; a batch unchanged."""
+    schema, dim = options.schema, options.ragged_dim
+    may_be_batch = type(column) not in _LISTS and "tensordict" in sys.modules
+    if may_be_batch and rows_tensors().is_nested_batch(column):
+        if options is not _NO_OPTIONS:
             detail = (
                 "expected rows of cells or objects, as an option names the column, found a batch"
             )
             raise ArgumentTypeError("bad_type", "", detail)
         return column
     if count:
-        dtype = object if field.kind == "object" else field.dtype
+        dtype = object if schema.kind == "object" else schema.dtype
         made: Any = cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
     else:
-        made = _without_rows(field, dim)
-    if ask is _NOTHING:
+        made = _without_rows(schema, dim)
+    if options is _NO_OPTIONS:
         return made
-    if count and field.shape is not None:
-        check_row_shape(made, field.shape, dim)
+    if count and schema.shape is not None:
+        check_row_shape(made, schema.shape, dim)
     if type(made) is RowCells and made.lengths is not None:
-        return _shaped(made, field, dim, rectangular)
-    if named:
-        raise _not_ragged(made)
+        return _shaped(made, options)
+    if options.has_named_dim:
+        found = "one number per row" if type(made) is RowCells else "Python objects"
+        detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
+        raise ArgumentTypeError("bad_type", "", detail)
     return made
 
 
-def _not_ragged(made: Any) -> ArgumentTypeError:
-    found = "one number per row" if type(made) is RowCells else "Python objects"
-    detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
-    return ArgumentTypeError("bad_type", "", detail)
-
-
-def _check_objects(rows: Sequence[Any], where: str, name: str, to_tensors: bool) -> None:
-    """Warn of objects that could be cells; refuse tensors whose values cannot be read.
-
-    A message, which is not `to_tensors`, refuses such tensors itself.
-    """
-    if rows and type(rows[0]) not in OBJECT_TYPES and are_equal_arrays(rows):
-        warn_of_objects(f"{where}({name!r})", brief(name))
-    if to_tensors:
-        rows_tensors().check_tensors(rows, f"{where}({name!r})")
-
-
-def _without_rows(field: FieldSchema, dim: int) -> RowCells | list[Any]:
+def _without_rows(schema: FieldSchema, dim: int) -> RowCells | list[Any]:
     """A column without rows, made as its `FieldSchema` describes it."""
-    if field.kind == "object":
+    if schema.kind == "object":
         return []
-    if field.shape is None or field.dtype is None:
+    if schema.shape is None or schema.dtype is None:
         detail = "expected rows, found none; pass dtypes={...: a FieldSchema, or object}"
         raise ArgumentError("bad_shape", "", detail)
-    if field.kind == "jagged":
-        shape, lengths = shape_without_cells(field, dim), ()
+    if schema.kind == "jagged":
+        shape, lengths = shape_without_cells(schema, dim), ()
     else:
-        shape, lengths = shape_without_cells(field, 0), None
-    dtype: Any = field.dtype
+        shape, lengths = shape_without_cells(schema, 0), None
+    dtype: Any = schema.dtype
     return RowCells(np.empty(shape, STORED_DTYPES[dtype]), lengths, dtype)
 
 
-def shape_without_cells(field: FieldSchema, dim: int) -> tuple[int, ...]:
+def shape_without_cells(schema: FieldSchema, dim: int) -> tuple[int, ...]:
     """The shape of a column's cells if it has none along `dim`: its ragged dim, or 0 (rows)."""
-    sizes = [0 if d == dim else size for d, size in enumerate(field.shape or ())]
+    sizes = [0 if d == dim else size for d, size in enumerate(schema.shape or ())]
     if None in sizes:
         detail = (
             "expected the size of each dim but the ragged one, as no row shows it, "
-            f"found {list(field.shape or ())} in dtypes="
+            f"found {list(schema.shape or ())} in dtypes="
         )
         raise ArgumentError("bad_shape", "", detail)
     return tuple(sizes[min(dim, 1) :])  # type: ignore[arg-type]
@@ -354,19 +420,20 @@ def check_row_shape(made: Any, shape: Sequence[int | None], dim: int) -> None:
         raise ArgumentError("bad_shape", "", f"{expected}, found {found}")
 
 
-def _shaped(made: RowCells, field: FieldSchema, dim: int, rectangular: bool) -> RowCells:
-    """Cells of rows of tokens in the shape that was asked for."""
+def _shaped(made: RowCells, options: _ColumnOptions) -> RowCells:
+    """The cells of rows of tokens in the shape that the options say."""
     values, lengths = made.data, made.lengths or ()
-    if not sum(lengths) and values.ndim < max(dim, len(field.shape or ()) - 1):
-        if field.shape is None:
+    schema, dim = options.schema, options.ragged_dim
+    if not sum(lengths) and values.ndim < max(dim, len(schema.shape or ()) - 1):
+        if schema.shape is None:
             detail = (
                 f"expected a row that shows the dims before dim {dim}, found empty lists; "
                 "pass dtypes={...: a FieldSchema}"
             )
             raise ArgumentError("bad_shape", "", detail)
         # Empty lists do not show the shape of their cells.
-        values = values.reshape(shape_without_cells(field, dim))
-    if rectangular:
+        values = values.reshape(shape_without_cells(schema, dim))
+    if options.is_rectangular:
         width = lengths[0] if lengths else 0
         for i, length in enumerate(lengths):
             if length != width:
@@ -377,63 +444,3 @@ def _shaped(made: RowCells, field: FieldSchema, dim: int, rectangular: bool) -> 
                 raise ArgumentError("bad_length", f", row {i}", detail)
         values = values.reshape(len(lengths), width, *values.shape[1:])
     return RowCells(values, made.lengths, made.dtype)
-
-
-def _is_fixed_shape(field: FieldSchema) -> bool:
-    return field.kind == "tensor" and len(field.shape or ()) > 1
-
-
-def read_ragged_dims(
-    ragged_dims: Any, schema: Mapping[str, FieldSchema], where: str
-) -> dict[str, int]:
-    """The ragged dims by name, from `ragged_dims` and a schema, of columns yet to be made."""
-    path = f"{where}(ragged_dims)"
-    given = named_columns({} if ragged_dims is None else ragged_dims, path, "dims")
-    objects = {name for name, field in schema.items() if field.kind == "object"}
-    return _ragged_dims(
-        _named_dims(given, given, schema, objects, path), {}, schema, frozenset(), where
-    )
-
-
-def _named_dims(
-    ragged_dims: Any,
-    columns: Mapping[str, Any],
-    schema: Mapping[str, FieldSchema],
-    not_jagged: Set[str],
-    path: str,
-) -> dict[str, int]:
-    """The dims that the argument `ragged_dims` names, after they are checked."""
-    given = mapping_of(ragged_dims, path, "a dict of names to dims")
-    check_known(given, columns, path)
-    named = {}
-    for name, dim in given.items():
-        place, expected = f"{path}[{brief(name)}]", f"a dim of the column, 1 to {MAX_NDIM}"
-        named[name] = whole_number(dim, 1, place, expected)
-        if named[name] > MAX_NDIM:
-            raise ArgumentError("bad_option", place, f"expected {expected}, found {brief(dim)}")
-        if name in not_jagged or schema.get(name, ANY_FIELD).kind == "tensor":
-            detail = "expected a jagged column, found one that rectangular= or dtypes= says is not"
-            raise ArgumentError("conflict", place, detail)
-    return named
-
-
-def _ragged_dims(
-    named: Mapping[str, int],
-    dims_of_rows: Mapping[str, int],
-    schema: Mapping[str, FieldSchema],
-    rectangles: Set[str],
-    where: str,
-) -> dict[str, int]:
-    """The ragged dims by name, from the caller, the schema, and columns that are jagged."""
-    dims = dict(named)
-    found = [
-        (name, ragged_dim_of(field), "dtypes=")
-        for name, field in schema.items()
-        if field.kind == "jagged"
-    ]
-    found += [(name, dim, "the rows") for name, dim in dims_of_rows.items()]
-    for name, dim, whose in found:
-        if name not in rectangles and dims.setdefault(name, dim) != dim:
-            detail = f"expected one ragged dim, found {dims[name]} and {dim} (by {whose})"
-            raise ArgumentError("conflict", f"{where}({name!r})", detail)
-    return dims

@@ -21,9 +21,9 @@ from jagcodec.wire.write.items import RowCells
 
 
 def rows_of_column(column: Any, path: str) -> tuple[Any, int | None] | None:
-    """The rows of a column, and its ragged dim if it is jagged; None if it has no tensors.
+    """The rows of a column, and its ragged dim if it is jagged; None for any other value.
 
-    A batch, which may be a column itself, is returned as a TensorDict.
+    A batch stays one column, and is returned as a TensorDict.
     """
     if isinstance(column_of(column), (DictBatch, Open, Packed)):
         column = leaf_of_column(column, path)
@@ -50,7 +50,7 @@ def check_tensors(rows: Sequence[Any], path: str) -> None:
 
 
 def view_of_cells(made: RowCells) -> Any:
-    """The cells as an entry of `Columns`: an array, a tensor or a view."""
+    """Cells of rows as an entry of `Columns`: a view if they have row splits, else the values."""
     values = tensor_of_cells(made.data, made.dtype)
     if made.splits is None:
         return values
