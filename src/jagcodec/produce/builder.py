@@ -1,4 +1,7 @@
-"""`RowBuilder`: a row that grows."""
+"""`RowBuilder`: a row that grows.
+
+First comes a column of the row, `_GrowingColumn`, then the class, then its helpers by order of use.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Collection, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, TypeAlias, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,7 @@ from jagcodec.produce.given_rows import read_dtypes
 from jagcodec.produce.number_types import (
     NARROW,
     PYTHON_TYPES,
+    LocatedItem,
     check_floats,
     dtype_of_types,
     located_numbers,
@@ -100,7 +104,7 @@ class _GrowingColumn:
         if types <= self.types and not (self.dtype in NARROW and float in types):
             return self
         found = self.types | types
-        before = [("", kind, 0.0) for kind in self.types]
+        before = [LocatedItem("", kind, 0.0) for kind in self.types]
         dtype = dtype_of_types(found, lambda: [*before, *located_numbers([chunk])])
         stored = "float64" if float in found and found <= PYTHON_TYPES else dtype
         column = replace(self, types=found, dtype=dtype, stored=stored)
@@ -182,6 +186,14 @@ class _GrowingColumn:
             check_row_shape(chunk, shape, self.dim + 1)
 
 
+class _Chunk(NamedTuple):
+    """A chunk that was read, but not yet appended."""
+
+    column: _GrowingColumn  # a new one if the chunk changes its dtype or shape
+    cells: CellArray  # as the column stores them
+    tokens: int | None  # None for one number, which fills as many tokens as other chunks add
+
+
 @untraced
 class RowBuilder:
     """One row of a batch that grows: appended to per turn or chunk, cut, sent, and resumed.
@@ -233,6 +245,7 @@ class RowBuilder:
         ragged_dims: Mapping[str, int] | None = None,
     ) -> None:
         path = "RowBuilder(same_length)"
+        # None for all columns, empty for none.
         self._same = None if same_length is None else name_set(same_length, path)
         self._columns: dict[str, _GrowingColumn] = {}
         self._values: dict[str, Any] = {}
@@ -293,30 +306,31 @@ class RowBuilder:
                 `start` is not a mapping.
         """
         where = "RowBuilder.append"
-        read: dict[str, _ReadChunk] = {}
-        for name, chunk in columns.items():
+        chunks: dict[str, _Chunk] = {}
+        for name, given in columns.items():
             path = f"{where}({name!r})"
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
             column = self._columns.get(name) or _GrowingColumn(self._dims.get(name, 1) - 1)
-            read[name] = _read_chunk(column, chunk, path, name)
-        starts = {} if start is None else _read_starts(start, read, f"{where}(start)")
+            chunks[name] = _read_chunk(column, given, path, name)
+        starts = {} if start is None else _read_starts(start, chunks, f"{where}(start)")
         added = {
             name: starts.get(name, column.tokens) + tokens - column.tokens
-            for name, (column, _, tokens) in read.items()
+            for name, (column, _, tokens) in chunks.items()
             if tokens is not None
         }
-        to_fill = self._tokens_to_fill(added, where) if len(added) < len(read) else 0
-        for name, (column, cells, tokens) in read.items():
+        to_fill = self._tokens_to_fill(added, where) if len(added) < len(chunks) else 0
+        for name, (column, cells, tokens) in chunks.items():
             if tokens is None:
-                read[name] = column, column.filled(cells, to_fill), to_fill
+                chunks[name] = _Chunk(column, column.filled(cells, to_fill), to_fill)
                 added[name] = to_fill
             elif tokens:
-                read[name] = column.in_shape_of(cells), cells, tokens
-        grown = self._columns | {name: column for name, (column, _, _) in read.items()}
+                chunks[name] = _Chunk(column.in_shape_of(cells), cells, tokens)
+        grown = self._columns | {name: chunk.column for name, chunk in chunks.items()}
         self._check_token_counts(grown, added, where)
-        for name, (column, cells, tokens) in read.items():
+        # No error can follow: change the row.
+        for name, (column, cells, tokens) in chunks.items():
             column.cut(starts.get(name, column.tokens))
             if tokens:
                 column.chunks.append(cells)
@@ -324,7 +338,7 @@ class RowBuilder:
         self._columns = grown
 
     def _tokens_to_fill(self, added: Mapping[str, int], where: str) -> int:
-        """How many tokens a single number fills: as many as chunks add."""
+        """How many tokens one number fills: as many as each chunk that is not a number adds."""
         counted = {name: n for name, n in added.items() if self._counts(name)} or added
         first, found = next(iter(counted.items()), ("", 1))
         for name, other in counted.items():
@@ -340,7 +354,7 @@ class RowBuilder:
     def _check_token_counts(
         self, columns: Mapping[str, _GrowingColumn], added: Mapping[str, int], where: str
     ) -> None:
-        """Refuse a chunk after which columns of `same_length` would differ in their tokens."""
+        """Refuse chunks after which columns of `same_length` would differ in their tokens."""
         any_lengths = self._same is not None and not self._same
         named = [name for name in columns if self._counts(name) and not any_lengths]
         lengths = {name: columns[name].tokens + added.get(name, 0) for name in named}
@@ -353,6 +367,7 @@ class RowBuilder:
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
 
     def _counts(self, name: str) -> bool:
+        """Whether `len` counts the tokens of a column."""
         return not self._same or name in self._same
 
     def set(self, /, **values: Any) -> None:
@@ -394,7 +409,7 @@ class RowBuilder:
         are tensors, or arrays of unsigned words of its size if torch is not installed. The values
         that were set follow; they are not copied.
         """
-        row = {name: _readable(column.whole()) for name, column in self._columns.items()}
+        row = {name: _array_or_tensor(column.whole()) for name, column in self._columns.items()}
         return row | self._values
 
     def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
@@ -489,17 +504,8 @@ class RowBuilder:
         return pickled_parts(_of_state, state, protocol)
 
 
-def _of_state(state: Any) -> RowBuilder:
-    """A row made of its type and attributes; each column is a dict of its attributes."""
-    kind, attributes = state
-    row: RowBuilder = object.__new__(kind)
-    columns = {name: _GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
-    vars(row).update(attributes, _columns=columns)
-    return row
-
-
 def _column_of_schema(schema: FieldSchema, dim: int) -> _GrowingColumn:
-    """A column without tokens, with what a dtype or a `FieldSchema` says of it."""
+    """A column without tokens, of the dtype and the shape that `dtypes` says."""
     dtype: Any = schema.dtype  # its name
     grown = _GrowingColumn(dim, schema=schema, dtype=dtype, dtype_is_fixed=dtype is not None)
     sizes = schema.shape[1:] if schema.shape else ()
@@ -508,35 +514,12 @@ def _column_of_schema(schema: FieldSchema, dim: int) -> _GrowingColumn:
     return grown
 
 
-_ReadChunk: TypeAlias = tuple[_GrowingColumn, CellArray, int | None]
-"""A chunk: its column (the dtype may be new), its cells, and how many tokens; None: one number."""
-
-
-def _read_starts(start: Any, read: Mapping[str, _ReadChunk], path: str) -> dict[str, int]:
-    """The indices at which chunks start, by their names."""
-    given = mapping_of(start, path, "a dict of names to the index of a token")
-    check_known(given, read, path)
-    starts = {}
-    for name, index in given.items():
-        column, _, tokens = read[name]
-        at = f"{path}[{name!r}]"
-        whole = whole_number(index, 0, at, f"0 to {column.tokens}")
-        if whole > column.tokens:
-            detail = f"expected at most {column.tokens}, where the column ends, found {whole}"
-            raise ArgumentError("bad_option", at, f"{detail}; append the tokens before it first")
-        if tokens is None:
-            detail = f"expected a list, an array or a tensor from token {whole} on, found"
-            raise ArgumentError("bad_option", at, f"{detail} one number")
-        starts[name] = whole
-    return starts
-
-
-def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _ReadChunk:
+def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _Chunk:
     """The cells of a chunk as its column stores them; an error if they do not fit."""
     if isinstance(chunk, tensor_type()):
         chunk = cells_tensors().on_host(chunk)
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
-        return column, _NO_CELLS, 0
+        return _Chunk(column, _NO_CELLS, 0)
     if chunk is None:
         detail = "expected numbers, found None; pass [] for no tokens, or leave the column out"
         raise ArgumentTypeError("bad_type", path, detail)
@@ -554,17 +537,10 @@ def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _Re
         column.check_chunk(made)
     except JagcodecError as error:
         raise error_at_column(error, path, name) from None
-    return column, made.data, made.lengths[0] if made.lengths else None
+    return _Chunk(column, made.data, made.lengths[0] if made.lengths else None)
 
 
 _NO_CELLS: CellArray = np.empty(0)
-
-
-def _readable(cells: RowCells) -> Any:
-    """Cells as an array; where numpy lacks their dtype as a tensor, or without torch as words."""
-    if STORED_DTYPES[cells.dtype].name == cells.dtype or find_spec("torch") is None:
-        return cells.data
-    return cells_tensors().tensor_of(cells.data, cells.dtype)
 
 
 def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn, Any]:
@@ -574,9 +550,8 @@ def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn,
         return column, cells_of_rows([chunk], column.dtype, dim=dim)
     made: Any = None
     if not dim and type(chunk) in (list, tuple):
-        found = cells_of_python([chunk])
-        made = None if found is None else RowCells(*found)
-    types = types_of_rows([chunk]) if made is None else {_TYPES[made.dtype]}
+        made = cells_of_python([chunk])
+    types = types_of_rows([chunk]) if made is None else {_TYPE_OF_DTYPE[made.dtype]}
     if not types <= PYTHON_TYPES and kind_of_row(chunk) == OBJECT_ROW:
         return column, None
     column = column.with_types(types, chunk)
@@ -587,5 +562,40 @@ def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn,
     return column, made
 
 
-_TYPES: dict[str, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}
-"""The type that decides the dtype of Python's numbers."""
+_TYPE_OF_DTYPE: dict[str, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}
+"""The type of Python's numbers that get a dtype; of ints next to floats, that is float."""
+
+
+def _read_starts(start: Any, chunks: Mapping[str, _Chunk], path: str) -> dict[str, int]:
+    """The indices at which chunks start, by their names."""
+    given = mapping_of(start, path, "a dict of names to the index of a token")
+    check_known(given, chunks, path)
+    starts = {}
+    for name, index in given.items():
+        column, _, tokens = chunks[name]
+        at = f"{path}[{name!r}]"
+        whole = whole_number(index, 0, at, f"0 to {column.tokens}")
+        if whole > column.tokens:
+            detail = f"expected at most {column.tokens}, where the column ends, found {whole}"
+            raise ArgumentError("bad_option", at, f"{detail}; append the tokens before it first")
+        if tokens is None:
+            detail = f"expected a list, an array or a tensor from token {whole} on, found"
+            raise ArgumentError("bad_option", at, f"{detail} one number")
+        starts[name] = whole
+    return starts
+
+
+def _array_or_tensor(cells: RowCells) -> Any:
+    """Cells as an array; where numpy lacks their dtype as a tensor, or without torch as words."""
+    if STORED_DTYPES[cells.dtype].name == cells.dtype or find_spec("torch") is None:
+        return cells.data
+    return cells_tensors().tensor_of(cells.data, cells.dtype)
+
+
+def _of_state(state: Any) -> RowBuilder:
+    """A row made of its type and attributes; each column is a dict of its attributes."""
+    kind, attributes = state
+    row: RowBuilder = object.__new__(kind)
+    columns = {name: _GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
+    vars(row).update(attributes, _columns=columns)
+    return row

@@ -1,4 +1,4 @@
-"""The columns of a message of one row, read without torch: `produce.rows_tensors` in arrays."""
+"""Reads columns of one row for `RowBuilder.from_message`, where torch is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a message of one row, for a `RowBuilder`: as tensors."""
+"""Reads columns of one row for `RowBuilder.from_message`, where torch is installed."""
 
 from __future__ import annotations
 

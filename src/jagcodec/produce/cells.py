@@ -1,4 +1,9 @@
-"""Rows of one column as cells, exactly or with an error: one rule for rows and chunks."""
+"""`cells_of_rows`: the rows of one column as cells, exactly or with an error.
+
+Rows of `encode_rows` and chunks of a `RowBuilder` have this one rule. Most columns have rows of one
+type, which a quick maker reads. The general rule follows: lists of numbers, arrays and tensors,
+lists of arrays, and rows of several kinds.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.produce.number_types import (
     PYTHON_TYPES,
+    LocatedItem,
     dtype_of_rows,
     dtype_of_types,
     two_dtypes,
@@ -55,17 +61,6 @@ from jagcodec.produce.row_kinds import (
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.write.items import RowCells
 
-
-def error_at_column(
-    error: JagcodecError, path: str, name: str, *, of_rows: bool = True
-) -> JagcodecError:
-    """The error of `cells_of_rows` at the `path` of its column; without `of_rows`, of a chunk."""
-    place, detail = error.path, error.detail
-    if not of_rows:
-        place, detail = place.removeprefix(", row 0"), detail.removesuffix(OR_OBJECTS)
-    return naming_column(type(error)(error.reason, path + place, detail), name)
-
-
 _ITEMS_OF_OBJECTS: list[set[Any]] = [{dict}, {str}]  # lists of dicts, or of strings, are objects
 _ARRAY_ONLY, _LIST_OR_TUPLE = {np.ndarray}, {list, tuple}
 _PLAIN_TYPES = KIND_OF_TYPE.keys() | _LIST_OR_TUPLE | _ARRAY_ONLY
@@ -81,7 +76,7 @@ def cells_of_rows(
     """
     if dtype is object:
         return _objects(rows)
-    make = _MAKERS.get(type(rows[0]))
+    make = _QUICK_MAKERS.get(type(rows[0]))
     if make is not None and (len(rows) == 1 or len(set(map(type, rows))) == 1):
         made = make(rows, copied, dim)
         is_wanted = dtype is None or (isinstance(made, RowCells) and made.dtype == dtype)
@@ -92,10 +87,98 @@ def cells_of_rows(
     return _cells_with_arrays(rows, dtype, copied, dim, MOST_LEVELS)
 
 
+def _objects(rows: Sequence[Any]) -> list[Any]:
+    """The objects of rows. A `NonTensorData` is among them only if tensordict was imported."""
+    if "tensordict" not in sys.modules or _PLAIN_TYPES.issuperset(map(type, rows)):
+        return list(rows)
+    from jagcodec.rows.non_tensor import payloads_of_rows
+
+    return payloads_of_rows(rows, "")
+
+
+# --- quick makers for rows of one type ---------------------------------------------------------
+
+_Made: TypeAlias = RowCells | list[Any] | None
+"""What a quick maker returns; None leaves the rows to the general rule."""
+
+
+def _quick_objects(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    return list(rows)
+
+
+def _quick_numbers(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    made = cells_of_python((rows,))
+    if made is not None:
+        made.lengths = None  # each number is a row
+    return made
+
+
+def _quick_lists(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    if dim:
+        return None
+    first = rows[0][0] if rows[0] else None
+    if type(first) is dict and {type(row[0]) for row in rows if row} == {dict}:
+        return list(rows)  # such as messages
+    return cells_of_python(rows)
+
+
+def _quick_arrays(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    if len(rows) > 1:
+        return joined_quickly(rows, _ARRAY_ONLY, dim)
+    (row,) = rows
+    dtype = TORCH_NAME_OF_NUMPY.get(row.dtype)
+    if copied or dtype is None or row.ndim <= dim or not row.flags.c_contiguous:
+        return None
+    return RowCells(row, (row.shape[dim],), dtype)
+
+
+def _ready_cells(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+    """The cells of the only row, which are ready: those of a `RowBuilder`."""
+    (cells,) = rows
+    return cells  # type: ignore[no-any-return]
+
+
+_QUICK_MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
+    **dict.fromkeys(OBJECT_TYPES, _quick_objects),
+    **dict.fromkeys(PYTHON_TYPES, _quick_numbers),
+    list: _quick_lists,
+    tuple: _quick_lists,
+    np.ndarray: _quick_arrays,
+    RowCells: _ready_cells,
+}
+
+
+def joined_quickly(rows: Sequence[Any], types: Set[type], dim: int = 0) -> RowCells | None:
+    """Arrays, or tensors, of one dtype and cell shape, end to end; None if the rows differ."""
+    if types != _ARRAY_ONLY:
+        if types != {tensor_type()} or dim:
+            return None
+        joined = cells_tensors().joined_at_once(rows)
+        if joined is None:
+            return None
+        values, lengths = joined
+        return RowCells(values, lengths, TORCH_NAME_OF_NUMPY[values.dtype])
+    dtypes = {row.dtype for row in rows}
+    dtype = TORCH_NAME_OF_NUMPY.get(rows[0].dtype)
+    if len(dtypes) > 1 or dtype is None:
+        return None
+    try:
+        values = np.concatenate(rows, dim)
+    except ValueError:
+        return None
+    if not values.flags.c_contiguous:
+        return None
+    lengths = tuple([row.shape[dim] for row in rows] if dim else map(len, rows))
+    return RowCells(values, lengths, dtype)
+
+
+# --- the general rule --------------------------------------------------------------------------
+
+
 def _cells_or_objects(
     rows: Sequence[Any], dtype: Any, copied: bool, dim: int
 ) -> RowCells | list[Any]:
-    """`cells_of_rows`, where a list of arrays is an object."""
+    """The general rule of `cells_of_rows`, by which a list of arrays is an object."""
     types: set[Any] = set(map(type, rows))
     if types == {tensor_type()}:
         joined = joined_quickly(rows, types, dim) if dtype is None and len(rows) > 1 else None
@@ -125,67 +208,10 @@ def _cells_or_objects(
     if kinds <= {SEQUENCE_ROW}:
         # Iterate: a subclass of list may report another length.
         rows = rows if types <= _LIST_OR_TUPLE else [list(iter(row)) for row in rows]
-        return _cells_of_lists(rows, dtype) if not dim else _cells_of_deep_lists(rows, dtype, dim)
+        if dim:
+            return _cells_of_deep_lists(rows, dtype, dim)
+        return _cells_of_lists(rows, dtype)
     return _cells_of_mixed_rows(rows, dtype, dim)
-
-
-def _objects(rows: Sequence[Any]) -> list[Any]:
-    """The objects of rows. A `NonTensorData` is among them only if tensordict was imported."""
-    if "tensordict" not in sys.modules or _PLAIN_TYPES.issuperset(map(type, rows)):
-        return list(rows)
-    from jagcodec.rows.non_tensor import payloads_of_rows
-
-    return payloads_of_rows(rows, "")
-
-
-# The makers of rows of one type, which most columns have; None leaves rows to the general rule.
-
-_Made: TypeAlias = RowCells | list[Any] | None
-
-
-def _of_objects(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    return list(rows)
-
-
-def _of_numbers(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    found = cells_of_python((rows,))
-    return None if found is None else RowCells(found[0], None, found[2])
-
-
-def _of_lists(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    if dim:
-        return None
-    first = rows[0][0] if rows[0] else None
-    if type(first) is dict and {type(row[0]) for row in rows if row} == {dict}:
-        return list(rows)  # such as messages
-    found = cells_of_python(rows)
-    return None if found is None else RowCells(*found)
-
-
-def _of_arrays(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    if len(rows) > 1:
-        return joined_quickly(rows, _ARRAY_ONLY, dim)
-    (row,) = rows
-    dtype = TORCH_NAME_OF_NUMPY.get(row.dtype)
-    if copied or dtype is None or row.ndim <= dim or not row.flags.c_contiguous:
-        return None
-    return RowCells(row, (row.shape[dim],), dtype)
-
-
-def _of_cells(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    """The cells of the only row, which are ready: those of a `RowBuilder`."""
-    (cells,) = rows
-    return cells  # type: ignore[no-any-return]
-
-
-_MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
-    **dict.fromkeys(OBJECT_TYPES, _of_objects),
-    **dict.fromkeys(PYTHON_TYPES, _of_numbers),
-    list: _of_lists,
-    tuple: _of_lists,
-    np.ndarray: _of_arrays,
-    RowCells: _of_cells,
-}
 
 
 def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
@@ -199,30 +225,6 @@ def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
     if types <= KIND_OF_TYPE.keys():
         return {KIND_OF_TYPE[kind] for kind in types}
     return set(map(kind_of_row, rows))
-
-
-def joined_quickly(rows: Sequence[Any], types: Set[type], dim: int = 0) -> RowCells | None:
-    """Arrays, or tensors, of one dtype and cell shape, end to end; None if the rows differ."""
-    if types != _ARRAY_ONLY:
-        if types != {tensor_type()} or dim:
-            return None
-        joined = cells_tensors().joined_at_once(rows)
-        if joined is None:
-            return None
-        values, lengths = joined
-        return RowCells(values, lengths, TORCH_NAME_OF_NUMPY[values.dtype])
-    dtypes = {row.dtype for row in rows}
-    dtype = TORCH_NAME_OF_NUMPY.get(rows[0].dtype)
-    if len(dtypes) > 1 or dtype is None:
-        return None
-    try:
-        values = np.concatenate(rows, dim)
-    except ValueError:
-        return None
-    if not values.flags.c_contiguous:
-        return None
-    lengths = tuple([row.shape[dim] for row in rows] if dim else map(len, rows))
-    return RowCells(values, lengths, dtype)
 
 
 # --- lists of numbers --------------------------------------------------------------------------
@@ -256,11 +258,11 @@ def _cells_of_numbers(
 ) -> tuple[Any, str]:
     """`fill_cells`, and the dtype: that of the numbers if none is given."""
     if dtype is None:
-        found = cells_of_python(rows)
-        if found is not None and found[1] == sizes:
-            return found[0], found[2]
+        made = cells_of_python(rows)
+        if made is not None and made.lengths == sizes:
+            return made.data, made.dtype
         located = (
-            (place_of(i, at, cell), type_of_item(item), item)
+            LocatedItem(place_of(i, at, cell), type_of_item(item), item)
             for i, row in enumerate(rows)
             for at, item in enumerate(row)
         )
@@ -558,6 +560,16 @@ def _cells_of_row(row: Any, i: int, dtype: str | None, dim: int) -> RowCells:
 
 
 # --- errors ------------------------------------------------------------------------------------
+
+
+def error_at_column(
+    error: JagcodecError, path: str, name: str, *, of_rows: bool = True
+) -> JagcodecError:
+    """The error of `cells_of_rows` at the `path` of its column; without `of_rows`, of a chunk."""
+    place, detail = error.path, error.detail
+    if not of_rows:
+        place, detail = place.removeprefix(", row 0"), detail.removesuffix(OR_OBJECTS)
+    return naming_column(type(error)(error.reason, path + place, detail), name)
 
 
 def _check_same_cells(parts: Sequence[Any], dtypes: Sequence[str], dim: int) -> None:

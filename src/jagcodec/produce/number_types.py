@@ -22,7 +22,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,81 +52,16 @@ _BOOLS = {bool, "bool"}
 PYTHON_TYPES: Set[Any] = frozenset(DEFAULT_DTYPES)
 NARROW = LEAST_INFINITE.keys()  # fewer bits than the float32 of Python's floats
 
-Located = Iterable[tuple[str, Any, Any]]
-"""Items of a column, each as its place, its type, and itself."""
+
+class LocatedItem(NamedTuple):
+    """An item of a column, for an error."""
+
+    place: str
+    kind: Any  # its type, as above
+    item: Any
 
 
-def type_of_number(item: Any) -> Any:
-    """The type of a number, or of the numbers of an array or a tensor."""
-    if type(item) in DEFAULT_DTYPES:
-        return type(item)
-    if isinstance(item, (list, tuple)):
-        return list
-    if has_dtype(item):
-        return object if kind_of_row(item) == OBJECT_ROW else dtype_name(item)
-    number = plain_number(item)
-    return object if number is None else type(number)
-
-
-def types_of_items(items: Collection[Any]) -> set[Any]:
-    """The types of the items of lists, where an array with dims is not a number."""
-    found: set[Any] = set(map(type, items))
-    if found <= PYTHON_TYPES:
-        return found
-    kinds, found = found, set()
-    for kind in kinds:
-        if issubclass(kind, (np.ndarray, tensor_type())):
-            found |= {type_of_item(item) for item in items if type(item) is kind}
-        else:
-            found.add(type_of_number(next(item for item in items if type(item) is kind)))
-    return found
-
-
-def type_of_item(item: Any) -> Any:
-    """`type_of_number` of an item of a list, where an array with dims is not a number."""
-    is_deep = isinstance(item, (np.ndarray, tensor_type())) and item.ndim
-    return object if is_deep else type_of_number(item)
-
-
-def types_of_rows(rows: Iterable[Any]) -> set[Any]:
-    """The types of the numbers of rows: lists, arrays, and single numbers.
-
-    A list among numbers is skipped: the functions that read the cells refuse it.
-    """
-    found: set[Any] = set()
-    for row in rows:
-        if not _is_list(row):
-            found.add(type_of_number(row))
-            continue
-        kinds: set[Any] = set(map(type, row))
-        found |= kinds if kinds <= PYTHON_TYPES else types_of_items(_leaves(row))
-    return found - {list}
-
-
-def located_numbers(rows: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The numbers of rows, with their places, for an error."""
-    for i, row in enumerate(rows):
-        if not _is_list(row):
-            yield f", row {i}", type_of_number(row), row
-            continue
-        items = [(j, item) for j, cell in enumerate(row) for item in _leaves(cell)]
-        for j, item in items:
-            yield f", row {i}, cell {j}", type_of_item(item), item
-
-
-def _is_list(row: Any) -> bool:
-    return isinstance(row, (list, tuple, range, array))
-
-
-def _leaves(row: Any) -> list[Any]:
-    """The items of lists in each other, as deep as all of them are lists."""
-    # Iterate: a subclass of list may report another length.
-    level = list(iter(row)) if _is_list(row) else [row]
-    for _ in range(MAX_NDIM):
-        if not level or not all(isinstance(item, (list, tuple)) for item in level):
-            break
-        level = list(chain.from_iterable(level))
-    return level
+Located = Iterable[LocatedItem]
 
 
 def dtype_of_rows(rows: Sequence[Any]) -> str | None:
@@ -169,6 +104,82 @@ def check_floats(floats: npt.NDArray[np.float64], dtype: str, place: Callable[[i
         raise _inexact_float(floats[changed[0]].item(), dtype, place(int(changed[0])))
 
 
+# --- the types of numbers ----------------------------------------------------------------------
+
+
+def types_of_rows(rows: Iterable[Any]) -> set[Any]:
+    """The types of the numbers of rows: lists, arrays, and single numbers.
+
+    A list among numbers is skipped: the functions that read the cells refuse it.
+    """
+    found: set[Any] = set()
+    for row in rows:
+        if not _is_list(row):
+            found.add(type_of_number(row))
+            continue
+        kinds: set[Any] = set(map(type, row))
+        found |= kinds if kinds <= PYTHON_TYPES else types_of_items(_leaves(row))
+    return found - {list}
+
+
+def types_of_items(items: Collection[Any]) -> set[Any]:
+    """The types of the items of lists, where an array with dims is not a number."""
+    found: set[Any] = set(map(type, items))
+    if found <= PYTHON_TYPES:
+        return found
+    kinds, found = found, set()
+    for kind in kinds:
+        if issubclass(kind, (np.ndarray, tensor_type())):
+            found |= {type_of_item(item) for item in items if type(item) is kind}
+        else:
+            found.add(type_of_number(next(item for item in items if type(item) is kind)))
+    return found
+
+
+def type_of_item(item: Any) -> Any:
+    """`type_of_number` of an item of a list, where an array with dims is not a number."""
+    is_deep = isinstance(item, (np.ndarray, tensor_type())) and item.ndim
+    return object if is_deep else type_of_number(item)
+
+
+def type_of_number(item: Any) -> Any:
+    """The type of a number, or of the numbers of an array or a tensor."""
+    if type(item) in DEFAULT_DTYPES:
+        return type(item)
+    if isinstance(item, (list, tuple)):
+        return list
+    if has_dtype(item):
+        return object if kind_of_row(item) == OBJECT_ROW else dtype_name(item)
+    number = plain_number(item)
+    return object if number is None else type(number)
+
+
+def located_numbers(rows: Sequence[Any]) -> Iterator[LocatedItem]:
+    """The numbers of rows, with their places, for an error."""
+    for i, row in enumerate(rows):
+        if not _is_list(row):
+            yield LocatedItem(f", row {i}", type_of_number(row), row)
+            continue
+        items = [(j, item) for j, cell in enumerate(row) for item in _leaves(cell)]
+        for j, item in items:
+            yield LocatedItem(f", row {i}, cell {j}", type_of_item(item), item)
+
+
+def _is_list(row: Any) -> bool:
+    return isinstance(row, (list, tuple, range, array))
+
+
+def _leaves(row: Any) -> list[Any]:
+    """The items of lists in each other, as deep as all of them are lists."""
+    # Iterate: a subclass of list may report another length.
+    level = list(iter(row)) if _is_list(row) else [row]
+    for _ in range(MAX_NDIM):
+        if not level or not all(isinstance(item, (list, tuple)) for item in level):
+            break
+        level = list(chain.from_iterable(level))
+    return level
+
+
 # --- errors ------------------------------------------------------------------------------------
 
 
@@ -196,10 +207,10 @@ def _not_a_number(types: Set[Any], located: Located) -> JagcodecError:
 
 def _conflict(these: Set[Any], those: Set[Any], located: Located) -> JagcodecError:
     """The error for the first number whose type does not go with one before it."""
-    numbers = [number for number in located if number[1] in these | those]
+    numbers = [number for number in located if number.kind in these | those]
     first, before, _ = numbers[0]
     others = (those if before in these else these) - {before}
-    place, found, item = next(number for number in numbers if number[1] in others)
+    place, found, item = next(number for number in numbers if number.kind in others)
     if isinstance(before, str) and isinstance(found, str):
         return two_dtypes(before, found, first, place)
     if before in _BOOLS or found in _BOOLS:

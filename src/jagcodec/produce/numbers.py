@@ -1,4 +1,8 @@
-"""Python's numbers, and arrays of them, as cells of a dtype: exactly, or with an error."""
+"""Python's numbers, and arrays of them, as cells of a dtype: exactly, or with an error.
+
+`fill_cells` writes lists in a dtype that is known, `cells_of_python` in the one that the numbers
+get, and `cast_array` casts the numbers of an array.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from jagcodec.produce.row_kinds import (
     plain_number,
     wrong_kind,
 )
+from jagcodec.wire.write.items import RowCells
 
 
 def fill_cells(
@@ -67,10 +72,8 @@ _STORED = {code: FILL_CODES[dtype][1] for code, dtype in _DTYPES_OF_CODES.items(
 _PRECISION = FILL_CODES[DEFAULT_DTYPES[float]][2]
 
 
-def cells_of_python(
-    rows: Sequence[Sequence[Any]],
-) -> tuple[npt.NDArray[Any], tuple[int, ...], str] | None:
-    """The cells, lengths and dtype of rows of Python's own numbers.
+def cells_of_python(rows: Sequence[Sequence[Any]]) -> RowCells | None:
+    """The cells of rows of Python's own numbers, in the dtype that they get.
 
     None if there is no number, if an item is not one, or if one does not fit.
     """
@@ -78,7 +81,7 @@ def cells_of_python(
     if found is None or found[3] is not None:
         return None
     code, cells, lengths, _ = found
-    return np.frombuffer(cells, _STORED[code]), lengths, _DTYPES_OF_CODES[code]
+    return RowCells(np.frombuffer(cells, _STORED[code]), lengths, _DTYPES_OF_CODES[code])
 
 
 def _filled(
