@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -186,7 +186,8 @@ class _GrowingColumn:
             check_row_shape(chunk, shape, self.dim + 1)
 
 
-class _Chunk(NamedTuple):
+@dataclass(slots=True)
+class _Chunk:
     """A chunk that was read, but not yet appended."""
 
     column: _GrowingColumn  # a new one if the chunk changes its dtype or shape
@@ -315,26 +316,27 @@ class RowBuilder:
             column = self._columns.get(name) or _GrowingColumn(self._dims.get(name, 1) - 1)
             chunks[name] = _read_chunk(column, given, path, name)
         starts = {} if start is None else _read_starts(start, chunks, f"{where}(start)")
-        added = {
-            name: starts.get(name, column.tokens) + tokens - column.tokens
-            for name, (column, _, tokens) in chunks.items()
-            if tokens is not None
-        }
+        added: dict[str, int] = {}
+        for name, chunk in chunks.items():
+            if chunk.tokens is not None:
+                before = chunk.column.tokens
+                added[name] = starts.get(name, before) + chunk.tokens - before
         to_fill = self._tokens_to_fill(added, where) if len(added) < len(chunks) else 0
-        for name, (column, cells, tokens) in chunks.items():
-            if tokens is None:
-                chunks[name] = _Chunk(column, column.filled(cells, to_fill), to_fill)
-                added[name] = to_fill
-            elif tokens:
-                chunks[name] = _Chunk(column.in_shape_of(cells), cells, tokens)
+        for name, chunk in chunks.items():
+            if chunk.tokens is None:
+                chunk.cells = chunk.column.filled(chunk.cells, to_fill)
+                chunk.tokens = added[name] = to_fill
+            elif chunk.tokens:
+                chunk.column = chunk.column.in_shape_of(chunk.cells)
         grown = self._columns | {name: chunk.column for name, chunk in chunks.items()}
         self._check_token_counts(grown, added, where)
         # No error can follow: change the row.
-        for name, (column, cells, tokens) in chunks.items():
+        for name, chunk in chunks.items():
+            column = chunk.column
             column.cut(starts.get(name, column.tokens))
-            if tokens:
-                column.chunks.append(cells)
-                column.tokens += tokens
+            if chunk.tokens:
+                column.chunks.append(chunk.cells)
+                column.tokens += chunk.tokens
         self._columns = grown
 
     def _tokens_to_fill(self, added: Mapping[str, int], where: str) -> int:
@@ -572,7 +574,7 @@ def _read_starts(start: Any, chunks: Mapping[str, _Chunk], path: str) -> dict[st
     check_known(given, chunks, path)
     starts = {}
     for name, index in given.items():
-        column, _, tokens = chunks[name]
+        column, tokens = chunks[name].column, chunks[name].tokens
         at = f"{path}[{name!r}]"
         whole = whole_number(index, 0, at, f"0 to {column.tokens}")
         if whole > column.tokens:

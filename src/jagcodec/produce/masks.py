@@ -28,7 +28,7 @@ class Mask(NamedTuple):
 
     valid: npt.NDArray[np.bool_]  # (N, S)
     row_splits: RowSplits  # of the valid cells
-    # (N,) the first cell of each row; (N, K) of each run if a row has holes. None if all are cell 0.
+    # (N,) the first cell of each row; (N, K) of each run if a row has holes; None if all are 0.
     first_cells: IntArray | None
     run_lengths: IntArray | None  # (N, K), 0 for runs that a row lacks; None if no row has holes
 
