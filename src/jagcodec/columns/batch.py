@@ -237,7 +237,7 @@ class Source:
 
 
 class Batch:
-    """Names to columns, of which rows may be chosen: a `WireBatch` without its methods."""
+    """Names to columns, of which rows may be chosen. A `WireBatch` adds the methods for users."""
 
     __slots__ = ("__weakref__", "_all_columns", "_chosen", "_source")
 
@@ -263,7 +263,7 @@ class Batch:
         return self._source.sizes[0] if self._chosen is None else len(self._chosen)
 
 
-def names_of(batch: Batch) -> tuple[str, ...]:
+def names_in(batch: Batch) -> tuple[str, ...]:
     """The names of the columns of an open batch, in their order."""
     columns = batch._all_columns
     return tuple(batch._source.names if columns is None else columns)
@@ -279,7 +279,7 @@ def source_in(batch: Batch) -> Source:
     return batch._source
 
 
-def chosen_of(batch: Batch) -> ChosenRows | None:
+def chosen_in(batch: Batch) -> ChosenRows | None:
     """The chosen rows of an open batch; None for all."""
     return batch._chosen
 

@@ -54,7 +54,7 @@ class HeldColumn:
     has_tensor: ClassVar[bool] = False  # whether it is a tensor
     is_packed: ClassVar[bool] = False  # whether it is a `PackedColumn`
     is_in_place: ClassVar[bool] = False  # whether its rows are views, or one object
-    is_flat: ClassVar[bool] = False  # whether a TensorDict holds it unchanged
+    is_leaf: ClassVar[bool] = False  # whether a TensorDict holds it as it is
     is_in_dict: ClassVar[bool] = False  # whether a dict may have it, but not a TensorDict
 
     def __init__(self, value: Any) -> None:
@@ -83,7 +83,7 @@ class HeldColumn:
         return FieldSchema("user", None, None)
 
     def view(self, path: str, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
-        """Its rows in place, if its type lets them differ in length."""
+        """Its rows in place if its type lets them differ in length; None for any other type."""
         return None
 
     def is_sent_in_place(self) -> bool:
@@ -92,7 +92,7 @@ class HeldColumn:
         return cells is not None and cells.is_cpu
 
     def view_or_copy(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
-        """As `view`, with gradients; rows that are not end to end may be copied for it."""
+        """The `view` with gradients. Rows that are not end to end may be copied for it."""
         return self.view(path, pool, detach=False)
 
     def array(self) -> npt.NDArray[Any] | None:
@@ -123,19 +123,19 @@ class HeldColumn:
         """The value that ``batch[name]`` of an open batch returns."""
         return self.leaf(0, path)
 
-    def made_of(self, view: RaggedView, path: str) -> Any:
-        """A column like this one that has the rows of a view, which may alias its memory."""
+    def from_view(self, view: RaggedView, path: str) -> Any:
+        """A column of this form with the rows of a view, whose memory it may alias."""
         return _tensors().nested_of_view(view)
 
     def converted(self, other: HeldColumn, path: str) -> Any:
-        """The rows of another column in this form, unchanged; None if the form cannot hold them."""
+        """The rows of another column in this form; None if the form cannot hold them unchanged."""
         return None
 
     def as_array(self, *, numbers: bool) -> npt.NDArray[Any] | None:
         """Its rows as an array, of numbers or else of other items; None if it has no such array."""
         return None
 
-    def like(self, columns: dict[str, Any], rows: int) -> Any:
+    def with_columns(self, columns: dict[str, Any], rows: int) -> Any:
         """A batch of other columns, with the dim names and device, or `meta_info`, of this one."""
         raise not_a_column(self.value, "batch")
 
@@ -143,24 +143,24 @@ class HeldColumn:
         """Its rows in place if it is a jagged tensor; None for any other column."""
         return None
 
-    def sharing(self, path: str, pool: RowSplitsPool) -> Any:
-        """Its value; a jagged tensor gets the offsets that the pool has for its row lengths."""
+    def with_shared_offsets(self, path: str, pool: RowSplitsPool) -> Any:
+        """Its value. A jagged tensor gets the offsets that the pool has for its row lengths."""
         return self.value
 
-    def inner(self) -> Iterable[Any] | None:
+    def inner_columns(self) -> Iterable[Any] | None:
         """The columns of a batch; None for any other column."""
         return None
 
-    def beside(self) -> dict[str, Any] | None:
-        """The fields of a tensorclass that are next to its columns; None for anything else."""
+    def other_fields(self) -> dict[str, Any] | None:
+        """The fields of a tensorclass that are not columns; None for any other column."""
         return None
 
     def moved(self, mover: Mover, key: Name) -> Any:
-        """The value with its tensors on a device."""
+        """Its value with all tensors on the device of `mover`."""
         return self.value
 
     def cells(self) -> torch.Tensor | None:
-        """The tensor with its cells, if there is one."""
+        """The tensor with its cells; None if it has no such tensor."""
         return None
 
     def tensors(self) -> Sequence[Any]:
@@ -168,11 +168,11 @@ class HeldColumn:
         return ()
 
     def offsets(self) -> torch.Tensor | None:
-        """The offsets tensor, if the row lengths follow from it alone."""
+        """Its offsets tensor, if the row lengths follow from it alone; None otherwise."""
         return None
 
     def read_offsets(self, pool: RowSplitsPool, copies: Any) -> None:
-        """Read the row lengths into a pool."""
+        """Read its row lengths into a pool. `copies` has its offsets on the host."""
 
 
 # --- arrays, objects and rows in place ---------------------------------------------------------
@@ -369,7 +369,7 @@ class InnerBatch(HeldColumn):
         pairs: Iterable[tuple[str, Any]] = self.value.items()
         return pairs
 
-    def inner(self) -> Iterable[Any] | None:
+    def inner_columns(self) -> Iterable[Any] | None:
         values: Iterable[Any] = self.value.values()
         return values
 
@@ -397,9 +397,9 @@ class DictBatch(InnerBatch):
         return wanted  # its columns are checked when they are read
 
     def moved(self, mover: Mover, key: Name) -> Any:
-        return self.like(mover.columns(self.value, key), 0)
+        return self.with_columns(mover.columns(self.value, key), 0)
 
-    def like(self, columns: dict[str, Any], rows: int) -> Any:
+    def with_columns(self, columns: dict[str, Any], rows: int) -> Any:
         make: Callable[[dict[str, Any]], Any] = getattr(self.value, "with_columns", dict)
         return make(columns)
 
@@ -501,7 +501,7 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 
 
 def not_a_column(column: Any, path: str) -> ArgumentTypeError:
-    """The error for a leaf without rows."""
+    """The error for a value that is not a column of N rows."""
     detail = "expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of"
     detail += f" columns), found {type(column).__name__}; put values of the batch into meta_info, "
     detail += "or meta= of encode"
@@ -518,14 +518,9 @@ def as_leaf(column: Any, rows: int, path: str) -> Any:
     return column_of(column).leaf(rows, path)
 
 
-def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
+def with_columns(batch: Any, columns: dict[str, Any], rows: int) -> Any:
     """A batch of other columns: with the dim names and device of a TensorDict, or `meta_info`."""
-    return column_of(batch).like(columns, rows)
-
-
-def sizes_of(column: Any, sizes: list[int]) -> list[int]:
-    """The sizes of a column now, in the dims of its batch; `sizes` if any fit."""
-    return column_of(column).sizes(sizes) if sizes else sizes
+    return column_of(batch).with_columns(columns, rows)
 
 
 def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
@@ -552,10 +547,10 @@ def read_offsets(leaves: Iterable[Any], pool: RowSplitsPool) -> None:
 
 
 def each_leaf(leaves: Iterable[Any]) -> Iterator[HeldColumn]:
-    """All columns, with inner batches replaced by their columns."""
+    """Each column; in place of an inner batch, each of its columns."""
     for leaf in leaves:
         column = column_of(leaf)
-        inner = column.inner()
+        inner = column.inner_columns()
         if inner is None:
             yield column
         else:

@@ -28,9 +28,9 @@ from jagcodec.columns.column import (
     ObjectList,
     OneObjectColumn,
     column_of,
-    like,
     not_a_column,
     row_count,
+    with_columns,
 )
 from jagcodec.errors import (
     ArgumentError,
@@ -106,7 +106,10 @@ def require_same_names(batches: Iterable[tuple[int, Sequence[str]]], where: str)
 
 
 class RowJoiner:
-    """Chooses and joins rows: which rows are wanted, and how values of whole batches compare."""
+    """Joins rows of several columns, or chooses rows: one joiner for all columns of a batch.
+
+    `same` compares values that belong to whole batches.
+    """
 
     def __init__(
         self,
@@ -119,13 +122,13 @@ class RowJoiner:
         self.pool = pool
         self.same = same
         self.model = model
-        # By the id of row splits: these, so that the id stays theirs, and their chosen rows.
+        # By the id of row splits: themselves, so that the id stays theirs, and the chosen ones.
         self._picked: dict[int, tuple[RowSplits, RowSplits]] = {}
         self._cells: tuple[IntArray, RowSplits] | None = None
 
     def joined(self, leaves: Sequence[Any], path: str) -> Any:
-        """The rows of one column, or batch, of each leaf."""
-        return made_now(self.plan(leaves, path))
+        """The rows of all leaves, each a column or a batch, as one."""
+        return make_column(self.plan(leaves, path))
 
     def plan(self, leaves: Sequence[Any], path: str) -> Any:
         """The joined column; or an `InPlace`, if its rows must be copied first."""
@@ -184,7 +187,7 @@ class RowJoiner:
         first, *others = each = [column.value for column in columns]
         arrays = [one.items() for one in each]
         if all(array is not None for array in arrays):
-            joined = made_now(self.join_arrays([*map(column_of, arrays)], path))
+            joined = make_column(self.join_arrays([*map(column_of, arrays)], path))
             return first._replace(data=joined, rows=len(joined))
         one = all(array is None for array in arrays)
         if one and all(self.same(first.data, other.data) for other in others):
@@ -193,7 +196,7 @@ class RowJoiner:
         return object_array(self.pick_items(objects))
 
     def join_arrays(self, columns: Sequence[HeldColumn], path: str) -> Any:
-        check_each(columns, path)
+        check_columns(columns, path)
         leaves = [column.value for column in columns]
         whole, one = leaves[0], self.is_one_column(leaves)
         if not one:
@@ -302,7 +305,7 @@ class RowJoiner:
                 planned[name] = self.plan(leaves, f"{path}[{name!r}]")
             except (ArgumentError, ArgumentTypeError) as error:
                 raise naming_column(error, name) from error.__cause__
-        return like(model.value, filled(planned), rows)
+        return with_columns(model.value, make_columns(planned), rows)
 
     def total_rows(self, leaves: Sequence[Any], path: str) -> int:
         """How many rows the result has."""
@@ -342,13 +345,13 @@ def _tensors() -> Any:
     return module_with_torch("columns.join_tensors", "rows of tensors")
 
 
-def made_now(planned: Any) -> Any:
-    """A planned column; if it waits for a copy of its rows, they are copied for it alone."""
+def make_column(planned: Any) -> Any:
+    """The column that was planned. If its rows must be copied, they are copied for it alone."""
     return planned.make(gathered_cells([planned.view])[0]) if type(planned) is InPlace else planned
 
 
-def filled(planned: dict[str, Any]) -> dict[str, Any]:
-    """Planned columns; one call copies the rows of all that wait for it."""
+def make_columns(planned: dict[str, Any]) -> dict[str, Any]:
+    """The columns that were planned. One call copies the rows of all that must be copied."""
     waiting = {name: made for name, made in planned.items() if type(made) is InPlace}
     if waiting:
         values = gathered_cells([made.view for made in waiting.values()])
@@ -376,14 +379,14 @@ _AS_OBJECTS = ", or pass dtypes={...: object} to encode_rows in every process, f
 CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
 
 
-def check_each(columns: Sequence[HeldColumn], path: str) -> None:
-    """Refuse columns that are subclasses of tensors or of arrays."""
+def check_columns(columns: Sequence[HeldColumn], path: str) -> None:
+    """Raise an error for a column that is a subclass of a tensor or of an array."""
     for i, column in enumerate(columns):
         column.check(f"{path} of batch {i}" if i else path)
 
 
 def check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
-    """Refuse a batch in which something differs from batch 0; `found` has it for each batch."""
+    """Raise an error for a batch that differs from batch 0; `found` has a value of each batch."""
     if found.count(found[0]) == len(found):
         return
     for i, value in enumerate(found):

@@ -18,10 +18,10 @@ from jagcodec.columns.join import (
     RowJoiner,
     add_joins,
     as_buffers,
-    check_each,
+    check_columns,
     check_equal,
     indexer,
-    made_now,
+    make_column,
 )
 from jagcodec.columns.of_tensors import (
     Dense,
@@ -64,7 +64,7 @@ def join_payloads(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -
     check_equal(rest, "batch dims after the first", path)
     arrays = [non_tensor.array_of_leaf(leaf) for leaf in leaves]
     if all(array is not None for array in arrays):
-        joined = made_now(joiner.join_arrays([*map(column_of, arrays)], path))
+        joined = make_column(joiner.join_arrays([*map(column_of, arrays)], path))
         return NonTensorData(joined, batch_size=[len(joined), *rest[0]])
     whole = not any(map(non_tensor.is_stack, leaves)) and all(x is None for x in arrays)
     if whole and (len(leaves) == 1 or all(joiner.same(first.data, x.data) for x in leaves)):
@@ -86,7 +86,7 @@ def join_packed(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> 
 
 
 def join_tensors(joiner: RowJoiner, columns: Sequence[Any], path: str) -> Any:
-    check_each(columns, path)
+    check_columns(columns, path)
     leaves = [column.value for column in columns]
     kind = type(columns[0])
     if len(columns) > 1:

@@ -65,7 +65,7 @@ class TensorColumn(ShapedColumn):
 
     __slots__ = ()
     family = torch.Tensor
-    is_flat = True
+    is_leaf = True
     has_tensor = True
 
     def check(self, path: str) -> None:
@@ -186,7 +186,7 @@ class Jagged(TensorColumn):
     def jagged_view(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
         return view_of(self.value, path, pool)
 
-    def sharing(self, path: str, pool: RowSplitsPool) -> Any:
+    def with_shared_offsets(self, path: str, pool: RowSplitsPool) -> Any:
         view = view_of(self.value, path, pool, detach=False)
         row_splits = pool.unique(view.row_splits)
         offsets = row_splits.offsets_tensors.get(self.value.device)
@@ -250,7 +250,7 @@ class Packed(HeldColumn):
     def leaf(self, rows: int, path: str) -> Any:
         return leaf_of_view(view_of_varlen(self.value, path))
 
-    def made_of(self, view: RaggedView, path: str) -> Any:
+    def from_view(self, view: RaggedView, path: str) -> Any:
         return varlen_column(view, path)
 
     def converted(self, other: HeldColumn, path: str) -> Any:
@@ -286,7 +286,7 @@ class Unbatched(HeldColumn):
     __slots__ = ()
     family = UnbatchedTensor
     # Before tensordict 0.12 it is a tensorclass.
-    is_flat: ClassVar[bool] = issubclass(UnbatchedTensor, torch.Tensor)
+    is_leaf: ClassVar[bool] = issubclass(UnbatchedTensor, torch.Tensor)
 
     def check(self, path: str) -> None:
         check_column(self.value, path)
@@ -318,7 +318,7 @@ class Payloads(HeldColumn):
 
     __slots__ = ()
     family = NonTensorData
-    is_flat = True
+    is_leaf = True
 
     def row_count(self, path: str) -> int | None:
         sizes = non_tensor.sizes_of_batch(self.value)
@@ -398,9 +398,9 @@ class TensorDictBatch(InnerBatch):
         columns = mover.columns(td, key)
         return TensorDict(columns, batch_size=td.batch_size, names=_names_of(td), device=device)
 
-    def like(self, columns: dict[str, Any], rows: int) -> Any:
+    def with_columns(self, columns: dict[str, Any], rows: int) -> Any:
         td, names = self.value, _names_of(self.value)
-        flat = all(column_of(leaf).is_flat for leaf in columns.values())
+        flat = all(column_of(leaf).is_leaf for leaf in columns.values())
         if flat and names is None and td.device is None and td.batch_dims == 1:
             return non_tensor.batch_of(columns, rows)
         sizes = [rows, *td.batch_size[1:]]
@@ -421,7 +421,7 @@ class LazyStack(TensorDictBatch):
     def inner_sizes(self, path: str) -> tuple[int, ...]:
         raise ArgumentError("bad_option", path, _found_lazy_stack(self.value))
 
-    def inner(self) -> Iterable[Any] | None:
+    def inner_columns(self) -> Iterable[Any] | None:
         members: Iterable[Any] = self.value.tensordicts
         return members
 
@@ -482,10 +482,10 @@ class TensorClass(InnerBatch):
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("user", None, None)
 
-    def inner(self) -> Iterable[Any] | None:
+    def inner_columns(self) -> Iterable[Any] | None:
         return [non_tensor.fields_of(self.value)[0]]
 
-    def beside(self) -> dict[str, Any] | None:
+    def other_fields(self) -> dict[str, Any] | None:
         return non_tensor.fields_of(self.value)[1]
 
     def converted(self, other: HeldColumn, path: str) -> Any:

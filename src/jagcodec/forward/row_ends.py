@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jagcodec.columns.batch import with_closed
-from jagcodec.columns.column import DictBatch, Open, column_of, like
+from jagcodec.columns.column import DictBatch, Open, column_of, with_columns
 from jagcodec.columns.memory import MemorySource
 from jagcodec.columns.of_tensors import TensorColumn, TensorDictBatch
 from jagcodec.memory.arrays import IntArray
@@ -35,7 +35,7 @@ class _Trimmer:
             if isinstance(holder, Open):
                 sizes, columns = [*column.batch_size], with_closed(columns)
                 return WireBatch(MemorySource(columns, sizes, column.meta))
-            return like(column, columns, self._wanted.rows)
+            return with_columns(column, columns, self._wanted.rows)
         if isinstance(holder, TensorColumn) and column.dim() < 2:  # rows without cells
             return column
         whole = holder.view_or_copy(path, self._pool)
@@ -44,4 +44,4 @@ class _Trimmer:
         found, wanted = whole.row_splits.lengths, self._wanted.lengths
         check_row_ends(wanted, found, path)
         ends = whole.moved(whole.row_starts() + found - wanted, self._wanted)
-        return holder.made_of(ends, path)
+        return holder.from_view(ends, path)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jagcodec._arguments import flag_of, host_array, whole_number
 from jagcodec._compiling import untraced
-from jagcodec.columns.column import as_leaf, column_of, like, read_offsets
+from jagcodec.columns.column import as_leaf, column_of, read_offsets, with_columns
 from jagcodec.columns.join import chosen_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.assignment import Rules, assign_rows
@@ -400,7 +400,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
 
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
-    return with_meta(like(model_batch, columns, rows), open_ones, uncontradicted)
+    return with_meta(with_columns(model_batch, columns, rows), open_ones, uncontradicted)
 
 
 def _with_common_sizes(td: TensorDictBase, batches: Sequence[Any]) -> TensorDictBase:

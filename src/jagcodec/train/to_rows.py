@@ -139,9 +139,9 @@ def _rows_of(column: Any, rows: int, form: str, path: str, budget: ListBudget) -
 def _rows_of_others(column: Any, rows: int, form: str, path: str, budget: ListBudget) -> list[Any]:
     """The rows of a column of torch or tensordict whose cells are not on the host."""
     holder = column_of(column)
-    beside = holder.beside()
+    beside = holder.other_fields()
     if beside is not None:  # the column is a tensorclass
-        (fields,) = holder.inner() or ()
+        (fields,) = holder.inner_columns() or ()
         found = rows_on_host(open_memory(fields, path), form, path, budget)
         return [{**row, **beside} for row in found]
     if holder.is_batch:

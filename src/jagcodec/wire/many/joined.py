@@ -29,7 +29,7 @@ from jagcodec.columns.batch import (
     Source,
     Stored,
     all_stored,
-    chosen_of,
+    chosen_in,
     closed_batch,
     columns_in,
     leaves_of,
@@ -223,7 +223,7 @@ class JoinedRows(Source):
             part = self.part(i)
             columns = columns_in(part)
             wanted_columns = {name: columns[name] for name in names}
-            batch = WireBatch(source_in(part), wanted_columns, chosen_of(part))
+            batch = WireBatch(source_in(part), wanted_columns, chosen_in(part))
             batch = batch if rows is None else batch.rows(rows)
             try:
                 away = self.device is not None and form is As.VIEW
@@ -474,7 +474,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
             raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
         counts[i] = len(batch)
         fields[i] = batch.fields
-        if isinstance(source, MessageSource) and chosen_of(batch) is None:
+        if isinstance(source, MessageSource) and chosen_in(batch) is None:
             message = source.in_memory()
             if message is not None:
                 alone[i], buffers[i] = message, message.buffers
@@ -488,7 +488,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
 def _joined_parts(source: Any) -> Sequence[Any]:
     """The batches that a join consists of; [source] if it is not a join, or of chosen rows."""
     joined = source_in(source) if isinstance(source, WireBatch) else None
-    if isinstance(joined, JoinedRows) and chosen_of(source) is None:
+    if isinstance(joined, JoinedRows) and chosen_in(source) is None:
         return [part.select(source.fields) for part in joined.parts()]
     return [source]
 
@@ -550,12 +550,12 @@ def sharing(column: Any, pool: RowSplitsPool, path: str) -> Any:
     """The column; if it is jagged, with the row splits that the pool has for its lengths."""
     if isinstance(column, RaggedView):
         return replace(column, row_splits=pool.unique(column.row_splits))
-    return column_of(column).sharing(path, pool)
+    return column_of(column).with_shared_offsets(path, pool)
 
 
 def side_by_side(batches: Sequence[WireBatch], where: str, pool: RowSplitsPool) -> WireBatch:
     """The columns of batches of the same rows; if two have one name, the later one wins."""
     # Make a join of a batch whose rows were chosen: a later choice then counts among these rows.
-    whole = [b if chosen_of(b) is None else join_rows([b], where) for b in batches]
+    whole = [b if chosen_in(b) is None else join_rows([b], where) for b in batches]
     columns = {name: column for batch in whole for name, column in columns_in(batch).items()}
     return WireBatch(SideBySide(columns, whole, pool))

@@ -23,7 +23,7 @@ from jagcodec.columns.batch import (
     Source,
     Stored,
     all_stored,
-    chosen_of,
+    chosen_in,
     closed_batch,
     columns_in,
     leaves_of,
@@ -157,7 +157,7 @@ class MessageSource(Source):
         return meta | message_meta(message)
 
     def frames(self, batch: Batch) -> list[Frame] | None:
-        found, chosen, columns = self.message.frames, chosen_of(batch), columns_in(batch)
+        found, chosen, columns = self.message.frames, chosen_in(batch), columns_in(batch)
         if chosen is None and self.whole and found and [*columns] == self.names:
             return [array.data.toreadonly() for array in found]
         index = range(self.sizes[0]) if chosen is None else chosen.index

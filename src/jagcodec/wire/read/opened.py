@@ -9,7 +9,13 @@ import numpy as np
 
 from jagcodec._arguments import items_of
 from jagcodec.columns.batch import FieldSchema, Key, values_of_batch, views_of, with_closed
-from jagcodec.columns.column import column_of, field_in_memory, like, read_offsets, row_counts
+from jagcodec.columns.column import (
+    column_of,
+    field_in_memory,
+    read_offsets,
+    row_counts,
+    with_columns,
+)
 from jagcodec.columns.join import join_leaves
 from jagcodec.errors import (
     ArgumentError,
@@ -164,7 +170,9 @@ def in_memory(batch: Any, like_batch: Any) -> Any:
     if not isinstance(batch, WireBatch):
         return batch
     td = batch.to_tensordict()
-    return like(like_batch, dict(td.items()), len(batch)) if isinstance(like_batch, dict) else td
+    if isinstance(like_batch, dict):
+        return with_columns(like_batch, dict(td.items()), len(batch))
+    return td
 
 
 def with_meta(

@@ -23,7 +23,7 @@ from jagcodec.columns.batch import (
     closed_batch,
     leaves_of,
     lengths_of_column,
-    names_of,
+    names_in,
     values_of_batch,
     views_of,
     with_closed,
@@ -85,7 +85,7 @@ class WireBatch(Batch):
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the columns, in their order."""
-        return names_of(self)
+        return names_in(self)
 
     @property
     def batch_size(self) -> torch.Size:
