@@ -79,7 +79,7 @@ def test_a_torch_that_cannot_be_imported_is_what_the_report_says():
     expected = "jagcodec cannot be imported: ModuleNotFoundError: import of torch halted"
     assert lines["!"].startswith(expected)
     assert lines["row kernel"] == lines["cells"] == "unknown"
-    assert lines["torch"] == torch.__version__
+    assert lines["torch"] == importlib.metadata.version("torch")
 
 
 def test_variables_are_what_the_report_says(monkeypatch):
@@ -106,7 +106,7 @@ def test_the_command_prints_the_report_of_this_process(monkeypatch, capsys, prob
     report = doctor()
     place = Path(jagcodec.__file__).parent
     assert re.fullmatch(rf"{jagcodec.__version__}, .*{place}", report["jagcodec"])
-    assert {**report, **theirs, "torch": torch.__version__, "problem": None} == report
+    assert {**report, **theirs, "torch": real("torch"), "problem": None} == report
     assert report["row kernel"].startswith(kernels.backend().name)
     missing = kernels.missing_cells()
     assert report["cells"] == (f"python ({missing})" if missing else "compiled")

@@ -159,7 +159,7 @@ def test_a_message_goes_from_a_process_without_torch_to_one_with_it(tmp_path):
     assert td["ids"].values().tolist() == [5, 5, 6, 5, 6, 7]
     assert td["experts"].values().shape == (6, 2, 3)
     assert td["positions"].unbind()[2].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert [image.shape for image in td["image"].tolist()] == [(2, 2), (3, 2), (4, 2)]
+    assert [image.shape for image in td["image"]] == [(2, 2), (3, 2), (4, 2)]
 
 
 def test_files_and_plans_need_no_torch(tmp_path):

@@ -36,7 +36,8 @@ def numbers_of(cells: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     if dtype == "float16":
         return cells.astype(np.float32)
     if dtype == "bfloat16":
-        return np.asarray(cells.astype(np.uint32) << 16).view(np.float32)
+        # With the dtype said: numpy 1 makes int64 of `cell << 16` if the array has no dims.
+        return np.asarray(np.left_shift(cells, 16, dtype=np.uint32)).view(np.float32)
     if dtype in _FLOAT8 or dtype == _EXPONENTS:
         return np.asarray(_floats_by_code(dtype)[cells])
     if dtype == "complex32":

@@ -100,6 +100,9 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 NUMPY_DTYPES = {getattr(torch, name): dtype for name, dtype in NUMPY_BY_NAME.items()}
 """The dtypes that numpy has under every supported torch."""
 
+MOST_ARRAY_DIMS = 64 if int(np.__version__.split(".")[0]) > 1 else 32
+"""The most dims of an array; a tensor has at most 64."""
+
 
 def plain_array(tensor: Any) -> npt.NDArray[Any] | None:
     """A strided CPU tensor as an array over its memory; None if a view is not enough."""
@@ -169,7 +172,7 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
         return torch.empty(shape, dtype=dtype, device="cpu")
     # from_numpy makes a storage of just these bytes, so pickling one column leaves out the others.
     known = NUMPY_DTYPES.get(dtype)
-    if known is not None:
+    if known is not None and len(shape) <= MOST_ARRAY_DIMS:
         return torch.from_numpy(np.ndarray(shape, known, data))
     return torch.from_numpy(data).view(dtype).view(shape)
 

@@ -18,7 +18,13 @@ from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray
 from jagcodec.memory.staging import to_device as to_device
-from jagcodec.memory.tensor_bytes import as_bytes, as_words, from_bytes, from_words
+from jagcodec.memory.tensor_bytes import (
+    MOST_ARRAY_DIMS,
+    as_bytes,
+    as_words,
+    from_bytes,
+    from_words,
+)
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.copy_rows import values_of, values_of_cells
 from jagcodec.rows.nested import nested_tensor, strided_nested
@@ -94,7 +100,7 @@ def _whole_tensor(
     if stored != PLAIN and elements:
         place = CellPlace(buffer, offset, stored, elements, name)
         return from_bytes(message.elements(place, 0, elements), dtype, shape)
-    known = NUMPY_BY_NAME.get(name)
+    known = NUMPY_BY_NAME.get(name) if len(shape) <= MOST_ARRAY_DIMS else None
     # `bytes_at` need not align what numpy knows: the flag `aligned` below is ten times as fast.
     alignment = node.itemsize if known is None else 1
     size = elements * node.itemsize
