@@ -1,4 +1,9 @@
-"""`assign_rows`: rows to micro-batches, and these to ranks, all as numbers."""
+"""`assign_rows`: rows to micro-batches, and these to ranks, all as numbers.
+
+`Rules` has the arguments of `plan_micro_batches` that do not depend on the rows. `assign_rows`
+reads the others, groups rows into loads, has `balance.spread` put these into micro-batches, and
+returns an `Assignment`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ from jagcodec._arguments import (
     whole_number,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.forward.balance import Bins, FloatArray, Items, Room, first_fit, spread
+from jagcodec.forward.balance import Bins, Capacity, FloatArray, Loads, first_fit, spread
 from jagcodec.memory.arrays import IntArray
 
 Cost: TypeAlias = tuple[float, float] | Callable[[IntArray], Any] | None
@@ -97,12 +102,12 @@ class Rules:
         padded: IntArray = rounded_up(lengths, self.row_multiple)
         return padded
 
-    def room(self, items: Items) -> Room:
-        """The room of one micro-batch, whose total is rounded up to `total_multiple`."""
-        cells, rows = sum(items.cells), sum(items.rows)
+    def capacity(self, loads: Loads) -> Capacity:
+        """The capacity of one micro-batch, whose total is rounded up to `total_multiple`."""
+        cells, rows = sum(loads.cells), sum(loads.rows)
         if self.max_tokens is not None:
             cells = min(cells, self.max_tokens // self.total_multiple * self.total_multiple)
-        return Room(cells, rows if self.rows_per_batch is None else self.rows_per_batch)
+        return Capacity(cells, rows if self.rows_per_batch is None else self.rows_per_batch)
 
     def count_for(self, bin_count: int) -> int:
         """How many micro-batches each rank gets, if all rows fit into `bin_count` of them."""
@@ -136,67 +141,69 @@ class Rules:
         fewest = rounded_up(rows, self.ranks * exact) // (self.ranks * exact)
         if count == 0 or count != fewest:
             return None
-        enough = rows >= self.fewest_items(count, exact) or self.fill == "repeat"
+        enough = rows >= self.fewest_loads(count, exact) or self.fill == "repeat"
         return exact if enough else None
 
-    def fewest_items(self, count: int, exact: int | None) -> int:
+    def fewest_loads(self, count: int, exact: int | None) -> int:
         """The fewest rows or groups for which no micro-batch is empty."""
         return self.ranks * ((exact or 1) * (count - 1) + 1) if count else 0
 
-    def steps(self, room: Room, rows: int, count: int, exact: int | None) -> list[list[Room]]:
-        """The room of each step, by rank."""
+    def steps(
+        self, capacity: Capacity, rows: int, count: int, exact: int | None
+    ) -> list[list[Capacity]]:
+        """The capacity of each step, by rank."""
         if exact is None:
-            return [[room] * count] * self.ranks
-        full = [room._replace(rows=exact, items=exact)] * (count - 1)
+            return [[capacity] * count] * self.ranks
+        full = [capacity._replace(rows=exact, fewest_loads=exact)] * (count - 1)
         each, more = divmod(rows - self.ranks * exact * (count - 1), self.ranks)
         last = [each + (rank < more) for rank in range(self.ranks)]
-        return [[*full, room._replace(rows=number, items=number)] for number in last]
+        return [[*full, capacity._replace(rows=number, fewest_loads=number)] for number in last]
 
 
-class RowItems(NamedTuple):
-    """Rows and copies: (M,) numbers, cells after padding, costs, and the item of each."""
+class RowsAndCopies(NamedTuple):
+    """The rows of a batch, and copies of them that fill micro-batches; M in total."""
 
-    number: IntArray
-    cells: IntArray
-    cost: FloatArray
-    item: IntArray  # the group of a row, or an item for the row alone
+    number: IntArray  # (M,) the row that each is, or is a copy of
+    cells: IntArray  # (M,) after padding
+    cost: FloatArray  # (M,)
+    load: IntArray  # (M,) the load of each: its group, or a load of this row alone
 
-    def with_copies(self, row: int, copies: int) -> RowItems:
+    def with_copies(self, row: int, copies: int) -> RowsAndCopies:
         """These rows, and so many copies of one row. The copies belong to no group."""
         index = np.append(np.arange(len(self.number)), np.full(copies, row))
-        items = np.append(self.item, self.item.max() + 1 + np.arange(copies))
-        return RowItems(self.number[index], self.cells[index], self.cost[index], items)
+        loads = np.append(self.load, self.load.max() + 1 + np.arange(copies))
+        return RowsAndCopies(self.number[index], self.cells[index], self.cost[index], loads)
 
-    def items(self, rules: Rules) -> Items:
-        """The items: rows that stay together. Without `max_tokens`, they have 0 cells."""
-        item_count = int(self.item.max(initial=-1)) + 1
-        cells = np.zeros(item_count, dtype=np.int64)
-        np.add.at(cells, self.item, self.cells if rules.max_tokens is not None else 0)
-        rows = np.bincount(self.item, minlength=item_count)
-        cost = np.bincount(self.item, self.cost, minlength=item_count)
-        return Items(cells.tolist(), rows.tolist(), cost.tolist())
+    def loads(self, rules: Rules) -> Loads:
+        """The loads of these rows. Without `max_tokens`, they have 0 cells."""
+        load_count = int(self.load.max(initial=-1)) + 1
+        cells = np.zeros(load_count, dtype=np.int64)
+        np.add.at(cells, self.load, self.cells if rules.max_tokens is not None else 0)
+        rows = np.bincount(self.load, minlength=load_count)
+        cost = np.bincount(self.load, self.cost, minlength=load_count)
+        return Loads(cells.tolist(), rows.tolist(), cost.tolist())
 
 
 def assign_rows(
     lengths: IntArray, rules: Rules, groups: Any = None, cost: Any = None
 ) -> Assignment:
     """Assign rows of these lengths to micro-batches that keep the rules."""
-    ids, item_of = _read_groups(groups, len(lengths), f"{rules.where}(groups)")
+    ids, load_of = _read_groups(groups, len(lengths), f"{rules.where}(groups)")
     costs = _costs(cost, lengths, f"{rules.where}(cost)")
-    rows = RowItems(np.arange(len(lengths)), rules.padded(lengths), costs, item_of)
-    items = rows.items(rules)
-    room = rules.room(items)
-    _check_each_fits(items, room, rules, lengths, ids)
-    packed = first_fit(items, range(len(items.rows)), room)
+    rows = RowsAndCopies(np.arange(len(lengths)), rules.padded(lengths), costs, load_of)
+    loads = rows.loads(rules)
+    capacity = rules.capacity(loads)
+    _check_each_fits(loads, capacity, rules, lengths, ids)
+    packed = first_fit(loads, range(len(loads.rows)), capacity)
     count = rules.count_for(len(packed))
     exact = rules.exact_rows(len(lengths), count, ids is not None)
-    missing = rules.fewest_items(count, exact) - len(items.rows)
+    missing = rules.fewest_loads(count, exact) - len(loads.rows)
     if missing > 0:
-        _check_may_repeat(len(items.rows), missing, rules, "row" if ids is None else "group")
+        _check_may_repeat(len(loads.rows), missing, rules, "row" if ids is None else "group")
         rows = rows.with_copies(int(lengths.argmin()), missing)
-        items = rows.items(rules)
-    by_rank = spread(items, packed, rules.steps(room, len(rows.number), count, exact))
-    number = _micro_batch_numbers(items, by_rank, rules)[rows.item]  # of each row
+        loads = rows.loads(rules)
+    by_rank = spread(loads, packed, rules.steps(capacity, len(rows.number), count, exact))
+    number = _micro_batch_numbers(loads, by_rank, rules)[rows.load]  # of each row
     order = np.lexsort((rows.number, number))
     bounds = np.append(0, np.bincount(number).cumsum())
     cells = np.add.reduceat(rows.cells[order], bounds[:-1])
@@ -235,14 +242,14 @@ def _read_groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, I
         listed = [getattr(x, "data", x) if hasattr(x, "batch_size") else x for x in listed]
         # Tensors hash by identity: read their numbers, or each would be a group.
         listed = [each.item() if hasattr(each, "item") else each for each in listed]
-        item_of = [numbers.setdefault(each, len(numbers)) for each in listed]
+        load_of = [numbers.setdefault(each, len(numbers)) for each in listed]
     except FOREIGN_ERRORS as error:
         detail = f"expected {expected}, found {describe(groups)}: {error!s:.200}"
         raise ArgumentTypeError("bad_type", path, detail) from error
     if len(listed) != rows:
         detail = f"expected one id for each of {rows} rows, found {len(listed)}"
         raise ArgumentError("row_mismatch", path, detail)
-    return [*numbers], np.array(item_of, dtype=np.int64)
+    return [*numbers], np.array(load_of, dtype=np.int64)
 
 
 def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
@@ -294,22 +301,22 @@ def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
 
 
 def _check_each_fits(
-    items: Items, room: Room, rules: Rules, lengths: IntArray, ids: list[Any] | None
+    loads: Loads, capacity: Capacity, rules: Rules, lengths: IntArray, ids: list[Any] | None
 ) -> None:
-    """Refuse a row or a group that no micro-batch has room for."""
-    for item, (cells, rows) in enumerate(zip(items.cells, items.rows, strict=True)):
-        if cells <= room.cells and rows <= room.rows:
+    """Refuse a row or a group that no micro-batch has space for."""
+    for load, (cells, rows) in enumerate(zip(loads.cells, loads.rows, strict=True)):
+        if cells <= capacity.cells and rows <= capacity.rows:
             continue
-        path = f"{rules.where}(lengths), row {item}"
+        path = f"{rules.where}(lengths), row {load}"
         if ids is not None:
-            path = f"{rules.where}(groups), group {brief(ids[item])}"
-        if cells <= room.cells:
+            path = f"{rules.where}(groups), group {brief(ids[load])}"
+        if cells <= capacity.cells:
             detail = f"expected at most rows_per_batch={rules.rows_per_batch} rows, found {rows}"
             raise ArgumentError("bad_length", path, detail)
         total = rounded_up(cells, rules.total_multiple)
         detail = f"expected at most max_tokens={rules.max_tokens} tokens, found "
         if ids is None:
-            length = int(lengths[item])
+            length = int(lengths[load])
             detail += f"{length}, padded to {total}" if total != length else f"{length}"
         else:
             detail += f"{total} in {rows} rows after padding"
@@ -330,17 +337,17 @@ def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None
 # --- the result ---------------------------------------------------------------------------------
 
 
-def _micro_batch_numbers(items: Items, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
-    """(items,) the micro-batch of each; a rank's most expensive micro-batches come first.
+def _micro_batch_numbers(loads: Loads, by_rank: Sequence[Bins], rules: Rules) -> IntArray:
+    """(loads,) the micro-batch of each; a rank's most expensive micro-batches come first.
 
     With `rows_per_batch`, micro-batches of fewer rows come after the others.
     """
 
     def place(members: list[int]) -> tuple[bool, float]:
-        fewer = sum(items.rows[item] for item in members) < (rules.rows_per_batch or 0)
-        return fewer, -items.cost_of(members)
+        fewer = sum(loads.rows[load] for load in members) < (rules.rows_per_batch or 0)
+        return fewer, -loads.cost_of(members)
 
-    number = np.empty(len(items.rows), dtype=np.int64)
+    number = np.empty(len(loads.rows), dtype=np.int64)
     ordered = [members for bins in by_rank for members in sorted(bins, key=place)]
     for i, members in enumerate(ordered):
         number[members] = i
