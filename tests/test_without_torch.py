@@ -201,6 +201,20 @@ print(plan_micro_batches([3, 4, 5], max_tokens=8).rows(0))
                 ("plan.cu_seqlens", "PackPlan.cu_seqlens: expected the package t"),
                 ("plan.pack({'x': [1, 2]})", "PackPlan.pack: expected the package t"),
                 ("plan.to('cpu')", "PackPlan.to: expected the package t"),
+                ("plan.position_ids()", "PackPlan.position_ids: expected the package t"),
+                ("plan.mask()", "PackPlan.mask: expected the package t"),
+                ("plan.unpack([1, 2])", "PackPlan.unpack: expected the package t"),
+            )
+        ),
+        *(
+            (
+                "import jagcodec; batches = jagcodec.plan_micro_batches([3, 4], max_tokens=8); "
+                f"batches.{call}",
+                said,
+            )
+            for call, said in (
+                ("pack({'x': [1, 2]})", "MicroBatches.pack: expected the package t"),
+                ("restore([[1, 2]])", "MicroBatches.restore: expected the package t"),
             )
         ),
     ],

@@ -164,15 +164,16 @@ class PackPlan:
     def _cu_seqlens_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cu_seqlens is None:
             real, padded = self.layout.cu_seqlens, self.layout.cu_seqlens_padded
-            both = self._as_tensor(np.concatenate([real] if padded is real else [real, padded]))
+            numbers = np.concatenate([real] if padded is real else [real, padded])
+            both = self._as_tensor(numbers, "PackPlan.cu_seqlens")
             self._cu_seqlens = both[: len(real)], both[len(real) :]
             if padded is real:
                 self._cu_seqlens = both, both
         return self._cu_seqlens
 
-    def _as_tensor(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
-        """Numbers as a tensor, on the device of the plan."""
-        check_torch("PackPlan.cu_seqlens")
+    def _as_tensor(self, numbers: npt.NDArray[Any], where: str) -> torch.Tensor:
+        """Numbers as a tensor, on the device of the plan. The call at `where` needs it."""
+        check_torch(where)
         from jagcodec.forward.buffers import sent
 
         return sent(numbers, self._device)
@@ -192,9 +193,8 @@ class PackPlan:
         return PackPlan(self.layout, self._tensor_packer(), found)
 
     def _tensor_packer(self) -> Packer:
-        """The packer, made when the first tensor comes."""
+        """The packer, made when the first tensor comes. Callers check that torch is there."""
         if self._packer is None:
-            check_torch("PackPlan.unpack")
             from jagcodec.forward.buffers import Packer
 
             self._packer = Packer.of_lengths(self.layout.lengths)
@@ -332,12 +332,14 @@ class PackPlan:
         where = "PackPlan.position_ids"
         check_option(pads, ("zero", "continue"), f"{where}(pads)")
         rank = self.layout.rank(cp_rank, f"{where}(cp_rank)")
-        return self._as_tensor(self.layout.position_ids(rank, through_pads=pads == "continue"))
+        positions = self.layout.position_ids(rank, through_pads=pads == "continue")
+        return self._as_tensor(positions, where)
 
     def mask(self, cp_rank: int | None = None) -> torch.Tensor:
         """A bool tensor of the shape of `position_ids`: True for a token, False for a pad."""
-        rank = self.layout.rank(cp_rank, "PackPlan.mask(cp_rank)")
-        return self._as_tensor(self.layout.pieces(rank).mask())
+        where = "PackPlan.mask"
+        rank = self.layout.rank(cp_rank, f"{where}(cp_rank)")
+        return self._as_tensor(self.layout.pieces(rank).mask(), where)
 
     # Out of it
 
@@ -383,6 +385,7 @@ class PackPlan:
         """
         where = "PackPlan.unpack"
         shift = self.layout.shift(shift, f"{where}(shift)")
+        check_torch(where)
         return self._tensor_packer().unpacked(
             self.layout, values, shift, pad, last, f"{where}(values)"
         )
