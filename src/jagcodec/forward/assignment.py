@@ -25,6 +25,7 @@ from jagcodec._arguments import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.forward.balance import Bins, Capacity, FloatArray, Loads, first_fit, spread
+from jagcodec.forward.layout import rounded_up
 from jagcodec.memory.arrays import IntArray
 
 Cost: TypeAlias = tuple[float, float] | Callable[[IntArray], Any] | None
@@ -215,11 +216,6 @@ def assign_rows(
         cells=rounded_up(cells, rules.total_multiple),
         costs=sums.astype(np.float64),
     )
-
-
-def rounded_up(number: Any, multiple: int) -> Any:
-    """A number, or each number of an array, rounded up to a multiple."""
-    return -(-number // multiple) * multiple
 
 
 # --- groups and costs --------------------------------------------------------------------------

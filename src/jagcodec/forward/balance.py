@@ -311,10 +311,8 @@ def _spread_whole(loads: Loads, packed: Bins, ranks: int, count: int) -> list[Bi
     zeros = [0] * len(bins)
     whole = Loads(zeros, zeros, [*map(loads.cost_of, bins)])
     by_rank = _longest_first(whole, range(len(bins)), [Capacity(0, 0, count)] * ranks)
-    return [
-        [bins[i] for i in numbers]
-        for numbers in _swap_bins(np.array(whole.cost), np.array(by_rank))
-    ]
+    swapped = _swap_bins(np.array(whole.cost), np.array(by_rank))
+    return [[bins[i] for i in numbers] for numbers in swapped]
 
 
 # A few swaps for each rank come close to the best; more take longer than the step would gain.

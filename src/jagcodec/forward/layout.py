@@ -9,6 +9,9 @@ written as *pieces*, which are runs of one row's tokens or of pads, in the order
 
 Only `PaddedRows` knows tails, chunks and ranks. Indices, masks and positions follow from pieces. So
 does the way back, whose pieces take the buffers of the ranks as rows.
+
+`PackLayout` is the layout of one buffer. `plan_layout` makes one of what a caller passed, and
+`plan_buffers` makes the padded rows of several buffers.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +107,14 @@ class Pieces:
         return np.repeat(~self.is_pad, self.length)
 
 
+class _Stretches(NamedTuple):
+    """S stretches of padded rows, each of which may be empty, in the order of a buffer."""
+
+    row: IntArray  # (S,) the padded row of each
+    first: IntArray  # (S,) the cell of its row that each begins with
+    size: IntArray  # (S,) cells of each
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class PaddedRows:
     """R padded rows end to end, in one buffer or several, from which pieces are cut.
@@ -176,8 +187,8 @@ class PaddedRows:
         is_pad = np.tile([True, False, True], len(row))
         return Pieces.of(np.repeat(row, 3), source, length, is_pad)
 
-    def _stretches(self, rank: int | None) -> tuple[IntArray, IntArray, IntArray]:
-        """The stretches that a rank holds, in its order: padded row, first cell in it, and size.
+    def _stretches(self, rank: int | None) -> _Stretches:
+        """The stretches that a rank holds, in its order.
 
         With 2 ranks, each padded row (or the whole buffer) is 4 chunks in a zig-zag: rank 0 holds
         chunks 0 and 3, rank 1 holds chunks 1 and 2. In causal attention the work for a chunk grows
@@ -186,12 +197,12 @@ class PaddedRows:
         padded = self.padded
         rows = np.arange(len(padded))
         if rank is None:
-            return rows, np.zeros_like(padded), padded
+            return _Stretches(rows, np.zeros_like(padded), padded)
         chunks = 2 * self.cp_size
         if self.cp_layout == "zigzag":
             chunk = padded // chunks  # cells of a chunk of each row
             first = np.stack([rank * chunk, (chunks - 1 - rank) * chunk], axis=1)
-            return np.repeat(rows, 2), first.reshape(-1), np.repeat(chunk, 2)
+            return _Stretches(np.repeat(rows, 2), first.reshape(-1), np.repeat(chunk, 2))
         mine = [rank]
         if self.cp_layout == "zigzag_buffer":
             mine = [rank, chunks - 1 - rank]
@@ -207,7 +218,7 @@ class PaddedRows:
         # So far all rows come for one chunk, then all for the next. Sort them by buffer.
         order = np.argsort(np.tile(buffer, len(mine)), kind="stable")
         row = np.tile(rows, len(mine))
-        return row[order], low.reshape(-1)[order], (high - low).reshape(-1)[order]
+        return _Stretches(row[order], low.reshape(-1)[order], (high - low).reshape(-1)[order])
 
 
 class PackLayout:
@@ -364,26 +375,34 @@ class PackOptions:
 
 def plan_layout(lengths: IntArray, options: PackOptions, where: str) -> PackLayout:
     """The layout of rows of (N,) lengths, which are not negative; see `plan_packing`."""
-    number, bounds = np.arange(len(lengths)), np.array([0, len(lengths)])
-    return plan_buffers((lengths, number, bounds), len(lengths), options, where).layout(0)
+    rows = len(lengths)
+    all_rows = BufferRows(lengths, np.arange(rows), np.array([0, rows]), rows)
+    return plan_buffers(all_rows, options, where).layout(0)
+
+
+class BufferRows(NamedTuple):
+    """M rows of a column, end to end: those of buffer 0, then those of the next, to B buffers."""
+
+    lengths: IntArray  # (M,) tokens of each
+    number: IntArray  # (M,) the row of the column that each is
+    bounds: IntArray  # (B + 1,) where the rows of each buffer begin and end
+    column_rows: int  # how many rows the column has
 
 
 def plan_buffers(
-    rows: tuple[IntArray, IntArray, IntArray],
-    column_rows: int,
+    rows: BufferRows,
     options: PackOptions,
     where: str,
     *,
     made_by: str | None = None,
     each: str | None = None,
 ) -> PaddedRows:
-    """The padded rows of B buffers, whose `rows` are given end to end.
+    """The padded rows of each buffer, and its tail.
 
-    `rows` are (M,) lengths, (M,) numbers and (B + 1,) bounds of the buffers. The caller passed
-    lengths and multiples to the function `made_by`, so errors about them name it; None means
-    `where`. With `each`, errors name the buffer: ``{each} {number}``.
+    The caller passed lengths and multiples to the function `made_by`, so errors about them name it;
+    None means `where`. With `each`, errors name the buffer: ``{each} {number}``.
     """
-    lengths, number, bounds = rows
+    lengths, number, bounds, column_rows = rows
     made_by = made_by or where
     multiple = whole_number(options.row_multiple, 1, f"{made_by}(row_multiple)")
     cp_size = whole_number(options.cp_size, 1, f"{where}(cp_size)")
@@ -392,23 +411,23 @@ def plan_buffers(
         detail = f"expected fewer than 2**31 ranks, found {cp_size}"
         raise ArgumentError("bad_option", f"{where}(cp_size)", detail)
     check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
-    padded = _padded(lengths, bounds, multiple, made_by)
+    padded = _pad_lengths(lengths, bounds, multiple, made_by)
     totals = _Totals(options, where, made_by)
     places = [f", {each} {i}" if each else "" for i in range(len(bounds) - 1)]
     cells = _sums(padded, bounds)
     counts = zip(cells.tolist(), places, strict=True)
     wanted = np.array([totals.of(count, place) for count, place in counts], np.int64)
     unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
-    before, surplus, ends = padded.copy(), wanted - cells, bounds[1:]
+    without_tail, surplus, ends = padded.copy(), wanted - cells, bounds[1:]
     if tail == "last_row":
         for i in np.flatnonzero((surplus > 0) & (np.diff(bounds) == 0)).tolist():
             detail = f"expected 'own_row' for {wanted[i]} cells without rows, found 'last_row'"
             raise ArgumentError("bad_option", f"{where}(tail){places[i]}", detail)
-        some = surplus > 0
-        padded[ends[some] - 1] += surplus[some]
+        grows = surplus > 0
+        padded[ends[grows] - 1] += surplus[grows]
     if cp_layout == "zigzag":
         # A row that has uneven chunks only because of the tail is an error of the total, below.
-        for row in np.flatnonzero(padded % unit * (before % unit))[:1].tolist():
+        for row in np.flatnonzero(padded % unit * (without_tail % unit))[:1].tolist():
             detail = (
                 f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
             )
@@ -470,7 +489,9 @@ class _Totals:
 
     def of(self, cells: int, place: str) -> int:
         """The total of a buffer whose padded rows have so many cells; errors name its place."""
-        wanted = _up(max(cells, self.least), self.multiple) if self.exact is None else self.exact
+        wanted = self.exact
+        if wanted is None:
+            wanted = int(rounded_up(max(cells, self.least), self.multiple))
         if wanted < cells:
             detail = f"expected {cells} cells or more, which the padded rows have, found {wanted}; "
             detail += f"raise it by {cells - wanted}"
@@ -481,7 +502,7 @@ class _Totals:
     def divided_by(self, unit: int, wanted: int) -> tuple[str, str]:
         """The argument that makes the total a multiple of `unit`: its place, and what to pass."""
         if self.exact is not None:
-            return self.path, f"total={_up(wanted, unit)}"
+            return self.path, f"total={rounded_up(wanted, unit)}"
         and_tail = "" if self.tail else " and a tail"
         return (
             self.multiple_path,
@@ -489,13 +510,15 @@ class _Totals:
         )
 
 
-def _up(number: int, multiple: int) -> int:
+def rounded_up(number: Any, multiple: int) -> Any:
+    """A number, or each number of an array, rounded up to a multiple."""
     return -(-number // multiple) * multiple
 
 
-def _padded(lengths: IntArray, bounds: IntArray, multiple: int, where: str) -> IntArray:
+def _pad_lengths(lengths: IntArray, bounds: IntArray, multiple: int, where: str) -> IntArray:
     """The lengths, rounded up to the multiple."""
     if lengths.any():  # without tokens, any multiple fits
         most = int(_sums(lengths, bounds).max())
         check_size(max(most, multiple), f"{where}(lengths)")
-    return -(-lengths // min(multiple, 1 << 31)) * min(multiple, 1 << 31)
+    padded: IntArray = rounded_up(lengths, min(multiple, 1 << 31))
+    return padded

@@ -17,6 +17,7 @@ from jagcodec._dependencies import check_torch
 from jagcodec.errors import ArgumentError, ArgumentIndexError, brief
 from jagcodec.forward.assignment import Assignment, Cost, Fill, Rules, assign_rows
 from jagcodec.forward.layout import (
+    BufferRows,
     CpLayout,
     PackOptions,
     Tail,
@@ -246,10 +247,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
             cp_size=cp_size,
             cp_layout=cp_layout,
         )
-        rows = self._lengths[order], order, bounds
         layout = plan_buffers(
-            rows,
-            len(self._lengths),
+            BufferRows(self._lengths[order], order, bounds, len(self._lengths)),
             options,
             where,
             made_by="plan_micro_batches",
