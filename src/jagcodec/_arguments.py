@@ -171,6 +171,25 @@ def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyErr
     return ArgumentKeyError("no_such_field", f"{path}({brief(name)})", detail)
 
 
+def check_laid_out(
+    name: Any, columns: Iterable[Any], how: str, path: str, *, path_names_it: bool = False
+) -> None:
+    """Refuse the name of a column that is not laid out, `how` being "padded" or "packed".
+
+    `columns` are all that are. The detail leaves the name out if the path has it.
+    """
+    if name not in columns:
+        detail = f"expected a column that is {how}, one of {[*columns]!r:.200}"
+        detail += "" if path_names_it else f", found {brief(name)}"
+        raise ArgumentKeyError("no_such_field", path, detail)
+
+
+def check_new_name(name: str, columns: Iterable[str], path: str, remedy: str) -> None:
+    """Refuse a name for a new column that another column has; `remedy` gives it another name."""
+    if name in columns:
+        raise ArgumentError("conflict", path, f"expected no column {name!r}, found one; {remedy}")
+
+
 def check_options(given: Iterable[str], known: Iterable[str], where: str) -> None:
     """Refuse names of options that a function does not have."""
     for name in given:

@@ -17,7 +17,9 @@ import torch
 from jagcodec._arguments import (
     array_of,
     check_known,
+    check_laid_out,
     check_names,
+    check_new_name,
     items_of,
     mapping_of,
     name_set,
@@ -29,7 +31,6 @@ from jagcodec.columns.join import chosen_leaf
 from jagcodec.columns.of_tensors import Dense
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentKeyError,
     ArgumentTypeError,
     brief,
     column_name,
@@ -390,18 +391,9 @@ class ColumnBuffers:
         check_names([*wanted, *wanted.values()], where)
         packed = dict(self._buffers)
         for name, key in wanted.items():
-            if key not in packed:
-                detail = (
-                    f"expected a column that is packed, one of {[*packed]!r:.200}, "
-                    f"found {brief(key)}"
-                )
-                raise ArgumentKeyError("no_such_field", where, detail)
-            if name in columns:
-                detail = (
-                    f"expected no column {name!r}, found one; "
-                    f"pass labels_of={{'another name': {key!r}}}"
-                )
-                raise ArgumentError("conflict", where, detail)
+            check_laid_out(key, packed, "packed", where)
+            remedy = f"pass labels_of={{'another name': {key!r}}}"
+            check_new_name(name, columns, where, remedy)
             view = packed[key].view
             pad = self._pads[name] if name in self._pads else _pad_of_next(view, name, where)
             columns[name] = self._buffer(view, name, pad, shift=-1)

@@ -1,4 +1,8 @@
-"""The options of `materialize`, checked."""
+"""The options of `materialize`, checked.
+
+`LayoutOptions` has all of them, and refuses those that do not go together. The functions that make
+its fields of what a caller passed come after it.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,13 @@ class LayoutOptions:
     """The options of one call of `materialize`. Each has been checked by itself."""
 
     layout: Layout
-    pads: dict[Any, Any]
+    pads: dict[Any, Any]  # by column
     placement: Placement
-    prompt_lengths: Any
+    prompt_lengths: Any  # as the caller passed it; `read_prompts` reads it
     token_aligned: frozenset[Any] | None
     keep_jagged: frozenset[Any]
-    masks: Mapping[Any, str]
-    ends: Mapping[Any, Any]
+    masks: Mapping[Any, str]  # column to the name of its mask
+    align_end: Mapping[Any, Any]  # column to the column where its rows end
     device: torch.device | None
     pin_memory: bool
     out: Any
@@ -73,7 +77,7 @@ class LayoutOptions:
         return {
             "pad_to_multiple": placement.multiple != 1,
             "padding_side": placement.sides or placement.side != "right",
-            "align_end": self.ends,
+            "align_end": self.align_end,
             "prompt_lengths": self.prompt_lengths is not None,
             "prompt_width": placement.prompt_width,
             "token_aligned_fields": self.token_aligned,
@@ -90,24 +94,24 @@ class LayoutOptions:
         check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
 
 
-def values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
+def read_values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
     """An option that maps names of columns to values."""
     found = mapping_of(given, f"materialize({option})", expected)
     check_names(found, f"materialize({option})")
     return found
 
 
-def sides_of(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
+def read_sides(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
     """`padding_side` as the side of most columns, and the sides of the others by name."""
     by_name = type(given) is not str and isinstance(given, Mapping)
-    sides = values_by_column(given, "padding_side", "sides by name") if by_name else {}
+    sides = read_values_by_column(given, "padding_side", "sides by name") if by_name else {}
     side: Any = "right" if by_name else given
     for each in (side, *sides.values()):
         check_option(each, _SIDES, "materialize(padding_side)")
     return side, sides
 
 
-def masks_of(given: Any) -> Mapping[Any, str]:
+def read_masks(given: Any) -> Mapping[Any, str]:
     """`attention_mask_of` as a dict of names of columns to the names of their masks."""
     where = "materialize(attention_mask_of)"
     if given is None:
@@ -115,7 +119,7 @@ def masks_of(given: Any) -> Mapping[Any, str]:
     if isinstance(given, str):
         return {given: "attention_mask"}
     expected = "the name of a column, or a mapping of names of columns to names of masks"
-    masks = values_by_column(given, "attention_mask_of", expected)
+    masks = read_values_by_column(given, "attention_mask_of", expected)
     for name in masks.values():
         if not isinstance(name, str):
             detail = f"expected {expected}, found {brief(name)} for a mask"
@@ -126,12 +130,12 @@ def masks_of(given: Any) -> Mapping[Any, str]:
     return masks
 
 
-def ends_of(given: Any) -> Mapping[Any, Any]:
+def read_align_end(given: Any) -> Mapping[Any, Any]:
     """`align_end` as a dict of names of columns to the columns where their rows end."""
     if given is None:
         return {}
     expected = "a dict of names of columns to names of columns that have all tokens"
-    ends = values_by_column(given, "align_end", expected)
+    ends = read_values_by_column(given, "align_end", expected)
     check_names(ends.values(), "materialize(align_end)")
     for name in ends.values():
         if name in ends:

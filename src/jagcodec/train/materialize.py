@@ -1,4 +1,8 @@
-"""`materialize`: a batch to padded, jagged or varlen columns."""
+"""`materialize`: a batch to padded, jagged or packed columns.
+
+`materialize` checks its options and opens the batch. A `_LayoutPlan` then decides what each column
+becomes; `rectangles.py` gives all rectangles memory, and fills them together.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ import torch
 from jagcodec._arguments import (
     check_function,
     check_known,
+    check_laid_out,
+    check_new_name,
     check_option,
     flag_of,
     name_set,
@@ -22,17 +28,17 @@ from jagcodec.columns.batch import Key
 from jagcodec.columns.devices import moved
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentKeyError,
     brief,
     column_name,
     describe,
 )
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.extents import check_extent
 from jagcodec.memory.plain_types import check_memory, usable_device
 from jagcodec.produce.warnings import warn_of_swapped_dims
 from jagcodec.rows.copy_rows import owned_values
-from jagcodec.rows.lengths import Lengths, check_row_ends
+from jagcodec.rows.lengths import Lengths
 from jagcodec.rows.nested import (
     is_jagged,
     nested_tensor,
@@ -48,11 +54,11 @@ from jagcodec.rows.views import RaggedView, end_to_end
 from jagcodec.train.batched_data_dict import BatchedDataDict
 from jagcodec.train.layout_options import (
     LayoutOptions,
-    ends_of,
-    masks_of,
+    read_align_end,
+    read_masks,
     read_prompts,
-    sides_of,
-    values_by_column,
+    read_sides,
+    read_values_by_column,
 )
 from jagcodec.train.rectangles import (
     Layout,
@@ -66,6 +72,7 @@ from jagcodec.train.rectangles import (
     fill_rectangles,
     no_memory,
     path_of,
+    place_at_end,
 )
 from jagcodec.wire.many.joined import join_rows
 from jagcodec.wire.read.opened import (
@@ -208,10 +215,11 @@ def materialize(
     check_option(layout, _LAYOUTS, "materialize(layout)")
     pads: dict[Any, Any] = {}
     if pad_value_dict is not None:
-        pads = values_by_column(pad_value_dict, "pad_value_dict", "a dict of column names to pads")
-    side, sides = sides_of(padding_side)
-    defaults = pin_memory is False and strict is False and container is BatchedDataDict
-    if not defaults:
+        pads = read_values_by_column(
+            pad_value_dict, "pad_value_dict", "a dict of column names to pads"
+        )
+    side, sides = read_sides(padding_side)
+    if pin_memory is not False or strict is not False or container is not BatchedDataDict:
         pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
         strict = flag_of(strict, "materialize(strict)")
         check_function(container, "materialize(container)", "a function of a dict of columns")
@@ -233,8 +241,8 @@ def materialize(
         prompt_lengths,
         token_aligned,
         name_set(keep_jagged, "materialize(keep_jagged)"),
-        masks_of(attention_mask_of),
-        ends_of(align_end),
+        read_masks(attention_mask_of),
+        read_align_end(align_end),
         usable_device(device, "materialize(device)"),
         pin_memory,
         out,
@@ -242,7 +250,7 @@ def materialize(
     )
     options.check()
     columns = _LayoutPlan(options, batch).filled_columns(container)
-    result: Any = _contained(columns, container)
+    result: Any = _make_container(columns, container)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
     return result  # type: ignore[no-any-return]
@@ -280,17 +288,19 @@ def _with_tensors(
         if type(column) is Rectangle:
             columns[name] = column.tensor
         elif type(column) is dict:
-            columns[name] = _contained(_with_tensors(column, container), container)
+            columns[name] = _make_container(_with_tensors(column, container), container)
     return columns
 
 
-def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
+def _make_container(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
+    """What the caller's `container` makes of columns."""
     if container is BatchedDataDict:
         return BatchedDataDict.of_equal_rows(columns)
     return result_of(container, (columns,), "materialize(container)")
 
 
 def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
+    """The keys of all columns, with those of inner batches, whose names are `above` them."""
     for name, column in columns.items():
         if type(column) is dict:
             yield from _keys(column, (*above, name))
@@ -301,16 +311,6 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
 # --- planning ----------------------------------------------------------------------------------
 
 
-def _places_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlaces:
-    """Where rows go that hold the last tokens of the rows of `whole`."""
-    lengths, found = whole.view.row_splits.lengths, row_splits.lengths
-    check_row_ends(found, lengths, path_of(key))
-    missing = lengths - found
-    if whole.left_pad is not None:
-        missing = whole.left_pad + missing
-    return RowPlaces(missing if missing.any() else None, whole.width)
-
-
 class _LayoutPlan:
     """What each column of one call becomes. Rectangles get memory when all columns are planned."""
 
@@ -318,12 +318,16 @@ class _LayoutPlan:
         self.options: LayoutOptions = options
         self.batch: Any = batch  # open
         self.pool: RowSplitsPool = RowSplitsPool()
+        self.source: Any = _on_device(batch, options.device, self.pool)
+        # Read prompt lengths on the host: before columns leave it, or after all have arrived.
+        leaves_host = options.device is not None and options.device.type != "cpu"
+        self.prompts: IntArray | None = read_prompts(batch if leaves_host else self.source, options)
         self.rectangles: list[Rectangle] = []  # to be filled
         # All padded columns: the ones above, and rectangles that need no more pads.
         self._padded: dict[Key, Rectangle] = {}
         # Columns of `align_end`, which are planned after the columns that have all tokens.
         self._at_end: dict[Key, RaggedView] = {}
-        others = options.ends or options.keep_jagged
+        others = options.align_end or options.keep_jagged
         self._pads_all: bool = options.layout == "padded" and not others
         # Places are computed once for all columns with the same row lengths and padding side.
         self._places: dict[tuple[RowSplits, str], RowPlaces] = {}
@@ -331,13 +335,9 @@ class _LayoutPlan:
     def filled_columns(self, container: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         """The columns of the result. `container` makes each batch inside the batch."""
         options = self.options
-        source = _on_device(self.batch, options.device, self.pool)
-        # Read prompt lengths on the host: before columns leave it, or after all have arrived.
-        away = options.device is not None and options.device.type != "cpu"
-        options.placement.prompts = read_prompts(self.batch if away else source, options)
-        of_view = self._pad_rows if self._pads_all else self._lay_out_view
-        columns = each_column(source, of_view, self._lay_out_tensor, path_of, self.pool)
-        if options.ends:
+        lay_out_view = self._pad_rows if self._pads_all else self._lay_out_view
+        columns = each_column(self.source, lay_out_view, self._lay_out_tensor, path_of, self.pool)
+        if options.align_end:
             self._align_ends(columns)
         if options.masks:
             self._add_masks(columns)
@@ -350,13 +350,15 @@ class _LayoutPlan:
 
     def _lay_out_tensor(self, leaf: torch.Tensor, key: Key) -> Any:
         """What a column of tensors becomes."""
-        return (self._lay_out_nested if leaf.is_nested else self._lay_out_rectangle)(leaf, key)
+        if leaf.is_nested:
+            return self._lay_out_nested(leaf, key)
+        return self._lay_out_rectangle(leaf, key)
 
     def _lay_out_nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """What a nested tensor becomes. If it stays jagged, it is the same tensor."""
         options = self.options
-        stays, width = options.layout == "jagged", options.placement.pad_to_seqlen
-        if key in options.keep_jagged or (stays and not width):
+        stays_jagged, width = options.layout == "jagged", options.placement.pad_to_seqlen
+        if key in options.keep_jagged or (stays_jagged and not width):
             return leaf
         path = path_of(key)
         if is_jagged(leaf):
@@ -365,16 +367,16 @@ class _LayoutPlan:
             else:
                 view = view_of(leaf, path, self.pool, detach=not torch.is_grad_enabled())
         elif leaf.dim() > 1:
-            pad_bits = self._pad_bits(leaf.dtype, key) if options.layout == "padded" else None
-            view = view_of_strided(leaf, path, pad_bits)
+            bits = self._pad_bits(leaf.dtype, key) if options.layout == "padded" else None
+            view = view_of_strided(leaf, path, bits)
         else:  # rows without dims, or no rows: nothing is ragged
-            if stays:
+            if stays_jagged:
                 return leaf
             parts = leaf.unbind(0)
             if parts:
                 return torch.stack(parts)
             return torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-        if stays:
+        if stays_jagged:
             check_width(view.row_splits, width, key)
             return leaf
         return self._lay_out_view(view, key)
@@ -383,7 +385,7 @@ class _LayoutPlan:
         """The rows of a column in the layout of the call."""
         options = self.options
         kept, placement = key in options.keep_jagged, options.placement
-        if key in options.ends and not kept:
+        if key in options.align_end and not kept:
             self._at_end[key] = view
             return view
         layout: Layout = "jagged" if kept else options.layout
@@ -402,29 +404,29 @@ class _LayoutPlan:
     def _pad_rows(self, view: RaggedView, key: Key) -> Rectangle:
         """A rectangle of the rows of a column."""
         placement, row_splits = self.options.placement, view.row_splits
-        same = row_splits, placement.sides.get(key, placement.side)
-        places = self._places.get(same)
+        rows_and_side = row_splits, placement.sides.get(key, placement.side)
+        places = self._places.get(rows_and_side)
         if places is None:
             places = self._place_rows(row_splits, key, placement.pad_to_seqlen)
-            self._places[same] = places
+            self._places[rows_and_side] = places
         return self._plan_rectangle(view, places, key)
 
     def _place_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
-        """`Placement.of_rows`; its error for rows too short for their prompts gets a remedy."""
+        """Where rows go; an error about rows too short for their prompts gets a remedy."""
         try:
-            return self.options.placement.of_rows(row_splits, key, width)
+            return self.options.placement.place_rows(row_splits, key, width, self.prompts)
         except ArgumentError as error:
             if error.reason != "bad_length":
                 raise
-            remedy = self._other_side(key)
+            remedy = self._remedy_for_prompts(key)
             raise ArgumentError("bad_length", error.path, f"{error.detail}; {remedy}") from None
 
-    def _other_side(self, key: Key) -> str:
-        """The remedy for a column that is too short for prompts."""
+    def _remedy_for_prompts(self, key: Key) -> str:
+        """The remedy for a column whose rows are too short for their prompts."""
         placement = self.options.placement
         if key in placement.sides:
             return f"leave {brief(key)} out of padding_side, or give it another padding_side there"
-        prompts: Any = placement.prompts
+        prompts: Any = self.prompts
         lengths = row_lengths_of(self.batch, "", self.pool)
         fit = [name for name, tokens in lengths.items() if (tokens >= prompts).all()]
         sides: dict[Key, str] = {**dict.fromkeys(fit[:8], "left_right")} or {key: "right"}
@@ -435,18 +437,18 @@ class _LayoutPlan:
         if leaf.dim() < 2:
             return leaf
         options = self.options
-        most = options.placement.pad_to_seqlen
+        widest = options.placement.pad_to_seqlen
         may_pad = (
             options.pads_rectangles()
             if options.token_aligned is None
             else key in options.token_aligned
-        ) or key in options.ends.values()
-        if key in options.ends or not may_pad or key in options.keep_jagged:
+        ) or key in options.align_end.values()
+        if key in options.align_end or not may_pad or key in options.keep_jagged:
             return leaf
         rows, cells = leaf.shape[:2]
-        is_wider = 0 < most < cells
+        is_wider = 0 < widest < cells
         if options.token_aligned is not None and is_wider:
-            detail = f"expected at most pad_to_seqlen={most} cells, found {cells}; raise it"
+            detail = f"expected at most pad_to_seqlen={widest} cells, found {cells}; raise it"
             raise ArgumentError("row_too_long", path_of(key), detail)
         check_extent(leaf.shape, leaf.itemsize, path_of(key))
         lengths = np.full(rows, cells, dtype=np.int64)
@@ -455,7 +457,7 @@ class _LayoutPlan:
         # image grid.
         places = RowPlaces(None, cells)
         if not is_wider:
-            places = self._place_rows(row_splits, key, max(most, cells))
+            places = self._place_rows(row_splits, key, max(widest, cells))
         if places.width == cells:
             shape = (rows * cells, *leaf.shape[2:])
             view = RaggedView(leaf, leaf.dtype, shape, 1, None, row_splits)
@@ -476,21 +478,20 @@ class _LayoutPlan:
     def _align_ends(self, columns: dict[str, Any]) -> None:
         """Plan the columns whose rows end where those of other columns do."""
         where, keys = "materialize(align_end)", [*_keys(columns, ())]
-        for key, of in self.options.ends.items():
+        for key, whole_key in self.options.align_end.items():
             check_known([key], keys, where)
-            if of not in self._padded:
-                detail = f"expected a column that is padded, one of {list(self._padded)!r:.200}, "
-                raise ArgumentKeyError("no_such_field", where, detail + f"found {brief(of)}")
+            check_laid_out(whole_key, self._padded, "padded", where)
             if key not in self._at_end:
                 detail = "expected a jagged or packed column in align_end that is not kept jagged; "
                 detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
                 raise ArgumentError("bad_shape", path_of(key), detail)
             if key in self.options.placement.sides:
-                detail = f"expected no padding_side of {brief(key)}, which is that of {brief(of)}"
+                detail = f"expected no padding_side of {brief(key)}, which is that of "
+                detail += brief(whole_key)
                 raise ArgumentError("conflict", where, detail)
         for key, view in self._at_end.items():
-            whole = self._padded[self.options.ends[key]]
-            places = _places_at_end(view.row_splits, whole, key)
+            whole = self._padded[self.options.align_end[key]]
+            places = place_at_end(view.row_splits, whole, key)
             rectangle = self._plan_rectangle(view, places, key)
             names = key if isinstance(key, tuple) else (key,)
             inner = columns
@@ -534,15 +535,9 @@ class _LayoutPlan:
         """Plan the masks of padded columns."""
         for name, mask in self.options.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
-            if name not in self._padded:
-                detail = f"expected a column that is padded, one of {list(self._padded)!r:.200}"
-                raise ArgumentKeyError("no_such_field", where, detail)
-            if mask in columns:
-                detail = (
-                    f"expected no column {mask!r}, found one; "
-                    f"pass attention_mask_of={{{name!r}: 'another name'}}"
-                )
-                raise ArgumentError("conflict", where, detail)
+            check_laid_out(name, self._padded, "padded", where, path_names_it=True)
+            remedy = f"pass attention_mask_of={{{name!r}: 'another name'}}"
+            check_new_name(mask, columns, where, remedy)
             padded, row_splits = self._padded[name], self._padded[name].view.row_splits
             width = padded.width
             check_unbacked(row_splits.rows * width, padded.view.cell_bytes, name)

@@ -1,4 +1,8 @@
-"""Rectangles: where rows go in them, and how those of a batch get memory and are filled."""
+"""Rectangles: where rows go in them, and how those of a batch get memory and are filled.
+
+`Placement` says where rows go. `allocate_rectangles` and `fill_rectangles` then take all rectangles
+of a call.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from jagcodec.memory.plain_types import check_not_followed, check_out, is_follow
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, lacks_kernel
 from jagcodec.rows.copy_rows import CellIndices, pad_into
+from jagcodec.rows.lengths import check_row_ends
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.frames import writable_bytes
@@ -57,33 +62,35 @@ class RowPlaces(NamedTuple):
     width: int
 
 
-@dataclass(slots=True)
-class Placement:
+class Placement(NamedTuple):
     """The options that decide where rows go, and how wide a padded column is."""
 
     pad_to_seqlen: int
     multiple: int
-    sides: Mapping[Any, PaddingSide]
-    side: PaddingSide
+    sides: Mapping[Any, PaddingSide]  # by column
+    side: PaddingSide  # of all other columns
     prompt_width: int
-    prompts: IntArray | None = None
 
     def moves_rows(self) -> bool:
         """Whether these options may widen a rectangle of equally long rows, or move its rows."""
         return bool(self.pad_to_seqlen or self.multiple != 1 or self.side != "right" or self.sides)
 
-    def of_rows(self, row_splits: RowSplits, key: Key, width: int) -> RowPlaces:
-        """Where rows go. They must fit into `width`, unless that is 0."""
+    def place_rows(
+        self, row_splits: RowSplits, key: Key, width: int, prompts: IntArray | None
+    ) -> RowPlaces:
+        """Where rows go. They must fit into `width`, unless that is 0.
+
+        `prompts` are (N,) prompt tokens of each row, which only ``"left_right"`` needs.
+        """
         side, lengths = self.sides.get(key, self.side), row_splits.lengths
         if side == "left_right":
-            return self._around_prompts(lengths, key)
+            return self._place_around(prompts, lengths, key)
         check_width(row_splits, width, key)
         width = self._round_up(width or row_splits.max)
         return RowPlaces(width - lengths if side == "left" else None, width)
 
-    def _around_prompts(self, lengths: IntArray, key: Key) -> RowPlaces:
+    def _place_around(self, prompts: IntArray | None, lengths: IntArray, key: Key) -> RowPlaces:
         """Places where all prompts end, and all responses begin, at one column of cells."""
-        prompts = self.prompts
         if prompts is None:
             detail = "expected prompt_lengths with padding_side='left_right', found None"
             raise ArgumentError("bad_option", "materialize(prompt_lengths)", detail)
@@ -112,6 +119,16 @@ class Placement:
 
     def _round_up(self, width: int) -> int:
         return -(-width // self.multiple) * self.multiple
+
+
+def place_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlaces:
+    """Where rows go that hold the last tokens of the rows of `whole`."""
+    lengths, found = whole.view.row_splits.lengths, row_splits.lengths
+    check_row_ends(found, lengths, path_of(key))
+    missing = lengths - found
+    if whole.left_pad is not None:
+        missing = whole.left_pad + missing
+    return RowPlaces(missing if missing.any() else None, whole.width)
 
 
 def check_width(row_splits: RowSplits, width: int, key: Key) -> None:
