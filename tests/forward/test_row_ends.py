@@ -75,7 +75,7 @@ def packed_rows(columns):
 
 FORMS: dict[str, Any] = {
     "TensorDict": lambda td: td,
-    "dict of varlen columns": lambda td: dict(materialize(td, layout="packed").items()),
+    "dict of packed columns": lambda td: dict(materialize(td, layout="packed").items()),
     "frames": encode,
     "narrow and elided": lambda td: encode(td, narrow=True, elide=True),
     "join": lambda td: concat_rows([encode(td), encode(td)]).rows(slice(len(td))),

@@ -1,4 +1,8 @@
-"""A jagged column as input for varlen attention."""
+"""`PackedColumn`: rows end to end, as varlen attention takes them.
+
+`packed` is this library's word for such a column; `varlen` is the word of attention kernels. Pickles
+name this module, so it keeps its name.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +40,17 @@ class PackedColumn(NamedTuple):
 
 
 def is_packed(value: object) -> bool:
-    """Whether a value is a varlen column."""
+    """Whether a value is a packed column."""
     return isinstance(value, PackedColumn)
 
 
 def rows_in_packed(column: object) -> int | None:
-    """N of a varlen column; None for anything else."""
+    """N of a packed column; None for anything else."""
     return len(column.cu_seqlens) - 1 if isinstance(column, PackedColumn) else None
 
 
 def refuse_packed(value: object, path: str, expected: str) -> None:
-    """Refuse a varlen column where something else is expected; the error says how to convert it."""
+    """Refuse a packed column where something else is expected; the error says how to convert it."""
     if isinstance(value, PackedColumn):
         check_varlen(value, path)
         dim = "" if value.values.shape[:1] == value.position_ids.shape else ", jagged_dim=2"
@@ -56,7 +60,7 @@ def refuse_packed(value: object, path: str, expected: str) -> None:
 
 
 def varlen_column(view: RaggedView, path: str) -> PackedColumn:
-    """The rows of a view as a varlen column. Views of one `RowSplits` share all but the values."""
+    """The rows of a view as a packed column. Views of one `RowSplits` share all but the values."""
     row_splits = view.row_splits
     check_size(row_splits.total, path)
     values = values_of(view)
@@ -65,7 +69,7 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
 
 
 def check_varlen(column: PackedColumn, path: str) -> None:
-    """Refuse a varlen column whose parts are not tensors, or whose `cu_seqlens` are not offsets."""
+    """Refuse a packed column whose parts are not tensors, or whose `cu_seqlens` are not offsets."""
     for name in ("values", "cu_seqlens", "position_ids"):
         part = getattr(column, name)
         if not isinstance(part, torch.Tensor):
@@ -101,7 +105,7 @@ def view_of_varlen(
     pool: RowSplitsPool | None = None,
     copies: HostCopies | None = None,
 ) -> RaggedView:
-    """The rows of a varlen column. Columns that share `cu_seqlens` read them once."""
+    """The rows of a packed column. Columns that share `cu_seqlens` read them once."""
     row_splits = None if pool is None else pool.of_source(column.cu_seqlens)
     if row_splits is None:
         check_varlen(column, path)
