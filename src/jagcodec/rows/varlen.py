@@ -1,7 +1,7 @@
 """`PackedColumn`: rows end to end, as varlen attention takes them.
 
-`packed` is this library's word for such a column; `varlen` is the word of attention kernels. Pickles
-name this module, so it keeps its name.
+`packed` is this library's word for such a column; `varlen` is the word of attention kernels.
+Pickles name this module, so it keeps its name.
 """
 
 from __future__ import annotations
