@@ -76,9 +76,9 @@ def assert_equal_to(expected, layout):
     parts = [expected.held(computed, rank) for rank in range(layout.cp_size)]
     for shift in (0, 1, -1, 2, -5):
         values = flat(expected.unpacked(computed, shift))
-        whole = layout.inverse(shift, split=False)
+        whole = layout.inverse(shift, by_rank=False)
         assert cells_at(whole, np.zeros(1, np.int64), computed) == values
-        split = layout.inverse(shift, split=True)
+        split = layout.inverse(shift, by_rank=True)
         starts = np.arange(layout.cp_size) * layout.local_total
         assert cells_at(split, starts, flat(parts)) == values
 
@@ -206,10 +206,10 @@ def test_what_the_remedies_say_is_accepted():
 
 def test_ranks_and_shifts_that_do_not_exist_are_errors():
     layout = planned([8], cp_size=2, row_multiple=4)
-    assert [layout.rank(rank, "x") for rank in (None, 0, np.int64(1))] == [None, 0, 1]
+    assert [layout.read_rank(rank, "x") for rank in (None, 0, np.int64(1))] == [None, 0, 1]
     for rank in (-1, 2, 0.0, "0", True):
         with pytest.raises(ArgumentError, match="x: expected a rank of 0 to 1, or None, found"):
-            layout.rank(rank, "x")
+            layout.read_rank(rank, "x")
     for shift in (0.5, "1", None):
         with pytest.raises(ArgumentError, match="x: expected an integer, found"):
-            layout.shift(shift, "x")
+            layout.read_shift(shift, "x")

@@ -1,7 +1,8 @@
 """`Packer`, `ColumnBuffers`: columns into buffers of a packing plan, and values back into rows.
 
-A `Packer` knows the rows of one plan. It finds the rows of a column, and fills buffers with them.
-`ColumnBuffers` packs all columns of a batch: it plans a buffer for each, and fills all together.
+A `Packer` knows the rows of one plan. It finds the rows of a column, fills buffers with them, and
+turns values of cells back into rows. `ColumnBuffers` packs all columns of a batch: it plans a
+buffer for each, and fills all together.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def is_column(source: Any) -> bool:
     return column_of(source).cells() is not None
 
 
-def sent(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.Tensor:
-    """New numbers as a tensor on a device; None is the CPU."""
+def tensor_on(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.Tensor:
+    """A tensor of new numbers on a device; None is the CPU."""
     made = torch.from_numpy(numbers)
     return made if device is None else to_device(made, device)
 
@@ -89,18 +90,14 @@ class Packer:
         """A packer for rows of (N,) lengths."""
         return cls(RowSplits.from_lengths(lengths))
 
-    def anew(self) -> Packer:
-        """A packer of the same rows without the indices, which other pieces have."""
+    def without_indices(self) -> Packer:
+        """A packer of the same rows for other pieces: it has no indices yet."""
         return Packer(self.row_splits, self.pool)
 
     # Columns
 
-    def is_ragged(self, column: Any) -> bool:
-        """Whether the type of a column lets its rows differ in length."""
-        return isinstance(column, RaggedView) or (column.is_nested and column.dim() > 1)
-
-    def kept(self, column: Any) -> Any:
-        """A column that is not packed, in its usual form."""
+    def jagged_tensor(self, column: Any) -> Any:
+        """A column that is not packed: a view becomes a jagged tensor, and any other stays."""
         if not isinstance(column, RaggedView):
             return column
         row_splits = self.pool.unique(column.row_splits)
@@ -180,27 +177,27 @@ class Packer:
 
     # The way back
 
-    def unpacked(
+    def unpack(
         self, layout: PackLayout, values: Any, shift: int, pad: Any, last: Any, path: str
     ) -> torch.Tensor:
         """Values of the cells of a layout as rows; they are one tensor, or a part for each rank."""
         splits = self.row_splits if last is None else self._read_last(last)
-        split = isinstance(values, (list, tuple))
+        by_rank = isinstance(values, (list, tuple))
         expected = f"a tensor, or a list of {layout.cp_size}"
-        parts = items_of(values, path, expected) if split else [values]
-        if split and len(parts) != layout.cp_size:
+        parts = items_of(values, path, expected) if by_rank else [values]
+        if by_rank and len(parts) != layout.cp_size:
             detail = f"expected {layout.cp_size} parts, one per rank in order, found {len(parts)}"
             raise ArgumentError("bad_shape", path, detail)
-        cells = layout.local_total if split else layout.total
-        places = [f"{path}[{i}]" if split else path for i in range(len(parts))]
-        parts = [_of_cells(*part, cells) for part in zip(parts, places, strict=True)]
+        cells = layout.local_total if by_rank else layout.total
+        places = [f"{path}[{i}]" if by_rank else path for i in range(len(parts))]
+        parts = [_check_part(*part, cells) for part in zip(parts, places, strict=True)]
         for part, place in zip(parts, places, strict=True):
             if _dtype_shape_device(part) != _dtype_shape_device(parts[0]):
                 detail = f"expected {describe(parts[0])} like the first, found {describe(part)}"
                 raise ArgumentError("bad_shape", place, detail)
         view = _join_parts(parts, cells)
         lengths = None if last is None else splits.lengths
-        pieces = layout.inverse(shift, split=split, last=lengths)
+        pieces = layout.inverse(shift, by_rank=by_rank, last=lengths)
         buffer = BufferTask(view, pieces, _pad_cell_bits(pad, view, "PackPlan.unpack(pad)"), path)
         (unpacked,) = self.fill([buffer])
         return nested_tensor(unpacked, splits)
@@ -222,10 +219,11 @@ def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _dtype_shape_device(part: torch.Tensor) -> Any:
+    """What the parts of all ranks have in common."""
     return part.dtype, part.shape, part.device
 
 
-def _of_cells(part: Any, path: str, cells: int) -> torch.Tensor:
+def _check_part(part: Any, path: str, cells: int) -> torch.Tensor:
     """A part as (cells, ...): checked, and without a leading dim of 1."""
     check_rectangle(part, path)
     shape = tuple(part.shape)
@@ -312,7 +310,7 @@ class ColumnBuffers:
         expected = f"a dict of column names to {what}"
         return {} if value is None else mapping_of(value, f"{self._where}({name})", expected)
 
-    def unfilled(self, source: Any, labels_of: Any) -> dict[str, Any]:
+    def plan_columns(self, source: Any, labels_of: Any) -> dict[str, Any]:
         """The columns of a batch, with an unfilled buffer in place of each that is packed."""
         where = f"{self._where}(batch)"
         if are_several(source):
@@ -341,7 +339,7 @@ class ColumnBuffers:
             return leaf
         if key in self._at_end:
             view = self._packer.rows_at_end(leaf, self._path(key))
-        elif self._packer.is_ragged(leaf):
+        elif isinstance(leaf, RaggedView) or (leaf.is_nested and leaf.dim() > 1):  # ragged
             view = self._packer.rows_of(leaf, self._path(key), "; or name it in keep_jagged")
         elif key in self._aligned:
             view = self._packer.rows_of_rectangle(leaf, self._path(key))
@@ -350,6 +348,7 @@ class ColumnBuffers:
         return self._buffer(view, key, self._pads.get(key, ...))
 
     def _buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
+        """A buffer for the rows of a column, which is filled with all others."""
         pieces, path, out = self._pieces(view, shift), self._path(key), named_item(self._out, key)
         made = self._buffers[key] = self._packer.buffer(view, pieces, path, pad=pad, out=out)
         return made
@@ -395,29 +394,33 @@ class ColumnBuffers:
             remedy = f"pass labels_of={{'another name': {key!r}}}"
             check_new_name(name, columns, where, remedy)
             view = packed[key].view
-            pad = self._pads[name] if name in self._pads else _pad_of_next(view, name, where)
+            pad = self._pads[name] if name in self._pads else _label_pad(view, name, where)
             columns[name] = self._buffer(view, name, pad, shift=-1)
 
-    def _filled(self) -> dict[int, torch.Tensor]:
-        """The buffers as tensors, by the id of each; one call of the kernel fills them all."""
+    def _fill(self) -> dict[int, torch.Tensor]:
+        """Fill all buffers in one call of the kernel; return their tensors, by the id of each."""
         buffers = [*self._buffers.values()]
         return dict(zip(map(id, buffers), self._packer.fill(buffers), strict=True))
 
-    def whole(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns, with each buffer filled."""
-        filled = self._filled()
+    def fill_columns(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns, with a tensor in place of each buffer."""
+        filled = self._fill()
 
-        def finished(column: Any, _: Key) -> Any:
-            kept = type(column) is RaggedView
-            return self._packer.kept(column) if kept else filled.get(id(column), column)
+        def finish(column: Any, _: Key) -> Any:
+            if type(column) is RaggedView:
+                return self._packer.jagged_tensor(column)
+            return filled.get(id(column), column)
 
-        return _map_columns(columns, finished)
+        return _map_columns(columns, finish)
 
-    def steps(
+    def fill_steps(
         self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """The columns of each step: step i has ``rows[i]``, and ``cells[i]`` cells of a buffer."""
-        filled, pool = self._filled(), self._packer.pool
+        """The columns of each step, with tensors in place of buffers.
+
+        Step i has ``rows[i]``, and ``cells[i]`` cells of each buffer.
+        """
+        filled, pool = self._fill(), self._packer.pool
         order = np.concatenate([*rows, np.empty(0, np.int64)])
         row_ranges = [range(start, end) for start, end in _ranges_of_sizes(map(len, rows))]
         cell_ranges = [*_ranges_of_sizes(cells)]
@@ -430,7 +433,7 @@ class ColumnBuffers:
             if isinstance(holder, ViewColumn):
                 lengths = column.row_splits.lengths
                 views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
-                return [*map(self._packer.kept, views)]
+                return [*map(self._packer.jagged_tensor, views)]
             chosen = chosen_leaf(column, order, pool, self._path(key))
             if isinstance(column_of(chosen), (Array, Dense)):
                 return [chosen[part.start : part.stop] for part in row_ranges]
@@ -448,7 +451,7 @@ _NO_LABEL = -100
 """The label that PyTorch's `cross_entropy` ignores."""
 
 
-def _pad_of_next(view: RaggedView, name: str, where: str) -> Any:
+def _label_pad(view: RaggedView, name: str, where: str) -> Any:
     """The pad of a column of next tokens that `pad_value_dict` lacks; `...` means bits of 0."""
     integers = torch_name(view.dtype).startswith(("int", "uint"))
     if not integers:
@@ -461,14 +464,17 @@ def _pad_of_next(view: RaggedView, name: str, where: str) -> Any:
 
 
 def _map_columns(
-    columns: dict[str, Any], of: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
+    columns: dict[str, Any], function: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The result of a function for each column and its key, inner batches included."""
     made = {}
     for name, column in columns.items():
         key = (*above, name) if above else name
         inner = type(column) is dict
-        made[name] = _map_columns(column, of, (*above, name)) if inner else of(column, key)
+        if inner:
+            made[name] = _map_columns(column, function, (*above, name))
+        else:
+            made[name] = function(column, key)
     return made
 
 

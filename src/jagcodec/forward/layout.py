@@ -267,11 +267,11 @@ class PackLayout:
     def __reduce__(self) -> Any:  # without the pieces
         return PackLayout, (self.lengths, self._rows.padded, self.cp_size, self.cp_layout)
 
-    def rank(self, rank: Any, path: str) -> int | None:
-        """A rank that a caller passed, see `rank_of`."""
+    def read_rank(self, rank: Any, path: str) -> int | None:
+        """The rank that a caller passed, see `rank_of`."""
         return rank_of(rank, self.cp_size, path)
 
-    def shift(self, shift: Any, path: str) -> int:
+    def read_shift(self, shift: Any, path: str) -> int:
         """A shift that a caller passed, limited to the size of the whole buffer."""
         known = whole_number(shift, -(1 << 62), path, "an integer")
         return max(-self.total, min(known, self.total))
@@ -288,15 +288,15 @@ class PackLayout:
         """Keep the pieces of a rank, which were made for several buffers at once."""
         self._pieces_by_rank[None if self.cp_size == 1 else rank, 0] = pieces
 
-    def inverse(self, shift: int = 0, *, split: bool, last: IntArray | None = None) -> Pieces:
+    def inverse(self, shift: int = 0, *, by_rank: bool, last: IntArray | None = None) -> Pieces:
         """The pieces that make rows of values of all cells, or only the `last` (N,) of each row.
 
         Token j of a row gets the value of cell j - shift, or a pad if the row has no such token.
-        The `row` of a piece is the rank whose buffer it is read from; without `split`, it is 0, for
-        the whole buffer.
+        The `row` of a piece is the rank whose buffer it is read from; without `by_rank`, it is 0,
+        for the whole buffer.
         """
         pieces = remembered(
-            self._inverses, (split, shift), lambda: self._inverse(shift, split=split)
+            self._inverses, (by_rank, shift), lambda: self._inverse(shift, by_rank=by_rank)
         )
         if last is None:
             return pieces
@@ -305,15 +305,16 @@ class PackLayout:
         cut = np.clip(first - pieces.destination, 0, pieces.length)
         return Pieces.of(pieces.row, pieces.source + cut, pieces.length - cut, pieces.is_pad)
 
-    def _inverse(self, shift: int, *, split: bool) -> Pieces:
+    def _inverse(self, shift: int, *, by_rank: bool) -> Pieces:
+        """What `inverse` remembers: the pieces of whole rows."""
         # A shift leaves tokens at one end of each row without a value: they become pads.
         pad_counts = np.minimum(abs(shift), self.lengths)
         starts = self.starts[: self.rows] + (shift < 0) * (self.lengths - pad_counts)
         zeros = np.zeros_like(pad_counts)
         # The target, row, source and length of each piece: pads first, then buffer by buffer.
         parts = [np.stack([starts, zeros, zeros, pad_counts])]
-        for buffer in range(self.cp_size if split else 1):
-            pieces = self.pieces(buffer if split else None, -shift)
+        for buffer in range(self.cp_size if by_rank else 1):
+            pieces = self.pieces(buffer if by_rank else None, -shift)
             targets = self.starts[pieces.row] + pieces.source
             row = np.full_like(targets, buffer)
             part = np.stack([targets, row, pieces.destination, pieces.length])

@@ -1,4 +1,8 @@
-"""`plan_micro_batches`, `MicroBatches`: micro-batches of every rank, packed and put back."""
+"""`plan_micro_batches`, `MicroBatches`: micro-batches of every rank, packed and put back.
+
+`assignment.py` decides which rows share a micro-batch. Torch is imported when a batch is packed, or
+results are put back, so a controller without it can plan.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +83,10 @@ def plan_micro_batches(
 
     Returns:
         A `MicroBatches`. It has as few micro-batches as first-fit-decreasing needs. Rows go to
-        ranks, most expensive first, each to the one with the lowest sum. Where that leaves no
-        room under the caps, they are packed by first-fit-decreasing instead. The result depends on
-        the arguments alone, whatever the CPU, numpy or Python, so every rank may compute its own.
+        ranks, most expensive first, each to the one with the lowest sum. Where that leaves a row
+        without a place under the caps, they are packed by first-fit-decreasing instead. The result
+        depends on the arguments alone, whatever the CPU, numpy or Python, so every rank may compute
+        its own.
 
     Raises:
         ArgumentError: A row or a group exceeds a cap alone (it is named); `count` is too small or
@@ -254,13 +259,13 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
             made_by="plan_micro_batches",
             each="micro-batch",
         )
-        of_cp = rank_of(cp_rank, layout.cp_size, f"{where}(cp_rank)")
-        buffers = self._buffers(where, cache(partial(layout.pieces, of_cp)))
+        rank_in_cp = rank_of(cp_rank, layout.cp_size, f"{where}(cp_rank)")
+        buffers = self._buffers(where, cache(partial(layout.pieces, rank_in_cp)))
         buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged)
-        columns = buffers.unfilled(batch, labels_of)
-        plans = [PackPlan(each) for each in layout.layouts(of_cp)]
-        cells = [plan.total if of_cp is None else plan.local_total for plan in plans]
-        return [*zip(plans, buffers.steps(columns, steps, cells), strict=True)]
+        columns = buffers.plan_columns(batch, labels_of)
+        plans = [PackPlan(each) for each in layout.layouts(rank_in_cp)]
+        cells = [plan.total if rank_in_cp is None else plan.local_total for plan in plans]
+        return [*zip(plans, buffers.fill_steps(columns, steps, cells), strict=True)]
 
     def _buffers(self, where: str, pieces_of: Callable[[int], Pieces]) -> ColumnBuffers:
         """Buffers for columns of all rows. Their packer knows the offsets of earlier calls."""
@@ -269,7 +274,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 
         if self._packer is None:
             self._packer = Packer.of_lengths(self._lengths)
-        return ColumnBuffers(where, self._packer.anew(), pieces_of)
+        return ColumnBuffers(where, self._packer.without_indices(), pieces_of)
 
     def rows(self, rank: int) -> IntArray:
         """The rows of a rank, rising and without copies: the rows of ``restore(results, rank)``.
@@ -436,6 +441,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         return originals[np.argsort(self._assignment.order[places][originals], kind="stable")]
 
     def _checked_rank(self, rank: Any, where: str) -> int:
+        """A data-parallel rank that a caller passed; an error if there is none of this number."""
         known = integer_of(rank)
         if known is None or not 0 <= known < len(self):
             raise _outside(where, "rank", rank, len(self))
@@ -477,10 +483,12 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
 
 
 def _outside(where: str, what: str, found: Any, count: int) -> ArgumentIndexError:
+    """The error for a number that is not that of a rank or a step."""
     detail = f"expected a {what} of 0 to {count - 1}, found {brief(found)}"
     return ArgumentIndexError("bad_option", f"{where}({what})", detail)
 
 
 def _over_mean(costs: Sequence[float]) -> float:
+    """The highest cost over the mean of all; 1 if all are 0."""
     total = fsum(costs)
     return max(costs) * len(costs) / total if total else 1.0

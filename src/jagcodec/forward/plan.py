@@ -174,9 +174,9 @@ class PackPlan:
     def _as_tensor(self, numbers: npt.NDArray[Any], where: str) -> torch.Tensor:
         """Numbers as a tensor, on the device of the plan. The call at `where` needs it."""
         check_torch(where)
-        from jagcodec.forward.buffers import sent
+        from jagcodec.forward.buffers import tensor_on
 
-        return sent(numbers, self._device)
+        return tensor_on(numbers, self._device)
 
     def to(self, device: torch.device | str) -> PackPlan:
         """The plan with `cu_seqlens` and its other tensors on a device, in one copy without a wait.
@@ -295,7 +295,7 @@ class PackPlan:
         check_torch(_PACK)
         from jagcodec.forward.buffers import ColumnBuffers, is_column
 
-        rank = self.layout.rank(cp_rank, f"{_PACK}(cp_rank)")
+        rank = self.layout.read_rank(cp_rank, f"{_PACK}(cp_rank)")
         if isinstance(source, np.ndarray) and source.dtype != np.uint8:  # bytes may be a blob
             detail = f"expected a tensor or a batch, found an array of {source.dtype}; "
             detail += "torch.from_numpy makes a tensor of it"
@@ -305,7 +305,7 @@ class PackPlan:
             pieces_of = partial(self.layout.pieces, rank)
             buffers = ColumnBuffers(_PACK, self._tensor_packer(), pieces_of)
             buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged, out)
-            return buffers.whole(buffers.unfilled(source, labels_of))
+            return buffers.fill_columns(buffers.plan_columns(source, labels_of))
         _check_defaults(
             "batch",
             source,
@@ -317,7 +317,7 @@ class PackPlan:
         )
         packer = self._tensor_packer()
         view = packer.rows_of(source, f"{_PACK}(column)")
-        shift = self.layout.shift(shift, f"{_PACK}(shift)")
+        shift = self.layout.read_shift(shift, f"{_PACK}(shift)")
         buffer = packer.buffer(view, self.layout.pieces(rank, shift), _PACK, pad=pad, out=out)
         return packer.fill([buffer])[0]
 
@@ -331,14 +331,14 @@ class PackPlan:
         """
         where = "PackPlan.position_ids"
         check_option(pads, ("zero", "continue"), f"{where}(pads)")
-        rank = self.layout.rank(cp_rank, f"{where}(cp_rank)")
+        rank = self.layout.read_rank(cp_rank, f"{where}(cp_rank)")
         positions = self.layout.position_ids(rank, through_pads=pads == "continue")
         return self._as_tensor(positions, where)
 
     def mask(self, cp_rank: int | None = None) -> torch.Tensor:
         """A bool tensor of the shape of `position_ids`: True for a token, False for a pad."""
         where = "PackPlan.mask"
-        rank = self.layout.rank(cp_rank, f"{where}(cp_rank)")
+        rank = self.layout.read_rank(cp_rank, f"{where}(cp_rank)")
         return self._as_tensor(self.layout.pieces(rank).mask(), where)
 
     # Out of it
@@ -384,9 +384,9 @@ class PackPlan:
             ArgumentTypeError: Values are not strided tensors, or `last` does not hold integers.
         """
         where = "PackPlan.unpack"
-        shift = self.layout.shift(shift, f"{where}(shift)")
+        shift = self.layout.read_shift(shift, f"{where}(shift)")
         check_torch(where)
-        return self._tensor_packer().unpacked(
+        return self._tensor_packer().unpack(
             self.layout, values, shift, pad, last, f"{where}(values)"
         )
 
