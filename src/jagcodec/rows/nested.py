@@ -1,6 +1,7 @@
 """Nested tensors, made and taken apart: the only import of private torch.
 
 Nested tensors are `torch.jagged` here; the last section handles torch's older layout, strided.
+`view_of` takes a nested tensor apart: its rows become a `RaggedView`. `nested_tensor` makes one.
 
 Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds. So the
 functions here read the parts as attributes.
@@ -145,7 +146,7 @@ def view_of(
 
 
 def view_over_array(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> RaggedView:
-    """A view to read only: over an array, unless autograd must follow the values."""
+    """A view that is only read: over an array, unless autograd must follow the values."""
     inner: Any = jagged
     values = inner._values
     row_splits = pool.of_source(inner._offsets)

@@ -4,6 +4,9 @@ All other files see plain lists of rows. tensordict 0.10 to 0.15 stores a Python
 `NonTensorData` of its batch's size, and a list of objects as a `NonTensorStack`. An object array
 in a TensorDict becomes one `NonTensorData` around the whole array. A tensorclass has a TensorDict
 of its fields, and a dict of the fields that a TensorDict cannot hold.
+
+`rows_of_leaf` and `objects_of_leaf` read leaves; `leaf_of_rows` and `leaf_of_array` make them. Then
+come the stack of payloads, which these use, and tensorclasses.
 """
 
 from __future__ import annotations
@@ -202,15 +205,17 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
     like = vars(_MEMBER)
     data, empty = like["_non_tensordict"], vars(like["_tensordict"])
     entries = type(empty["_tensordict"])
-    of_inner = [(name, value) for name, value in empty.items() if name != "_tensordict"]
-    of_member = [(name, value) for name, value in like.items() if not name.endswith("_tensordict")]
+    inner_attributes = [(name, value) for name, value in empty.items() if name != "_tensordict"]
+    member_attributes = [
+        (name, value) for name, value in like.items() if not name.endswith("_tensordict")
+    ]
     new, put = object.__new__, object.__setattr__
     for payload in payloads:
         inner, member = new(TensorDict), new(NonTensorData)
-        for name, value in of_inner:
+        for name, value in inner_attributes:
             put(inner, name, value)
         put(inner, "_tensordict", entries())
-        for name, value in of_member:
+        for name, value in member_attributes:
             put(member, name, value)
         put(member, "_tensordict", inner)
         put(member, "_non_tensordict", {**data, "data": payload})

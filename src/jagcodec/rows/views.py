@@ -155,7 +155,7 @@ class RaggedView:
         return as_bytes(memory)
 
     def followed(self, is_wanted: bool) -> RaggedView:
-        """The view itself if gradients are wanted; else of memory that autograd does not follow."""
+        """The view itself if gradients are wanted; otherwise one that autograd does not follow."""
         memory: Any = self.memory
         if is_wanted or not self.is_tensor or not memory.requires_grad:
             return self

@@ -1,4 +1,8 @@
-"""`BatchedDataDict`: a dict of columns with one entry per row."""
+"""`BatchedDataDict`: a dict of columns with one entry per row.
+
+After the class come its parts in pickles, and its state in messages. Pickles name `_of_parts` and
+`_Parts`, so these keep their names.
+"""
 
 from __future__ import annotations
 
@@ -231,6 +235,7 @@ def _given(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:
+    """The error for one name that has unequal values in both batches of a union."""
     detail = f"expected {expected:.80} under one name in both, found others; rename one"
     return ArgumentError("conflict", f"BatchedDataDict.{where}", detail)
 
@@ -263,6 +268,7 @@ def _split_for_pickle(batch: Any) -> Any:
 
 
 def _of_parts(parts: Any) -> Any:
+    """The batch that `_split_for_pickle` took apart; any other column itself."""
     if not isinstance(parts, _Parts):
         return parts
     columns = {name: _of_parts(column) for name, column in parts.columns.items()}
@@ -277,16 +283,19 @@ def _of_parts(parts: Any) -> Any:
 
 
 def _state_of_batch(batch: BatchedDataDict) -> list[dict[str, Any]]:
+    """What a message holds of a batch."""
     rows = row_counts(batch, "BatchedDataDict") or 0  # columns may have changed since they were set
     return [ColumnDict(batch, rows), batch.meta_info]
 
 
 def _batch_of_state(state: Any) -> BatchedDataDict:
+    """The batch of a state, which a stranger may have written."""
     columns, meta_info = state
     return BatchedDataDict(columns, meta_info=meta_info)
 
 
 def _packed_of_state(state: Any) -> PackedColumn:
+    """The packed column of a state, which a stranger may have written: its parts are checked."""
     # Pass fields by name: one that a later version adds has a default for earlier messages.
     column = PackedColumn(**of_type(state, dict))
     of_type(column.max_seqlen, int)

@@ -1,7 +1,8 @@
 """Describes messages (columns, rows, bytes), checks them, and compares them.
 
 To describe a message, `describe_message` reads its header and the offsets of its rows. It reads no
-cell, and makes no value of a type that this process does not know.
+cell, and makes no value of a type that this process does not know. `check_message` reads the whole
+message, and `differences` compares two.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def describe_message(found: OpenMessage) -> MessageDescription:
     """Describe an open message, from its header and the offsets of its rows."""
     message, header = found.message, found.message.header
     root = header.schema.root
-    walk = _Walk(message)
-    columns = tuple(map(walk.column, found.entries))
+    walk = _ColumnWalk(message)
+    columns = tuple(map(walk.describe, found.entries))
     value, rows = root.kind.name.lower(), None
     if found.batch is not None:
         value = {Kind.USER: "BatchedDataDict", Kind.MAP: "dict"}.get(root.kind, "TensorDict")
@@ -175,6 +176,7 @@ def describe_message(found: OpenMessage) -> MessageDescription:
 
 
 def _row_lengths(columns: tuple[str, ...], splits: RowSplits) -> RowLengths:
+    """The row lengths that these columns share."""
     lengths = splits.lengths if splits.rows else np.zeros(1)
     mean, median = float(lengths.mean()), float(np.median(lengths))
     return RowLengths(columns, splits.rows, splits.total, splits.min, mean, median, splits.max)
@@ -194,7 +196,7 @@ UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
 """Reasons of errors about values that this process cannot make, in messages that may be sound."""
 
 
-class _Walk(Claims):
+class _ColumnWalk(Claims):
     """One walk over the columns of a message, which counts their bytes."""
 
     def __init__(self, message: Message) -> None:
@@ -209,7 +211,7 @@ class _Walk(Claims):
         self._size = 0
         self._stored: set[str] = set()
 
-    def column(self, entry: Entry) -> ColumnDescription:
+    def describe(self, entry: Entry) -> ColumnDescription:
         """Describe a column, and count its bytes without those that an earlier column has."""
         node, rows = entry.node, None
         self._size, self._stored = 0, set()
@@ -265,6 +267,7 @@ class _Walk(Claims):
 
 
 def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
+    """The shape of a value, with None for each ragged dim; None for a value without a shape."""
     kind, form = node.kind, FORMS.get(node.kind)
     rows = rows_of_node(node, message.numbers, message.header.groups)
     if kind is Kind.NON_TENSOR_ROWS:
@@ -395,10 +398,10 @@ def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> 
 
 def differences(a: Whole, b: Whole) -> Iterator[Difference]:
     """The first difference of each column."""
-    at = WHOLE if a.kind and b.kind else replace(WHOLE, column="$")
+    start = WHOLE if a.kind and b.kind else replace(WHOLE, column="$")
     if a.kind == b.kind:
-        yield from each_difference(a.value, b.value, at)
+        yield from each_difference(a.value, b.value, start)
     else:
         left, right = (x.kind or type(x.value).__name__ for x in (a, b))
-        yield replace(at, what="type", left=left, right=right)
+        yield replace(start, what="type", left=left, right=right)
     yield from each_difference(a.meta, b.meta, replace(WHOLE, column="meta"))

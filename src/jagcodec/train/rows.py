@@ -1,4 +1,8 @@
-"""Row algebra: choose, repeat, split and join rows of batches in any form."""
+"""Row algebra: choose, repeat, split and join rows of batches in any form.
+
+`select_rows`, `repeat_rows` and `split_rows` take rows of one batch. `concat_rows` and
+`join_columns` make one batch of several: its rows end to end, or its columns side by side.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +127,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     where = "repeat_rows"
     source, rows = _open_with_rows(batch, where)
     interleave = flag_of(interleave, f"{where}(interleave)")
-    counts = _counts_of_rows(times, rows, interleave, f"{where}(times)")
+    counts = _read_times(times, rows, f"{where}(times)", may_differ=interleave)
     every = np.arange(rows)
     try:
         chosen = np.repeat(every, counts) if interleave else np.tile(every, int(counts))
@@ -133,11 +137,11 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     return _choose_from(source, chosen, where)
 
 
-def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
-    """How often rows are repeated: one number; or with `each`, one number for each row."""
-    expected = "an integer, or one per row" if each else "an integer"
+def _read_times(times: Any, rows: int, path: str, *, may_differ: bool) -> IntArray:
+    """How often rows are repeated: one number, or if they `may_differ`, one for each row."""
+    expected = "an integer, or one per row" if may_differ else "an integer"
     counts = host_array(times, path, expected)
-    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not each):
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not may_differ):
         raise ArgumentTypeError(
             "bad_type", path, f"expected {expected}, found {_shown_numbers(times)}"
         )
@@ -145,9 +149,9 @@ def _counts_of_rows(times: Any, rows: int, each: bool, path: str) -> IntArray:
         detail = f"expected {rows} numbers, one per row, found {len(counts)}"
         raise ArgumentError("row_mismatch", path, detail)
     if counts.size and counts.min() < 0:
-        raise _bad(path, f"expected 0 or more, found {int(counts.min())}")
+        raise _bad_option(path, f"expected 0 or more, found {int(counts.min())}")
     if counts.size and counts.max() > INT64_MAX:
-        raise _bad(path, f"expected less than 2**63, found {int(counts.max())}")
+        raise _bad_option(path, f"expected less than 2**63, found {int(counts.max())}")
     return counts.astype(np.int64)
 
 
@@ -216,10 +220,10 @@ def split_rows(
     """
     where = "split_rows"
     source, rows = _open_with_rows(batch, where)
-    way = parts if max_tokens is None else max_tokens
-    if (way is None) == (sizes is None) or (max_tokens is None and lengths is not None):
+    parts_or_tokens = parts if max_tokens is None else max_tokens
+    if (parts_or_tokens is None) == (sizes is None) or (max_tokens is None and lengths is not None):
         detail = "expected one of parts, sizes and max_tokens, and lengths only with max_tokens"
-        raise _bad(where, detail)
+        raise _bad_option(where, detail)
     index: Sequence[Chosen]
     pool = RowSplitsPool()
     if max_tokens is not None:
@@ -229,23 +233,25 @@ def split_rows(
             tokens = common_lengths(known, path, "pass lengths")
         else:
             tokens = read_rows(lengths, path, rows=rows).lengths
-        index = _within(tokens, parts, max_tokens, where)
+        index = _split_within(tokens, parts, max_tokens, where)
     else:
         if sizes is None:
-            found = _equal_sizes(rows, whole_number(parts, 1, f"{where}(parts)"), where)
+            part_sizes = _equal_sizes(rows, whole_number(parts, 1, f"{where}(parts)"), where)
         else:
-            found = _read_sizes(sizes, rows, where)
-        ends = [0, *np.cumsum(found).tolist()]
-        index = [range(start, end) for start, end in itertools.pairwise(ends)]
+            part_sizes = _read_sizes(sizes, rows, where)
+        bounds = [0, *np.cumsum(part_sizes).tolist()]
+        index = [range(start, end) for start, end in itertools.pairwise(bounds)]
     return [_choose_from(source, part, where, pool) for part in index]
 
 
-def _within(tokens: IntArray, parts: int | None, max_tokens: int, where: str) -> list[IntArray]:
+def _split_within(
+    tokens: IntArray, parts: int | None, max_tokens: int, where: str
+) -> list[IntArray]:
     """The rows of each part, none of which exceeds `max_tokens`."""
     least = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
     if parts is not None and least > len(tokens):
         detail = f"expected at most {len(tokens)} parts, one per row, found {least}"
-        raise _bad(f"{where}(parts)", detail)
+        raise _bad_option(f"{where}(parts)", detail)
     found = assign_rows(tokens, Rules(max_tokens=max_tokens, least=least, where=where))
     return [found.order[start:end] for start, end in itertools.pairwise(found.bounds)]
 
@@ -263,17 +269,18 @@ def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:
 
 
 def _read_sizes(sizes: Any, rows: int, where: str) -> IntArray:
+    """The sizes that a caller passed; an error unless they add up to all rows."""
     path, expected = f"{where}(sizes)", f"row counts that add up to {rows}"
     array = host_array(sizes, path, expected)
     array = array.astype(np.int64) if array.size == 0 else array
     plain = array.ndim == 1 and array.dtype.kind in "iu"
     # Reject sizes above the number of rows first, so that the sum does not wrap around.
     if not plain or (array < 0).any() or (array > rows).any() or array.sum() != rows:
-        raise _bad(path, f"expected {expected}, found {_shown_numbers(sizes)}")
+        raise _bad_option(path, f"expected {expected}, found {_shown_numbers(sizes)}")
     return array.astype(np.int64)
 
 
-def _bad(path: str, detail: str) -> ArgumentError:
+def _bad_option(path: str, detail: str) -> ArgumentError:
     return ArgumentError("bad_option", path, detail)
 
 
@@ -284,6 +291,7 @@ def _open_with_rows(batch: Any, where: str) -> tuple[Any, int]:
 
 
 def _choose_from(batch: Any, chosen: Chosen, where: str, pool: RowSplitsPool | None = None) -> Any:
+    """The chosen rows of an open batch, as a batch of the same kind."""
     if isinstance(batch, WireBatch):
         return rows_at(batch, chosen)
     pool = pool or RowSplitsPool()
@@ -417,6 +425,7 @@ def _with_common_sizes(td: TensorDictBase, batches: Sequence[Any]) -> TensorDict
 def _check_side_by_side(
     batches: Sequence[Any], replace: bool, where: str, pool: RowSplitsPool
 ) -> None:
+    """Refuse batches whose rows cannot stand side by side, or that have a name twice."""
     first = batches[0]
     rows, known = row_count_of(first, where), row_lengths_of(first, f"{where}(batches[0])", pool)
     names: set[str] = set()
