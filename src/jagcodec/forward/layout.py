@@ -10,7 +10,7 @@ written as *pieces*, which are runs of one row's tokens or of pads, in the order
 Only `PaddedRows` knows tails, chunks and ranks. Indices, masks and positions follow from pieces. So
 does the way back, whose pieces take the buffers of the ranks as rows.
 
-`PackLayout` is the layout of one buffer. `plan_layout` makes one of what a caller passed, and
+`PackLayout` is the layout of one buffer. `plan_layout` makes one for the arguments of a caller, and
 `plan_buffers` makes the padded rows of several buffers.
 """
 

@@ -441,7 +441,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         return originals[np.argsort(self._assignment.order[places][originals], kind="stable")]
 
     def _checked_rank(self, rank: Any, where: str) -> int:
-        """A data-parallel rank that a caller passed; an error if there is none of this number."""
+        """A data-parallel rank that a caller passed; an error if no rank has this number."""
         known = integer_of(rank)
         if known is None or not 0 <= known < len(self):
             raise _outside(where, "rank", rank, len(self))

@@ -1,7 +1,7 @@
 """The options of `materialize`, checked.
 
 `LayoutOptions` has all of them, and refuses those that do not go together. The functions that make
-its fields of what a caller passed come after it.
+its fields from the arguments of a caller come after it.
 """
 
 from __future__ import annotations
