@@ -288,7 +288,9 @@ def _arrow_file(batch: Any, ending: str) -> bytes:
     return stream.getvalue()
 
 
-_LEAVE_OUT = "leave the column out with --columns, or try .parquet, which has NaN, bytes and times"
+_LEAVE_OUT_OR_TRY_PARQUET = (
+    "leave the column out with --columns, or try .parquet, which has NaN, bytes and times"
+)
 
 
 def _json_lines(batch: Any) -> bytes:
@@ -310,12 +312,12 @@ def _json_column(batch: Any, name: str) -> list[str]:
         if error.reason != "too_large":
             raise
         detail = "expected a column that JSON lines can hold, found one of too many empty lists"
-        raise ArgumentError("too_large", path, f"{detail}; {_LEAVE_OUT}") from error
+        raise ArgumentError("too_large", path, f"{detail}; {_LEAVE_OUT_OR_TRY_PARQUET}") from error
     except ArgumentTypeError as error:  # Python has no numbers for its layout or dtype
         path += error.path.removeprefix(f"to_rows[{name!r}]")
         detail = "expected a column that JSON lines can hold, found one whose rows are not numbers"
-        raise ArgumentError("bad_type", path, f"{detail}; {_LEAVE_OUT}") from error
+        raise ArgumentError("bad_type", path, f"{detail}; {_LEAVE_OUT_OR_TRY_PARQUET}") from error
     return [
-        f"{key}: {json_text(cells[name], f'{path}, row {i}', _LEAVE_OUT)}"
+        f"{key}: {json_text(cells[name], f'{path}, row {i}', _LEAVE_OUT_OR_TRY_PARQUET)}"
         for i, cells in enumerate(rows)
     ]

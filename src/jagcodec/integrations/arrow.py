@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_LEAVE_OUT = "leave the column out (--columns of the command, select in Python), or convert it"
-_AS_JSON_LINES = f"try .jsonl, which escapes it, {_LEAVE_OUT}"
+_LEAVE_OUT_OR_CONVERT = (
+    "leave the column out (--columns of the command, select in Python), or convert it"
+)
+_AS_JSON_LINES = f"try .jsonl, which escapes it, {_LEAVE_OUT_OR_CONVERT}"
 
 
 @untraced
@@ -222,7 +224,7 @@ def _arrow_objects(pa: Any, rows: list[Any], path: str) -> Any:
     if arrow_type is not None:
         return _typed(pa, rows, arrow_type, path)
     texts = [
-        None if row is None else json_text(row, f"{path}, row {i}", _LEAVE_OUT)
+        None if row is None else json_text(row, f"{path}, row {i}", _LEAVE_OUT_OR_CONVERT)
         for i, row in enumerate(rows)
     ]
     storage = pa.array(texts, pa.large_string())
@@ -258,7 +260,7 @@ def _typed(pa: Any, items: list[Any], arrow_type: Any, path: str, of_row: int = 
                 pa.array([item], arrow_type)
             except FOREIGN_ERRORS as error:
                 detail = f"expected rows that Arrow has as {arrow_type}, found {brief(item)}"
-                remedy = _AS_JSON_LINES if isinstance(item, str) else _LEAVE_OUT
+                remedy = _AS_JSON_LINES if isinstance(item, str) else _LEAVE_OUT_OR_CONVERT
                 where = f"{path}, row {i // of_row}"
                 raise ArgumentError("bad_type", where, f"{detail}: {error}; {remedy}") from error
         raise
@@ -276,4 +278,4 @@ _ARROW_OF: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
 
 def _no_arrow_form(path: str, found: str) -> ArgumentError:
     expected = f"expected a column that an Arrow table can hold, found {found}"
-    return ArgumentError("bad_type", path, f"{expected}; {_LEAVE_OUT}")
+    return ArgumentError("bad_type", path, f"{expected}; {_LEAVE_OUT_OR_CONVERT}")
