@@ -130,8 +130,9 @@ def open_and_join(rows: int) -> Operation:
 def put(rows: int, units: int = 1) -> Operation:
     """The messages that TransferQueue's client makes for its storage units, without a cluster."""
     from jagcodec.integrations import transfer_queue as backend
+    from jagcodec.integrations._transfer_queue_messages import StorageOptions
 
-    client: Any = SimpleNamespace(_options=backend.StorageOptions())
+    client: Any = SimpleNamespace(_options=StorageOptions())
     batch = jagcodec.decode(jagcodec.encode_rows(make_real_samples(rows)))
     groups = [list(range(unit, rows, units)) for unit in range(units)]
     return Operation(

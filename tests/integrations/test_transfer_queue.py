@@ -55,7 +55,21 @@ from transfer_queue.storage.managers import simple_storage_manager as managers
 from transfer_queue.storage.managers.base import StorageManagerFactory
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
+from jagcodec.integrations import (
+    _transfer_queue_columns,
+    _transfer_queue_messages,
+    _transfer_queue_storage,
+    _transfer_queue_version,
+)
 from jagcodec.integrations import transfer_queue as backend
+from jagcodec.integrations._transfer_queue_columns import field_schema
+from jagcodec.integrations._transfer_queue_messages import (
+    MESSAGE,
+    StorageOptions,
+    body_of,
+    options_of,
+)
+from jagcodec.integrations._transfer_queue_storage import _RowStorage
 
 pytestmark = pytest.mark.cluster
 
@@ -63,6 +77,23 @@ STOCK = "stock"
 Stock = managers.AsyncSimpleStorageManager
 START = simple_storage_bootstrap.initialize_simple_storage
 CAN_SAVE = hasattr(tq, "save_checkpoint")  # from 0.1.10 on
+PARTS = (
+    _transfer_queue_columns,
+    _transfer_queue_messages,
+    _transfer_queue_storage,
+    _transfer_queue_version,
+)
+
+
+def imported_again(monkeypatch):
+    """The names of the backend after a second import of it and of its parts.
+
+    After the test, the parts are again those of the first import.
+    """
+    for part in PARTS:
+        monkeypatch.setattr(jagcodec.integrations, part.__name__.rpartition(".")[2], part)
+        monkeypatch.delitem(sys.modules, part.__name__)
+    return runpy.run_path(backend.__file__, run_name=backend.__name__)
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +432,7 @@ def test_options_reach_every_process_and_a_unit_that_dies_is_an_error(use, monke
     wide = {"x": torch.ones(1, 800)}  # 3,200 bytes even if narrow
     options = {"allow_pickle": True, "narrow": True, "limits": {"bytes": 3000}}
     use("chosen", jagcodec=options, total_storage_size=4)
-    assert f"{backend.MESSAGE} runs the storage units: " in caplog.text
+    assert f"{MESSAGE} runs the storage units: " in caplog.text
     said = worker.remote(TensorDict(fitting, [2]), TensorDict(wide, [1]))
     error, lengths = ray.get(said, timeout=SECONDS)
     assert "at most 3000 bytes" in error
@@ -548,7 +579,7 @@ def test_options_that_a_configuration_leaves_out_are_those_of_the_variable(monke
         ("narrow", {"allow_pickle": True}, (False, True)),
     ):
         monkeypatch.setenv("JAGCODEC_ENCODE", words)
-        found = backend.options_of({"jagcodec": given})
+        found = options_of({"jagcodec": given})
         assert (found.elide, found.narrow) == expected
     monkeypatch.setenv("JAGCODEC_ENCODE", "elide,zstd")
     with pytest.raises(ArgumentError, match=r"JAGCODEC_ENCODE: expected elide.*found 'zstd'"):
@@ -560,24 +591,24 @@ class TestStorage:
 
     @pytest.fixture
     def storage(self):
-        return backend._RowStorage(None, backend.StorageOptions())
+        return _RowStorage(None, StorageOptions())
 
     @staticmethod
     def body(**columns):
         rows = len(next(iter(columns.values())))
-        return backend.body_of(backend.StorageOptions().encode(Columns(rows, columns)))
+        return body_of(StorageOptions().encode(Columns(rows, columns)))
 
     @staticmethod
     def got(storage, names, rows):
         """The frames of a reply, and the batch in them."""
-        frames = storage.get_data({backend.MESSAGE: names}, rows)[backend.MESSAGE]
+        frames = storage.get_data({MESSAGE: names}, rows)[MESSAGE]
         return frames, jagcodec.open_wire(frames)
 
     def test_what_is_refused_is_not_stored(self, storage):
         body = self.body(x=torch.ones(2, 3))
         with pytest.raises(WireFormatError, match="expected 3 rows, found 2"):
             storage.put_data(body, [0, 1, 2])
-        body[backend.MESSAGE][0] = body[backend.MESSAGE][0][:-1]
+        body[MESSAGE][0] = body[MESSAGE][0][:-1]
         with pytest.raises(WireFormatError):
             storage.put_data(body, [0, 1])
         assert (storage.active_key_count, storage.field_data) == (0, {})
@@ -622,7 +653,7 @@ class TestStorage:
         storage.put_data(self.body(image=torch.rand(8, 3000)), rows)
         for i in rows:
             storage.put_data(self.body(x=torch.full((1,), i), ids=torch.full((1, 3000), i)), [i])
-        monkeypatch.setattr(backend, "encode", encode)
+        monkeypatch.setattr(_transfer_queue_messages, "encode", encode)
         # A message of the joined columns alone is made only for a reply that has others.
         for names, number, messages in (
             (["image", "x"], 3, [["image", "x"], ["x"]]),
@@ -644,7 +675,7 @@ class TestStorage:
     @pytest.mark.parametrize("body", [{"x": [1]}, ["x"], {}, None, {"jagcodec 9.9": 1}, {1: 2}])
     def test_a_request_of_another_kind(self, storage, body):
         for request in (storage.put_data, storage.get_data):
-            with pytest.raises(TransportError, match=f"expected a message of {backend.MESSAGE}"):
+            with pytest.raises(TransportError, match=f"expected a message of {MESSAGE}"):
                 request(body, [0])
 
 
@@ -654,7 +685,7 @@ def test_the_schema_is_what_transfer_queue_extracts_from_rows():
         torch.arange(30).view(2, 15), torch.tensor([0, 3, 4, 9, 9, 11, 15]), jagged_dim=2
     )
     batch["strided"] = COLUMNS["strided"]
-    found, stock = backend.field_schema(batch), extract_field_schema(batch)
+    found, stock = field_schema(batch), extract_field_schema(batch)
     assert found == stock
     assert list(found) == list(stock)
     for name, field in found.items():
@@ -677,7 +708,7 @@ def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries
     for registry, (name,) in zip(registries, expected, strict=True):
         monkeypatch.setitem(registry, name, registry[name])  # put back after the test
     before, registered = names(), [dict(registry) for registry in registries]
-    runpy.run_path(backend.__file__, run_name=backend.__name__)  # a second import
+    imported_again(monkeypatch)
     assert before == names()
     for old, new, changed in zip(registered, registries, expected, strict=True):
         assert [name for name in new if new[name] is not old.get(name)] == changed
@@ -685,20 +716,21 @@ def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries
 
 def taken():
     """Each name that the backend takes from TransferQueue, and the module or class that has it."""
-    tree = ast.parse(Path(backend.__file__).read_text())
+    files = [str(module.__file__) for module in (backend, *PARTS)]
+    nodes = [node for file in files for node in ast.walk(ast.parse(Path(file).read_text()))]
     homes = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("transfer_queue"):
             homes |= {alias.name: sys.modules[str(node.module)] for alias in node.names}
     yield from ((module, name) for name, module in homes.items())
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in homes:
             name = ast.unparse(node.value)
             yield getattr(homes[name], name), node.attr
     unit = simple_storage.SimpleStorageUnit
     yield from ((unit, "__ray_metadata__"), (unit.__ray_metadata__, "modified_class"))
     yield from ((simple_storage_bootstrap, START.__name__), (START, "__wrapped__"))
-    for owner, names in backend._RELIED_ON.items():
+    for owner, names in _transfer_queue_version._RELIED_ON.items():
         yield from ((owner, name) for name in names.split())
 
 
@@ -719,7 +751,7 @@ def test_another_version_of_transfer_queue_is_named(monkeypatch, owner, name):
             if inspect.isfunction(method) and name in method.__code__.co_names:
                 monkeypatch.delattr(cls, key)  # which sets it on an instance, or reads it
     with pytest.raises(ImportError, match=rf"\b{name}\b.*found version 9\.9"):
-        runpy.run_path(backend.__file__, run_name=backend.__name__)
+        imported_again(monkeypatch)
 
 
 class LaterUnit:
@@ -751,7 +783,7 @@ def later(monkeypatch):
                 monkeypatch.setitem(registry, name, entry)  # put back after the test
         stock = simple_storage.SimpleStorageUnit.__ray_metadata__
         monkeypatch.setattr(stock, "modified_class", LaterUnit)
-        return runpy.run_path(backend.__file__, run_name=backend.__name__)
+        return imported_again(monkeypatch)
 
     return names
 
@@ -760,7 +792,7 @@ def test_a_payload_transfer_of_later_versions_moves_the_same_messages(later):
     names = later("put", "get", "handle_request")
     theirs = mock.Mock()
     handle_request = theirs.handle_request
-    unit = names["_JagcodecStorageUnit"](theirs, options=backend.StorageOptions())
+    unit = names["_JagcodecStorageUnit"](theirs, options=StorageOptions())
     transfer, storage = unit.payload_transfer, unit.storage_data
     assert transfer is theirs  # with all that a transfer has, such as counters for the metrics
     callbacks = {"load_data": storage.get_data, "store_data": storage.store}
@@ -772,10 +804,10 @@ def test_a_payload_transfer_of_later_versions_moves_the_same_messages(later):
     kinds, rows = ZMQRequestType, [4, 7]
     body = TestStorage.body(ids=torch.tensor([[1, 2], [3, 4]]))
     _, stored = answer(kinds.PUT_DATA, global_indexes=rows, data=body)
-    asked = {backend.MESSAGE: ["ids"]}
+    asked = {MESSAGE: ["ids"]}
     _, found = answer(kinds.GET_DATA, global_indexes=[7], fields=asked)
     assert (stored.request_type, stored.sender_id) == (kinds.PUT_DATA_RESPONSE, "unit")
-    got = jagcodec.open_wire(found.body["data"][backend.MESSAGE])["ids"]
+    got = jagcodec.open_wire(found.body["data"][MESSAGE])["ids"]
     assert [row.tolist() for row in got.unbind()] == [[3, 4]]
     handle_request.assert_not_called()
     # What fails, and what is neither a put nor a get, is TransferQueue's.

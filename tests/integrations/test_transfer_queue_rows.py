@@ -34,15 +34,19 @@ from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleSt
 from transfer_queue.storage.simple_storage import StorageUnitData
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
+from jagcodec.integrations import _transfer_queue_messages
 from jagcodec.integrations import transfer_queue as backend
+from jagcodec.integrations._transfer_queue_messages import MESSAGE, StorageOptions, body_of
+from jagcodec.integrations._transfer_queue_storage import _RowStorage
+from jagcodec.integrations._transfer_queue_version import _Stock
 
 WITH_STRIDED = [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64]
 
 
 def unit_of(rows):
     """A storage unit of this backend, or one of TransferQueue's own if the rows are."""
-    ours = isinstance(rows, backend._RowStorage)
-    unit = object.__new__(backend._JagcodecStorageUnit if ours else backend._Stock)
+    ours = isinstance(rows, _RowStorage)
+    unit = object.__new__(backend._JagcodecStorageUnit if ours else _Stock)
     unit.storage_unit_id, unit.storage_unit_size, unit.storage_data = "unit", None, rows
     return unit
 
@@ -75,10 +79,10 @@ class Queue(backend._JagcodecStorageManager):
     """A client and its storage units in one process; rows are known by their global indexes."""
 
     def __init__(self, units=("one", "two"), **options):
-        self._options = backend.StorageOptions(**options)
+        self._options = StorageOptions(**options)
         info = backend._StorageUnitInfo
         self.storage_unit_infos = {name: info("unit", name, "here", {}) for name in units}
-        self.units = {name: unit_of(backend._RowStorage(None, self._options)) for name in units}
+        self.units = {name: unit_of(_RowStorage(None, self._options)) for name in units}
         self.sent: list[int] = []  # bytes of the messages of puts, and of the answers to gets
         self.received: list[int] = []
 
@@ -87,7 +91,7 @@ class Queue(backend._JagcodecStorageManager):
 
     async def _put_to_single_storage_unit(self, rows, data, target_storage_unit):
         body = {"global_indexes": rows, "data": data}
-        self.sent.append(size(data[backend.MESSAGE]))
+        self.sent.append(size(data[MESSAGE]))
         answer = answer_of(self.units[target_storage_unit], "put", body)
         assert answer.request_type == ZMQRequestType.PUT_DATA_RESPONSE, answer.body
 
@@ -95,7 +99,7 @@ class Queue(backend._JagcodecStorageManager):
         body = {"global_indexes": rows, "fields": fields}
         answer = answer_of(self.units[target_storage_unit], "get", body)
         assert answer.request_type == ZMQRequestType.GET_DATA_RESPONSE, answer.body
-        self.received.append(size(answer.body["data"][backend.MESSAGE]))
+        self.received.append(size(answer.body["data"][MESSAGE]))
         return fields, answer.body["data"]
 
     def put(self, rows, **columns):
@@ -110,7 +114,7 @@ class Queue(backend._JagcodecStorageManager):
         """Save the rows of each unit, and load them into a new one."""
         for name, unit in self.units.items():
             assert saved(unit, folder / name) == {"success": True}
-            self.units[name] = unit_of(backend._RowStorage(None, self._options))
+            self.units[name] = unit_of(_RowStorage(None, self._options))
             assert loaded(self.units[name], folder / name) == {"success": True}
 
     def close(self):
@@ -233,9 +237,9 @@ def test_rows_that_repeat_come_back_whatever_client_and_unit_look_for(data, form
     queue, known = Queue(), {}
     flags = st.booleans()
     for unit in queue.units.values():
-        unit.storage_data.options = backend.StorageOptions(elide=data.draw(flags))
+        unit.storage_data.options = StorageOptions(elide=data.draw(flags))
     for _ in range(data.draw(st.integers(1, 4))):
-        queue._options = backend.StorageOptions(elide=data.draw(flags), narrow=data.draw(flags))
+        queue._options = StorageOptions(elide=data.draw(flags), narrow=data.draw(flags))
         rows = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True))
         images = [data.draw(st.sampled_from(IMAGES)) for _ in rows]
         column = FORMS[form](images)
@@ -278,7 +282,7 @@ def test_a_unit_answers_with_the_repeats_that_a_put_left_out(form):
 def test_a_unit_that_was_asked_for_nothing_sends_on_what_clients_stored_smaller():
     rows = [image for image in IMAGES for _ in range(4)]
     queue = Queue(units=["one"])
-    queue._options = backend.StorageOptions(elide=True, narrow=True)
+    queue._options = StorageOptions(elide=True, narrow=True)
     queue.put(range(12), x=FORMS["jagged"](rows), y=torch.arange(12))
     found = queue.get([*range(11, -1, -1)], "y", "x")
     assert queue.sent[0] == pytest.approx(3 * ONE_ROW / 8, rel=0.3)
@@ -293,7 +297,7 @@ def test_a_batch_without_repeats_is_searched_at_the_put_alone(monkeypatch):
         searched.append(options["elide"])
         return encode(columns, **options)
 
-    monkeypatch.setattr(backend, "encode", noted)
+    monkeypatch.setattr(_transfer_queue_messages, "encode", noted)
     queue = Queue(units=["one"], elide=True)
     queue.put(range(3), x=FORMS["jagged"](IMAGES))
     queue.get([2, 0], "x")
@@ -334,7 +338,7 @@ def unit_with(ours, **columns):
 def rows_in(unit):
     """Every value of a unit as TransferQueue holds it, by column and row."""
     data = unit.storage_data
-    if isinstance(data, backend._RowStorage):
+    if isinstance(data, _RowStorage):
         data = data.as_stock()
     return {name: dict(rows) for name, rows in data.field_data.items()}
 
@@ -385,7 +389,7 @@ def test_a_load_that_fails_is_reported_and_the_rows_stay(tmp_path, monkeypatch):
         assert_same(rows_in(unit), before)
         for name, handler in (("of_stock", loaded), ("as_stock", saved)):
             with monkeypatch.context() as patch:
-                patch.setattr(backend._RowStorage, name, fails)
+                patch.setattr(_RowStorage, name, fails)
                 assert saved(unit_with(False, ids=torch.ones(1)), path) == {"success": True}
                 failed = handler(unit, path)
             assert failed == {"success": False, "message": "KeyError('any exception')"}
@@ -404,7 +408,7 @@ def test_a_ragged_dim_survives_a_checkpoint(tmp_path):
 
 
 def message(batch, **meta):
-    return backend.body_of(encode(batch, meta=meta or None))
+    return body_of(encode(batch, meta=meta or None))
 
 
 def rows(*names, count=2, dims=()):
@@ -417,11 +421,11 @@ def forged(*counts):
         name: forge.tensor(shape=(count,), offset=8 * i)
         for i, (name, count) in enumerate(zip("xy", counts, strict=True))
     }
-    return backend.body_of(forge.message(forge.tensordict([2], leaves), bytes(16)))
+    return body_of(forge.message(forge.tensordict([2], leaves), bytes(16)))
 
 
 def test_the_forged_message_is_sound_but_for_its_rows():
-    assert decode(forged(2, 2)[backend.MESSAGE])["y"].tolist() == [0, 0]
+    assert decode(forged(2, 2)[MESSAGE])["y"].tolist() == [0, 0]
 
 
 WRONG_ANSWERS = {
@@ -438,12 +442,12 @@ WRONG_ANSWERS = {
     "columns with tensors in a dict": (message(rows("x", "y"), with_tensors={"x": 1}), "found"),
     "no names of columns with tensors": (message(rows("x", "y"), with_tensors=1), "found 1"),
     "another value": (message([1, 2]), "found one of another value"),
-    "a part of a message": ({backend.MESSAGE: encode(rows("x", "y"))[:1]}, "frames"),
-    "another message": ({backend.MESSAGE: [b"hello"]}, "jagcodec"),
-    "no frames": ({backend.MESSAGE: []}, "found no frame"),
-    "the name of a file": ({backend.MESSAGE: __file__}, "expected the frames of a message"),
-    "a batch": ({backend.MESSAGE: {"x": [1, 2], "y": [1, 2]}}, "expected the frames of a message"),
-    "nothing": ({backend.MESSAGE: None}, "expected the frames of a message"),
+    "a part of a message": ({MESSAGE: encode(rows("x", "y"))[:1]}, "frames"),
+    "another message": ({MESSAGE: [b"hello"]}, "jagcodec"),
+    "no frames": ({MESSAGE: []}, "found no frame"),
+    "the name of a file": ({MESSAGE: __file__}, "expected the frames of a message"),
+    "a batch": ({MESSAGE: {"x": [1, 2], "y": [1, 2]}}, "expected the frames of a message"),
+    "nothing": ({MESSAGE: None}, "expected the frames of a message"),
     "a message of another version": ({"jagcodec 9.9": []}, "found jagcodec 9.9"),
     "no message": ([1], "TransferQueue's own format"),
 }
@@ -475,7 +479,7 @@ def test_a_unit_may_answer_with_the_columns_in_another_order():
     get = queue._get_from_single_storage_unit
 
     async def reordered(rows, fields, target_storage_unit):
-        names = {backend.MESSAGE: fields[backend.MESSAGE][::-1]}
+        names = {MESSAGE: fields[MESSAGE][::-1]}
         return await get(rows, names, target_storage_unit)
 
     queue._get_from_single_storage_unit = reordered
@@ -487,8 +491,8 @@ def test_a_unit_may_answer_with_the_columns_in_another_order():
 
 @pytest.mark.parametrize("dims", [[], [2]])
 def test_a_put_of_other_rows_is_refused_and_not_kept(dims):
-    storage = backend._RowStorage(None, backend.StorageOptions())
-    for body in (message(rows("x", count=3, dims=dims)), {backend.MESSAGE: __file__}):
+    storage = _RowStorage(None, StorageOptions())
+    for body in (message(rows("x", count=3, dims=dims)), {MESSAGE: __file__}):
         with pytest.raises(WireFormatError, match="put"):
             storage.put_data(body, [0, 1] if not dims else [0, 1, 2])
     assert (storage.active_key_count, storage.field_data) == (0, {})
