@@ -67,9 +67,9 @@ from jagcodec.integrations._transfer_queue_messages import (
     MESSAGE,
     StorageOptions,
     body_of,
-    options_of,
+    storage_options,
 )
-from jagcodec.integrations._transfer_queue_storage import _RowStorage
+from jagcodec.integrations._transfer_queue_storage import RowStorage
 
 pytestmark = pytest.mark.cluster
 
@@ -579,7 +579,7 @@ def test_options_that_a_configuration_leaves_out_are_those_of_the_variable(monke
         ("narrow", {"allow_pickle": True}, (False, True)),
     ):
         monkeypatch.setenv("JAGCODEC_ENCODE", words)
-        found = options_of({"jagcodec": given})
+        found = storage_options({"jagcodec": given})
         assert (found.elide, found.narrow) == expected
     monkeypatch.setenv("JAGCODEC_ENCODE", "elide,zstd")
     with pytest.raises(ArgumentError, match=r"JAGCODEC_ENCODE: expected elide.*found 'zstd'"):
@@ -591,7 +591,7 @@ class TestStorage:
 
     @pytest.fixture
     def storage(self):
-        return _RowStorage(None, StorageOptions())
+        return RowStorage(None, StorageOptions())
 
     @staticmethod
     def body(**columns):
@@ -730,7 +730,7 @@ def taken():
     unit = simple_storage.SimpleStorageUnit
     yield from ((unit, "__ray_metadata__"), (unit.__ray_metadata__, "modified_class"))
     yield from ((simple_storage_bootstrap, START.__name__), (START, "__wrapped__"))
-    for owner, names in _transfer_queue_version._RELIED_ON.items():
+    for owner, names in _transfer_queue_version._NAMES_USED.items():
         yield from ((owner, name) for name in names.split())
 
 

@@ -37,16 +37,16 @@ from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 from jagcodec.integrations import _transfer_queue_messages
 from jagcodec.integrations import transfer_queue as backend
 from jagcodec.integrations._transfer_queue_messages import MESSAGE, StorageOptions, body_of
-from jagcodec.integrations._transfer_queue_storage import _RowStorage
-from jagcodec.integrations._transfer_queue_version import _Stock
+from jagcodec.integrations._transfer_queue_storage import RowStorage
+from jagcodec.integrations._transfer_queue_version import StockStorageUnit
 
 WITH_STRIDED = [torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64]
 
 
 def unit_of(rows):
     """A storage unit of this backend, or one of TransferQueue's own if the rows are."""
-    ours = isinstance(rows, _RowStorage)
-    unit = object.__new__(backend._JagcodecStorageUnit if ours else _Stock)
+    ours = isinstance(rows, RowStorage)
+    unit = object.__new__(backend._JagcodecStorageUnit if ours else StockStorageUnit)
     unit.storage_unit_id, unit.storage_unit_size, unit.storage_data = "unit", None, rows
     return unit
 
@@ -82,7 +82,7 @@ class Queue(backend._JagcodecStorageManager):
         self._options = StorageOptions(**options)
         info = backend._StorageUnitInfo
         self.storage_unit_infos = {name: info("unit", name, "here", {}) for name in units}
-        self.units = {name: unit_of(_RowStorage(None, self._options)) for name in units}
+        self.units = {name: unit_of(RowStorage(None, self._options)) for name in units}
         self.sent: list[int] = []  # bytes of the messages of puts, and of the answers to gets
         self.received: list[int] = []
 
@@ -114,7 +114,7 @@ class Queue(backend._JagcodecStorageManager):
         """Save the rows of each unit, and load them into a new one."""
         for name, unit in self.units.items():
             assert saved(unit, folder / name) == {"success": True}
-            self.units[name] = unit_of(_RowStorage(None, self._options))
+            self.units[name] = unit_of(RowStorage(None, self._options))
             assert loaded(self.units[name], folder / name) == {"success": True}
 
     def close(self):
@@ -338,7 +338,7 @@ def unit_with(ours, **columns):
 def rows_in(unit):
     """Every value of a unit as TransferQueue holds it, by column and row."""
     data = unit.storage_data
-    if isinstance(data, _RowStorage):
+    if isinstance(data, RowStorage):
         data = data.as_stock()
     return {name: dict(rows) for name, rows in data.field_data.items()}
 
@@ -387,9 +387,9 @@ def test_a_load_that_fails_is_reported_and_the_rows_stay(tmp_path, monkeypatch):
         found = loaded(unit, path)
         assert (found["success"], text in found["message"]) == (False, True), found
         assert_same(rows_in(unit), before)
-        for name, handler in (("of_stock", loaded), ("as_stock", saved)):
+        for name, handler in (("from_stock", loaded), ("as_stock", saved)):
             with monkeypatch.context() as patch:
-                patch.setattr(_RowStorage, name, fails)
+                patch.setattr(RowStorage, name, fails)
                 assert saved(unit_with(False, ids=torch.ones(1)), path) == {"success": True}
                 failed = handler(unit, path)
             assert failed == {"success": False, "message": "KeyError('any exception')"}
@@ -491,7 +491,7 @@ def test_a_unit_may_answer_with_the_columns_in_another_order():
 
 @pytest.mark.parametrize("dims", [[], [2]])
 def test_a_put_of_other_rows_is_refused_and_not_kept(dims):
-    storage = _RowStorage(None, StorageOptions())
+    storage = RowStorage(None, StorageOptions())
     for body in (message(rows("x", count=3, dims=dims)), {MESSAGE: __file__}):
         with pytest.raises(WireFormatError, match="put"):
             storage.put_data(body, [0, 1] if not dims else [0, 1, 2])

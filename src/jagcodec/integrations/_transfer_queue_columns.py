@@ -1,4 +1,8 @@
-"""Columns as TransferQueue holds them, and as messages have them: what both sides of it convert."""
+"""Columns as TransferQueue holds them, and as messages hold them.
+
+A put calls `columns_to_send` and `field_schema`. A get calls `chosen_rows` and `columns_of_rows`,
+or `values_of_rows` and `column_of_values` for a column that cannot stay in one piece.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from jagcodec.wire.read.wire_batch import WireBatch
 from jagcodec.wire.write.encoder import Columns
 
 
-def sendable(data: Any) -> Columns:
+def columns_to_send(data: Any) -> Columns:
     """The columns of a put; rectangles become jagged, because TransferQueue nests their rows."""
     splits: dict[int, RowSplits] = {}
     rows, pool = len(data), RowSplitsPool()
@@ -44,13 +48,13 @@ def sendable(data: Any) -> Columns:
             if is_stack(leaf):
                 objects = holder.own_objects()
                 return leaf if objects is None else objects
-            values = _dealt(leaf.data, rows)
-            return _column_of(values, [1] * len(values))
+            values = _payload_of_each_row(leaf.data, rows)
+            return column_of_values(values, [1] * len(values))
         view = holder.view(f"put({name!r})", pool, detach=True)
         if view is not None:
             return view
         if not isinstance(holder, Dense):
-            return _values_of_leaf(leaf)
+            return _values_of_column(leaf)
         if leaf.dim() == 1:
             return leaf
         length, cells = leaf.shape[1], contiguous_bits(leaf.detach().cpu()).flatten(0, 1)
@@ -61,51 +65,56 @@ def sendable(data: Any) -> Columns:
     return Columns(rows, {name: column(name, leaf) for name, leaf in data.items()})
 
 
-def _dealt(payload: Any, rows: int) -> list[Any]:
-    """The items of a payload with one for each row; any other payload is repeated for every row."""
-    items = isinstance(payload, torch.Tensor | np.ndarray) and len(payload.shape) > 0
-    deal = (items or type(payload) is list) and len(payload) == rows
-    return list(payload) if deal else [payload] * rows
+def _payload_of_each_row(payload: Any, rows: int) -> list[Any]:
+    """The items of a payload with one for each row; any other payload, repeated for every row."""
+    has_items = isinstance(payload, torch.Tensor | np.ndarray) and len(payload.shape) > 0
+    one_each = (has_items or type(payload) is list) and len(payload) == rows
+    return list(payload) if one_each else [payload] * rows
 
 
-def _values_of_leaf(leaf: Any) -> list[Any]:
-    """The rows of a column as TransferQueue holds them: tensors and objects."""
-    holder = column_of(leaf)
-    if isinstance(holder, Payloads):
-        return rows_of_leaf(leaf, len(leaf))
-    has_parts = isinstance(holder, (TensorColumn, TensorDictBatch, Unbatched))
-    return list(leaf.unbind(0)) if has_parts else list(leaf)
+def field_schema(data: Any) -> dict[str, dict[str, Any]]:
+    """What TransferQueue's `extract_field_schema` returns, read from columns instead of rows."""
+    schema: dict[str, dict[str, Any]] = {}
+    for name, leaf in data.items():
+        holder = column_of(leaf)
+        is_tensor = holder.cells() is not None
+        schema[name] = {
+            "dtype": leaf.dtype if is_tensor else None,
+            "shape": None,
+            "is_nested": isinstance(holder, (Jagged, StridedNested)),
+            "is_non_tensor": not is_tensor,
+        }
+        view = holder.view(f"put({name!r})", RowSplitsPool(), detach=True)
+        if isinstance(holder, StridedNested):
+            schema.update(extract_field_schema(data.select(name)))
+        elif view is not None:
+            before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
+            shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
+            schema[name] |= {"shape": torch.Size(shapes[0]), "per_sample_shapes": shapes}
+        elif is_tensor:
+            schema[name]["shape"] = leaf.shape[1:] or torch.Size((1,))
+    return schema
 
 
-def _column_of(values: list[Any], ragged_dims: Iterable[int]) -> Any:
-    """Values as one column, nested as TransferQueue nests them; a list if that is not possible.
-
-    `ragged_dims` are those of the columns that the values come from, and 1 for rectangles. If all
-    shapes are equal, a ragged dim other than 1 decides; TransferQueue would use dim 1.
-    """
-    if not all(type(value) is torch.Tensor for value in values):
-        return values
-    known = set(ragged_dims) - {1}
-    for dim in (*known, None) if len(known) == 1 else (None,):
-        with suppress(ArgumentError, ArgumentTypeError):  # their dtypes or shapes do not fit
-            return stack_or_nest(values, always_nest=values[0].dim() > 0, ragged_dim=dim)
-    return values
-
-
-def _chosen(batches: Sequence[WireBatch], index: Sequence[int], names: Iterable[str]) -> WireBatch:
+def chosen_rows(
+    batches: Sequence[WireBatch], index: Sequence[int], names: Iterable[str]
+) -> WireBatch:
     """These rows and columns of several messages, as one open batch."""
     names = tuple(names)
     parts = [batch if batch.fields == names else batch.select(names) for batch in batches]
     return (concat_rows(parts) if len(parts) > 1 else parts[0]).rows(index)
 
 
-def _rows_of(
+def columns_of_rows(
     batches: Sequence[WireBatch],
     index: Sequence[int],
     whole: WireBatch,
     read: Callable[[WireBatch], Iterable[tuple[str, Any]]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns of `whole`, which are rows of `batches`: in one piece, or value by value."""
+    """The columns of `whole`, which are rows of `batches`: first those in one piece, then others.
+
+    The others, which `read` cannot join, are made of their values.
+    """
     with suppress(ArgumentError, ArgumentTypeError):  # some column differs between batches
         return dict(read(whole)), {}
     columns: dict[str, Any] = {}
@@ -114,11 +123,11 @@ def _rows_of(
         try:
             columns |= read(whole.select([name]))
         except (ArgumentError, ArgumentTypeError):
-            others[name] = _column_of(*_values_of_rows(batches, index, name))
+            others[name] = column_of_values(*values_of_rows(batches, index, name))
     return columns, others
 
 
-def _values_of_rows(
+def values_of_rows(
     batches: Sequence[WireBatch], index: Sequence[int], name: str
 ) -> tuple[list[Any], list[int]]:
     """Rows of one column as TransferQueue holds them, and for each the ragged dim of its column."""
@@ -127,26 +136,31 @@ def _values_of_rows(
     for batch in batches:
         leaf = closed(batch[name])
         dim = parts_of(leaf).ragged_dim if isinstance(column_of(leaf), Jagged) else 1
-        values += _values_of_leaf(leaf)
+        values += _values_of_column(leaf)
         ragged_dims += [dim] * len(batch)
     return [values[row] for row in index], [ragged_dims[row] for row in index]
 
 
-def field_schema(data: Any) -> dict[str, dict[str, Any]]:
-    """What TransferQueue's `extract_field_schema` returns, read from columns instead of rows."""
-    schema: dict[str, dict[str, Any]] = {}
-    for name, leaf in data.items():
-        holder = column_of(leaf)
-        tensor, nested = holder.cells() is not None, isinstance(holder, (Jagged, StridedNested))
-        field = {"dtype": leaf.dtype if tensor else None, "shape": None, "is_nested": nested}
-        schema[name] = {**field, "is_non_tensor": not tensor}
-        view = holder.view(f"put({name!r})", RowSplitsPool(), detach=True)
-        if isinstance(holder, StridedNested):
-            schema.update(extract_field_schema(data.select(name)))
-        elif view is not None:
-            before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
-            shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
-            schema[name] |= {"shape": torch.Size(shapes[0]), "per_sample_shapes": shapes}
-        elif tensor:
-            schema[name]["shape"] = leaf.shape[1:] or torch.Size((1,))
-    return schema
+def _values_of_column(leaf: Any) -> list[Any]:
+    """The rows of a column as TransferQueue holds them: tensors and objects."""
+    holder = column_of(leaf)
+    if isinstance(holder, Payloads):
+        return rows_of_leaf(leaf, len(leaf))
+    has_parts = isinstance(holder, (TensorColumn, TensorDictBatch, Unbatched))
+    return list(leaf.unbind(0)) if has_parts else list(leaf)
+
+
+def column_of_values(values: list[Any], ragged_dims: Iterable[int]) -> Any:
+    """Values as one column, nested as TransferQueue nests them; a list if that is not possible.
+
+    `ragged_dims` are the ragged dims of the columns that the values come from, and 1 for
+    rectangles. If all shapes are equal, a ragged dim other than 1 decides; TransferQueue would use
+    dim 1.
+    """
+    if not all(type(value) is torch.Tensor for value in values):
+        return values
+    known = set(ragged_dims) - {1}
+    for dim in (*known, None) if len(known) == 1 else (None,):
+        with suppress(ArgumentError, ArgumentTypeError):  # their dtypes or shapes do not fit
+            return stack_or_nest(values, always_nest=values[0].dim() > 0, ragged_dim=dim)
+    return values

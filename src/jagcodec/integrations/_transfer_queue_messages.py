@@ -1,4 +1,8 @@
-"""Messages between clients and storage units of TransferQueue: options, and bodies of requests."""
+"""Messages between clients and storage units of TransferQueue: options, and bodies of requests.
+
+`StorageOptions` makes and opens messages, and `storage_options` reads them from a configuration.
+`body_of` and `content_of` put a message into the body of a request or a reply, and take it out.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +100,7 @@ class StorageOptions:
 _OPTIONS = {"allow_pickle": bool, "elide": bool, "narrow": bool, "limits": Mapping}
 
 
-def options_of(config: Mapping[str, Any]) -> StorageOptions:
+def storage_options(config: Mapping[str, Any]) -> StorageOptions:
     """The options of a configuration; the environment decides those that it leaves out."""
     where, given = f"backend.{NAME}.jagcodec", config.get("jagcodec")
     _check_type(given, Mapping, where)

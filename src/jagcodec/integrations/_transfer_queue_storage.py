@@ -1,4 +1,9 @@
-"""The rows that a storage unit of TransferQueue keeps, each in the message that it came in."""
+"""The rows that a storage unit of TransferQueue keeps, each in the message that it came in.
+
+`RowStorage` takes the place of TransferQueue's own storage: it answers puts and gets, and converts
+its rows to TransferQueue's form and back for checkpoints. The form of values in a checkpoint is
+last.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,10 @@ from tensordict import TensorDictBase
 
 from jagcodec.columns.batch import AS_IT_IS, Stored, all_stored, stored, to_send
 from jagcodec.integrations._transfer_queue_columns import (
-    _chosen,
-    _column_of,
-    _rows_of,
-    _values_of_rows,
+    chosen_rows,
+    column_of_values,
+    columns_of_rows,
+    values_of_rows,
 )
 from jagcodec.integrations._transfer_queue_messages import (
     WITH_TENSORS,
@@ -39,8 +44,8 @@ class _StoredRow(NamedTuple):
     row: int
 
 
-def _places(rows: Sequence[_StoredRow]) -> tuple[list[WireBatch], list[int]]:
-    """The messages of some rows, and the place of each row if these are end to end."""
+def _messages_and_places(rows: Sequence[_StoredRow]) -> tuple[list[WireBatch], list[int]]:
+    """The messages that hold some rows, and the place of each row if these messages are joined."""
     firsts: dict[WireBatch, int] = {}
     end = 0
     for batch, _ in rows:
@@ -50,8 +55,8 @@ def _places(rows: Sequence[_StoredRow]) -> tuple[list[WireBatch], list[int]]:
     return list(firsts), [firsts[batch] + row for batch, row in rows]
 
 
-class _RowStorage(StorageUnitData):  # type: ignore[misc]
-    """What a storage unit holds: `_StoredRow`s where TransferQueue has tensors and objects."""
+class RowStorage(StorageUnitData):  # type: ignore[misc]
+    """The rows of a storage unit: `_StoredRow`s where TransferQueue has tensors and objects."""
 
     def __init__(self, storage_size: int | None, options: StorageOptions) -> None:
         super().__init__(storage_size)
@@ -79,13 +84,15 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         scattered: list[str] = []
         how = AS_IT_IS
         for names in groups.values():
-            batches, index = _places(found[names[0]])
-            whole = _chosen(batches, index, names)
-            one, others = _rows_of(batches, index, whole, lambda b: to_send(b).columns.items())
-            columns |= one | others
-            how = all_stored([how, self._stored(whole, len(batches))])
+            batches, index = _messages_and_places(found[names[0]])
+            whole = chosen_rows(batches, index, names)
+            in_one_piece, others = columns_of_rows(
+                batches, index, whole, lambda batch: to_send(batch).columns.items()
+            )
+            columns |= in_one_piece | others
+            how = all_stored([how, self._how_to_send(whole, len(batches))])
             if len(batches) > max(1, len(index) // _FEWEST_ROWS_PER_MESSAGE):
-                scattered += list(one)
+                scattered += list(in_one_piece)
         with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
         batch = Columns(len(global_indexes), {name: columns[name] for name in found})
         meta = {WITH_TENSORS: with_tensors} if with_tensors else None
@@ -100,7 +107,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
             self._replace_rows(global_indexes, joined, frames_to_keep)
         return body_of(frames)
 
-    def _stored(self, rows: WireBatch, messages: int) -> Stored:
+    def _how_to_send(self, rows: WireBatch, messages: int) -> Stored:
         """How to send rows that came in so many messages.
 
         `encode` looks for repeats if the columns came elided, or the rows came in several messages.
@@ -113,7 +120,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
     def _replace_rows(
         self, global_indexes: list[int], joined: Iterable[str], frames: list[Any]
     ) -> None:
-        """Keep one message in place of those that had these rows: the next get is faster."""
+        """Keep one message in place of the messages that had these rows: the next get is faster."""
         kept = self.options.open(frames, NO_LIMITS)
         rows = [_StoredRow(kept, row) for row in range(len(kept))]
         for name in joined:
@@ -122,17 +129,17 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
     # Checkpoints have TransferQueue's format: a queue without jagcodec can load them.
 
     @classmethod
-    def of_stock(cls, data: StorageUnitData, options: StorageOptions) -> _RowStorage:
+    def from_stock(cls, data: StorageUnitData, options: StorageOptions) -> RowStorage:
         """The rows of one of TransferQueue's own storage units."""
         storage = cls(None, options)
         for name, rows in data.field_data.items():
             storage.field_data[name] = dict.fromkeys(rows)  # in their order; there may be none
             groups: dict[Any, list[int]] = {}
             for key, row in rows.items():
-                groups.setdefault(_form_of(row), []).append(key)
+                groups.setdefault(_column_key(row), []).append(key)
             for keys in groups.values():
                 values = [rows[key] for key in keys]
-                column = _column_of(values, map(_ragged_dim_of, values))
+                column = column_of_values(values, map(_ragged_dim_of, values))
                 frames = options.encode(Columns(len(keys), {name: column}))
                 storage._keep(options.open(frames, NO_LIMITS), keys)
         storage.storage_size, storage._active_keys = data.storage_size, set(data._active_keys)
@@ -148,7 +155,7 @@ class _RowStorage(StorageUnitData):  # type: ignore[misc]
         """One of TransferQueue's own storage units with the same rows, for a checkpoint."""
         data = self.without_values()
         for name, rows in self.field_data.items():
-            values = map(_saved, *_values_of_rows(*_places(list(rows.values())), name))
+            values = map(_saved, *values_of_rows(*_messages_and_places(list(rows.values())), name))
             data.field_data[name] = dict(zip(rows, values, strict=True))
         return data
 
@@ -157,7 +164,7 @@ RAGGED_DIM = "jagcodec_ragged_dim"  # an attribute of a saved tensor, which Tran
 
 
 def _saved(value: Any, ragged_dim: int) -> Any:
-    """A value for a checkpoint."""
+    """A value in the form that a checkpoint can hold."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout is torch.strided and value.dtype not in _PICKLED:
@@ -187,7 +194,7 @@ def _ragged_dim_of(value: Any) -> int:
     return getattr(value, RAGGED_DIM, 1)
 
 
-def _form_of(value: Any) -> Any:
+def _column_key(value: Any) -> Any:
     """A key of a value in a checkpoint: values with equal keys can be one column of a message."""
     if type(value) is not torch.Tensor:
         return None

@@ -1,6 +1,10 @@
 """Imports what the backend uses of TransferQueue, and checks that the installed version has it.
 
-All modules of the backend import TransferQueue's names, and Ray, from here.
+All modules of the backend import TransferQueue's names, and Ray, from here. First come the errors
+about a version that differs, then the imports, and last the check of attributes.
+
+Two differences between versions stay where they matter, in `jagcodec.integrations.transfer_queue`:
+who answers a request to a storage unit, and who repeats a request that failed.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ with needed(
 
 
 def _changed(difference: str) -> ImportError:
-    """The error of a TransferQueue that lacks something that this module builds on."""
+    """The error for a version of TransferQueue that lacks something which the backend uses."""
     version = getattr(transfer_queue, "__version__", "unknown")
     return ImportError(
         f"jagcodec.integrations.transfer_queue: expected TransferQueue with {difference}, found "
@@ -29,7 +33,7 @@ def _changed(difference: str) -> ImportError:
 
 
 def _part(owner: Any, path: str) -> Any:
-    """What a module or class of TransferQueue has at a dotted path."""
+    """The attribute of a module or class of TransferQueue at a dotted path."""
     found = owner
     for name in path.split("."):
         if not hasattr(found, name):
@@ -67,33 +71,35 @@ except ImportError as _error:
     raise _changed(f"all modules and names of 0.1.11 ({_error})") from _error
 
 __all__ = [
-    "_START",
     "AsyncSimpleStorageManager",
     "BatchMeta",
     "PayloadTransfer",
+    "StockStorageUnit",
     "StorageBootstrapProvider",
     "StorageManagerFactory",
     "StorageUnitData",
     "ZMQMessage",
     "ZMQRequestType",
     "ZMQServerInfo",
-    "_Stock",
     "extract_field_schema",
     "get_logger",
     "interface",
     "ray",
     "simple_storage",
+    "start_stock_units",
 ]
 
-_Stock: Any = _part(simple_storage, "SimpleStorageUnit.__ray_metadata__.modified_class")
-_START: Any = _part(simple_storage_bootstrap, "initialize_simple_storage.__wrapped__")
+# TransferQueue's own storage unit, without the wrapper of Ray, and its function that starts units.
+StockStorageUnit: Any = _part(simple_storage, "SimpleStorageUnit.__ray_metadata__.modified_class")
+start_stock_units: Any = _part(simple_storage_bootstrap, "initialize_simple_storage.__wrapped__")
 
-_RELIED_ON: dict[Any, str] = {
+# The attributes that the backend uses, of each module and class.
+_NAMES_USED: dict[Any, str] = {
     AsyncSimpleStorageManager: "put_data get_data notify_data_update _group_by_hash "
     "_pack_field_values _put_to_single_storage_unit _get_from_single_storage_unit "
     "storage_unit_infos",
-    _Stock: "get_zmq_server_info _handle_save_checkpoint _handle_load_checkpoint storage_data "
-    "storage_unit_id storage_unit_size "
+    StockStorageUnit: "get_zmq_server_info _handle_save_checkpoint _handle_load_checkpoint "
+    "storage_data storage_unit_id storage_unit_size "
     + ("_handle_put _handle_get" if PayloadTransfer is None else "payload_transfer"),
     StorageUnitData: "put_data get_data clear field_data storage_size _active_keys",
     BatchMeta: "size global_indexes field_names partition_ids",
@@ -107,7 +113,7 @@ _RELIED_ON: dict[Any, str] = {
     interface: "_TQ_CLIENT",
 }
 if PayloadTransfer is not None:
-    _RELIED_ON[PayloadTransfer] = "handle_request"
+    _NAMES_USED[PayloadTransfer] = "handle_request"
 
 
 def _has(owner: Any, name: str) -> bool:
@@ -119,15 +125,15 @@ def _has(owner: Any, name: str) -> bool:
     return any(name in code.co_names for code in codes)
 
 
-def _check_version() -> None:
-    """Refuse a TransferQueue that lacks something that this module builds on."""
-    names = ((owner, name) for owner, names in _RELIED_ON.items() for name in names.split())
+def _check_attributes() -> None:
+    """Raise an error if this version of TransferQueue lacks something that the backend uses."""
+    names = ((owner, name) for owner, names in _NAMES_USED.items() for name in names.split())
     missing = [f"{_name_of(owner)}.{name}" for owner, name in names if not _has(owner, name)]
     if missing:
         raise _changed(", ".join(missing))
-    code = getattr(_START, "__code__", None)
+    code = getattr(start_stock_units, "__code__", None)
     if code is None or "SimpleStorageUnit" not in code.co_names or code.co_freevars:
         raise _changed("initialize_simple_storage, a function that starts each SimpleStorageUnit")
 
 
-_check_version()
+_check_attributes()

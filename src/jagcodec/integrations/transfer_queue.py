@@ -8,6 +8,11 @@ A put sends one message to each storage unit. A unit keeps the messages, and the
 in them. It answers a get with one message, in which each column is one block. For columns whose
 rows came in many puts, it then keeps the joined rows in place of those messages. The controller and
 all other messages stay TransferQueue's.
+
+After `installed` come the client, the storage unit, and the start of the units. Other processes
+unpickle classes of this module, and so register the backend. The other parts have modules of their
+own: `_transfer_queue_messages`, `_transfer_queue_columns`, `_transfer_queue_storage` (the rows of a
+unit) and `_transfer_queue_version` (everything that is imported from TransferQueue).
 """
 
 from __future__ import annotations
@@ -32,12 +37,12 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.integrations._transfer_queue_columns import (
-    _chosen,
-    _column_of,
-    _rows_of,
-    _values_of_rows,
+    chosen_rows,
+    column_of_values,
+    columns_of_rows,
+    columns_to_send,
     field_schema,
-    sendable,
+    values_of_rows,
 )
 from jagcodec.integrations._transfer_queue_messages import (
     MESSAGE,
@@ -46,24 +51,24 @@ from jagcodec.integrations._transfer_queue_messages import (
     StorageOptions,
     body_of,
     content_of,
-    options_of,
+    storage_options,
 )
-from jagcodec.integrations._transfer_queue_storage import _RowStorage
+from jagcodec.integrations._transfer_queue_storage import RowStorage
 from jagcodec.integrations._transfer_queue_version import (
-    _START,
     AsyncSimpleStorageManager,
     BatchMeta,
     PayloadTransfer,
+    StockStorageUnit,
     StorageBootstrapProvider,
     StorageManagerFactory,
     ZMQMessage,
     ZMQRequestType,
     ZMQServerInfo,
-    _Stock,
     get_logger,
     interface,
     ray,
     simple_storage,
+    start_stock_units,
 )
 from jagcodec.rows.non_tensor import batch_of
 from jagcodec.wire.read.wire_batch import WireBatch
@@ -93,14 +98,14 @@ def installed() -> bool:
     )
 
 
-# --- clients -----------------------------------------------------------------------------------
+# --- the client --------------------------------------------------------------------------------
 
 
 class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
-    """The client's side of the storage units."""
+    """The client of the storage units: its puts and gets send one message to each unit."""
 
     def __init__(self, controller_info: Any, config: Any, **kwargs: Any) -> None:
-        self._options = options_of(config)
+        self._options = storage_options(config)
         super().__init__(controller_info, config, **kwargs)
 
     async def put_data(
@@ -136,10 +141,12 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         index = np.argsort(places).tolist()
         with_tensors = {name for batch in batches for name in batch.meta.get(WITH_TENSORS, ())}
         joinable = [name for name in names if name not in with_tensors]
-        whole = _chosen(batches, index, joinable)
-        leaves, others = _rows_of(batches, index, whole, lambda b: b.to_tensordict().items())
+        whole = chosen_rows(batches, index, joinable)
+        leaves, others = columns_of_rows(
+            batches, index, whole, lambda batch: batch.to_tensordict().items()
+        )
         others |= {
-            name: _column_of(*_values_of_rows(batches, index, name)) for name in with_tensors
+            name: column_of_values(*values_of_rows(batches, index, name)) for name in with_tensors
         }
         leaves |= {name: self._packed(column) for name, column in others.items()}
         return batch_of({name: leaves[name] for name in names}, metadata.size)
@@ -160,7 +167,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         return batch
 
     def _packed(self, column: Any) -> Any:
-        """A column that `_column_of` made, in the form that TransferQueue returns."""
+        """A column that `column_of_values` made, in the form that TransferQueue returns."""
         if type(column) is not list:
             return column
         # TransferQueue would convert rows of several dtypes to the dtype of the first row.
@@ -179,7 +186,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     async def _ask_units(
         self, operation: str, groups: dict[str, Any], request: Any, bodies: Iterable[Any]
     ) -> Sequence[Any]:
-        """The answers of storage units. Where TransferQueue repeats its requests, so does this."""
+        """The answers of the storage units. Versions that repeat a request repeat these too."""
         calls = []
         for (unit, group), body in zip(groups.items(), bodies, strict=True):
             rows = group.global_indexes
@@ -192,49 +199,23 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
 
     def _messages(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
         """The rows of each group of positions as a message."""
-        columns, options = sendable(data), self._options
+        columns, options = columns_to_send(data), self._options
         if len(groups) == 1:
             return [options.encode(columns)]
         chosen = [np.array(rows, dtype=np.int64) for rows in groups]
         return [options.encode(part) for part in options.parts(columns, chosen)]
 
 
-# --- storage units -----------------------------------------------------------------------------
+# --- the storage unit --------------------------------------------------------------------------
 
 
-def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
-    """The reply to a put or a get; None for other requests, and for requests that fail.
-
-    For None, TransferQueue's own code answers, and names the fault. Not all requests are
-    left to that code: it counts the cores of the host each time, which is slower than a put.
-    """
-    body, kind = request.body, request.request_type
-    with suppress(Exception):
-        if kind == ZMQRequestType.PUT_DATA:
-            store_data(body["global_indexes"], body["data"], None)
-            return ZMQMessage.create(ZMQRequestType.PUT_DATA_RESPONSE, unit, {})
-        if kind == ZMQRequestType.GET_DATA:
-            reply = {"data": load_data(body["fields"], body["global_indexes"])}
-            return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, unit, reply)
-    return None
-
-
-def _handle_request(
-    theirs: Callable[..., Any], request: Any, *, storage_id: str, load_data: Any, store_data: Any
-) -> Any:
-    """What a `PayloadTransfer` answers: our reply, or that of its own `handle_request`."""
-    return _reply_to(request, storage_id, load_data, store_data) or theirs(
-        request, storage_id=storage_id, load_data=load_data, store_data=store_data
-    )
-
-
-class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
+class _JagcodecStorageUnit(StockStorageUnit):  # type: ignore[misc]
     """A storage unit whose rows are in the messages that it received."""
 
     def __init__(self, *args: Any, options: StorageOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # No client knows the address before this returns.
-        self.storage_data = _RowStorage(self.storage_unit_size, options)
+        self.storage_data = RowStorage(self.storage_unit_size, options)
         if PayloadTransfer is not None:
             # All else of the transfer stays TransferQueue's, such as its counters.
             transfer = self.payload_transfer
@@ -273,7 +254,7 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
             self.storage_data = kept.without_values()
             response = super()._handle_load_checkpoint(request)
             if response.body["success"]:
-                kept = _RowStorage.of_stock(self.storage_data, kept.options)
+                kept = RowStorage.from_stock(self.storage_data, kept.options)
             return response
         except Exception as error:
             return self._failed(ZMQRequestType.LOAD_STORAGE_CHECKPOINT_RESPONSE, error)
@@ -288,10 +269,36 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
 
 
 class _StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
-    """The address of a storage unit of this backend."""
+    """The address of a storage unit of this backend, by which clients know the backend."""
 
 
-# --- registration ------------------------------------------------------------------------------
+def _handle_request(
+    theirs: Callable[..., Any], request: Any, *, storage_id: str, load_data: Any, store_data: Any
+) -> Any:
+    """The reply of a `PayloadTransfer`: ours, or the reply of its own `handle_request`."""
+    return _reply_to(request, storage_id, load_data, store_data) or theirs(
+        request, storage_id=storage_id, load_data=load_data, store_data=store_data
+    )
+
+
+def _reply_to(request: Any, unit: str, load_data: Any, store_data: Any) -> Any:
+    """The reply to a put or a get; None for other requests, and for requests that fail.
+
+    For None, TransferQueue's own code answers, and names the fault. That code does not answer all
+    requests, because it counts the cores of the host each time, which is slower than a put.
+    """
+    body, kind = request.body, request.request_type
+    with suppress(Exception):
+        if kind == ZMQRequestType.PUT_DATA:
+            store_data(body["global_indexes"], body["data"], None)
+            return ZMQMessage.create(ZMQRequestType.PUT_DATA_RESPONSE, unit, {})
+        if kind == ZMQRequestType.GET_DATA:
+            reply = {"data": load_data(body["fields"], body["global_indexes"])}
+            return ZMQMessage.create(ZMQRequestType.GET_DATA_RESPONSE, unit, reply)
+    return None
+
+
+# --- the start of the units, and registration --------------------------------------------------
 
 
 def start_units(conf: Any) -> dict[str, Any]:
@@ -303,12 +310,13 @@ def start_units(conf: Any) -> dict[str, Any]:
     # TransferQueue's function starts the units: it decides how many there are, and on which nodes.
     # It looks the class up as a global of its module, and has no argument for another one. So run
     # its code in a function whose globals have our class under that name. A patch of the module
-    # would change it for other callers, too. `_check_version` has checked that the code uses the
+    # would change it for other callers, too. `_check_attributes` has checked that the code uses the
     # name, and has no closure.
-    unit = partial(_unit_actor, options_of(config))
-    names = {**_START.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
-    start = types.FunctionType(_START.__code__, names, None, _START.__defaults__)
-    start.__kwdefaults__ = _START.__kwdefaults__
+    unit = partial(_unit_actor, storage_options(config))
+    theirs = start_stock_units
+    names = {**theirs.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
+    start = types.FunctionType(theirs.__code__, names, None, theirs.__defaults__)
+    start.__kwdefaults__ = theirs.__kwdefaults__
     try:
         controller = _controller()
         content_of({ray.get(controller.__ray_call__.remote(_version_here)): None}, "the controller")
@@ -330,7 +338,7 @@ def _controller() -> Any:
 
 
 def _unit_actor(options: StorageOptions, **given: Any) -> Any:
-    """What ``SimpleStorageUnit.options(...)`` is in `start_units`: the same options, our class."""
+    """Stands for ``SimpleStorageUnit.options(...)``: the same options, but our class starts."""
     chosen = simple_storage.SimpleStorageUnit.options(**given).bind().get_options()
     actor = ray.remote(_JagcodecStorageUnit).options(**chosen)
     return types.SimpleNamespace(remote=partial(actor.remote, options=options))
