@@ -10,13 +10,14 @@ import numpy.typing as npt
 from jagcodec._arguments import check_array, mapping_of, whole_number
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.integrations._base64_arrays import (
+from jagcodec.integrations._engine_arrays import (
     MAX_BYTES,
     decoded_base64,
     dtype_named,
+    known_ids,
     shaped_array,
+    smallest_of,
 )
-from jagcodec.integrations._expert_ids import known_ids, smallest_of
 
 __all__ = ["array_of_envelope", "smallest_ids"]
 

@@ -12,14 +12,15 @@ import numpy.typing as npt
 from jagcodec._arguments import integer_of, items_of, whole_number
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief, describe
-from jagcodec.integrations._base64_arrays import (
+from jagcodec.integrations._engine_arrays import (
     MAX_BYTES,
+    KnownIds,
     decoded_base64,
     dtype_named,
     flat_array,
+    known_ids,
 )
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
-from jagcodec.integrations._expert_ids import KnownIds, known_ids
 
 
 @untraced

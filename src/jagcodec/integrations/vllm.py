@@ -14,9 +14,14 @@ import numpy as np
 from jagcodec._arguments import items_of, iterator_of, whole_number
 from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief
-from jagcodec.integrations._base64_arrays import MAX_BYTES, array_of_npy, decoded_base64
+from jagcodec.integrations._engine_arrays import (
+    MAX_BYTES,
+    KnownIds,
+    array_of_npy,
+    decoded_base64,
+    known_ids,
+)
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
-from jagcodec.integrations._expert_ids import KnownIds, known_ids
 from jagcodec.memory.arrays import AnyArray
 
 _MOST_TOP = 1 << 20
