@@ -1,13 +1,14 @@
 """`rows_of`, `rows_of_replies`: outputs of vLLM, and its replies over HTTP, as rows.
 
-Neither imports vLLM.
+Neither imports vLLM. First come the outputs of `LLM.generate`, then the most likely tokens, which
+both functions read, and last the replies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, index, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -77,36 +78,39 @@ def rows_of(
     """
     rows: dict[str, Row] = {}
     where = "vllm.rows_of(outputs)"
-    tops = _usable_tops(top, prompt_top, "vllm.rows_of")
+    tops = _usable_top_counts(top, prompt_top, "vllm.rows_of")
     with reading_output(where, "a list of vLLM's RequestOutputs"):
         outputs = list(iterator_of(outputs))
     for i, output in enumerate(outputs):
         with reading_output(f"{where}[{i}]", "a RequestOutput of vLLM"):
-            rows |= _samples_of(output, tops, f"{where}[{i}]")
+            rows |= _rows_of_output(output, tops, f"{where}[{i}]")
     return same_keys(rows)
 
 
-def _samples_of(output: Any, tops: _Tops, path: str) -> dict[str, Row]:
+def _rows_of_output(output: Any, tops: _TopCounts, path: str) -> dict[str, Row]:
     """The row of each sample of an output, by the path of the sample."""
     rows: dict[str, Row] = {}
-    prompt, logprobs = output.prompt_token_ids, None
-    at = f"{path}.prompt_logprobs"
+    prompt, prompt_logprobs = output.prompt_token_ids, None
+    prompt_path = f"{path}.prompt_logprobs"
     if prompt is not None:
         prompt = [*map(index, prompt)]
-        logprobs = _logprobs_of_positions(output.prompt_logprobs, prompt, at, first=0.0)
-    of_prompt = _top_of_prompt(output.prompt_logprobs, tops, at, _entries_of_objects)
+        prompt_logprobs = _logprobs_of_positions(
+            output.prompt_logprobs, prompt, prompt_path, first=0.0
+        )
+    prompt_top = _top_of_prompt(output.prompt_logprobs, tops.prompt, prompt_path, _ranked_objects)
     for j, sample in enumerate(output.outputs):
-        here = f"{path}.outputs[{j}]"
-        with reading_output(here, "a CompletionOutput of vLLM"):
+        sample_path = f"{path}.outputs[{j}]"
+        logprobs_path = f"{sample_path}.logprobs"
+        with reading_output(sample_path, "a CompletionOutput of vLLM"):
             ids = [*map(index, sample.token_ids)]
-            rows[here] = {
+            rows[sample_path] = {
                 "prompt_ids": prompt,
                 "response_ids": ids,
-                "logprobs": _logprobs_of_positions(sample.logprobs, ids, f"{here}.logprobs"),
+                "logprobs": _logprobs_of_positions(sample.logprobs, ids, logprobs_path),
                 "finish_reason": sample.finish_reason,
-                "prompt_logprobs": logprobs,
-                **_named("", _top_of_sample(sample.logprobs, tops, f"{here}.logprobs")),
-                **_named("prompt_", of_prompt),
+                "prompt_logprobs": prompt_logprobs,
+                **_top_columns("", _top_of_sample(sample.logprobs, tops.response, logprobs_path)),
+                **_top_columns("prompt_", prompt_top),
                 # Older versions lack it.
                 "routed_experts": getattr(sample, "routed_experts", None),
             }
@@ -140,57 +144,67 @@ def _logprobs_of_positions(
 
 # --- the most likely tokens --------------------------------------------------------------------
 
-_Tops: TypeAlias = tuple[int | None, int | None]
-"""How many of the most likely tokens each position has: of responses, and of prompts."""
 
-_Top: TypeAlias = tuple[AnyArray, AnyArray] | None
-"""The ids and the logprobs of the most likely tokens, each (tokens, k)."""
+class _TopCounts(NamedTuple):
+    """How many likely tokens a caller asks for at each position; None if it asks for none."""
 
-_Entries: TypeAlias = Callable[[Any], Iterator[tuple[int, Any, Any]]]
-"""The tokens of a position, their logprobs, and their ranks."""
+    response: int | None
+    prompt: int | None
 
 
-def _usable_tops(top: int | None, prompt_top: int | None, where: str) -> _Tops:
-    made = []
+class _TopTokens(NamedTuple):
+    """The most likely tokens of each position of a response or of a prompt."""
+
+    ids: AnyArray  # (tokens, k) int64
+    logprobs: AnyArray  # (tokens, k) float32
+
+
+_Ranked: TypeAlias = dict[Any, tuple[int, Any]]
+"""The tokens of one position: rank to the token and its logprob."""
+
+
+def _usable_top_counts(top: int | None, prompt_top: int | None, where: str) -> _TopCounts:
+    """The options `top` and `prompt_top`, checked."""
+    counts = []
     for name, asked in (("top", top), ("prompt_top", prompt_top)):
         path, expected = f"{where}({name})", f"1 to {_MOST_TOP}"
-        known = None if asked is None else whole_number(asked, 1, path, expected)
-        if known is not None and known > _MOST_TOP:
+        count = None if asked is None else whole_number(asked, 1, path, expected)
+        if count is not None and count > _MOST_TOP:
             raise ArgumentError("bad_option", path, f"expected {expected}, found {brief(asked)}")
-        made.append(known)
-    return made[0], made[1]
+        counts.append(count)
+    return _TopCounts(*counts)
 
 
-def _named(prefix: str, found: _Top) -> Row:
-    """Copies of the most likely tokens of a row, by their keys."""
+def _top_columns(prefix: str, found: _TopTokens | None) -> Row:
+    """The columns of the most likely tokens in a row, which are copies."""
     if found is None:
         return {}
-    ids, logprobs = found
-    return {f"{prefix}top_ids": ids.copy(), f"{prefix}top_logprobs": logprobs.copy()}
+    return {f"{prefix}top_ids": found.ids.copy(), f"{prefix}top_logprobs": found.logprobs.copy()}
 
 
-def _top_of_sample(positions: Any, tops: _Tops, path: str) -> _Top:
-    k = tops[0]
+def _top_of_sample(positions: Any, k: int | None, path: str) -> _TopTokens | None:
+    """The k most likely tokens of each position of a response."""
     if k is None:
         return None
-    positions = _asked_for(positions, f"logprobs={k}", path)
-    return _top_arrays([_top_of_ranks(_entries_of_objects(x), k, path, i) for i, x in positions], k)
+    positions = _numbered_positions(positions, f"logprobs={k}", path)
+    return _top_arrays([_top_of_ranks(_ranked_objects(x), k, path, i) for i, x in positions], k)
 
 
-def _top_of_prompt(positions: Any, tops: _Tops, path: str, entries: _Entries) -> _Top:
-    """The most likely tokens of a prompt, of which the first has zeros."""
-    k = tops[1]
+def _top_of_prompt(
+    positions: Any, k: int | None, path: str, ranked: Callable[[Any], _Ranked]
+) -> _TopTokens | None:
+    """The k most likely tokens of each position of a prompt, of which the first has zeros."""
     if k is None:
         return None
-    positions = _asked_for(positions, f"prompt_logprobs={k}", path)
+    positions = _numbered_positions(positions, f"prompt_logprobs={k}", path)
     rows = [
-        [(0, 0.0)] * k if not (i or position) else _top_of_ranks(entries(position), k, path, i)
+        [(0, 0.0)] * k if i == 0 and not position else _top_of_ranks(ranked(position), k, path, i)
         for i, position in positions
     ]
     return _top_arrays(rows, k)
 
 
-def _asked_for(positions: Any, option: str, path: str) -> Iterable[tuple[int, Any]]:
+def _numbered_positions(positions: Any, option: str, path: str) -> Iterable[tuple[int, Any]]:
     """The positions with their numbers; an error if vLLM returned none."""
     if positions is None:
         detail = f"expected logprobs, found none; ask vLLM for SamplingParams({option})"
@@ -198,23 +212,31 @@ def _asked_for(positions: Any, option: str, path: str) -> Iterable[tuple[int, An
     return enumerate(positions)
 
 
-def _entries_of_objects(position: Any) -> Iterator[tuple[int, Any, Any]]:
+# A later token takes the place of an earlier one: the sampled token is the first, and ties may give
+# it the rank of another token.
+
+
+def _ranked_objects(position: Any) -> _Ranked:
+    """The tokens of a position that `LLM.generate` returned."""
+    ranked: _Ranked = {}
     for token, one in (position or {}).items():
-        yield index(token), one.logprob, one.rank
+        found = index(token), one.logprob
+        ranked[one.rank] = found
+    return ranked
 
 
-def _entries_of_maps(position: Any) -> Iterator[tuple[int, Any, Any]]:
+def _ranked_maps(position: Any) -> _Ranked:
+    """The tokens of a position in JSON."""
+    ranked: _Ranked = {}
     for token, one in (position or {}).items():
-        yield int(token), one["logprob"], one.get("rank")
+        found = int(token), one["logprob"]
+        ranked[one.get("rank")] = found
+    return ranked
 
 
-def _top_of_ranks(
-    entries: Iterator[tuple[int, Any, Any]], k: int, path: str, at: int
-) -> list[tuple[int, float]]:
+def _top_of_ranks(ranked: _Ranked, k: int, path: str, at: int) -> list[tuple[int, float]]:
     """The tokens of ranks 1 to k, and their logprobs."""
-    # A later entry wins: the sampled token is the first, and ties may give it the rank of another.
-    known = {rank: (token, value) for token, value, rank in entries}
-    found = [known[rank] for rank in range(1, k + 1) if rank in known]
+    found = [ranked[rank] for rank in range(1, k + 1) if rank in ranked]
     if len(found) < k:
         detail = f"expected the tokens of ranks 1 to {k}, found {len(found)} of them"
         remedy = "ask vLLM for as many logprobs, or pass fewer"
@@ -222,10 +244,11 @@ def _top_of_ranks(
     return [(token, logprob(value, f"{path}[{at}]")) for token, value in found]
 
 
-def _top_arrays(rows: list[list[tuple[int, float]]], k: int) -> tuple[AnyArray, AnyArray]:
+def _top_arrays(rows: list[list[tuple[int, float]]], k: int) -> _TopTokens:
+    """The tokens and the logprobs of each position as arrays."""
     ids = np.array([[token for token, _ in row] for row in rows], np.int64)
     values = np.array([[value for _, value in row] for row in rows], np.float32)
-    return ids.reshape(len(rows), k), values.reshape(len(rows), k)
+    return _TopTokens(ids.reshape(len(rows), k), values.reshape(len(rows), k))
 
 
 # --- replies over HTTP -------------------------------------------------------------------------
@@ -289,7 +312,7 @@ def rows_of_replies(
     where = "vllm.rows_of_replies"
     known = known_ids(experts, pad, where)
     most = whole_number(max_bytes, 0, f"{where}(max_bytes)")
-    tops = _usable_tops(top, prompt_top, where)
+    tops = _usable_top_counts(top, prompt_top, where)
     if isinstance(replies, Mapping):
         replies = (replies,)
     listed = items_of(replies, f"{where}(replies)", "a list of replies of vLLM")
@@ -305,38 +328,44 @@ def rows_of_replies(
             with reading_output(f"{where}(prompts)[{i}]", "a list of token ids"):
                 prompt = [*map(index, iterator_of(ids))]
         with reading_output(path, "a reply of vLLM's /inference/v1/generate"):
-            rows |= _choices_of(reply, prompt, known, most, tops, path)
+            rows |= _rows_of_reply(reply, prompt, known, most, tops, path)
     return same_keys(rows)
 
 
-def _choices_of(
-    reply: Any, prompt: list[int] | None, known: KnownIds | None, most: int, tops: _Tops, path: str
+def _rows_of_reply(
+    reply: Any,
+    prompt: list[int] | None,
+    known: KnownIds | None,
+    most: int,
+    tops: _TopCounts,
+    path: str,
 ) -> dict[str, Row]:
     """The row of each choice of a reply, by the path of the choice."""
     rows: dict[str, Row] = {}
-    positions, at = reply.get("prompt_logprobs"), f"{path}.prompt_logprobs"
+    positions, prompt_path = reply.get("prompt_logprobs"), f"{path}.prompt_logprobs"
     if positions is not None and prompt is None:
-        detail = "expected the token ids of the prompts, found none; pass prompts="
-        raise ArgumentError("bad_option", at, f"{detail}, or do not ask for prompt_logprobs")
-    logprobs = _logprobs_of_positions(
-        positions, prompt or [], at, first=0.0, key=str, value=itemgetter("logprob")
+        detail = "expected the token ids of the prompts, found none; pass prompts=, or do not "
+        raise ArgumentError("bad_option", prompt_path, f"{detail}ask for prompt_logprobs")
+    prompt_logprobs = _logprobs_of_positions(
+        positions, prompt or [], prompt_path, first=0.0, key=str, value=itemgetter("logprob")
     )
-    of_prompt = _top_of_prompt(positions, tops, at, _entries_of_maps)
+    prompt_top = _top_of_prompt(positions, tops.prompt, prompt_path, _ranked_maps)
     for j, choice in enumerate(iterator_of(reply["choices"])):
-        here = f"{path}.choices[{j}]"
-        with reading_output(here, "a choice of vLLM's /inference/v1/generate"):
+        choice_path = f"{path}.choices[{j}]"
+        logprobs_path = f"{choice_path}.logprobs"
+        with reading_output(choice_path, "a choice of vLLM's /inference/v1/generate"):
             ids = [*map(index, choice["token_ids"])]
-            rows[here] = {
+            tokens = None if prompt is None else len(prompt) + len(ids)
+            logprobs = choice.get("logprobs")
+            rows[choice_path] = {
                 "prompt_ids": prompt,
                 "response_ids": ids,
-                "logprobs": _logprobs_of_content(choice.get("logprobs"), ids, f"{here}.logprobs"),
+                "logprobs": _logprobs_of_content(logprobs, ids, logprobs_path),
                 "finish_reason": choice.get("finish_reason"),
-                "prompt_logprobs": logprobs,
-                **_named("", _top_of_content(choice.get("logprobs"), tops, f"{here}.logprobs")),
-                **_named("prompt_", of_prompt),
-                "routed_experts": _experts_of_choice(
-                    choice, None if prompt is None else len(prompt) + len(ids), known, most, here
-                ),
+                "prompt_logprobs": prompt_logprobs,
+                **_top_columns("", _top_of_content(logprobs, tops.response, logprobs_path)),
+                **_top_columns("prompt_", prompt_top),
+                "routed_experts": _experts_of_choice(choice, tokens, known, most, choice_path),
             }
     return rows
 
@@ -354,12 +383,12 @@ def _logprobs_of_content(logprobs: Any, ids: list[int], path: str) -> list[float
     return [logprob(one["logprob"], f"{path}.content[{at}]") for at, one in enumerate(content)]
 
 
-def _top_of_content(logprobs: Any, tops: _Tops, path: str) -> _Top:
-    """The most likely tokens of a choice, which come without their ranks."""
-    k = tops[0]
+def _top_of_content(logprobs: Any, k: int | None, path: str) -> _TopTokens | None:
+    """The k most likely tokens of each position of a choice, which come without their ranks."""
     if k is None:
         return None
-    content = _asked_for(logprobs and logprobs["content"], f"logprobs={k + 1}", path)
+    positions = None if logprobs is None else logprobs["content"]
+    content = _numbered_positions(positions, f"logprobs={k + 1}", path)
     rows = [_largest(x["top_logprobs"], k, f"{path}.content[{i}].top_logprobs") for i, x in content]
     return _top_arrays(rows, k)
 
@@ -375,8 +404,8 @@ def _largest(entries: Sequence[Any], k: int, path: str) -> list[tuple[int, float
         remedy = "this version of vLLM gives all of them the name of the sampled one; upgrade it"
         raise ArgumentError("bad_value", path, f"{detail}; {remedy}")
     values = [logprob(one["logprob"], path) for one in entries]
-    # Of equal ones, the sampled token is the last: it may be outside the top k.
-    order = sorted(range(len(entries)), key=lambda i: (-values[i], not i))
+    # The sampled token comes after others with the same logprob: it may be outside the top k.
+    order = sorted(range(len(entries)), key=lambda i: (-values[i], i == 0))
     return [(tokens[i], values[i]) for i in order[:k]]
 
 
