@@ -644,7 +644,7 @@ FORGED = {
 def do_forge(rank, blob):
     """Rank 0, the only one that encodes, sends this instead of its message."""
     forged = torch.tensor(list(blob), dtype=torch.uint8)
-    with patch.object(td_module._Exchange, "encoded", lambda *_: forged):
+    with patch.object(td_module._Exchange, "encode", lambda *_: forged):
         return broadcast(1 if rank == 0 else None, 0)
 
 
@@ -659,12 +659,12 @@ def test_a_forged_message_is_an_error_that_names_its_sender(world, name):
 def do_forge_numbers(place, number, rank, *call):
     """Rank 1 announces another number, where ranks agree on what is to come."""
 
-    def forged(self, row, exchanged=td_module._Exchange._exchanged):
+    def forged(self, row, gather=td_module._Exchange._gather_reports):
         start = 8 * place
         forged = row[:start] + Q.pack(number) + row[start + 8 :]
-        return exchanged(self, forged if rank == 1 else row)
+        return gather(self, forged if rank == 1 else row)
 
-    with patch.object(td_module._Exchange, "_exchanged", forged):
+    with patch.object(td_module._Exchange, "_gather_reports", forged):
         return do_call(rank, *call)
 
 

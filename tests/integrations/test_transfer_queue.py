@@ -398,7 +398,8 @@ class TestQueue:
         for request, what in ((put_rows, {"x": [torch.ones(1)]}), (get_rows, ["x"])):
             with pytest.raises(RuntimeError, match="found TransferQueue's own format; install"):
                 in_client(request(manager, [1], what, target_storage_unit=unit))
-        monkeypatch.setattr(backend, "MESSAGE", "jagcodec 9.9")
+        for module in (backend, _transfer_queue_messages):
+            monkeypatch.setattr(module, "MESSAGE", "jagcodec 9.9")
         expected = r"expected a message of jagcodec 0.*found jagcodec 9\.9"
         with pytest.raises(RuntimeError, match=expected):
             put(make_batch(), "other")

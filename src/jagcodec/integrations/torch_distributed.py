@@ -2,9 +2,9 @@
 
 All ranks first exchange which function each one calls, how large its message is, what it becomes,
 and its error if it failed. They do so again when each has allocated memory, and when each has made
-its result of the messages, which are blobs. On a backend for CPU tensors (gloo, mpi) messages go
-from host memory to host memory. With NCCL they are copied to the current CUDA device and back,
-which has not run on a GPU.
+its result of the messages, which are blobs: `_Exchange.run` has these steps. On a backend for CPU
+tensors (gloo, mpi) messages go from host memory to host memory. With NCCL they are copied to the
+current CUDA device and back, which has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def broadcast(
     exchange = _Exchange("broadcast", group, device, allow_pickle, limits)
 
     def prepare() -> torch.Tensor | None:
-        return exchange.encoded(batch, default) if exchange.is_source(src, batch) else None
+        return exchange.encode(batch, default) if exchange.is_source(src, batch) else None
 
     def finish(messages: list[tuple[int, Message]]) -> Any:
         ((place, message),) = messages
         unchanged = device is None and default is None and not exchange.is_open[place]
-        return batch if unchanged and place == exchange.place else exchange.value(place, message)
+        return batch if unchanged and place == exchange.place else exchange.read(place, message)
 
-    return exchange.result(src, prepare, finish)
+    return exchange.run(src, prepare, finish)
 
 
 @untraced
@@ -155,22 +155,25 @@ def all_gather_rows(
     exchange = _Exchange("all_gather_rows", group, device, allow_pickle, limits)
 
     def finish(messages: list[tuple[int, Message]]) -> Any:
-        return exchange.joined([exchange.value(*message) for message in messages])
+        return exchange.join([exchange.read(*message) for message in messages])
 
-    return exchange.result(None, lambda: exchange.encoded(batch, default), finish)
+    return exchange.run(None, lambda: exchange.encode(batch, default), finish)
 
 
 _NAMES = ("broadcast", "all_gather_rows")
 
 
 class _Report(NamedTuple):
-    """What a rank tells the others: its call, its message, and its failure if it failed."""
+    """What a rank tells the others: its call, its message, and its failure if it failed.
+
+    `_REPORT` packs the fields in this order; texts that are too long are cut.
+    """
 
     function: int
     src: int
     size: int  # bytes of the message
-    words: bytes  # the text of the failure; empty without a failure
-    is_open: int  # whether the message becomes a `WireBatch`
+    detail: bytes  # the text of the failure; empty without a failure
+    is_open: int  # 1 if the message becomes a `WireBatch`, otherwise 0
     allow_pickle: int
     reason: bytes  # of a WireFormatError, which all ranks raise; empty for other failures
     path: bytes  # of the WireFormatError
@@ -219,6 +222,153 @@ class _Exchange:
         self.size = 0  # bytes of this rank's message
         self.is_open = [False] * len(self.ranks)  # whether messages of ranks become `WireBatch`es
 
+    def run(
+        self,
+        src: int | None,
+        prepare: Callable[[], torch.Tensor | None],
+        finish: Callable[[list[tuple[int, Message]]], Any],
+    ) -> Any:
+        """The result of `finish` for the message of rank `src`, or for the messages of all ranks.
+
+        `prepare` returns the message of this rank, or None. `finish` gets each message with the
+        place of its sender. It is the last step that can fail, and so the last that the ranks agree
+        on.
+        """
+
+        def check_and_prepare() -> torch.Tensor | None:
+            usable_device(self.device, f"{self.where}(device)")
+            usable_limits(self.limits, f"{self.where}(limits)")
+            self.allow_pickle = flag_of(self.allow_pickle, f"{self.where}(allow_pickle)")
+            found = prepare()
+            self.size = 0 if found is None else len(found)
+            return found
+
+        encoded, reports = self._agree(src, check_and_prepare)
+        self.is_open = [bool(report.is_open) for report in reports]
+        sizes = [report.size for report in reports]
+        places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
+        blobs, _ = self._agree(
+            src, lambda: [(i, self._allocate(i, sizes[i], encoded)) for i in places]
+        )
+        arrived = self._broadcast(blobs)
+
+        def open_and_finish() -> Any:
+            return finish([*map(self._open, places, arrived)])
+
+        return self._agree(src, open_and_finish)[0]
+
+    def _open(self, place: int, blob: torch.Tensor) -> tuple[int, Message]:
+        """The place of a sender, and its message, which is in this blob."""
+        device = usable_device(self.device, self.where)
+        with self._naming_sender(place):
+            by_range = self.is_open[place]
+            how = Reading(self.limits, None, device, self.allow_pickle, by_range)
+            return place, open_message(blob.numpy(), "message", how)
+
+    def _allocate(self, place: int, size: int, encoded: torch.Tensor | None) -> torch.Tensor:
+        """Memory on the carrier for a message to receive; for this rank's own, its memory."""
+        most = self.limits.bytes
+        if size > most:  # check this rank's own too: all ranks name the same message
+            raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
+        if encoded is not None and place == self.place:
+            return encoded
+        try:
+            if self.carrier.type != "cpu":
+                return torch.empty(size, dtype=torch.uint8, device=self.carrier)
+            return torch.from_numpy(new_block(size).data)
+        except (MemoryError, ValueError, OverflowError, torch.OutOfMemoryError) as error:
+            detail = f"expected a message that fits into memory, found {size} bytes: {error!s:.200}"
+            raise self._peer_failed(place, detail) from error
+
+    # What the ranks send each other
+
+    def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[_Report]]:
+        """Run a step; return its result, and the reports of all ranks. If one failed, all raise.
+
+        They raise the WireFormatError of the first rank that failed. Any other error is raised
+        where it happened, and the other ranks raise a TransportError that repeats its text.
+        """
+        failure: Exception | None = None
+        result = None
+        try:
+            result = step()
+        except Exception as error:
+            failure = error
+        packed = self._gather_reports(_REPORT.pack(*self._report(src, failure)))
+        reports = [_Report(*_REPORT.unpack(row)) for row in packed]
+        for place, report in enumerate(reports):
+            numbers = report.function, report.size, report.is_open
+            is_known = 0 <= report.function < len(_NAMES)
+            if not is_known or report.size < 0 or report.is_open not in (0, 1):
+                detail = f"expected numbers of this function, found {', '.join(map(str, numbers))}"
+                raise self._peer_failed(place, f"{detail}; install one version on every rank")
+            if report.detail.rstrip(b"\0"):
+                self._raise_failure(place, report, failure)
+        calls = [report.call() for report in reports]
+        if any(call != calls[0] for call in calls):
+            found = ", ".join(
+                f"{call} on rank {rank}" for call, rank in zip(calls, self.ranks, strict=True)
+            )
+            detail = f"expected the same call on every rank, found {found}"
+            raise ArgumentError("conflict", self.where, detail)
+        return result, reports
+
+    def _report(self, src: int | None, failure: Exception | None) -> _Report:
+        """The report of this rank."""
+        detail, reason, path = "", "", ""
+        if isinstance(failure, WireFormatError):
+            detail, reason, path = failure.detail, failure.reason, failure.path
+        elif failure is not None:
+            detail = f"{type(failure).__name__}: {failure}"
+        return _Report(
+            function=_NAMES.index(self.where),
+            src=src if src is not None and self._is_rank(src) else -1,
+            size=self.size,
+            detail=detail.encode(errors="replace"),
+            is_open=self.is_open[self.place],
+            allow_pickle=self.allow_pickle is True,
+            reason=reason.encode(errors="replace"),
+            path=path.encode(errors="replace"),
+        )
+
+    def _raise_failure(self, place: int, report: _Report, failure: Exception | None) -> NoReturn:
+        """Raise the failure of the rank at this place; all ranks raise the same WireFormatError."""
+        texts = report.detail, report.reason, report.path
+        detail, reason, path = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
+        if reason in REASONS:
+            kind: Any = reason
+            raise WireFormatError(kind, path, detail) from failure
+        raise failure or self._peer_failed(place, f"expected it to take part, found {detail}")
+
+    def _gather_reports(self, packed: bytes) -> list[bytes]:
+        """The packed reports of all ranks, of which this is the report of this rank."""
+        mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.carrier)
+        reports = [torch.empty_like(mine) for _ in self.ranks]
+        with self._backend_errors():
+            dist.all_gather(reports, mine, group=self.group)
+        return [report.cpu().numpy().tobytes() for report in reports]
+
+    def _broadcast(self, sent: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
+        """Send the bytes of each place's rank to every rank, and return them on the host.
+
+        On other ranks, the tensor of a place is memory of the same size, which is overwritten.
+        """
+        moving = [(self.ranks[place], to_device(data, self.carrier)) for place, data in sent]
+        with self._backend_errors():
+            works = [
+                dist.broadcast(data, rank, self.group, async_op=True)
+                for rank, data in moving
+                if data.numel()
+            ]
+            for work in works:
+                work.wait()
+        arrived = [data for _, data in sent]  # this rank's own is on the host already
+        copies = HostCopies(kept=True)
+        copies.fetch(arrived)
+        return [copies.of(data) for data in arrived]
+
+    # Steps of `broadcast` and `all_gather_rows`
+
     def is_source(self, src: Any, batch: Any) -> bool:
         """Whether this rank is the one that sends."""
         this_rank = self.ranks[self.place]
@@ -235,7 +385,7 @@ class _Exchange:
         # A bool is an Integral too, and 1.0 is in [1].
         return isinstance(src, Integral) and not isinstance(src, bool) and src in self.ranks
 
-    def encoded(self, batch: Any, default: Callable[[Any], Any] | None) -> torch.Tensor:
+    def encode(self, batch: Any, default: Callable[[Any], Any] | None) -> torch.Tensor:
         """A batch as a message in one blob. The bytes of a message are not changed."""
         blobs: list[ByteArray] = []
 
@@ -243,7 +393,7 @@ class _Exchange:
             blobs.append(new_block(size).data)
             return blobs[0]
 
-        with self._named(self.place):
+        with self._naming_sender(self.place):
             frames = self._frames(batch)
             if frames is None:
                 encode(batch, out=make_room, allow_pickle=self.allow_pickle, default=default)
@@ -253,7 +403,7 @@ class _Exchange:
         return torch.from_numpy(blobs[0])
 
     def _frames(self, batch: Any) -> Sequence[Any] | None:
-        """The frames of a message, or of a whole `WireBatch`; None for what must be encoded."""
+        """The frames of a message, or of a whole `WireBatch`; None if the batch must be encoded."""
         is_batch = isinstance(batch, WireBatch)
         self.is_open[self.place] = is_batch or is_message(batch)
         if is_batch:
@@ -265,14 +415,14 @@ class _Exchange:
         how = Reading(self.limits, allow_pickle=self.allow_pickle, by_range=True, verify=False)
         return open_message(batch, f"{self.where}(batch)", how).frames
 
-    def value(self, place: int, message: Message) -> Any:
+    def read(self, place: int, message: Message) -> Any:
         """The batch of a message that came from this place."""
-        with self._named(place):
+        with self._naming_sender(place):
             if self.is_open[place]:
                 return batch_of_message(message)
             return build(message, message.header.schema.root)
 
-    def joined(self, batches: Sequence[Any]) -> Any:
+    def join(self, batches: Sequence[Any]) -> Any:
         """The rows of the batches of all ranks, of their kind."""
         kind = type(batches[0])
         for place, batch in enumerate(batches):
@@ -280,155 +430,26 @@ class _Exchange:
                 expected = f"expected a {kind.__name__} like rank {self.ranks[0]}"
                 detail = f"{expected}, found {type(batch).__name__}; pass one kind on every rank"
                 raise ArgumentTypeError("bad_type", self._origin(place), detail)
-        with self._ranks_for_batches():
+        with self._naming_ranks():
             if kind is not WireBatch:
                 return concat_in_memory(batches, "concat_rows")
             # A `WireBatch` joins columns when they are read. Whether they can be joined must be
             # known here, where all ranks hear of it: join one row of each batch.
-            few_rows = [batch.rows(slice(0, 1)) for batch in batches]
-            views_of(join_rows(few_rows, "concat_rows"))
+            first_rows = [batch.rows(slice(0, 1)) for batch in batches]
+            views_of(join_rows(first_rows, "concat_rows"))
             return join_rows(batches, "concat_rows")
-
-    def result(
-        self,
-        src: int | None,
-        prepare: Callable[[], torch.Tensor | None],
-        finish: Callable[[list[tuple[int, Message]]], Any],
-    ) -> Any:
-        """What `finish` makes of the message of rank `src`, or of all ranks' messages.
-
-        `finish` gets each message with the place of its sender. It is the last step that can fail,
-        and so the last that the ranks agree on.
-        """
-
-        def checked() -> torch.Tensor | None:
-            usable_device(self.device, f"{self.where}(device)")
-            usable_limits(self.limits, f"{self.where}(limits)")
-            self.allow_pickle = flag_of(self.allow_pickle, f"{self.where}(allow_pickle)")
-            found = prepare()
-            self.size = 0 if found is None else len(found)
-            return found
-
-        encoded, reports = self._agree(src, checked)
-        self.is_open = [bool(report.is_open) for report in reports]
-        sizes = [report.size for report in reports]
-        places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
-        blobs, _ = self._agree(src, lambda: [(i, self._room(i, sizes[i], encoded)) for i in places])
-        arrived = self._broadcast(blobs)
-
-        def read() -> Any:
-            return finish([*map(self._opened, places, arrived)])
-
-        return self._agree(src, read)[0]
-
-    def _opened(self, place: int, blob: torch.Tensor) -> tuple[int, Message]:
-        device = usable_device(self.device, self.where)
-        with self._named(place):
-            by_range = self.is_open[place]
-            how = Reading(self.limits, None, device, self.allow_pickle, by_range)
-            return place, open_message(blob.numpy(), "message", how)
-
-    def _room(self, place: int, size: int, encoded: torch.Tensor | None) -> torch.Tensor:
-        """Memory on the carrier for a message to receive. This rank's own message has some."""
-        most = self.limits.bytes
-        if size > most:  # check this rank's own too: all ranks name the same message
-            raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
-        if encoded is not None and place == self.place:
-            return encoded
-        try:
-            if self.carrier.type != "cpu":
-                return torch.empty(size, dtype=torch.uint8, device=self.carrier)
-            return torch.from_numpy(new_block(size).data)
-        except (MemoryError, ValueError, OverflowError, torch.OutOfMemoryError) as error:
-            detail = f"expected a message that fits into memory, found {size} bytes: {error!s:.200}"
-            raise self._peer_failed(place, detail) from error
-
-    # What the ranks tell each other
-
-    def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[_Report]]:
-        """The result of a step, and all ranks' reports. If a rank failed, every rank raises.
-
-        They raise the WireFormatError of the first rank that failed. Any other error is raised
-        where it happened, and the other ranks raise a TransportError that repeats its text.
-        """
-        failure: Exception | None = None
-        result = None
-        try:
-            result = step()
-        except Exception as error:
-            failure = error
-        packed = self._exchanged(_REPORT.pack(*self._report(src, failure)))
-        reports = [_Report(*_REPORT.unpack(row)) for row in packed]
-        for place, report in enumerate(reports):
-            numbers = report.function, report.size, report.is_open
-            if not 0 <= report.function < len(_NAMES) or report.size < 0 or report.is_open >> 1:
-                detail = f"expected numbers of this function, found {', '.join(map(str, numbers))}"
-                raise self._peer_failed(place, f"{detail}; install one version on every rank")
-            if report.words[0]:
-                self._raise_failure(place, report, failure)
-        calls = [report.call() for report in reports]
-        if any(call != calls[0] for call in calls):
-            found = ", ".join(
-                f"{call} on rank {rank}" for call, rank in zip(calls, self.ranks, strict=True)
-            )
-            detail = f"expected the same call on every rank, found {found}"
-            raise ArgumentError("conflict", self.where, detail)
-        return result, reports
-
-    def _report(self, src: int | None, failure: Exception | None) -> _Report:
-        words, reason, path = "", "", ""
-        if isinstance(failure, WireFormatError):
-            words, reason, path = failure.detail, failure.reason, failure.path
-        elif failure is not None:
-            words = f"{type(failure).__name__}: {failure}"
-        texts = [text.encode(errors="replace") for text in (words, reason, path)]
-        source = src if src is not None and self._is_rank(src) else -1
-        call = _NAMES.index(self.where), source, self.size
-        is_open, pickle = self.is_open[self.place], self.allow_pickle is True
-        return _Report(*call, texts[0], is_open, pickle, texts[1], texts[2])
-
-    def _raise_failure(self, place: int, report: _Report, failure: Exception | None) -> NoReturn:
-        """Raise the failure of the rank at this place; all ranks raise the same WireFormatError."""
-        texts = report.words, report.reason, report.path
-        words, reason, path = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
-        if reason in REASONS:
-            kind: Any = reason
-            raise WireFormatError(kind, path, words) from failure
-        raise failure or self._peer_failed(place, f"expected it to take part, found {words}")
-
-    def _exchanged(self, row: bytes) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.carrier)
-        rows = [torch.empty_like(mine) for _ in self.ranks]
-        with self._backend_errors():
-            dist.all_gather(rows, mine, group=self.group)
-        return [row.cpu().numpy().tobytes() for row in rows]
-
-    def _broadcast(self, sent: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
-        """Send the bytes of the rank at each place to memory of the same size on every rank."""
-        moving = [(self.ranks[place], to_device(data, self.carrier)) for place, data in sent]
-        with self._backend_errors():
-            works = [
-                dist.broadcast(data, rank, self.group, async_op=True)
-                for rank, data in moving
-                if data.numel()
-            ]
-            for work in works:
-                work.wait()
-        arrived = [data for _, data in sent]  # this rank's own is on the host already
-        copies = HostCopies(kept=True)
-        copies.fetch(arrived)
-        return [copies.of(data) for data in arrived]
 
     # Errors
 
     def _origin(self, place: int) -> str:
+        """The name of the rank at a place, for the path of an error."""
         return f"{self.where}, rank {self.ranks[place]}"
 
     def _peer_failed(self, place: int, detail: str) -> TransportError:
         return TransportError("peer_failed", self._origin(place), detail)
 
     @contextmanager
-    def _named(self, place: int) -> Iterator[None]:
+    def _naming_sender(self, place: int) -> Iterator[None]:
         """Name the rank that sent a message in errors about the message."""
         try:
             yield
@@ -437,7 +458,7 @@ class _Exchange:
             raise WireFormatError(error.reason, path, error.detail) from error
 
     @contextmanager
-    def _ranks_for_batches(self) -> Iterator[None]:
+    def _naming_ranks(self) -> Iterator[None]:
         """Name ranks in errors of a join, which knows batches only by number."""
         try:
             yield
@@ -453,7 +474,7 @@ class _Exchange:
 
     @contextmanager
     def _backend_errors(self) -> Iterator[None]:
-        """Raise the backends' errors about lost peers and time-outs as errors of this library."""
+        """Raise errors of this library for those of backends about lost peers and time-outs."""
         try:
             yield
         except torch.OutOfMemoryError:
