@@ -1,7 +1,7 @@
 """Messages over ZeroMQ: one multipart message each, without copying large tensors.
 
 Send what `encode`, `encode_fields` or `encode_rows` returned, and give what arrives to `decode`,
-`open_wire` or `materialize`.
+`open_wire` or `materialize`. The functions for sync and for asyncio sockets share `_send` and `_recv`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def send_frames(
         ArgumentTypeError: This is an asyncio socket, or `envelope` is not bytes.
         zmq.ZMQError: The socket is closed, or it is not its turn to send (REQ, REP).
     """
-    return _finished(_send(socket, frames, envelope, timeout, "send_frames"))
+    return _run_without_wait(_send(socket, frames, envelope, timeout, "send_frames"))
 
 
 @untraced
@@ -124,7 +124,7 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
         WireFormatError: The message has too many small frames. The next message can be received.
         ArgumentError, ArgumentTypeError, zmq.ZMQError: As `send_frames`.
     """
-    return _finished(_recv(socket, timeout, "recv_frames"))
+    return _run_without_wait(_recv(socket, timeout, "recv_frames"))
 
 
 @untraced
@@ -168,7 +168,7 @@ async def async_recv_frames(
 
 # --- sockets of both kinds ---------------------------------------------------------------------
 
-# A message may have so many frames, and one more for every so many bytes.
+# A message may have `MOST_SMALL_FRAMES` frames, and one more for every `BYTES_PER_FRAME` bytes.
 MOST_SMALL_FRAMES, BYTES_PER_FRAME = 1024, 64
 
 _LONGEST = (2**31 - 1) // 1000  # seconds: libzmq counts milliseconds in an int
@@ -176,7 +176,7 @@ _LONGEST = (2**31 - 1) // 1000  # seconds: libzmq counts milliseconds in an int
 T = TypeVar("T")
 
 
-def _finished(work: Coroutine[Any, Any, T]) -> T:
+def _run_without_wait(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine on a sync socket, which never has to be awaited."""
     try:
         work.send(None)
@@ -206,7 +206,7 @@ async def _send(
     full = "the high-water mark reached, or no peer connected; nothing was sent"
     with _peer_errors(where, timeout, "room for a message", full):
         # pyzmq's asyncio reads the time-out when the call is made, and then runs its own timer.
-        with _waiting(socket, zmq.SNDTIMEO, timeout):
+        with _timeout_set(socket, zmq.SNDTIMEO, timeout):
             sending = socket.send_multipart([*leading, *parts], copy=False)
         if isawaitable(sending):
             await sending
@@ -245,26 +245,31 @@ async def _wait_to_read(socket: Any, left: float) -> None:
     if left <= 0:
         raise zmq.Again
     # Switch off the socket's own time-out: pyzmq's asyncio would make it the error of an inner
-    # future, which nobody reads if the caller is cancelled in the same moment. A poll ends alone.
-    with _waiting(socket, zmq.RCVTIMEO, math.inf):
+    # future, which no code reads if the caller is cancelled in the same moment. A poll ends alone.
+    with _timeout_set(socket, zmq.RCVTIMEO, math.inf):
         ready = socket.poll(None if left == math.inf else math.ceil(1000 * left))
     if isawaitable(ready):
         await ready
 
 
 def _receive_parts(socket: Any) -> list[zmq.Frame]:
-    """All parts of the next message. Too many small parts are taken, too, and refused."""
+    """All parts of the next message; an error if too many of them are small.
+
+    Such a message is taken off the socket too, so that the next one can be received.
+    """
     parts: list[zmq.Frame] = []
     size = count = 0
+    too_many = False
     while not count or socket.getsockopt(zmq.RCVMORE):
         part: zmq.Frame = zmq.Socket.recv(socket, zmq.NOBLOCK, copy=False)
         count, size = count + 1, size + len(part)
-        # Each part needs hundreds of bytes here, however few it took on the way.
-        if count > MOST_SMALL_FRAMES + size // BYTES_PER_FRAME:
+        # Each part needs hundreds of bytes here, however few it had on the way.
+        too_many = too_many or count > MOST_SMALL_FRAMES + size // BYTES_PER_FRAME
+        if too_many:
             parts.clear()
-        elif len(parts) == count - 1:
+        else:
             parts.append(part)
-    if not parts:
+    if too_many:
         most = f"{MOST_SMALL_FRAMES} frames, and one more for every {BYTES_PER_FRAME} bytes"
         found = f"expected at most {most}, found {count} with {size} bytes"
         raise WireFormatError("frame_count", "frames", found)
@@ -273,11 +278,11 @@ def _receive_parts(socket: Any) -> list[zmq.Frame]:
 
 def _split_parts(socket: Any, parts: list[zmq.Frame]) -> Received:
     """Split the parts where the message begins."""
-    # A peer may choose its identity, a ROUTER's first frame, to look like a message's.
-    routed = begin = int(socket.type == zmq.ROUTER)
+    # Skip the identity, a ROUTER's first frame: its peer may choose one that looks like a message.
+    after_identity = begin = 1 if socket.type == zmq.ROUTER else 0
     if len(parts) > begin + 1 and not len(parts[begin]):
-        begin += 1  # skip a delimiter; if no message is found below, `decode` refuses the rest
-    for i in range(routed, len(parts)):
+        begin += 1  # skip a delimiter; if no message is found below, `decode` rejects the rest
+    for i in range(after_identity, len(parts)):
         if begins_message(parts[i].buffer):
             begin = i
             break
@@ -301,7 +306,7 @@ def _peer_errors(where: str, timeout: float | None, expected: str, found: str) -
 
 
 @contextmanager
-def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
+def _timeout_set(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
     """Set the time-out of a socket for one call; infinity waits without end."""
     if timeout is None:
         yield
@@ -316,12 +321,13 @@ def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
 
 
 def _check_socket(socket: Any, timeout: Any, where: str) -> None:
+    """Raise an error for a socket of the other kind, or a time-out that is not valid seconds."""
     if isinstance(socket, zmq.asyncio.Socket) != where.startswith("async_"):
         name, kind = where.removeprefix("async_"), type(socket).__module__
         detail = f"expected another kind of socket, found one of {kind}; use {name} with "
         detail += f"zmq.Context, and async_{name} with zmq.asyncio.Context"
         raise ArgumentTypeError("bad_type", f"{where}(socket)", detail)
-    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and 0 <= timeout <= _LONGEST):
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 <= timeout <= _LONGEST):
         expected = f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}"
         raise ArgumentError("bad_option", f"{where}(timeout)", expected)
