@@ -1,4 +1,8 @@
-"""`to_arrow`: batches as Arrow tables, for pandas, polars and duckdb."""
+"""`to_arrow`: batches as Arrow tables, for pandas, polars and duckdb.
+
+`_arrow_of_column` finds in `_MAKERS`, at the end, the function for a kind of column. Functions for
+numbers come first, then those for objects.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +61,11 @@ def to_arrow(batch: Any) -> pyarrow.Table:
         A table of N rows with the columns of the batch in their order, without its `meta`. Jagged
         columns (ragged in dim 1 or 2) become lists. Columns (N,) of numbers, bools, text, bytes or
         times keep their type. Columns (N, ...) become fixed-size lists, and a batch within the
-        batch a struct. bfloat16 and
-        float8 become float32, which holds them exactly. Rows of objects become text, binary, dates
-        or times if all of them are, null if all are None, and otherwise Arrow's JSON
-        (``arrow.json``); the page on the command line has the table. The cells of the table are
-        copies, or the memory of rectangles; do not write to these while the table is in use.
+        batch a struct. bfloat16 and float8 become float32, which holds them exactly. Rows of
+        objects become text, binary, dates or times if all of them are, null if all are None, and
+        otherwise Arrow's JSON (``arrow.json``); the page on the command line has the table. The
+        cells of the table are copies, or the memory of rectangles; do not write to these while the
+        table is in use.
 
     Raises:
         ArgumentError: Arrow does not have the dtype, the layout or the name of a column, text is
@@ -74,10 +78,11 @@ def to_arrow(batch: Any) -> pyarrow.Table:
     source = opened(batch, "to_arrow(batch)")
     rows = row_count_of(source, "to_arrow(batch)")
     columns = columns_with_views(source, "to_arrow(batch)")
-    return pa.Table.from_struct_array(_arrow_struct(pa, columns, rows, ""))
+    return pa.Table.from_struct_array(_arrow_of_columns(pa, columns, rows, ""))
 
 
 def _pyarrow() -> Any:
+    """The package; an error if it is missing or too old."""
     try:
         import pyarrow
     except ImportError as error:
@@ -89,7 +94,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _arrow_struct(pa: Any, columns: dict[str, Any], rows: int, above: str) -> Any:
+def _arrow_of_columns(pa: Any, columns: dict[str, Any], rows: int, above: str) -> Any:
     """The columns of a batch as one array of structs, one for each row."""
     parts = {}
     for name, column in columns.items():
@@ -97,17 +102,18 @@ def _arrow_struct(pa: Any, columns: dict[str, Any], rows: int, above: str) -> An
         if _SURROGATE.search(name):
             expected = "expected a name that UTF-8 has, found a lone surrogate"
             raise ArgumentError("bad_type", path, f"{expected}; {_AS_JSON_LINES}")
-        parts[name] = _arrow_array(pa, column, rows, path)
+        parts[name] = _arrow_of_column(pa, column, rows, path)
     if not parts:  # without parts, from_arrays does not know the number of rows
         return pa.array([{}] * rows, pa.struct([]))
     return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
 
 
-def _arrow_array(pa: Any, column: Any, rows: int, path: str) -> Any:
+def _arrow_of_column(pa: Any, column: Any, rows: int, path: str) -> Any:
+    """A column as an Arrow array with one item for each row."""
     holder = column_of(column)
     if isinstance(holder, DictBatch):
-        return _arrow_struct(pa, column, rows, path)
-    make = _ARROW_OF.get(type(holder))
+        return _arrow_of_columns(pa, column, rows, path)
+    make = _MAKERS.get(type(holder))
     if make is None:
         raise _no_arrow_form(path, describe(column))
     try:
@@ -122,20 +128,23 @@ def _arrow_array(pa: Any, column: Any, rows: int, path: str) -> Any:
 def _arrow_of_nested(pa: Any, column: torch.Tensor, path: str) -> Any:
     """Rows that may differ in several dims, as lists in lists."""
     dims = column.dim() - 1
-    rows = [_arrow_numbers(row, path) for row in column.unbind()]
+    rows = [_numbers_of_tensor(row, path) for row in column.unbind()]
     shapes = np.array([row.shape for row in rows], dtype=np.int64).reshape(len(rows), dims)
     # Without rows, an empty array gives the dtype.
-    empty = _arrow_numbers(torch.empty(0, dtype=column.dtype), path)
-    array = _flat(pa, np.concatenate([empty, *(row.reshape(-1) for row in rows)]), path)
+    empty = _numbers_of_tensor(torch.empty(0, dtype=column.dtype), path)
+    array = _array_of_elements(
+        pa, np.concatenate([empty, *(row.reshape(-1) for row in rows)]), path
+    )
     for dim in reversed(range(dims)):
-        array = _lists(pa, array, np.repeat(shapes[:, dim], shapes[:, :dim].prod(axis=1)))
+        array = _array_of_lists(pa, array, np.repeat(shapes[:, dim], shapes[:, :dim].prod(axis=1)))
     return array
 
 
 def _arrow_of_dense(pa: Any, column: torch.Tensor, path: str) -> Any:
+    """Rows of one shape, as elements or as fixed-size lists."""
     if type(column) not in TENSOR_TYPES:
         raise _no_arrow_form(path, describe(column))
-    return _fixed(pa, _arrow_numbers(column, path), path)
+    return _array_of_cells(pa, _numbers_of_tensor(column, path), path)
 
 
 def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
@@ -145,43 +154,43 @@ def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
         if lists - filled > DEFAULT_LIMITS.objects:  # most of them are empty
             raise _no_arrow_form(path, f"{lists} lists of {filled} cells in all")
     # Copy, because the memory of a message may be read-only, or begin at any address.
-    values = _arrow_numbers(gathered([view])[0], path)
+    values = _numbers_of_tensor(gathered([view])[0], path)
     lengths = view.row_splits.lengths
     if view.ragged_dim == 1:
-        return _lists(pa, _fixed(pa, values, path), lengths)
+        return _array_of_lists(pa, _array_of_cells(pa, values, path), lengths)
     if view.ragged_dim > 2:
         raise _no_arrow_form(path, f"a ragged dim of {view.ragged_dim}")
     rows = np.split(values, view.row_splits.offsets_array[1:-1], axis=1)
     cells = np.concatenate([row.reshape(-1, *values.shape[2:]) for row in rows])
-    inner = _lists(pa, _fixed(pa, cells, path), np.repeat(lengths, len(values)))
+    inner = _array_of_lists(pa, _array_of_cells(pa, cells, path), np.repeat(lengths, len(values)))
     return pa.FixedSizeListArray.from_arrays(inner, len(values))
 
 
-def _lists(pa: Any, array: Any, lengths: IntArray) -> Any:
+def _array_of_lists(pa: Any, array: Any, lengths: IntArray) -> Any:
     """Lists of these lengths, end to end in an array."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array)
 
 
-def _fixed(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
+def _array_of_cells(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
     """Cells (M, ...) as M cells, or fixed-size lists."""
     inner = cells.shape[1:]
     if 0 in inner:
         raise _no_arrow_form(path, f"cells of shape {list(inner)}")
-    array = _flat(pa, cells, path)
+    array = _array_of_elements(pa, cells, path)
     for dim in reversed(inner):
         array = pa.FixedSizeListArray.from_arrays(array, dim)
     return array
 
 
-def _flat(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
+def _array_of_elements(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
     """The elements of cells, end to end."""
     kind, dtype = cells.dtype.kind, cells.dtype.newbyteorder("=")
     if kind in "US":
         arrow_type = pa.large_string() if kind == "U" else pa.large_binary()
         elements = math.prod(cells.shape[1:])
-        return _typed(pa, cells.reshape(-1).tolist(), arrow_type, path, elements)
-    if not _has_elements(dtype):
+        return _array_of_items(pa, cells.reshape(-1).tolist(), arrow_type, path, elements)
+    if not _is_arrow_dtype(dtype):
         raise _no_arrow_form(path, f"an array of dtype {dtype}")
     flat = np.ascontiguousarray(cells, dtype).reshape(-1)
     if dtype == "M8[D]":
@@ -191,7 +200,7 @@ def _flat(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
     return pa.array(flat)
 
 
-def _has_elements(dtype: np.dtype[Any]) -> bool:
+def _is_arrow_dtype(dtype: np.dtype[Any]) -> bool:
     """Whether Arrow has the numbers or the times of a dtype."""
     if dtype.kind not in "mM":
         return dtype.kind in "biuf" and dtype.itemsize <= 8
@@ -199,7 +208,7 @@ def _has_elements(dtype: np.dtype[Any]) -> bool:
     return count == 1 and unit in ("s", "ms", "us", "ns", *("D" if dtype.kind == "M" else ""))
 
 
-def _arrow_numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
+def _numbers_of_tensor(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
     """The cells as an array of a dtype that Arrow has."""
     if remedy_for(tensor) or tensor.is_complex() or tensor.is_quantized:
         raise _no_arrow_form(path, f"{tensor.dtype} on {tensor.device.type}")
@@ -213,16 +222,17 @@ def _arrow_numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
 
 
 def _arrow_of_array(pa: Any, column: npt.NDArray[Any], path: str) -> Any:
+    """The rows of a numpy array: objects, or cells of one dtype."""
     if column.dtype == object:
-        return _arrow_objects(pa, list(column), path)
-    return _fixed(pa, column, path)
+        return _arrow_of_objects(pa, list(column), path)
+    return _array_of_cells(pa, column, path)
 
 
-def _arrow_objects(pa: Any, rows: list[Any], path: str) -> Any:
+def _arrow_of_objects(pa: Any, rows: list[Any], path: str) -> Any:
     """Rows of Python objects."""
     arrow_type = _type_of_objects(pa, [row for row in rows if row is not None])
     if arrow_type is not None:
-        return _typed(pa, rows, arrow_type, path)
+        return _array_of_items(pa, rows, arrow_type, path)
     texts = [
         None if row is None else json_text(row, f"{path}, row {i}", _LEAVE_OUT_OR_CONVERT)
         for i, row in enumerate(rows)
@@ -232,7 +242,7 @@ def _arrow_objects(pa: Any, rows: list[Any], path: str) -> Any:
 
 
 def _type_of_objects(pa: Any, objects: list[Any]) -> Any:
-    """The Arrow type that all of these objects have, which are not None; None means JSON."""
+    """The Arrow type that holds all of these objects, without None; None if only JSON does."""
     kinds = set(map(type, objects))
     if not kinds:
         return pa.null()  # joins any type that the column has in another table
@@ -250,8 +260,10 @@ def _type_of_objects(pa: Any, objects: list[Any]) -> Any:
     return None
 
 
-def _typed(pa: Any, items: list[Any], arrow_type: Any, path: str, of_row: int = 1) -> Any:
-    """Items as an array of a type; the error names the row of the first item that does not fit."""
+def _array_of_items(
+    pa: Any, items: list[Any], arrow_type: Any, path: str, items_per_row: int = 1
+) -> Any:
+    """Items as an array of a type; an error names the row of the first item that does not fit."""
     try:
         return pa.array(items, arrow_type)
     except FOREIGN_ERRORS:
@@ -261,21 +273,22 @@ def _typed(pa: Any, items: list[Any], arrow_type: Any, path: str, of_row: int = 
             except FOREIGN_ERRORS as error:
                 detail = f"expected rows that Arrow has as {arrow_type}, found {brief(item)}"
                 remedy = _AS_JSON_LINES if isinstance(item, str) else _LEAVE_OUT_OR_CONVERT
-                where = f"{path}, row {i // of_row}"
+                where = f"{path}, row {i // items_per_row}"
                 raise ArgumentError("bad_type", where, f"{detail}: {error}; {remedy}") from error
         raise
 
 
-_ARROW_OF: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
+_MAKERS: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
     ViewColumn: _arrow_of_view,
     Array: _arrow_of_array,
     StridedNested: _arrow_of_nested,
     Jagged: _arrow_of_nested,
     Dense: _arrow_of_dense,
 }
-"""What makes an Arrow array of each kind of column that `columns_with_views` returns."""
+"""For each kind of column that `columns_with_views` returns, the function that makes its array."""
 
 
 def _no_arrow_form(path: str, found: str) -> ArgumentError:
+    """The error for a column that Arrow cannot hold."""
     expected = f"expected a column that an Arrow table can hold, found {found}"
     return ArgumentError("bad_type", path, f"{expected}; {_LEAVE_OUT_OR_CONVERT}")
