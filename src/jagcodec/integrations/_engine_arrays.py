@@ -50,6 +50,7 @@ def decoded_base64(text: Any, most: int, path: str) -> bytes:
 
 
 def _check_size(size: int, most: int, path: str) -> None:
+    """Raise an error for more than `most` bytes."""
     if size > most:
         detail = f"expected at most {most} bytes (max_bytes), found {size} in base64"
         raise ArgumentError("too_large", path, f"{detail}; if they are honest, raise max_bytes")
@@ -73,7 +74,7 @@ def flat_array(data: bytes, dtype: np.dtype[Any], path: str) -> npt.NDArray[Any]
 
 
 def array_of_npy(data: bytes, path: str) -> npt.NDArray[Any]:
-    """What `numpy.save` wrote, as a read-only array over the memory of `data`; no pickles."""
+    """The array that `numpy.save` wrote, read-only over the memory of `data`; never a pickle."""
     file = io.BytesIO(data)
     try:
         read_header = _READ_HEADER[np.lib.format.read_magic(file)]
@@ -133,6 +134,7 @@ class KnownIds(NamedTuple):
         return found
 
     def _check(self, ids: npt.NDArray[Any], path: str) -> None:
+        """Raise an error for an id that is neither of an expert nor the pad."""
         if not ids.size or (ids.min() >= 0 and ids.max() < self.experts):
             return
         outside = (ids < 0) | (ids >= self.experts)
@@ -145,7 +147,7 @@ class KnownIds(NamedTuple):
 
 
 def known_ids(experts: Any, pad: Any, where: str) -> KnownIds | None:
-    """What a caller said about expert ids; None if it said nothing."""
+    """The number of experts and the pad that a caller passed; None if it passed neither."""
     if experts is None and pad is None:
         return None
     count = whole_number(experts, 1, f"{where}(experts)", "the number of experts")
@@ -161,7 +163,7 @@ def known_ids(experts: Any, pad: Any, where: str) -> KnownIds | None:
 
 
 def smallest_of(ids: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
-    """The ids in the first dtype that holds both numbers; unchanged if none of them does."""
+    """The ids in the first dtype that holds both numbers; unchanged if no dtype holds them."""
     for dtype in _SMALLEST_FIRST:
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return ids.astype(dtype, copy=False)

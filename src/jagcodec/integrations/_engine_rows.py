@@ -26,21 +26,23 @@ def reading_output(path: str, expected: str) -> Iterator[None]:
 
 
 def logprob(value: Any, path: str) -> float:
+    """A logprob as a float; an error if the value is not a number."""
     if type(value) is not float and not isinstance(value, Real):
         raise ArgumentError("bad_type", path, f"expected a logprob, found {brief(value)}")
     return float(value)
 
 
-def check_count(found: int, expected: int, path: str, of: str) -> None:
+def check_count(found: int, expected: int, path: str, like: str) -> None:
+    """Raise an error if there are not as many items as in `like`, which has `expected`."""
     if found != expected:
-        detail = f"expected {expected} items like {of}, found {found}"
+        detail = f"expected {expected} items like {like}, found {found}"
         raise ArgumentError("bad_length", path, detail)
 
 
 def same_keys(rows: dict[str, Row]) -> list[Row]:
-    """Rows by the paths of their samples; keys that are None in every row are left out.
+    """The rows, without keys that are None in every row; an error if only some rows have a key.
 
-    Each row has lists of its own.
+    `rows` has them by the paths of their samples. Each row gets lists of its own.
     """
     for key in next(iter(rows.values()), {}):
         without = [path for path, row in rows.items() if row[key] is None]

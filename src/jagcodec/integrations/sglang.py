@@ -99,7 +99,7 @@ def rows_of(
     shape = _shape_of_token(layers, top_k, where)
     ids = known_ids(experts, pad, where)
     starts = _starts_of(start_len, len(samples), f"{where}(start_len)")
-    alone = start_len is not None and earlier is None
+    only_from_start = start_len is not None and earlier is None
     before: list[Any] = [None] * len(samples)
     if earlier is not None:
         before = items_of(earlier, f"{where}(earlier)", "an array or None for each response")
@@ -107,25 +107,28 @@ def rows_of(
     rows: dict[str, Row] = {}
     for i, (path, response) in enumerate(samples.items()):
         path_of_earlier = f"{where}(earlier)[{i}]"
-        known = _Known(shape, ids, starts[i], alone, before[i], path_of_earlier, most)
+        options = _ExpertOptions(
+            shape, ids, starts[i], only_from_start, before[i], path_of_earlier, most
+        )
         with reading_output(path, "a response of SGLang's /generate"):
-            rows[path] = _row_of_response(response, known, path)
+            rows[path] = _row_of_response(response, options, path)
     return same_keys(rows)
 
 
-class _Known(NamedTuple):
-    """What a caller knows of the expert ids of a response."""
+class _ExpertOptions(NamedTuple):
+    """The options of a caller for the expert ids of one response."""
 
     shape: tuple[int, int] | None  # layers and top k
     ids: KnownIds | None
-    start: int | None
-    alone: bool  # ids from the start on are asked for
-    earlier: Any
+    start: int | None  # the token whose ids come first; None if the response names it
+    only_from_start: bool  # whether the row has no ids of tokens before the start
+    earlier: Any  # the ids of tokens before the start
     path_of_earlier: str
     most: int  # bytes
 
 
 def _shape_of_token(layers: Any, top_k: Any, where: str) -> tuple[int, int] | None:
+    """The shape of the expert ids of a token, checked; None if the caller passed none."""
     if layers is None and top_k is None:
         return None
     both = "1 or more, for layers and for top_k"
@@ -136,7 +139,7 @@ def _shape_of_token(layers: Any, top_k: Any, where: str) -> tuple[int, int] | No
 
 
 def _starts_of(given: Any, count: int, path: str) -> list[int | None]:
-    """The start of the expert ids of each response; None: the response says it."""
+    """The start of the expert ids of each response; None if the response names it."""
     if given is None:
         return [None] * count
     if integer_of(given) is not None:
@@ -147,6 +150,7 @@ def _starts_of(given: Any, count: int, path: str) -> list[int | None]:
 
 
 def _each_response(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Each response in lists of any depth, with its path."""
     if isinstance(responses, (list, tuple)):
         for i, response in enumerate(responses):
             yield from _each_response(response, f"{path}[{i}]")
@@ -154,40 +158,41 @@ def _each_response(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, responses
 
 
-def _row_of_response(response: Any, known: _Known, path: str) -> Row:
+def _row_of_response(response: Any, options: _ExpertOptions, path: str) -> Row:
+    """The row of one response."""
     meta, ids = response["meta_info"], [*map(index, response["output_ids"])]
     finish = meta["finish_reason"]
-    prompt, prompt_logprobs = _prompt(response, meta, f"{path}.input_token_logprobs")
-    of_prompt = meta.get("prompt_tokens") if prompt is None else len(prompt)
-    tokens = None if of_prompt is None else index(of_prompt) + len(ids)
+    prompt, prompt_logprobs = _prompt_of_response(response, meta, f"{path}.input_token_logprobs")
+    prompt_tokens = meta.get("prompt_tokens") if prompt is None else len(prompt)
+    tokens = None if prompt_tokens is None else index(prompt_tokens) + len(ids)
     return {
         "prompt_ids": prompt,
         "response_ids": ids,
         "logprobs": _logprobs_of_triples(meta.get("output_token_logprobs"), ids, path),
         "finish_reason": None if finish is None else finish["type"],
         "prompt_logprobs": prompt_logprobs,
-        "routed_experts": _experts_of_response(meta, tokens, known, f"{path}.routed_experts"),
+        "routed_experts": _experts_of_response(meta, tokens, options, f"{path}.routed_experts"),
     }
 
 
 def _experts_of_response(
-    meta: Any, tokens: int | None, known: _Known, path: str
+    meta: Any, tokens: int | None, options: _ExpertOptions, path: str
 ) -> npt.NDArray[Any] | None:
     """The expert ids of all tokens but the last; `tokens` is None if SGLang did not count them."""
     if meta.get("routed_experts") is None:
         return None
     # Versions that send other dtypes than int32 name them.
     dtype = dtype_named(meta.get("routed_experts_dtype", "int32"), f"{path}_dtype")
-    flat = flat_array(decoded_base64(meta["routed_experts"], known.most, path), dtype, path)
-    start = known.start
+    flat = flat_array(decoded_base64(meta["routed_experts"], options.most, path), dtype, path)
+    start = options.start
     if start is None:
         start = whole_number(meta.get("routed_experts_start_len") or 0, 0, f"{path}_start_len")
-    if known.shape is None:
+    if options.shape is None:
         if start:
             detail = f"expected layers= and top_k= for expert ids that start at token {start}"
             raise ArgumentError("bad_option", path, f"{detail}, found neither")
-        return _as_known(flat, known, path)
-    layers, top_k = known.shape
+        return _in_smallest(flat, options, path)
+    layers, top_k = options.shape
     count, rest = divmod(len(flat), layers * top_k)
     expected = count if tokens is None else max(tokens - 1 - start, 0)
     if rest or count != expected:
@@ -195,29 +200,31 @@ def _experts_of_response(
         detail = f"expected {expected} tokens x {of_each} = {expected * layers * top_k} ids"
         remedy = "; check layers=, top_k= and start_len="
         raise ArgumentError("bad_length", path, f"{detail}, found {len(flat)}{remedy}")
-    sent = _as_known(flat.reshape(count, layers, top_k), known, path)
-    return np.concatenate([_begun(known, start, path), sent]) if start and not known.alone else sent
+    sent = _in_smallest(flat.reshape(count, layers, top_k), options, path)
+    if start == 0 or options.only_from_start:
+        return sent
+    return np.concatenate([_ids_before_start(options, start, path), sent])
 
 
-def _as_known(ids: npt.NDArray[Any], known: _Known, path: str) -> npt.NDArray[Any]:
+def _in_smallest(ids: npt.NDArray[Any], options: _ExpertOptions, path: str) -> npt.NDArray[Any]:
     """The ids in the smallest dtype, if the number of experts is known."""
-    return ids if known.ids is None else known.ids.in_smallest(ids, path)
+    return ids if options.ids is None else options.ids.in_smallest(ids, path)
 
 
-def _begun(known: _Known, start: int, path: str) -> npt.NDArray[Any]:
-    """The expert ids of the tokens before `start`, which the caller has from before."""
-    earlier = known.earlier
-    has = 0 if earlier is None else len(earlier)
-    if has < start:
-        detail = f"expected expert ids of the first {start} tokens in earlier=, found {has}"
+def _ids_before_start(options: _ExpertOptions, start: int, path: str) -> npt.NDArray[Any]:
+    """The expert ids of the tokens before `start`, which the caller passed in `earlier`."""
+    earlier = options.earlier
+    count = 0 if earlier is None else len(earlier)
+    if count < start:
+        detail = f"expected expert ids of the first {start} tokens in earlier=, found {count}"
         remedy = "; pass those of the turn before, or start_len= alone for ids from there on"
         raise ArgumentError("bad_length", path, detail + remedy)
-    whole = isinstance(earlier, np.ndarray) and earlier.dtype.kind in "iu"
-    if not whole or earlier.shape[1:] != known.shape or earlier.itemsize > 4:
-        expected = f"expected int32 or smaller integers of shape (tokens, *{brief(known.shape)})"
-        found = f"{earlier.dtype} of shape {earlier.shape}" if whole else describe(earlier)
-        raise ArgumentError("bad_shape", known.path_of_earlier, f"{expected}, found {found}")
-    return _as_known(earlier[:start], known, known.path_of_earlier)
+    is_integers = isinstance(earlier, np.ndarray) and earlier.dtype.kind in "iu"
+    if not is_integers or earlier.shape[1:] != options.shape or earlier.itemsize > 4:
+        expected = f"expected int32 or smaller integers of shape (tokens, *{brief(options.shape)})"
+        found = f"{earlier.dtype} of shape {earlier.shape}" if is_integers else describe(earlier)
+        raise ArgumentError("bad_shape", options.path_of_earlier, f"{expected}, found {found}")
+    return _in_smallest(earlier[:start], options, options.path_of_earlier)
 
 
 def _logprobs_of_triples(triples: Any, ids: list[int], path: str) -> list[float] | None:
@@ -233,8 +240,10 @@ def _logprobs_of_triples(triples: Any, ids: list[int], path: str) -> list[float]
     return [logprob(value, f"{path}[{at}]") for at, (value, _, _) in enumerate(triples)]
 
 
-def _prompt(response: Any, meta: Any, path: str) -> tuple[list[int] | None, list[float] | None]:
-    """The ids of the prompt, and their logprobs if SGLang returned those of all of them."""
+def _prompt_of_response(
+    response: Any, meta: Any, path: str
+) -> tuple[list[int] | None, list[float] | None]:
+    """The ids of the prompt, and their logprobs if SGLang returned one for each of them."""
     prompt, triples = response.get("prompt_token_ids"), meta.get("input_token_logprobs") or ()
     values = [value for value, _, _ in triples]
     count = meta.get("prompt_tokens") if prompt is None else len(prompt)
