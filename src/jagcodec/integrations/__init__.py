@@ -42,7 +42,7 @@ def setup() -> None:
     Raises:
         ArgumentError: ``JAGCODEC_ENCODE`` holds another word.
     """
-    carry()
+    add_reducers()
 
 
 @contextmanager
@@ -88,7 +88,7 @@ _NAMES = {
 }
 
 
-class _ByName(dict[type, Reducer]):
+class _ReducersByName(dict[type, Reducer]):
     """The reducers of `ray`, or of `verl` if verl is imported, loaded with the first such value."""
 
     # Options of `encode`. Those of `register` take precedence over those of the environment.
@@ -111,29 +111,29 @@ class _ByName(dict[type, Reducer]):
         return reducer
 
 
-_by_name = _ByName()
+_reducers_by_name = _ReducersByName()
 
 
-def _maps() -> list[MutableMapping[type, Reducer]]:
+def _reducer_maps() -> list[MutableMapping[type, Reducer]]:
     """First the reducers of Ray, with those that the user gave it; then those of Python."""
     with needed("jagcodec.integrations.setup", "Ray: pip install 'ray>=2.40'"):
         table: ChainMap[type, Reducer] = import_module("ray.cloudpickle").CloudPickler.dispatch
     return table.maps
 
 
-def carry(options: Mapping[str, Any] | None = None) -> None:
+def add_reducers(options: Mapping[str, Any] | None = None) -> None:
     """Make Ray use our reducers for types for which it has none; None keeps the options."""
-    _by_name.of_environment = options_of_environment()
-    maps = _maps()
-    if not any(each is _by_name for each in maps):
-        maps.insert(1, _by_name)
+    _reducers_by_name.of_environment = options_of_environment()
+    maps = _reducer_maps()
+    if not any(each is _reducers_by_name for each in maps):
+        maps.insert(1, _reducers_by_name)
     if options is not None:
-        _by_name.registered = options
+        _reducers_by_name.registered = options
 
 
 def restore_reducers() -> None:
-    """Undo `carry`."""
+    """Undo `add_reducers`."""
     if "ray.cloudpickle" in sys.modules:
-        maps = _maps()
-        maps[:] = [each for each in maps if each is not _by_name]
-    _by_name.registered = {}
+        maps = _reducer_maps()
+        maps[:] = [each for each in maps if each is not _reducers_by_name]
+    _reducers_by_name.registered = {}

@@ -4,6 +4,8 @@ A row of a padded column begins with a run of one value, ends with one, or both:
 padding. The two values may differ, and may differ from row to row (position ids are padded on the
 right with each row's last position). Both runs are read from the bits of the row, so no mask is
 needed and no value is lost: everything between the two runs is kept unchanged.
+
+`trimmed_batch` and `padded_batch` convert batches; `trim` and `untrimmed` convert their columns.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Words: TypeAlias = npt.NDArray[Any]
 
 # If trimming saves less, it is faster to send the column unchanged.
 _WORTHWHILE = 7 / 8
-_SMALL = 4096
+_FEWEST_BYTES = 4096  # of a column that is trimmed
 
 
 def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
@@ -50,12 +52,13 @@ def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
 
 
 def _is_trimmable(leaf: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a leaf is a plain rectangle that is large enough to trim."""
     return (
         type(leaf) is torch.Tensor
         and leaf.layout is torch.strided
         and not (leaf.is_nested or leaf.is_quantized or leaf.is_meta)
         and leaf.dim() > 1
-        and leaf.nbytes >= _SMALL
+        and leaf.nbytes >= _FEWEST_BYTES
     )
 
 
@@ -88,7 +91,7 @@ class Trimmed(NamedTuple):
         return self.starts.nbytes + self.lengths.nbytes + sum(t.nbytes for t in tensors)
 
 
-# --- to trim -----------------------------------------------------------------------------------
+# --- trim --------------------------------------------------------------------------------------
 
 
 def trim(column: torch.Tensor) -> Trimmed:
@@ -104,7 +107,7 @@ def trim(column: torch.Tensor) -> Trimmed:
     cell_bytes = cells.shape[1:].numel() * cells.itemsize
     starts, lengths = kernels.ends(as_bytes(cells), stride, width, cell_bytes, len(grid))
     firsts = np.arange(len(grid)) * stride
-    kept = _one_each(cells, firsts + starts, lengths)
+    kept = _cell_of_each_row(cells, firsts + starts, lengths)
     constant = kept is not None
     if kept is None:
         # Pads of a single cell stay cells, which costs less than a pad for each row.
@@ -128,6 +131,7 @@ def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
 
 
 def _rows_as_words(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:
+    """The cells of rows at these starts, end to end."""
     row_splits = RowSplits.from_lengths(lengths)
     view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, starts, row_splits)
     words: Words = values_of(view).flatten(1).numpy()
@@ -137,8 +141,8 @@ def _rows_as_words(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> 
 _FEW_ROWS = 8
 
 
-def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
-    """One cell for each row, if all kept cells within each row are equal; otherwise None."""
+def _cell_of_each_row(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
+    """The cell of each row, if all kept cells within each row are equal; otherwise None."""
     if not lengths.any():
         return None
     for rows in (_FEW_ROWS, len(lengths)):  # a few rows first, because they rule out most columns
@@ -154,12 +158,12 @@ def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words
 
 def _cells_of_words(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Words as a tensor of cells of this shape, over the same memory."""
-    if not words.size:  # numpy gives empty arrays strides that torch refuses to view
+    if not words.size:  # numpy gives empty arrays strides that torch cannot view
         return torch.empty((len(words), *shape[:-1]), dtype=dtype)
     return from_words(torch.from_numpy(words).view(len(words), *shape), dtype)
 
 
-# --- and back ----------------------------------------------------------------------------------
+# --- untrim ------------------------------------------------------------------------------------
 
 
 def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
@@ -176,6 +180,14 @@ def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     return {name: to_device(one.tensor, trimmed.cells.device) for (name, trimmed), one in tensors}
 
 
+class _PadSide(NamedTuple):
+    """The left or the right pads of a rectangle."""
+
+    pads: Words  # one for each row, or one for all
+    counts: IntArray  # (R,) how many cells of each row have the pad
+    starts: IntArray  # (R,) the first of these cells, in cells of the rectangle
+
+
 def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     """Write the cells, with one pad everywhere else, and then the pads that differ from it."""
     rows, width = math.prod(trimmed.shape[: trimmed.dim]), trimmed.shape[trimmed.dim]
@@ -187,11 +199,15 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
         cells = _repeated(cells, lengths)
     size = math.prod(cells.shape[1:]) * cells.itemsize
     row_starts, ends = np.arange(rows) * width, starts + lengths
-    sides = [(before, starts, row_starts), (after, width - ends, row_starts + ends)]
+    sides = [
+        _PadSide(before, starts, row_starts),
+        _PadSide(after, width - ends, row_starts + ends),
+    ]
     pad, most = np.zeros((1, cells.shape[-1]), cells.dtype), 0
-    for pads, counts, _ in sides:
-        if len(pads) == 1 and counts.sum() > most:  # of shared pads, the one of most cells
-            pad, most = pads.reshape(-1, cells.shape[-1])[:1], counts.sum()
+    for side in sides:
+        # Of the pads that all rows share, choose the pad of most cells.
+        if len(side.pads) == 1 and side.counts.sum() > most:
+            pad, most = side.pads.reshape(-1, cells.shape[-1])[:1], side.counts.sum()
     out, bits = as_bytes(rectangle.tensor), pad.tobytes()
     firsts, source = np.cumsum(lengths) - lengths, array_bytes(np.ascontiguousarray(cells))
     task = kernels.Pad(out, source, firsts, lengths, starts, width, size, bits)
@@ -199,10 +215,10 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
         kernels.copy_all([kernels.rows_only(task)])
     else:
         kernels.pad_all([task])
-    for pads, counts, begins in sides:
-        if not (pads == pad).all():
-            values = array_bytes(_repeated(pads, counts))
-            kernels.copy_all([kernels.Copy(out, values, begins, None, counts, size)])
+    for side in sides:
+        if not (side.pads == pad).all():
+            values = array_bytes(_repeated(side.pads, side.counts))
+            kernels.copy_all([kernels.Copy(out, values, side.starts, None, side.counts, size)])
 
 
 def _repeated(cells: Words, counts: IntArray) -> Words:
@@ -212,6 +228,7 @@ def _repeated(cells: Words, counts: IntArray) -> Words:
 
 
 def _check_trimmed(trimmed: Trimmed, name: str) -> None:
+    """Raise an error if the parts, which come from a message, do not make a rectangle."""
     shape, dim, starts, lengths = trimmed.shape, trimmed.dim, trimmed.starts, trimmed.lengths
     if not all(type(size) is int and size >= 0 for size in shape) or not 0 < dim < len(shape):
         raise ValueError(f"{name}: expected a shape and one of its dims, found {shape} and {dim}")

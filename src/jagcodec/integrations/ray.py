@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import BatchedDataDict, encode_rows
 from jagcodec._compiling import untraced
-from jagcodec.integrations import Reducer, carry, needed, restore_reducers
+from jagcodec.integrations import Reducer, add_reducers, needed, restore_reducers
 from jagcodec.memory.arrays import ByteArray, address, borrowed
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.rows.nested import NESTED_TENSOR
@@ -83,7 +83,7 @@ def register(**options: Unpack[EncodeOptions]) -> None:
     Otherwise it is `jagcodec.integrations.setup`. What you get back is on the CPU and without
     gradients. A `WireBatch` keeps its object in the store. Ray keeps subclasses of the types.
     """
-    carry(options)
+    add_reducers(options)
 
 
 @untraced
