@@ -1,4 +1,7 @@
-"""The command line, whose commands import what they need when they run."""
+"""The command line, whose commands import what they need when they run.
+
+`main` runs one command. The commands are in `inspection` and `commands`.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    """Parse the arguments, run the command, and return its exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     if not hasattr(options, "run"):
@@ -72,6 +76,7 @@ def _close_quietly() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="jagcodec",
         description="The jagged wire codec for reinforcement-learning rollout batches.",
@@ -81,5 +86,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parsers = parser.add_subparsers(metavar="command")
     inspection.add_inspect(parsers)
-    commands.add_others(parsers)
+    commands.add_commands(parsers)
     return parser

@@ -1,4 +1,7 @@
-"""The commands ``diff``, ``verify``, ``export``, ``tax`` and ``doctor``."""
+"""The commands ``diff``, ``verify``, ``export``, ``tax`` and ``doctor``.
+
+First come the parsers of all commands, then the commands; ``export`` is last.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from jagcodec.cli.inputs import (
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief
 
 
-def add_others(parsers: Any) -> None:
+def add_commands(parsers: Any) -> None:
     """Add these commands."""
     for add in (_add_diff, _add_verify, _add_export, _add_tax, _add_doctor):
         add(parsers)
@@ -114,7 +117,9 @@ def _add_doctor(parsers: Any) -> None:
 def _diff(options: argparse.Namespace) -> int:
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")
-    files, sources, read = (options.left, options.right), [], []
+    """Print where two messages differ; 1 if they do."""
+    files = options.left, options.right
+    sources, values = [], []
     for file in files:
         with naming(file):
             sources.append(read_message(file))
@@ -122,17 +127,20 @@ def _diff(options: argparse.Namespace) -> int:
 
     for file, source in zip(files, sources, strict=True):
         with naming(file, "WireBatch.select"):
-            read.append(read_whole(source, display_name(file), options.columns))
-    found = list(islice(differences(*read), None if options.all else 1))
+            values.append(read_whole(source, display_name(file), options.columns))
+    found = list(islice(differences(*values), None if options.all else 1))
     if options.json:
-        document = {"same": not found, "differences": [vars(each) for each in found]}
+        document = {"same": not found, "differences": [vars(difference) for difference in found]}
         print(json.dumps(document, indent=2))
-    for each in [] if options.json else found:
-        print(f"{display_name(options.left)} {display_name(options.right)} differ: {each}")
+    else:
+        left, right = map(display_name, files)
+        for difference in found:
+            print(f"{left} {right} differ: {difference}")
     return 1 if found else 0
 
 
 def _verify(options: argparse.Namespace) -> int:
+    """Print for each message whether it is sound; 2 if one is not."""
     status = 0
     for file in options.files:
         try:
@@ -154,6 +162,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _doctor(_: argparse.Namespace) -> int:
+    """Print what is installed; 1 if the library cannot be imported."""
     from jagcodec.doctor import doctor, report_lines
 
     report = doctor()
@@ -162,6 +171,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _tax(options: argparse.Namespace) -> int:
+    """Print what padding costs rows of these lengths, and what packing would."""
     from jagcodec.train.tax import tax_of_lengths
 
     names = "ranks", "row_multiple", "total_multiple"
@@ -169,7 +179,7 @@ def _tax(options: argparse.Namespace) -> int:
     if given and options.max_tokens is None:
         options.fail("expected --max-tokens N with --ranks, --row-multiple and --total-multiple")
     with naming(options.file, "padding_tax(source)", "plan_micro_batches(lengths)"):
-        lengths = _lengths_in(read_bytes(options.file), options)
+        lengths = _read_lengths(read_bytes(options.file), options)
         tax = tax_of_lengths(lengths, options.width, "padding_tax(source)")
         packing = None
         if options.max_tokens is not None:
@@ -187,8 +197,8 @@ def _tax(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
-    """(N,) row lengths, from a JSON list or from the columns of a message."""
+def _read_lengths(data: Any, options: argparse.Namespace) -> Any:
+    """The (N,) row lengths in a JSON list, or of the columns of a message."""
     from jagcodec.rows.lengths import length_array
 
     name = display_name(options.file)
@@ -207,6 +217,7 @@ def _lengths_in(data: Any, options: argparse.Namespace) -> Any:
 
 
 def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
+    """The row lengths that the columns of a message share, or that one column has."""
     from jagcodec.rows.row_splits import RowSplitsPool
     from jagcodec.wire.read.opened import common_lengths, row_lengths_of
     from jagcodec.wire.read.wire_batch import open_whole
@@ -219,12 +230,17 @@ def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
 
 
 def _packing_lines(report: dict[str, Any], max_tokens: int) -> list[str]:
+    """The report of a packing plan as a table with a title."""
     from jagcodec.train.tax import table
 
     head = ("ranks", "micro-batches of each", "fill", "heaviest rank", "heaviest micro-batch")
-    ranks, each = (report[name] for name in ("ranks", "micro_batches_per_rank"))
-    over = (report[name] - 1 for name in ("heaviest_rank", "heaviest_micro_batch"))
-    cells = [f"{ranks:,}", f"{each:,}", f"{report['fill']:.1%}", *(f"+{part:.1%}" for part in over)]
+    cells = [
+        f"{report['ranks']:,}",
+        f"{report['micro_batches_per_rank']:,}",
+        f"{report['fill']:.1%}",
+        f"+{report['heaviest_rank'] - 1:.1%}",
+        f"+{report['heaviest_micro_batch'] - 1:.1%}",
+    ]
     title = f"packed, at most {max_tokens:,} tokens in a micro-batch; the heaviest, over the mean:"
     return ["", title, *table(head, [cells], right=range(5))]
 
@@ -235,6 +251,7 @@ _ENDINGS = (".parquet", ".arrow", ".jsonl")
 
 
 def _export(options: argparse.Namespace) -> int:
+    """Write the columns of a message to a file, and print what the file has and lacks."""
     ending = os.path.splitext(options.target)[1].lower()
     if ending not in _ENDINGS:
         found = display_name(options.target)
@@ -246,7 +263,7 @@ def _export(options: argparse.Namespace) -> int:
         from jagcodec.wire.read.wire_batch import open_whole
 
         batch = open_whole(source, display_name(options.file))
-        left = names_of_meta(lambda: batch.meta)
+        left_out = names_of_meta(lambda: batch.meta)  # None if its types are not known here
         if options.columns is not None:
             batch = batch.select(options.columns)
         data = _json_lines(batch) if ending == ".jsonl" else _arrow_file(batch, ending)
@@ -255,27 +272,27 @@ def _export(options: argparse.Namespace) -> int:
         write_whole(where, [data], where)
     rows, columns = counted(len(batch), "row"), counted(len(batch.fields), "column")
     print(f"{display_name(options.target)}: {rows}, {columns}")
-    if left != ():
+    if left_out != ():
         unknown = "meta of a type that is not known here"
-        listed = unknown if left is None else ", ".join(map(name_text, left))
+        listed = unknown if left_out is None else ", ".join(map(name_text, left_out))
         reason = "because it belongs to the whole batch"
         print(f"jagcodec: left out, {reason}: {listed}", file=sys.stderr)
     return 0
 
 
 def _arrow_file(batch: Any, ending: str) -> bytes:
+    """The bytes of a Parquet or an Arrow file of the columns."""
     from jagcodec.integrations.arrow import to_arrow
 
-    table, stream = to_arrow(batch), io.BytesIO()  # it names the package if it is missing
+    table, stream = to_arrow(batch), io.BytesIO()  # `to_arrow` names pyarrow if it is missing
     import pyarrow.ipc
     import pyarrow.parquet
 
     if ending == ".parquet":
         if not table.schema.names and len(table):
-            detail = (
-                f"expected a column, found none: Parquet cannot hold {counted(len(table), 'row')} "
-            )
-            raise ArgumentError("bad_shape", "OUT", f"{detail}without one; write .arrow or .jsonl")
+            rows = counted(len(table), "row")
+            detail = f"expected a column, found none: Parquet cannot hold {rows} without one; "
+            raise ArgumentError("bad_shape", "OUT", f"{detail}write .arrow or .jsonl")
         try:
             pyarrow.parquet.write_table(table, stream)
         except pyarrow.ArrowException as error:  # Parquet has no form for some column
@@ -294,6 +311,7 @@ _LEAVE_OUT_OR_TRY_PARQUET = (
 
 
 def _json_lines(batch: Any) -> bytes:
+    """The rows as lines of JSON."""
     columns = [_json_column(batch, name) for name in batch.fields]
     rows = zip(*columns, strict=True) if columns else [()] * len(batch)
     return "".join(f"{{{', '.join(row)}}}\n" for row in rows).encode()

@@ -1,4 +1,7 @@
-"""What commands share: arguments, messages in files and on standard input, and words."""
+"""What commands share: arguments, text that is safe to print, and messages in files.
+
+A file named ``-`` is standard input.
+"""
 
 from __future__ import annotations
 
@@ -48,20 +51,23 @@ def names(text: str) -> list[str]:
 
 
 def add_message(parser: argparse.ArgumentParser, name: str = "file", **more: Any) -> None:
+    """Add the argument for a message in a file."""
     text = "a message as dump writes it; - reads standard input"
     parser.add_argument(name, **{"metavar": "FILE", "help": text, **more})
 
 
 def add_columns(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the option for the only columns to read."""
     text = f"names of the only columns to {verb}"
     parser.add_argument("--columns", metavar="A,B", type=names, help=text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option for JSON."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-# --- files -------------------------------------------------------------------------------------
+# --- text --------------------------------------------------------------------------------------
 
 
 def name_text(name: str) -> str:
@@ -70,16 +76,21 @@ def name_text(name: str) -> str:
 
 
 def counted(number: int, one: str) -> str:
+    """A number with a noun, such as "1 row" or "2 rows"."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
 def error_line(error: BaseException) -> str:
+    """An error as one line for standard error."""
     return f"jagcodec: error: {shown(str(error), 1000)}"
 
 
 def display_name(file: str) -> str:
     """The name of a file on one line; only what cannot be printed is changed."""
     return "standard input" if file == "-" else shown(file, 4096)  # the longest path on Linux
+
+
+# --- files -------------------------------------------------------------------------------------
 
 
 def read_message(file: str) -> Any:
@@ -116,6 +127,7 @@ def begins_blob(data: Any) -> bool:
 
 
 def _read_stream(stream: BinaryIO, only_blobs: bool) -> bytes:
+    """The bytes of a stream; with `only_blobs`, only the start if they are not a blob."""
     start = stream.read(64)
     return start + stream.read() if begins_blob(start) or not only_blobs else start
 

@@ -1,4 +1,8 @@
-"""The command ``inspect``: the columns of a message, its rows and its bytes."""
+"""The command ``inspect``: the columns of a message, its rows and its bytes.
+
+`_inspect` is the command. Then come the list of the steps of a record, the text of rows, and the
+text of a whole message.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +56,7 @@ def add_inspect(parsers: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    """Print a message, some of its rows, or the steps of a record."""
     if options.all and options.row is None:
         options.fail("expected --row N with --all")
     if os.path.isdir(options.file):
@@ -142,18 +147,20 @@ def _print_rows(message: Message, entries: list[Entry], options: argparse.Namesp
         raise ArgumentIndexError("no_such_row", where, detail)
     documents = []
     for i, row in enumerate(map(int, numbers)):
-        cells = dict(_row_of(batch.rows([row]), entries))
+        cells = dict(_cells_of_row(batch.rows([row]), entries))
         if options.json:
             documents.append(_row_document(row, cells))
-        else:
-            print(*([""] if i else []), *_row_lines(row, cells, options.all), sep="\n")
+            continue
+        if i > 0:
+            print()
+        print(*_row_lines(row, cells, options.all), sep="\n")
     if options.json:
         found = {"rows": documents} if isinstance(options.row, slice) else documents[0]
         print(json.dumps(found, indent=2))
 
 
-def _row_of(batch: WireBatch, entries: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
-    """The name of each column of one row, with its value, or the error of an unknown type."""
+def _cells_of_row(batch: WireBatch, entries: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
+    """The name of each column, with its value in a batch of one row, or the error of its type."""
     from jagcodec.train.describe import UNKNOWN, column_inside, in_entry
     from jagcodec.train.to_rows import rows_on_host
 
@@ -161,8 +168,8 @@ def _row_of(batch: WireBatch, entries: Iterable[Entry]) -> Iterator[tuple[str, A
         if not entry.keys:
             continue  # a value next to the columns, such as `meta_info`, which has no rows
         try:
-            one = column_inside(batch, entry.keys)
-            (cells,) = rows_on_host(one, "numbers", "to_rows")[0].values()
+            column = column_inside(batch, entry.keys)
+            (cells,) = rows_on_host(column, "numbers", "to_rows")[0].values()
             yield entry.name, cells
         except WireFormatError as error:
             if error.reason not in UNKNOWN:
@@ -179,14 +186,14 @@ def _row_document(row: int, cells: dict[str, Any]) -> dict[str, Any]:
     return {"row": row, "columns": columns}
 
 
-def _row_lines(row: int, cells: dict[str, Any], whole: bool) -> Iterator[str]:
-    """A row by column, as text: shortened, or `whole`."""
+def _row_lines(row: int, cells: dict[str, Any], every_cell: bool) -> Iterator[str]:
+    """A row by column, as text, with every cell or shortened."""
     width = max((len(name_text(name)) for name in cells), default=0)
     yield f"row {row}"
     for name, value in cells.items():
         text = f"unknown: {value}"
         if not isinstance(value, WireFormatError):
-            text = json.dumps(_json_value(value)) if whole else cells_text(value)
+            text = json.dumps(_json_value(value)) if every_cell else cells_text(value)
         yield f"{name_text(name):<{width}}  {text}"
 
 
@@ -254,6 +261,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _first_line(name: str, found: MessageDescription, stored: list[str]) -> str:
+    """The value of a message, its rows, bytes and frames, and its options."""
     rows = "" if found.rows is None else f" of {counted(found.rows, 'row')}"
     options = ", ".join([*stored, *([found.compress] if found.compress else [])])
     line = f"{name}: {name_text(found.value)}{rows}, {size_text(found.bytes)} in "
@@ -262,6 +270,7 @@ def _first_line(name: str, found: MessageDescription, stored: list[str]) -> str:
 
 
 def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
+    """Which options would save bytes, and what rectangles would need."""
     used = [f"{word}=True" for word in stored if f"{word}=True" in tax.advice]
     lines = [tax.advice + (f" This message has {', '.join(used)}." if used else "")]
     padded = tax.total.padded_bytes
@@ -272,18 +281,17 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
 
 
 def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
+    """The table of these columns, the names of `meta`, and the lengths of rows."""
     from jagcodec.train.tax import table
 
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")
-    rows = [
-        (
-            *(name_text(column.name), name_text(column.kind), column.dtype or ""),
-            *(_shape_text(column.shape), *((column.stored,) if marked else ())),
-            *_bytes_text(column.bytes, found),
-        )
-        for column in sorted(columns, key=lambda column: -column.bytes)
-    ]
+    rows: list[tuple[str, ...]] = []
+    for column in sorted(columns, key=lambda column: -column.bytes):
+        names = name_text(column.name), name_text(column.kind), column.dtype or ""
+        stored = (column.stored,) if marked else ()
+        size = _bytes_text(column.bytes, found)
+        rows.append((*names, _shape_text(column.shape), *stored, *size))
     if len(columns) == len(found.columns):
         blank = ("",) * (len(head) - 3)
         rows.append(("header and offsets", *blank, *_bytes_text(found.overhead, found)))
@@ -292,8 +300,8 @@ def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -
         lines.append("meta: of a type that is not known here")
     elif found.meta:
         lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
-    shown_rows = {column.rows for column in columns}
-    return lines + [_lengths_text(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
+    listed = {column.rows for column in columns}
+    return lines + [_lengths_text(rows) for i, rows in enumerate(found.rows_of) if i in listed]
 
 
 def _shape_text(shape: tuple[int | None, ...] | None) -> str:
@@ -301,6 +309,7 @@ def _shape_text(shape: tuple[int | None, ...] | None) -> str:
 
 
 def _bytes_text(size: int, found: MessageDescription) -> tuple[str, str]:
+    """A number of bytes, and its share of the message."""
     return f"{size:,}", f"{size / (found.plain_bytes or 1):.1%}"
 
 
@@ -313,6 +322,7 @@ def size_text(size: int) -> str:
 
 
 def _lengths_text(rows: RowLengths) -> str:
+    """How long the rows of some columns are."""
     named = ", ".join(map(name_text, rows.columns[:6]))
     named += f" and {len(rows.columns) - 6} more" if len(rows.columns) > 6 else ""
     if not rows.rows:
