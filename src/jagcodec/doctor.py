@@ -91,21 +91,22 @@ def report_lines(report: dict[str, Any]) -> list[str]:
 
 
 def _kernels() -> tuple[dict[str, str], bool]:
-    """What copies rows and packs lists here; and whether a compiled extension is missing."""
+    """The part of the report on the kernels, and whether a compiled extension is missing."""
     from jagcodec import kernels
 
     backend, without = kernels.backend(), kernels.missing_cells()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    of_torch = " of torch" if "torch" in sys.modules else ""
+    torch_note = " of torch" if "torch" in sys.modules else ""
     rows = {
         "row kernel": backend.name + (f" ({backend.missing})" if backend.missing else ""),
         "cells": f"python ({without})" if without else "compiled",
-        "threads": f"{kernels.thread_count()}{of_torch}, on {cpus} processors",
+        "threads": f"{kernels.thread_count()}{torch_note}, on {cpus} processors",
     }
     return rows, bool(backend.missing or without)
 
 
 def _version(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     if name == "zstandard" and sys.version_info >= (3, 14):
         return "in the standard library"
     try:

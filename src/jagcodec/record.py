@@ -102,11 +102,11 @@ class RecordWriter:
             step: Above all steps of the record; see `rewind`.
             batch: A batch as `open_wire` reads it: a TensorDict, a `BatchedDataDict`, a dict with
                 one TensorDict in it, or a `WireBatch`, such as ``open_wire(frames)``.
-            options: Those of `encode`, such as `meta`. `checksum` is True unless you pass it.
+            options: The options of `encode`, such as `meta`. `checksum` is True unless you pass it.
 
         Raises:
-            ArgumentError: There is such a step or a newer one (reason ``"conflict"``); the writer
-                is closed, or of another process (``"busy"``); or as from `encode`.
+            ArgumentError: The record has this step or a newer one (reason ``"conflict"``), or the
+                writer is closed, or belongs to another process (``"busy"``); or as from `encode`.
             OSError: The file system failed; no step was deleted.
         """
         where = "RecordWriter.write"
@@ -126,7 +126,8 @@ class RecordWriter:
 
         The newest goes first: whenever the process is killed, the steps that are left have no
         gaps. Steps that were deleted before, because they are not kept, do not come back. Raises
-        `ArgumentError` if the writer is closed, or of another process, or `step` is negative.
+        `ArgumentError` if the writer is closed or belongs to another process, or if `step` is
+        negative.
         """
         where = "RecordWriter.rewind"
         first = whole_number(step, 0, f"{where}(step)")
@@ -134,7 +135,7 @@ class RecordWriter:
             self._delete([n for n in reversed(self._steps(where)) if n >= first])
 
     def _steps(self, where: str) -> list[int]:
-        """The steps that are there, if this writer may write."""
+        """The steps of the record; an error if this writer may not write."""
         if self._lock.closed or self._process != os.getpid():
             found = "a closed one" if self._lock.closed else "one of the process it was forked from"
             detail = f"expected an open writer of this process, found {found}"
@@ -148,6 +149,7 @@ class RecordWriter:
 
 
 def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
+    """The message of a step; an error if `open_wire` could not read it as a batch."""
     refuse_frames(batch, where)
     frames = encode(batch, **options)
     try:
@@ -179,7 +181,7 @@ class RecordReader:
     FileNotFoundError for a step that is not there.
 
     Args:
-        directory: That of a `RecordWriter`, which need not be open.
+        directory: The directory of a `RecordWriter`, which need not be open.
 
     Raises:
         OSError: It is not a directory.
@@ -210,10 +212,12 @@ _PART = re.compile(r"\.[0-9a-f]{16}\.part")  # as `dump` names it
 
 
 def _file_of(directory: str, step: int) -> str:
+    """The path of the file of a step."""
     return os.path.join(directory, f"step-{step:010d}.jag")
 
 
 def _steps_in(directory: str) -> list[int]:
+    """The numbers of the steps in a directory, sorted."""
     with os.scandir(directory) as entries:
         found = [_STEP.fullmatch(entry.name) for entry in entries if not entry.is_dir()]
     return sorted(int(match[1]) for match in found if match)

@@ -41,27 +41,28 @@ def check_schema(
         WireFormatError: A message is malformed.
     """
     where = "check_schema"
-    known = isinstance(schema, Mapping)
-    if not known or not all(isinstance(field, FieldSchema) for field in schema.values()):
+    is_mapping = isinstance(schema, Mapping)
+    if not is_mapping or not all(isinstance(field, FieldSchema) for field in schema.values()):
         detail = f"expected a mapping of names to FieldSchema, found {describe(schema)}"
         raise ArgumentTypeError("bad_type", f"{where}(schema)", detail)
-    absent = name_set(optional, f"{where}(optional)")
-    check_known(absent, schema, f"{where}(optional)")
+    may_be_absent = name_set(optional, f"{where}(optional)")
+    check_known(may_be_absent, schema, f"{where}(optional)")
     from jagcodec.wire.read.opened import schema_of  # it imports much more than a schema needs
 
     found = schema_of(batch, f"{where}(batch)")
-    for name in [name for name in found if name not in schema][:1]:
-        raise _field_error(
-            name, "new_field", "no such column", "one; add it to the schema, or drop it"
-        )
+    new = [name for name in found if name not in schema]
+    if new:
+        expected, remedy = "no such column", "one; add it to the schema, or drop it"
+        raise _field_error(new[0], "new_field", expected, remedy)
     for name, field in schema.items():
         if name in found:
             _check_field(name, field, found[name])
-        elif name not in absent:
+        elif name not in may_be_absent:
             raise _field_error(name, "no_such_field", "it", "none")
 
 
 def _check_field(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
+    """Raise an error if a column has another kind, dtype or shape than the schema."""
     if found.kind != wanted.kind:
         raise _field_error(name, "bad_type", f"a column of kind {wanted.kind!r}", repr(found.kind))
     if wanted.dtype not in (None, found.dtype):

@@ -1,7 +1,7 @@
 """Messages over ZeroMQ: one multipart message each, without copying large tensors.
 
 Send what `encode`, `encode_fields` or `encode_rows` returned, and give what arrives to `decode`,
-`open_wire` or `materialize`. The functions for sync and for asyncio sockets share `_send` and `_recv`.
+`open_wire` or `materialize`. Functions for sync and for asyncio sockets share `_send` and `_recv`.
 """
 
 from __future__ import annotations
