@@ -115,9 +115,9 @@ def _add_doctor(parsers: Any) -> None:
 
 
 def _diff(options: argparse.Namespace) -> int:
+    """Print where two messages differ; 1 if they do."""
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")
-    """Print where two messages differ; 1 if they do."""
     files = options.left, options.right
     sources, values = [], []
     for file in files:
