@@ -13,7 +13,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, open_wire, pack_jagged_fields, stack_or_nest, to_blob
 from jagcodec.columns.batch import columns_in, source_in
-from jagcodec.wire.read.node_columns import MessageSource, NodeColumn
+from jagcodec.wire.read.message_source import MessageSource
+from jagcodec.wire.read.node_columns import NodeColumn
 
 ROOT = Path(__file__).parent.parent
 

@@ -56,7 +56,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.many.message_table import ColumnInPlace, MessageTable
 from jagcodec.wire.many.stacked import MessageInMemory, Stack, open_together, stacks_of
 from jagcodec.wire.native import are_values
-from jagcodec.wire.read.node_columns import MessageSource
+from jagcodec.wire.read.message_source import MessageSource
 from jagcodec.wire.read.wire_batch import WireBatch, open_whole
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.write.items import item_of_view

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jagcodec.columns.column import row_count
 from jagcodec.errors import ArgumentError
 from jagcodec.wire.checks import bad, fail
 from jagcodec.wire.leaf import rows_of_node
-from jagcodec.wire.read.decoder import build, rows_differ
+from jagcodec.wire.read.decoder import build, message_meta, revived, rows_differ
 from jagcodec.wire.read.message import Message
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
@@ -64,3 +65,20 @@ def _built_rows(message: Message, column: Node) -> int | None:
         return row_count(build(message, column), "$")
     except ArgumentError as error:
         raise fail("bad_value", error.detail) from error
+
+
+def state_in_documents(message: Message, root: Node) -> tuple[Any, Any] | None:
+    """The columns and the `meta` of a `BatchedDataDict` without buffers; None for other values."""
+    state: Any = None
+    if root.kind is Kind.VALUE:
+        document = message.document(root.value)
+        if type(document) is list and document[:2] == [Kind.USER, BATCHED_DATA_DICT]:
+            state = revived(document[2:], 0, message.limits.depth, message.allow_pickle)[0]
+    elif root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
+        state = build(message, root.children[0])
+    if state is None:
+        return None
+    if type(state) is not list or [*map(type, state)] != [dict, dict]:
+        raise bad("columns and values next to them", type(state).__name__)
+    columns, meta = state
+    return columns, meta | message_meta(message)

@@ -45,7 +45,7 @@ from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.read.message import Message
-from jagcodec.wire.read.node_columns import source_of_message
+from jagcodec.wire.read.message_source import source_of_message
 from jagcodec.wire.read.opening import open_message, open_store, usable_reading
 from jagcodec.wire.write.encoder import encode
 

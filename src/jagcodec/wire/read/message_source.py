@@ -1,0 +1,201 @@
+"""`MessageSource`: one message, or a batch in it, as the source of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jagcodec.columns.batch import (
+    Batch,
+    Column,
+    Read,
+    Source,
+    Stored,
+    all_stored,
+    chosen_in,
+    closed_batch,
+    columns_in,
+    leaves_of,
+    sent_inside,
+)
+from jagcodec.columns.column import row_counts
+from jagcodec.columns.memory import DocumentSource
+from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.wire.checks import bad, fail
+from jagcodec.wire.compress import prepare
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.leaf import cells_of, columns_of_dict, parts_of_packed
+from jagcodec.wire.many.stacked import MessageInMemory
+from jagcodec.wire.read.batch_node import batch_in, sizes_of_node, state_in_documents
+from jagcodec.wire.read.built_columns import BuiltColumn, PayloadColumn, VarlenColumn
+from jagcodec.wire.read.decoder import build, message_meta
+from jagcodec.wire.read.message import Budget, Message
+from jagcodec.wire.read.node_columns import (
+    ArraysColumn,
+    DocumentColumn,
+    JaggedColumn,
+    NodeColumn,
+    NodeSource,
+    RectangleColumn,
+)
+from jagcodec.wire.read.slicing import Slicer, slicer_of
+from jagcodec.wire.schema import Node
+from jagcodec.wire.spec import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MessageSource(NodeSource):
+    """One message, or a batch in it."""
+
+    __slots__ = ("_slicer", "beside", "whole")
+
+    def __init__(
+        self,
+        message: Message,
+        node: Node,
+        sizes: list[int],
+        beside: Sequence[tuple[str | None, Node]] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.names: Sequence[str] = node.fields[-1]
+        self.sizes: Sequence[int] = sizes
+        # N; None if the batch has more dims.
+        self.rows: int | None = sizes[0] if len(sizes) == 1 else None
+        self.device: torch.device | None = message.device
+        self.allow_pickle: bool = message.allow_pickle
+        self.message: Message = message
+        self.node: Node = node  # its children are the columns
+        # Nodes next to the batch, each with its name. A node without a name is a mapping of names
+        # to such values.
+        self.beside: Sequence[tuple[str | None, Node]] = beside
+        self.whole: bool = whole  # whether the batch is all of the message
+        self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
+
+    def columns(self) -> Mapping[str, Column]:
+        pairs = zip(self.names, self.node.children, strict=True)
+        if self.node.kind is Kind.MAP:
+            return {name: _class_in_dict(node)(self, name, node) for name, node in pairs}
+        kinds = _CLASSES
+        return {name: kinds.get(node.kind, BuiltColumn)(self, name, node) for name, node in pairs}
+
+    def prepare(self, how: Read) -> None:
+        if not self.message.header.compressed:
+            return
+        columns = [x for x in how.columns.values() if isinstance(x, NodeColumn)]
+        nodes = [node for x in columns if x.source is self for node in cells_of(x.node)]
+        wanted = {self.message.numbers[node.number] for node in nodes}
+        existing = range(len(self.message.buffers))  # an empty column needs no buffer
+        prepare(self.message.buffers[i] for i in wanted if i in existing)
+
+    def in_memory(self) -> MessageInMemory | None:
+        """The message as `MessageInMemory`; None if a join cannot read its rows in place."""
+        buffers, header = self.message.buffers, self.message.header
+        if not self.message.in_memory or len(self.sizes) > 1 or self.device is not None:
+            return None
+        values = id(self) if self.beside else header.value_bytes
+        first, levels = header.schema.first_group, self.message.limits.depth
+        return MessageInMemory(self.node, first, header.number_bytes, values, buffers, levels)
+
+    def meta(self) -> dict[str, Any]:
+        message, meta = self.message, dict[str, Any]()
+        budget = Budget(message) if self.beside else None
+        for name, node in self.beside:
+            value = build(message, node, budget)
+            if name is None and type(value) is not dict:
+                raise bad("a mapping next to the columns", type(value).__name__)
+            meta |= value if name is None else {name: value}
+        return meta | message_meta(message)
+
+    def frames(self, batch: Batch) -> list[Frame] | None:
+        found, chosen, columns = self.message.frames, chosen_in(batch), columns_in(batch)
+        if chosen is None and self.whole and found and [*columns] == self.names:
+            return [array.data.toreadonly() for array in found]
+        index = range(self.sizes[0]) if chosen is None else chosen.index
+        if not isinstance(index, range) or not index:
+            return None
+        # Keep the slicer: callers often cut many parts from one message.
+        known = self._slicer
+        if known is None or known[0] is not columns:
+            known = self._slicer = columns, self._slicer_of(columns)
+        return None if known[1] is None else known[1].cut(index.start, index.stop)
+
+    def _slicer_of(self, columns: Mapping[str, Column]) -> Slicer | None:
+        nodes = {x.name: x.node for x in columns.values() if isinstance(x, NodeColumn)}
+        if len(nodes) == len(columns) and not self.beside and self.in_memory() is not None:
+            with suppress(WireFormatError):  # the reader of the column gets the error
+                return slicer_of(self.message, nodes, self.sizes[0])
+        return None
+
+
+class BatchColumn(NodeColumn):
+    """A nested batch: a TENSORDICT, or a dict in a dict."""
+
+    __slots__ = ()
+
+    def read(self, how: Read) -> Any:
+        message, inner = self.source.message, self._inner()
+        sizes = sizes_of_node(message, inner, self.source.sizes)
+        return how.batch_type(MessageSource(message, inner, sizes), None, how.chosen)
+
+    def to_send(self, how: Read) -> Any:
+        return sent_inside(self.read(how), how)
+
+    def leaf(self, value: Any, how: Read) -> Any:
+        return closed_batch(value, leaves_of(value, how))
+
+    def stored(self) -> Stored:
+        inner = MessageSource(self.source.message, self._inner(), []).columns()
+        found = all_stored([column.stored() for column in inner.values()])
+        return found._replace(narrow=[(self.name, *path) for path in found.narrow])
+
+    def _inner(self) -> Node:
+        """The node whose children are the columns."""
+        return columns_of_dict(self.node) or self.node
+
+
+_CLASSES: dict[Kind, type[NodeColumn]] = {
+    Kind.JAGGED: JaggedColumn,
+    Kind.TENSOR: RectangleColumn,
+    Kind.NON_TENSOR_ROWS: DocumentColumn,
+    Kind.ARRAY_ROWS: ArraysColumn,
+    Kind.TENSORDICT: BatchColumn,
+    Kind.NON_TENSOR_DATA: PayloadColumn,
+}
+"""The class of a column by its kind; for other kinds it is `BuiltColumn`, or that of a dict."""
+
+
+def _class_in_dict(node: Node) -> type[NodeColumn]:
+    """The class of a column of a dict, where a dict is a batch."""
+    if columns_of_dict(node) is not None:
+        return BatchColumn
+    known = BuiltColumn if parts_of_packed(node) is None else VarlenColumn
+    return _CLASSES.get(node.kind, known)
+
+
+def source_of_message(message: Message, remedy: str = "use decode") -> Source:
+    """A source of the one batch of an open message; the error for other messages has `remedy`."""
+    root = message.header.schema.root
+    found = batch_in(root)
+    if found is not None:
+        node, beside = found
+        return MessageSource(message, node, sizes_of_node(message, node, []), beside, whole=True)
+    state = state_in_documents(message, root)
+    if state is None:
+        batches = sum(child.kind is Kind.TENSORDICT for child in root.children)
+        other = f"a dict with {batches} of them" if root.kind is Kind.MAP else "another value"
+        detail = (
+            "expected the message of a TensorDict, of a BatchedDataDict, or of a dict with one "
+            f"TensorDict, found one of {other}; {remedy}"
+        )
+        raise fail("bad_value", detail)
+    columns, meta = state
+    try:
+        rows = row_counts(columns, "$") or 0
+    except ArgumentError as error:
+        raise fail("bad_rows", error.detail, path=error.path) from error
+    again: Any = lambda: state_in_documents(message, root)  # noqa: E731
+    return DocumentSource(columns, [rows], meta, message, again)
