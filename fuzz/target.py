@@ -34,7 +34,7 @@ from jagcodec.wire.many.joined import join_rows
 from jagcodec.wire.read import decoder, wire_batch
 from jagcodec.wire.registry import register_type
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
-from jagcodec.wire.stored import elide
+from jagcodec.wire.stored import elide_cells, repeats
 from jagcodec.wire.write.encoder import encode
 from tests.oracle import described
 from tests.wire.forge import blob, damaged
@@ -280,12 +280,12 @@ def _bytes_of(value: Any, **options: Any) -> list[bytes] | None:
 
 def _elided(value: Any, *, narrow: bool) -> list[bytes] | None:
     """As `_bytes_of`, and whatever is found to repeat is sent once, whether it pays or not."""
-    before = elide.LEAST_SEARCHED, elide.RUN_COST
-    elide.LEAST_SEARCHED, elide.RUN_COST = 1, -(1 << 20)
+    before = elide_cells.LEAST_SEARCHED, repeats.RUN_COST
+    elide_cells.LEAST_SEARCHED, repeats.RUN_COST = 1, -(1 << 20)
     try:
         return _bytes_of(value, elide=True, narrow=narrow)
     finally:
-        elide.LEAST_SEARCHED, elide.RUN_COST = before
+        elide_cells.LEAST_SEARCHED, repeats.RUN_COST = before
 
 
 def _check_stable(value: Any) -> None:

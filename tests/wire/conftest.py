@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jagcodec.wire import compress
-from jagcodec.wire.stored import elide
+from jagcodec.wire.stored import elide_cells, repeats
 
 
 @pytest.fixture
 def eager(monkeypatch):
     """`elide` sends what it finds once, and every frame is compressed, whether it pays or not."""
-    monkeypatch.setattr(elide, "LEAST_SEARCHED", 1)
-    monkeypatch.setattr(elide, "RUN_COST", -(1 << 20))
+    monkeypatch.setattr(elide_cells, "LEAST_SEARCHED", 1)
+    monkeypatch.setattr(repeats, "RUN_COST", -(1 << 20))
     monkeypatch.setattr(compress, "_SMALLEST", 1)
     monkeypatch.setattr(compress, "_pays", lambda *args: True)
 

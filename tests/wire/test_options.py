@@ -23,8 +23,8 @@ from jagcodec.types import FieldSchema
 from jagcodec.wire import compress, header, spec
 from jagcodec.wire.header import read_header
 from jagcodec.wire.spec import INTEGER_DTYPES, MOST_RUNS, NO_INDEX, PLAIN, Kind
-from jagcodec.wire.stored.elide import RUN_COST
 from jagcodec.wire.stored.elided_rows import runs_at
+from jagcodec.wire.stored.repeats import RUN_COST
 from tests import strategies
 from tests.helpers import Store, message, message_in, nested, node_of, receive, rollouts, size
 from tests.oracle import assert_same

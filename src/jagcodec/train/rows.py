@@ -25,7 +25,8 @@ from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.lengths import Lengths, read_rows
 from jagcodec.rows.row_splits import Chosen, RowSplitsPool
 from jagcodec.wire.compare import uncontradicted
-from jagcodec.wire.many.joined import common_sizes, join_rows, sharing, side_by_side
+from jagcodec.wire.many.joined import join_rows
+from jagcodec.wire.many.side_by_side import common_sizes, sharing, side_by_side
 from jagcodec.wire.read.opened import (
     B,
     common_lengths,

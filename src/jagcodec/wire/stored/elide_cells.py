@@ -1,4 +1,4 @@
-"""`elide`: rows and columns that repeat others become runs of shared cells.
+"""`elide_cells`: rows and columns that repeat others become runs of shared cells.
 
 Everything that is found was compared cell by cell. A sample of cells decides where to look, so that
 a batch without repeats costs little. A column stays as it is if the message would not get smaller.
@@ -14,108 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from jagcodec import kernels
-from jagcodec.kernels import Copy
-from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray, address, array_bytes
-from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray
 from jagcodec.rows.row_splits import RowSplits
-from jagcodec.rows.views import RaggedView
-from jagcodec.wire.spec import INDIRECT, MOST_RUNS, ONE_OBJECT, RUN_NUMBERS, TORCH_ITEMSIZES
+from jagcodec.wire.spec import INDIRECT, MOST_RUNS, TORCH_ITEMSIZES
 from jagcodec.wire.stored.narrow import narrowed
+from jagcodec.wire.stored.repeats import (
+    NUMBERS_AT_ONCE,
+    copy_of_rows,
+    cost_of_runs,
+    equal_bytes,
+    sample_of,
+    set_runs,
+)
 from jagcodec.wire.write.items import Item, Run, item_of_index
 
 LEAST_SEARCHED = 256  # columns of fewer bytes are not searched
-_LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others
 _MOST_CANDIDATES = 16  # columns of one dtype whose rows are looked for in each other
 _FEW_ROWS = 128  # if there are more rows, a sample is compared first
 _FEW_ELEMENTS = 4096  # if there are more elements, a sample decides their stored width
 _LEAST_SHARED = 24  # bytes of a row's share in the indices of rows that begin like others
 _HEAD = 128  # compare so many first bytes of rows before more of them
 _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
-_AT_ONCE = 1 << 17  # numbers that are compared at a time, so that they stay in a cache
-
-# Bytes of a run: its numbers, and two more buffers, each at a multiple of 64 and with a place.
-RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
-
-
-def elide_documents(column: Item) -> int:
-    """Send equal documents of a column once, if that pays.
-
-    Returns how many bytes of documents a reader turns into objects; 0 if the column stays as it is.
-    """
-    splits: Any = column.splits
-    first, one_object = _first_equal(_pieces_of_rows(column), column.same)
-    if first is None:
-        return 0
-    kept = np.array(first) == np.arange(len(first))
-    sent = np.where(kept, splits.lengths, 0)
-    starts = (np.cumsum(sent) - sent)[first]
-    distinct = _end_to_end(column, np.flatnonzero(kept))
-    _set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), item_of_index(starts))])
-    column.stored = (ONE_OBJECT if one_object else INDIRECT + 1) + (column.stored or 0)
-    return len(distinct) if one_object else int(splits.total)
-
-
-def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
-    """The bytes of each document, as pieces that alias the column's memory."""
-    data: Any = column.data
-    splits: Any = column.splits
-    if not isinstance(data, RaggedView):
-        flat = array_bytes(np.asarray(data))
-        return [[flat[a:b]] for a, b in itertools.pairwise(splits.offsets_array.tolist())]
-    buffers = data.host_bytes()
-    begins = np.cumsum([0, *map(len, buffers)])
-    starts = data.row_starts().reshape(splits.rows, -1)
-    lengths = splits.lengths[:, None] if data.run_lengths is None else data.run_lengths
-    found: list[list[ByteArray]] = []
-    which = np.searchsorted(begins, starts, side="right") - 1
-    for row in zip(which.tolist(), starts.tolist(), lengths.tolist(), strict=True):
-        places = [place for place in zip(*row, strict=True) if place[2]]
-        within = ((buffers[k], start - int(begins[k]), size) for k, start, size in places)
-        found.append([buffer[at : at + size] for buffer, at, size in within])
-    return found
-
-
-def _end_to_end(column: Item, rows: IntArray) -> ByteArray:
-    """A copy of the documents in these rows, end to end."""
-    data: Any = column.data
-    splits: Any = column.splits
-    lengths = splits.lengths[rows]
-    if not isinstance(data, RaggedView):
-        return _gathered(array_bytes(np.asarray(data)), splits.starts[rows], lengths, 1)
-    (out,) = allocate_together([int(lengths.sum())])
-    if len(out):
-        chosen = data.choose(rows, RowSplits.from_lengths(lengths))
-        kernels.copy_all([chosen.copy_task(out)])
-    return out
-
-
-def _first_equal(
-    rows: Sequence[Sequence[ByteArray]], first_same: Sequence[int] | None
-) -> tuple[Sequence[int] | None, bool]:
-    """For each row, the first row with the same document, or None if repeats do not pay.
-
-    The second result is whether such rows are one object; otherwise their bytes are equal.
-    """
-    sizes = [sum(map(len, row)) for row in rows]
-    if first_same is not None and _repeats_pay(first_same, sizes):
-        return first_same, True
-    first: dict[Any, int] = {}
-    first_equal = list(range(len(rows)))
-    for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
-        # Equal rows have equal pieces: sizes decide what a piece is.
-        sample = tuple((len(piece), _sample(piece)) for piece in rows[i])
-        other = first.setdefault(sample, i)
-        if all(map(_equal, rows[other], rows[i])):
-            first_equal[i] = other
-    return (first_equal if _repeats_pay(first_equal, sizes) else None), False
-
-
-def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether sending each row's `first` row only saves more bytes than the run costs."""
-    saved = sum(size for i, size in enumerate(sizes) if first[i] != i)
-    # The run has an index: at most 8 bytes for each row.
-    return saved > RUN_COST + 8 * len(sizes)
 
 
 def elide_cells(columns: Sequence[Item]) -> None:
@@ -139,7 +58,7 @@ def elide_cells(columns: Sequence[Item]) -> None:
             rows = _sampled_rows(splits.rows)
             sample[splits] = splits.offsets_array[rows], splits.offsets_array[rows + 1]
         repeats = one.beginnings_repeat(*sample[splits])
-        other = first.setdefault((one.kind, one.column.splits, _sample(one.data)), one)
+        other = first.setdefault((one.kind, one.column.splits, sample_of(one.data)), one)
         runs = (
             one.runs_of_equal_column(other)
             or (one.prefixes() if repeats else None)
@@ -147,12 +66,8 @@ def elide_cells(columns: Sequence[Item]) -> None:
             or (one.runs_of_shared_beginnings() if repeats else None)
         )
         if runs and len(runs) <= MOST_RUNS:
-            _set_runs(one.column, runs)
+            set_runs(one.column, runs)
             one.column.stored = INDIRECT + len(runs)
-
-
-def _set_runs(column: Item, runs: Sequence[Run]) -> None:
-    column.runs, column.indirect = runs, True
 
 
 def _may_gain(column: Item) -> bool:
@@ -208,7 +123,7 @@ class _Searched:
             # All elements together need at least the bits per element that the sample needs.
             found = narrowed(sample, dtype)
             taken = taken * len(found[1] if found else sample) // len(sample)
-        return taken > max(1, indices) * RUN_COST + indices * 8 * self.splits.rows
+        return taken > cost_of_runs(indices, self.splits.rows)
 
     def beginnings_repeat(self, starts: IntArray, ends: IntArray) -> bool:
         """Whether two of the sampled rows, from `starts` to `ends`, begin with the same bytes."""
@@ -226,7 +141,7 @@ class _Searched:
 
     def runs_of_equal_column(self, other: _Searched) -> list[Run] | None:
         """The runs of `other`, which has the same row lengths, if it has the same cells, too."""
-        equal = other is not self and _equal(other.data, self.data)
+        equal = other is not self and equal_bytes(other.data, self.data)
         return other.runs() if equal and self.pays(self.splits.total, indices=1) else None
 
     def prefixes(self) -> list[Run] | None:
@@ -273,12 +188,12 @@ class _Searched:
         for at in (0, splits.lengths[sample] - 1):
             if (self.words[splits.starts[sample] + at] != others[starts[sample] + at]).any():
                 return False
-        step = max(1, splits.rows * 8 * _AT_ONCE // len(self.data))
+        step = max(1, splits.rows * 8 * NUMBERS_AT_ONCE // len(self.data))
         for first in range(0, splits.rows, step):
             some = slice(first, first + step)
-            there = _gathered(data, starts[some], splits.lengths[some], size)
+            there = copy_of_rows(data, starts[some], splits.lengths[some], size)
             begin = int(splits.offsets_array[first]) * size
-            if not _equal(self.data[begin : begin + len(there)], there):
+            if not equal_bytes(self.data[begin : begin + len(there)], there):
                 return False
         return True
 
@@ -308,7 +223,7 @@ class _Searched:
         return [Run(RowSplits.from_lengths(heads), *made), Run(rest, *rests)]
 
     def _gathered_rows(self, starts: IntArray, splits: RowSplits) -> Item:
-        return self._cells(_gathered(self.data, starts, splits.lengths, self.size))
+        return self._cells(copy_of_rows(self.data, starts, splits.lengths, self.size))
 
     def _cells(self, data: ByteArray) -> Item:
         """The item of some cells of the column, `data`."""
@@ -372,25 +287,3 @@ def _cell_words(data: ByteArray, size: int) -> AnyArray:
     if size in (1, 2, 4, 8):
         return data.view(f"u{size}")
     return data.view("u8").reshape(-1, size // 8) if size % 8 == 0 else data.reshape(-1, size)
-
-
-def _sample(data: Any) -> bytes:
-    """A few bytes, which tell most buffers apart."""
-    return bytes(data[:: len(data) // 96 | 1])  # an odd step: not always the same byte of a cell
-
-
-def _equal(a: ByteArray, b: ByteArray) -> bool:
-    if len(a) != len(b) or address(a) == address(b):
-        return len(a) == len(b)
-    if len(a) % 8 == 0:
-        a, b = a.view("u8"), b.view("u8")
-    pieces = ((a[i : i + _AT_ONCE], b[i : i + _AT_ONCE]) for i in range(0, len(a), _AT_ONCE))
-    return all(np.array_equal(one, other) for one, other in pieces)
-
-
-def _gathered(data: ByteArray, starts: IntArray, lengths: IntArray, size: int) -> ByteArray:
-    """A copy of rows of cells of `data`, end to end."""
-    out = np.empty(int(lengths.sum()) * size, dtype=np.uint8)
-    if len(out):
-        kernels.copy_all([Copy(out, data, None, np.ascontiguousarray(starts), lengths, size)])
-    return out

@@ -1,0 +1,105 @@
+"""`elide_documents`: documents that several rows have become one run, which is sent once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jagcodec import kernels
+from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes
+from jagcodec.memory.blocks import allocate_together
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import RaggedView
+from jagcodec.wire.spec import INDIRECT, ONE_OBJECT
+from jagcodec.wire.stored.repeats import (
+    copy_of_rows,
+    cost_of_runs,
+    equal_bytes,
+    sample_of,
+    set_runs,
+)
+from jagcodec.wire.write.items import Item, Run, item_of_index
+
+_LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others
+
+
+def elide_documents(column: Item) -> int:
+    """Send equal documents of a column once, if that pays.
+
+    Returns how many bytes of documents a reader turns into objects; 0 if the column stays as it is.
+    """
+    splits: Any = column.splits
+    first, one_object = _first_equal(_pieces_of_rows(column), column.same)
+    if first is None:
+        return 0
+    kept = np.array(first) == np.arange(len(first))
+    sent = np.where(kept, splits.lengths, 0)
+    starts = (np.cumsum(sent) - sent)[first]
+    distinct = _end_to_end(column, np.flatnonzero(kept))
+    set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), item_of_index(starts))])
+    column.stored = (ONE_OBJECT if one_object else INDIRECT + 1) + (column.stored or 0)
+    return len(distinct) if one_object else int(splits.total)
+
+
+def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
+    """The bytes of each document, as pieces that alias the column's memory."""
+    data: Any = column.data
+    splits: Any = column.splits
+    if not isinstance(data, RaggedView):
+        flat = array_bytes(np.asarray(data))
+        return [[flat[a:b]] for a, b in itertools.pairwise(splits.offsets_array.tolist())]
+    buffers = data.host_bytes()
+    begins = np.cumsum([0, *map(len, buffers)])
+    starts = data.row_starts().reshape(splits.rows, -1)
+    lengths = splits.lengths[:, None] if data.run_lengths is None else data.run_lengths
+    found: list[list[ByteArray]] = []
+    which = np.searchsorted(begins, starts, side="right") - 1
+    for row in zip(which.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+        places = [place for place in zip(*row, strict=True) if place[2]]
+        within = ((buffers[k], start - int(begins[k]), size) for k, start, size in places)
+        found.append([buffer[at : at + size] for buffer, at, size in within])
+    return found
+
+
+def _end_to_end(column: Item, rows: IntArray) -> ByteArray:
+    """A copy of the documents in these rows, end to end."""
+    data: Any = column.data
+    splits: Any = column.splits
+    lengths = splits.lengths[rows]
+    if not isinstance(data, RaggedView):
+        return copy_of_rows(array_bytes(np.asarray(data)), splits.starts[rows], lengths, 1)
+    (out,) = allocate_together([int(lengths.sum())])
+    if len(out):
+        chosen = data.choose(rows, RowSplits.from_lengths(lengths))
+        kernels.copy_all([chosen.copy_task(out)])
+    return out
+
+
+def _first_equal(
+    rows: Sequence[Sequence[ByteArray]], first_same: Sequence[int] | None
+) -> tuple[Sequence[int] | None, bool]:
+    """For each row, the first row with the same document, or None if repeats do not pay.
+
+    The second result is whether such rows are one object; otherwise their bytes are equal.
+    """
+    sizes = [sum(map(len, row)) for row in rows]
+    if first_same is not None and _repeats_pay(first_same, sizes):
+        return first_same, True
+    first: dict[Any, int] = {}
+    first_equal = list(range(len(rows)))
+    for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
+        # Equal rows have equal pieces: sizes decide what a piece is.
+        sample = tuple((len(piece), sample_of(piece)) for piece in rows[i])
+        other = first.setdefault(sample, i)
+        if all(map(equal_bytes, rows[other], rows[i])):
+            first_equal[i] = other
+    return (first_equal if _repeats_pay(first_equal, sizes) else None), False
+
+
+def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether sending each row's `first` row only saves more bytes than the run costs."""
+    saved = sum(size for i, size in enumerate(sizes) if first[i] != i)
+    return saved > cost_of_runs(1, len(sizes))
