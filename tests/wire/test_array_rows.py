@@ -30,7 +30,7 @@ from jagcodec import (
     select_rows,
     to_rows,
 )
-from jagcodec.columns.batch import stored
+from jagcodec.columns.batch import storage_of_batch
 from jagcodec.memory.arrays import NUMPY_BY_NAME, object_array
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.rows.non_tensor import stack_of_payloads
@@ -341,7 +341,7 @@ def test_equal_images_are_sent_once_and_narrow_stays_narrow():
             assert_same(listed(decode(frames)["x"]), rows)
             sizes[narrow, elide] = sum(map(len, message(frames)))
             on = open_wire(frames)
-            assert bool(stored(on).narrow) == narrow
+            assert bool(storage_of_batch(on).narrow) == narrow
             again = encode(on, elide=elide)
             assert abs(sum(map(len, message(again))) - sizes[narrow, elide]) < 100
             assert_same(listed(decode(again)["x"]), rows)
@@ -425,7 +425,7 @@ def test_messages_of_any_rows_are_joined(data, options):
     assert_same(listed(lazily.rows(index)["x"]), [whole[i] for i in wanted])
     sent = open_wire(encode(lazily))
     assert_same(listed(sent["x"]), whole)
-    assert {*stored(sent).narrow} <= {*stored(lazily).narrow}
+    assert {*storage_of_batch(sent).narrow} <= {*storage_of_batch(lazily).narrow}
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -438,7 +438,7 @@ def test_messages_with_and_without_an_array_are_read_in_place(monkeypatch, narro
     assert_same(listed(materialize(messages)["x"]), rows + rows[:7])
     batch = join.join_rows(messages, "test")
     assert_same(listed(batch.rows([40, 3, 3, 1])["x"]), [rows[0], rows[3], rows[3], rows[1]])
-    assert [*stored(batch).narrow] == ([("x",)] if narrow else [])
+    assert [*storage_of_batch(batch).narrow] == ([("x",)] if narrow else [])
     assert_same(listed(decode(encode(batch))["x"]), rows + rows[:7])
 
 

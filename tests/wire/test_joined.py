@@ -25,7 +25,7 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
-from jagcodec.columns.batch import stored, views_of
+from jagcodec.columns.batch import storage_of_batch, views_of
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecError, WireFormatError
 from jagcodec.produce.fields import encode_fields, pack_jagged_fields
 from jagcodec.produce.jagged_tensors import stack_or_nest
@@ -344,10 +344,10 @@ def test_rows_of_a_narrow_message_are_sent_narrow(kind):
         batch = concat_rows([batch.rows(slice(0, 3)), batch.rows(slice(3, 8))])
     part, rows = batch.rows([6, 1, 1]), select_rows(td, [6, 1, 1])
     sent = open_wire(part.to_frames())
-    assert stored(sent).narrow == [("ids",), ("inner", "ids")]
+    assert storage_of_batch(sent).narrow == [("ids",), ("inner", "ids")]
     assert_same(sent.to_tensordict(), rows)
     assert encode(part, narrow=["ids"]) == part.to_frames()
-    every = stored(open_wire(encode(part, narrow=True))).narrow
+    every = storage_of_batch(open_wire(encode(part, narrow=True))).narrow
     assert every == [("ids",), ("inner", "ids"), ("inner", "wide"), ("grid",)]
 
 

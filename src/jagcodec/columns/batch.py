@@ -149,7 +149,7 @@ class InPlace(NamedTuple):
     make: Callable[[Any], Any]  # of the copied bytes; of a tensor if torch copies
 
 
-class Stored(NamedTuple):
+class Storage(NamedTuple):
     """How a column is stored in a message, and so sent on."""
 
     # The paths of columns that are stored narrow: its own, or for a batch those of its columns.
@@ -157,7 +157,7 @@ class Stored(NamedTuple):
     elided: bool  # whether rows share cells
 
 
-AS_IT_IS = Stored((), False)
+PLAIN_STORAGE = Storage((), False)
 
 
 class Column:
@@ -194,9 +194,9 @@ class Column:
         """A value that was read as `As.VALUE`, in the form that ``batch[name]`` returns."""
         return value
 
-    def stored(self) -> Stored:
+    def storage(self) -> Storage:
         """How the column, or those in it, are stored in a message."""
-        return AS_IT_IS
+        return PLAIN_STORAGE
 
 
 @dataclass(slots=True, eq=False)
@@ -393,16 +393,16 @@ def sent_inside(batch: Batch, how: Read) -> Any:
     return Columns(len(batch), batch._source.shared(sent, batch._chosen), batch._source.sizes[1:])
 
 
-def stored(batch: Batch) -> Stored:
+def storage_of_batch(batch: Batch) -> Storage:
     """How messages store the columns. They are sent on so, and elided again if that pays."""
-    return all_stored([column.stored() for column in batch._columns.values()])
+    return combined_storage([column.storage() for column in batch._columns.values()])
 
 
-def all_stored(each: Sequence[Stored]) -> Stored:
+def combined_storage(each: Sequence[Storage]) -> Storage:
     """How several columns are stored."""
-    if all(one is AS_IT_IS for one in each):  # most batches
-        return AS_IT_IS
-    return Stored([path for one in each for path in one.narrow], any(one.elided for one in each))
+    if all(one is PLAIN_STORAGE for one in each):  # most batches
+        return PLAIN_STORAGE
+    return Storage([path for one in each for path in one.narrow], any(one.elided for one in each))
 
 
 def closed(column: Any) -> Any:

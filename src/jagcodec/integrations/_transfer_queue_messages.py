@@ -15,7 +15,7 @@ import numpy as np
 
 from jagcodec._arguments import check_options
 from jagcodec._version import __version__
-from jagcodec.columns.batch import Stored
+from jagcodec.columns.batch import Storage
 from jagcodec.errors import (
     ArgumentTypeError,
     TransportError,
@@ -51,7 +51,7 @@ class StorageOptions:
         return self._encode(columns, narrow=self.narrow, elide=self.elide)
 
     def encode_again(
-        self, columns: Columns, how: Stored, meta: Mapping[str, Any] | None = None
+        self, columns: Columns, how: Storage, meta: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """The message of columns that came in other messages, stored `how` those stored them."""
         narrow = self.narrow or [path for path in how.narrow if path[0] in columns.columns] or False

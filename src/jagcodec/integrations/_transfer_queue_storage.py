@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec.columns.batch import AS_IT_IS, Stored, all_stored, stored, to_send
+from jagcodec.columns.batch import (
+    PLAIN_STORAGE,
+    Storage,
+    combined_storage,
+    storage_of_batch,
+    to_send,
+)
 from jagcodec.integrations._transfer_queue_columns import (
     chosen_rows,
     column_of_values,
@@ -82,7 +88,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
             groups.setdefault(tuple(map(id, rows)), []).append(name)
         columns: dict[str, Any] = {}
         scattered: list[str] = []
-        how = AS_IT_IS
+        how = PLAIN_STORAGE
         for names in groups.values():
             batches, index = _messages_and_places(found[names[0]])
             whole = chosen_rows(batches, index, names)
@@ -90,7 +96,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
                 batches, index, whole, lambda batch: to_send(batch).columns.items()
             )
             columns |= in_one_piece | others
-            how = all_stored([how, self._how_to_send(whole, len(batches))])
+            how = combined_storage([how, self._how_to_send(whole, len(batches))])
             if len(batches) > max(1, len(index) // _FEWEST_ROWS_PER_MESSAGE):
                 scattered += list(in_one_piece)
         with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
@@ -107,13 +113,13 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
             self._replace_rows(global_indexes, joined, frames_to_keep)
         return body_of(frames)
 
-    def _how_to_send(self, rows: WireBatch, messages: int) -> Stored:
+    def _how_to_send(self, rows: WireBatch, messages: int) -> Storage:
         """How to send rows that came in so many messages.
 
         `encode` looks for repeats if the columns came elided, or the rows came in several messages.
         In the rows of one message, the client has looked for them already.
         """
-        how = stored(rows)
+        how = storage_of_batch(rows)
         elided = how.elided or (self.options.elide and messages > 1)
         return how if elided == how.elided else how._replace(elided=elided)
 

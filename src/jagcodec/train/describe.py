@@ -244,7 +244,7 @@ class _ColumnWalk(Claims):
             check_node(node, message.numbers, message.header.groups, self)
         leaf = leaf_of(node, message.numbers)
         if leaf is not None:
-            places = [(leaf.place.stored, leaf.place.elements)]
+            places = [(leaf.place.storage_code, leaf.place.elements)]
             places = [*self._count_runs(leaf)] if leaf.runs else places
             if any(size and stored != PLAIN for stored, size in places):
                 self._stored.add("narrow")
@@ -256,13 +256,13 @@ class _ColumnWalk(Claims):
         self._stored.add("indirect")
         for run in runs_at(self._message, leaf):
             elements = run.cells * leaf.elements_per_cell
-            size = stored_size(leaf.place.dtype_name, run.stored, elements)
-            yield run.stored, size
+            size = stored_size(leaf.place.dtype_name, run.storage_code, elements)
+            yield run.storage_code, size
             self.claim(run.buffer, run.offset, size)
             if run.index_buffer != NO_INDEX:
                 groups = self._message.header.groups
                 rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
-                index = stored_size("int64", run.index_stored, rows)
+                index = stored_size("int64", run.index_storage_code, rows)
                 self.claim(run.index_buffer, run.index_offset, index)
 
 
@@ -392,7 +392,7 @@ def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> 
     if found is None or root.kind is not Kind.MAP:
         return Whole("BatchedDataDict", read, batch.meta)
     names = zip(root.fields[0], root.children, strict=True)
-    value = {name: read if x is found[0] else build(message, x) for name, x in names}
+    value = {name: read if x is found.node else build(message, x) for name, x in names}
     return Whole("dict", value, message_meta(message))
 
 

@@ -1,4 +1,8 @@
-"""Describes a column and finds its cells."""
+"""A node as a column: its description, its number of rows, and the place of its cells.
+
+`field_of` describes a column. `rows_of_node` counts its rows. `leaf_of` finds its cells. Elided
+columns are stored indirect: at their place is a table of runs.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +109,7 @@ class CellPlace(NamedTuple):
 
     buffer: int
     offset: int
-    stored: int  # the storage code: as wide as the dtype, or narrow
+    storage_code: int  # as wide as the dtype, or narrow
     elements: int  # how many
     dtype_name: str
 
@@ -113,11 +117,11 @@ class CellPlace(NamedTuple):
 class Leaf(NamedTuple):
     """A TENSOR, a JAGGED, or rows of documents, whose bytes count as uint8 cells."""
 
-    place: CellPlace  # the place of its cells; if it is indirect, of the table of its runs
+    place: CellPlace  # the place of its cells; of the table of its runs if it is elided
     shape: tuple[int, ...]  # (A..., M, B...): dims of the values, as in a `RaggedView`
     ragged_dim: int  # as in a `RaggedView`; 1 for a rectangle, too, each of whose rows is one cell
     group: int | None  # the ragged group; None for a rectangle
-    runs: int  # the number of runs if it is indirect, else 0
+    runs: int  # the number of runs if it is elided, else 0
     blobs: bool  # whether each row is a message of its own
 
     @property

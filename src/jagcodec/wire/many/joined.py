@@ -3,6 +3,9 @@
 Joining reads no payload. Later, jagged columns, rectangles and documents of messages in memory are
 read in place: one kernel call writes the rows of all messages to one rectangle. Other columns are
 read from each message and then joined, as by `concat_rows`.
+
+`join_rows` comes first. It returns a batch whose source is `JoinedRows`, and whose columns are
+`JoinedColumn`s.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jagcodec._dependencies import half
 from jagcodec.columns.batch import (
-    AS_IT_IS,
+    PLAIN_STORAGE,
     VALUES,
     As,
     CellRows,
@@ -27,11 +30,11 @@ from jagcodec.columns.batch import (
     OneObject,
     Read,
     Source,
-    Stored,
-    all_stored,
+    Storage,
     chosen_in,
     closed_batch,
     columns_in,
+    combined_storage,
     leaves_of,
     sent_inside,
     source_in,
@@ -62,6 +65,62 @@ from jagcodec.wire.spec import Kind
 from jagcodec.wire.write.items import item_of_view
 
 
+def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
+    """The rows of several batches: frames, blobs, and the chosen rows of `WireBatch`es."""
+    parts: list[Any] = list(sources)
+    stacks: list[Stack] = []
+    if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):
+        parts = [*chain.from_iterable(map(_parts_of_join, parts))]
+        buffers: list[Sequence[ByteArray]] = [()] * len(parts)
+    else:  # this copies lists of frames: the caller may change them before a column is read
+        frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
+        parts, buffers = list[Any](frames), [message[1:] for message in frames]
+    counts = np.full(len(parts), -1, dtype=np.int64)
+    fields: dict[int, Sequence[str]] = {}
+    for stack in stacks:
+        counts[stack.members] = stack.numbers[:, stack.node.dims]
+        fields[int(stack.members[0])] = stack.node.fields[-1]
+    inner: Sequence[int] = []
+    in_memory: dict[int, MessageInMemory] = {}
+    for i in np.flatnonzero(counts < 0).tolist():
+        if not isinstance(parts[i], WireBatch):
+            parts[i] = _open_one(i, parts[i])
+        batch: WireBatch = parts[i]
+        source = source_in(batch)
+        sizes = source.sizes
+        inner = inner if i else sizes[1:]
+        if sizes[1:] != inner:
+            detail = f"expected the batch dims {inner} after the first, found {sizes[1:]}"
+            raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
+        counts[i] = len(batch)
+        fields[i] = batch.fields
+        if isinstance(source, MessageSource) and chosen_in(batch) is None:
+            message = source.in_memory()
+            if message is not None:
+                in_memory[i], buffers[i] = message, message.buffers
+    names = require_same_names(sorted(fields.items()), where)
+    table = None
+    if len(in_memory) + sum(len(stack.members) for stack in stacks) == len(parts):
+        table = MessageTable(counts, [*stacks, *stacks_of(in_memory)], buffers)
+    return WireBatch(JoinedRows(names, counts.tolist(), parts, table))
+
+
+def _parts_of_join(source: Any) -> Sequence[Any]:
+    """The batches of a join whose rows are not chosen; [source] for any other source."""
+    joined = source_in(source) if isinstance(source, WireBatch) else None
+    if isinstance(joined, JoinedRows) and chosen_in(source) is None:
+        return [part.select(source.fields) for part in joined.parts()]
+    return [source]
+
+
+def _open_one(index: int, source: Any) -> WireBatch:
+    """The batch of one message; an error names the message by its index."""
+    try:
+        return open_whole(source, f"message {index}")
+    except WireFormatError as error:
+        raise in_message(error, index) from error
+
+
 class JoinedRows(Source):
     """The rows of several batches, one batch after the other."""
 
@@ -74,7 +133,10 @@ class JoinedRows(Source):
         parts: list[Any],
         messages: MessageTable | None,
     ) -> None:
-        """`parts` are `WireBatch`es or messages to open; `messages` reads all in place."""
+        """`parts` are `WireBatch`es, or messages to open. `counts` has the rows of each.
+
+        `messages` reads columns of all parts in place; None if a part cannot be read so.
+        """
         rows = sum(counts)
         check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
@@ -87,7 +149,7 @@ class JoinedRows(Source):
         self._parts = parts
         self._messages = messages
         self._pool = RowSplitsPool()  # if all rows are read; `ChosenRows` have their own pool
-        self._forms: dict[str, list[tuple[IntArray, JoinedRows]]] = {}
+        self._forms: dict[str, list[_RowsOfForm]] = {}
 
     def columns(self) -> Mapping[str, Column]:
         return {name: JoinedColumn(self, name) for name in self.names}
@@ -96,32 +158,31 @@ class JoinedRows(Source):
         """The rows of a column in all messages; None if they must be read one by one."""
         return None if self._messages is None else self._messages.column(name)
 
-    def forms(self, name: str) -> list[tuple[IntArray, JoinedRows]]:
-        """For each form of a column of objects, the rows that have it, and a source of these rows.
+    def forms(self, name: str) -> list[_RowsOfForm]:
+        """The rows of each form that a column of objects has.
 
         The list is empty if there is only one form, or if the column is not one of objects.
         """
         if name not in self._forms:
-            found = self._messages.tables_by_form(name) if self._messages else []
+            tables = self._messages.tables_by_form(name) if self._messages else []
             self._forms[name] = [
-                (
-                    rows,
-                    JoinedRows(
-                        self.names,
-                        [self._counts[i] for i in members.tolist()],
-                        [self._parts[i] for i in members.tolist()],
-                        table,
-                    ),
-                )
-                for members, rows, table in found
+                _RowsOfForm(found.rows, self._joined_members(found.members, found.table))
+                for found in tables
             ]
         return self._forms[name]
 
+    def _joined_members(self, members: IntArray, table: MessageTable) -> JoinedRows:
+        """The rows of some parts, which `table` reads in place."""
+        listed = members.tolist()
+        counts, parts = [self._counts[i] for i in listed], [self._parts[i] for i in listed]
+        return JoinedRows(self.names, counts, parts, table)
+
     def parts(self) -> Iterator[WireBatch]:
+        """The batches, each opened when the caller comes to it."""
         return map(self.part, range(len(self._parts)))
 
-    def of_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
-        """What `read` returns for each batch; an error names the message."""
+    def read_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
+        """The results of `read` for each batch; an error names the message."""
         found = []
         for i, part in enumerate(self.parts()):
             try:
@@ -131,6 +192,7 @@ class JoinedRows(Source):
         return found
 
     def part(self, index: int) -> WireBatch:
+        """One of the batches, which is opened at its first use."""
         part = self._parts[index]
         if not isinstance(part, WireBatch):
             part = self._parts[index] = _open_one(index, part)
@@ -142,15 +204,15 @@ class JoinedRows(Source):
     def meta(self) -> dict[str, Any]:
         if any(NO_VALUES in stack.values for stack in self._stacks()):
             return {}  # a message without documents has no `meta`, so all agree on nothing
-        return agreed([self.part(i).meta for i in sorted(set(self._first_with_meta()))])
+        return agreed([self.part(i).meta for i in sorted(set(self._indices_with_meta()))])
 
     def metas(self) -> list[dict[str, Any]]:
-        return [self.part(i).meta for i in self._first_with_meta()]
+        return [self.part(i).meta for i in self._indices_with_meta()]
 
     def _stacks(self) -> Sequence[Stack]:
         return self._messages.stacks if self._messages else ()
 
-    def _first_with_meta(self) -> list[int]:
+    def _indices_with_meta(self) -> list[int]:
         """For each batch, the index of one to read its `meta` from.
 
         That is the first batch whose header has the same documents, and so the same `meta`.
@@ -181,21 +243,21 @@ class JoinedRows(Source):
         index = np.arange(self.sizes[0])[slice(None) if chosen is None else chosen.at]
         made = np.empty(len(index), dtype=object)
         place = np.empty(self.sizes[0], dtype=np.int64)
-        for rows, part in forms:
+        for rows, joined in forms:
             place.fill(-1)
             place[rows] = np.arange(len(rows))
             wanted = place[index]
             at = np.flatnonzero(wanted >= 0)
             everything = np.array_equal(wanted[at], np.arange(len(rows)))
             some = None if everything else ChosenRows(wanted[at])
-            column = {name: JoinedColumn(part, name)}
+            column = {name: JoinedColumn(joined, name)}
             try:
-                made[at] = views_of(WireBatch(part, column, some), As.HOST)[name]
+                made[at] = views_of(WireBatch(joined, column, some), As.HOST)[name]
             except WireFormatError:
                 return None
         return made
 
-    def one_by_one(self, name: str, how: Read) -> Any:
+    def read_by_batch(self, name: str, how: Read) -> Any:
         """Read a column from each batch, and join the parts, in the form of `As.VIEW`.
 
         The first call reads all such columns of one read, so that each batch is opened only once.
@@ -205,23 +267,23 @@ class JoinedRows(Source):
             columns = how.columns.values()
             mine = [x for x in columns if isinstance(x, JoinedColumn) and x.source is self]
             names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
-            known = how.known[self] = self._batch_by_batch(names, how) if names else {}
+            known = how.known[self] = self._read_batches(names, how) if names else {}
         if name not in known:  # the table found the column, but could not read its objects
-            known |= self._batch_by_batch([name], how)
+            known |= self._read_batches([name], how)
         return known.pop(name)
 
     # Reading batch by batch
 
-    def _batch_by_batch(self, names: Sequence[str], how: Read) -> dict[str, Any]:
+    def _read_batches(self, names: Sequence[str], how: Read) -> dict[str, Any]:
         """Read columns from each batch and join them, in the form of `As.VIEW` or `As.HOST`."""
         chosen, form = how.chosen, As.HOST if how.form is As.HOST else As.VIEW
         each: dict[str, list[Any]] = {name: [] for name in names}
-        wanted, order = self._rows_of_parts(chosen)
-        for i, rows in wanted:
+        wanted = self._rows_of_parts(chosen)
+        for i, rows in wanted.parts:
             part = self.part(i)
             columns = columns_in(part)
-            wanted_columns = {name: columns[name] for name in names}
-            batch = WireBatch(source_in(part), wanted_columns, chosen_in(part))
+            chosen_columns = {name: columns[name] for name in names}
+            batch = WireBatch(source_in(part), chosen_columns, chosen_in(part))
             batch = batch if rows is None else batch.rows(rows)
             try:
                 away = self.device is not None and form is As.VIEW
@@ -232,37 +294,48 @@ class JoinedRows(Source):
         pool, joined = self._pool if chosen is None else chosen.pool, {}
         for name, found in each.items():
             try:
-                joined[name] = _joined_column(name, found, order, pool)
+                joined[name] = _joined_column(name, found, wanted.order, pool)
             except (ArgumentError, ArgumentTypeError) as error:
                 raise naming_column(error, name) from error.__cause__
         return joined
 
-    def _rows_of_parts(
-        self, chosen: ChosenRows | None
-    ) -> tuple[list[tuple[int, Any]], IntArray | None]:
-        """Which rows to read from which batch, and the order to put all of them in afterwards.
-
-        None for rows means all of a batch; None for the order means that they are in order.
-        """
+    def _rows_of_parts(self, chosen: ChosenRows | None) -> _WantedRows:
+        """Which of the chosen rows to read from which batch."""
         if chosen is None:
-            return [(i, None) for i in range(len(self._parts))], None
+            return _WantedRows([(i, None) for i in range(len(self._parts))], None)
         if not len(chosen):
-            return [(0, slice(0, 0))], None
+            return _WantedRows([(0, slice(0, 0))], None)
         index, ends = chosen.index, np.cumsum(self._counts)
         begins = [0, *ends.tolist()]
         if isinstance(index, range):
             first, last = np.searchsorted(ends, (index.start, index.stop - 1), side="right")
             spans = [(i, begins[i]) for i in range(first, last + 1)]
-            return [(i, slice(max(0, index.start - at), index.stop - at)) for i, at in spans], None
+            parts = [(i, slice(max(0, index.start - at), index.stop - at)) for i, at in spans]
+            return _WantedRows(parts, None)
         part_of = np.searchsorted(ends, index, side="right")
         order = np.argsort(part_of, kind="stable")
         numbers, firsts = np.unique(part_of[order], return_index=True)
         rows = np.split(index[order], firsts[1:])
-        wanted = [
-            (i, members - begins[i]) for i, members in zip(numbers.tolist(), rows, strict=True)
-        ]
+        each = zip(numbers.tolist(), rows, strict=True)
         in_order = bool((order[:-1] < order[1:]).all())
-        return wanted, None if in_order else np.argsort(order)
+        return _WantedRows(
+            [(i, members - begins[i]) for i, members in each],
+            None if in_order else np.argsort(order),
+        )
+
+
+class _RowsOfForm(NamedTuple):
+    """The rows of a join in whose messages a column of objects has one form."""
+
+    rows: IntArray  # the indices of these rows among all rows of the join
+    source: JoinedRows  # these rows alone
+
+
+class _WantedRows(NamedTuple):
+    """Which rows to read from which of the batches of a join."""
+
+    parts: list[tuple[int, Any]]  # the index of a batch, and its rows as an index; None for all
+    order: IntArray | None  # puts the rows that were read in order; None if they are in order
 
 
 class JoinedColumn(Column):
@@ -283,26 +356,26 @@ class JoinedColumn(Column):
         if found:
             each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
         else:
-            each = self.source.of_each(lambda part: part.row_lengths(self.name))
+            each = self.source.read_each(lambda part: part.row_lengths(self.name))
         known = [lengths for lengths in each if lengths is not None]
         if len(known) < len(each):
             return None
         lengths = np.concatenate(known)
         return lengths if chosen is None else lengths[chosen.at]
 
-    def stored(self) -> Stored:
+    def storage(self) -> Storage:
         found = self.source.in_place(self.name)
         if found:  # not elided: the table reads no such columns
-            return Stored([(self.name,)], False) if found.narrow else AS_IT_IS
-        narrow, elided = all_stored([column.stored() for column in self._of_parts()])
-        return Stored([*dict.fromkeys(narrow)], elided)
+            return Storage([(self.name,)], False) if found.narrow else PLAIN_STORAGE
+        narrow, elided = combined_storage([column.storage() for column in self._columns_of_parts()])
+        return Storage([*dict.fromkeys(narrow)], elided)
 
-    def _of_parts(self) -> Sequence[Column]:
+    def _columns_of_parts(self) -> Sequence[Column]:
         """The column in each form, or in each batch, where the table does not have it."""
         forms = self.source.forms(self.name)
         if forms:
-            return [JoinedColumn(part, self.name) for _, part in forms]
-        return self.source.of_each(lambda part: columns_in(part)[self.name])
+            return [JoinedColumn(form.source, self.name) for form in forms]
+        return self.source.read_each(lambda part: columns_in(part)[self.name])
 
     def read(self, how: Read) -> Any:
         found, source, chosen = self.source.in_place(self.name), self.source, how.chosen
@@ -332,7 +405,7 @@ class JoinedColumn(Column):
         rows = self.source.read_by_form(self.name, how)
         if rows is not None:
             return rows
-        column = self.source.one_by_one(self.name, how)
+        column = self.source.read_by_batch(self.name, how)
         if type(column) is dict:  # a nested batch
             rows = self.source.sizes[0] if how.chosen is None else len(how.chosen)
             path = _path(self.name)
@@ -440,59 +513,5 @@ def _columns_inside(column: Any, form: As) -> Any:
 
 
 def _path(name: str) -> str:
+    """The place of a column, for errors."""
     return f"concat_rows[{name!r}]"
-
-
-def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
-    """The rows of several batches: frames, blobs, and the chosen rows of `WireBatch`es."""
-    parts: list[Any] = list(sources)
-    stacks: list[Stack] = []
-    if any(issubclass(kind, WireBatch) for kind in set(map(type, parts))):
-        parts = [*chain.from_iterable(map(_joined_parts, parts))]
-        buffers: list[Sequence[ByteArray]] = [()] * len(parts)
-    else:  # this copies lists of frames: the caller may change them before a column is read
-        frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
-        parts, buffers = list[Any](frames), [message[1:] for message in frames]
-    counts = np.full(len(parts), -1, dtype=np.int64)
-    fields: dict[int, Sequence[str]] = {}
-    for stack in stacks:
-        counts[stack.members] = stack.numbers[:, stack.node.dims]
-        fields[int(stack.members[0])] = stack.node.fields[-1]
-    inner: Sequence[int] = []
-    alone: dict[int, MessageInMemory] = {}
-    for i in np.flatnonzero(counts < 0).tolist():
-        if not isinstance(parts[i], WireBatch):
-            parts[i] = _open_one(i, parts[i])
-        batch: WireBatch = parts[i]
-        source = source_in(batch)
-        sizes = source.sizes
-        inner = inner if i else sizes[1:]
-        if sizes[1:] != inner:
-            detail = f"expected the batch dims {inner} after the first, found {sizes[1:]}"
-            raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
-        counts[i] = len(batch)
-        fields[i] = batch.fields
-        if isinstance(source, MessageSource) and chosen_in(batch) is None:
-            message = source.in_memory()
-            if message is not None:
-                alone[i], buffers[i] = message, message.buffers
-    names = require_same_names(sorted(fields.items()), where)
-    table = None
-    if len(alone) + sum(len(stack.members) for stack in stacks) == len(parts):
-        table = MessageTable(counts, [*stacks, *stacks_of(alone)], buffers)
-    return WireBatch(JoinedRows(names, counts.tolist(), parts, table))
-
-
-def _joined_parts(source: Any) -> Sequence[Any]:
-    """The batches that a join consists of; [source] if it is not a join, or of chosen rows."""
-    joined = source_in(source) if isinstance(source, WireBatch) else None
-    if isinstance(joined, JoinedRows) and chosen_in(source) is None:
-        return [part.select(source.fields) for part in joined.parts()]
-    return [source]
-
-
-def _open_one(index: int, source: Any) -> WireBatch:
-    try:
-        return open_whole(source, f"message {index}")
-    except WireFormatError as error:
-        raise in_message(error, index) from error

@@ -1,6 +1,6 @@
 """`MessageTable`: where the rows of a column are in many messages that are in memory.
 
-They are found by arithmetic on the numbers of all headers at once.
+It finds them by arithmetic on the numbers of all headers at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _CellsInMessages(NamedTuple):
     dtype: str
     inner: tuple[int, ...]  # the dims after the first, which are the same in all messages
     start: IntArray  # (messages,) the first byte, counted as if all frames were end to end
-    stored: IntArray  # (messages,) the storage code
+    storage_codes: IntArray  # (messages,)
     counts: IntArray  # (messages,) the number of cells, which is the first dim
     group: IntArray | None  # (messages,) the ragged group; None for rectangles
 
@@ -105,7 +105,7 @@ class MessageTable:
     def column(self, name: str) -> ColumnInPlace | None:
         """The rows of a column in place; None if messages must be read one by one.
 
-        That is so if its form differs between messages, if it is elided, or if one message may have
+        They must if its form differs between messages, if it is elided, or if one message may have
         a fault: reading that message alone names the fault.
         """
         if name not in self._columns:
@@ -118,10 +118,10 @@ class MessageTable:
             found = self._columns[name] = found._replace(view=view)
         return found
 
-    def tables_by_form(self, name: str) -> list[tuple[IntArray, IntArray, MessageTable]]:
-        """For each form of a column of objects: the messages that have it, their rows, a table.
+    def tables_by_form(self, name: str) -> list[TableOfForm]:
+        """A table for each form that a column of objects has in the messages.
 
-        Messages and rows are indices among those of this table. The list is empty if all messages
+        The list is empty if all messages
         have one form, or if the column is not one of objects.
         """
         by_form: dict[Any, list[Stack]] = {}
@@ -140,7 +140,8 @@ class MessageTable:
             counts = self._counts[members]
             rows = RowSplits.from_lengths(counts).starts
             rows = np.arange(counts.sum()) + (self._first_rows[members] - rows).repeat(counts)
-            tables.append((members, rows, MessageTable(counts, stacks, buffers)))
+            table = MessageTable(counts, stacks, buffers)
+            tables.append(TableOfForm(members, rows, table))
         return tables
 
     def _column_in_place(self, name: str) -> ColumnInPlace | None:
@@ -168,7 +169,7 @@ class MessageTable:
         rows = self._group_rows(cells.group)
         if rows is None or (rows.cells != cells.counts).any():
             return None
-        narrow = bool(cells.stored.any())
+        narrow = bool(cells.storage_codes.any())
         levels = min(s.levels - node.depth for s, node in zip(self.stacks, nodes, strict=True))
         view = self._view_of_all(cells, rows, narrow)
         return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
@@ -179,11 +180,11 @@ class MessageTable:
         if form is None or others:
             return None
         kind, dtype = form[:2]
-        numbers = self._of_all(
+        numbers = self._in_order(
             stack.numbers[:, node.number : node.end]
             for stack, node in zip(self.stacks, nodes, strict=True)
         )
-        buffer, offset, stored = numbers[:, :GROUP].T
+        buffer, offset, codes = numbers[:, :GROUP].T
         group = None if kind is Kind.TENSOR else numbers[:, GROUP]
         dims = numbers[:, GROUP if group is None else GROUP + 1 :]
         counts, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
@@ -191,9 +192,9 @@ class MessageTable:
             return None
         filled = (counts > 0) & (math.prod(inner) > 0)
         if not filled.all():  # ignore the place of a column without cells, which may be anywhere
-            buffer, offset, stored = buffer * filled, offset * filled, stored * filled
+            buffer, offset, codes = buffer * filled, offset * filled, codes * filled
         start = self._starts[self._first_buffers[:-1] + buffer] + offset
-        return _CellsInMessages(kind, dtype, inner, start, stored, counts, group)
+        return _CellsInMessages(kind, dtype, inner, start, codes, counts, group)
 
     def _are_bounded(self, cells: _CellsInMessages) -> bool:
         """Whether the bytes of the messages limit the memory that a view of the column needs."""
@@ -205,7 +206,7 @@ class MessageTable:
                 return False
         if cells.group is None and not (size and (cells.counts == self._counts).all()):
             return False
-        return int(cells.stored.max()) < INDIRECT  # elided columns are read one by one
+        return int(cells.storage_codes.max()) < INDIRECT  # elided columns are read one by one
 
     def _view_of_all(self, cells: _CellsInMessages, rows: _GroupRows, narrow: bool) -> RaggedView:
         """The rows of a column in all messages."""
@@ -222,7 +223,7 @@ class MessageTable:
         data = gathered_bytes([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
         return RaggedView(data, dtype, shape, 1, None, rows.splits)
 
-    def _of_all(self, numbers: Iterable[IntArray]) -> IntArray:
+    def _in_order(self, numbers: Iterable[IntArray]) -> IntArray:
         """The numbers of all messages in the order of the messages, from those of each stack."""
         each = list(numbers)
         return each[0] if len(each) == 1 else np.concatenate(each)[self._order]
@@ -231,8 +232,8 @@ class MessageTable:
         """The buffers with widened cells after them, and where each message's cells start."""
         memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
         cells = column.counts * math.prod(column.inner)
-        for code in np.unique(column.stored[column.stored != PLAIN]).tolist():
-            members = np.flatnonzero(column.stored == code)
+        for code in np.unique(column.storage_codes[column.storage_codes != PLAIN]).tolist():
+            members = np.flatnonzero(column.storage_codes == code)
             counts = cells[members]
             sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
             if code == BITS:  # widen whole bytes: the bits of a message end at a byte
@@ -265,7 +266,7 @@ class MessageTable:
 
     def _group_lengths(self, group: IntArray) -> IntArray | None:
         """The row lengths of a ragged group of each message; None if they are unsound."""
-        numbers = self._of_all(
+        numbers = self._in_order(
             stack.numbers[
                 np.arange(len(stack.members))[:, None],
                 stack.first_group + GROUP_NUMBERS * group[stack.members, None] + _IN_GROUP,
@@ -300,6 +301,14 @@ class MessageTable:
             return None
         lengths[np.repeat(rows > 1, rows)] = row_lengths
         return lengths
+
+
+class TableOfForm(NamedTuple):
+    """The messages in which a column of objects has one form."""
+
+    members: IntArray  # the indices of these messages among those of the table around
+    rows: IntArray  # the indices of their rows among those of the table around
+    table: MessageTable
 
 
 def _starts_of(parts: Sequence[Sized]) -> IntArray:

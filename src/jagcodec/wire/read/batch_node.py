@@ -1,9 +1,13 @@
-"""Which node of a message is its batch, and how many rows it has."""
+"""Which node of a message is its batch, and how many rows it has.
+
+`batch_in` finds the node, `sizes_of_node` its batch size. A `BatchedDataDict` without buffers has
+no such node: `state_in_documents` reads it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jagcodec.columns.column import row_count
 from jagcodec.errors import ArgumentError
@@ -15,29 +19,35 @@ from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import BATCHED_DATA_DICT, MAX_UNBACKED_ROWS, ORDERED_DICT, Kind
 
 
-def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
-    """The node whose children are the columns of a batch, and the nodes next to that node.
+class BatchNode(NamedTuple):
+    """The node of a batch in a message, and the nodes next to it."""
 
-    Each of these has its name; one without a name is a mapping. Returns None for other values.
-    """
+    node: Node  # its children are the columns
+    # The nodes next to the batch, each with its name. A node without a name is a mapping of names
+    # to such values.
+    beside: list[tuple[str | None, Node]]
+
+
+def batch_in(root: Node) -> BatchNode | None:
+    """The batch of a message with this root; None if it has none, or several."""
     if root.kind is Kind.TENSORDICT:
-        return root, []
+        return BatchNode(root, [])
     if root.kind is Kind.USER and root.fields[0] == ORDERED_DICT:
         root = root.children[0]
     if root.kind is Kind.MAP:
         pairs = list(zip(root.fields[0], root.children, strict=True))
         found = [pair for pair in pairs if pair[1].kind is Kind.TENSORDICT]
         if len(found) == 1:
-            return found[0][1], [pair for pair in pairs if pair is not found[0]]
+            return BatchNode(found[0][1], [pair for pair in pairs if pair is not found[0]])
     if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
         state = root.children[0].children
         if len(state) == 2 and state[0].kind is Kind.MAP:
-            return state[0], [(None, state[1])]
+            return BatchNode(state[0], [(None, state[1])])
     return None
 
 
 def sizes_of_node(message: Message, node: Node, around: Sequence[int]) -> list[int]:
-    """The batch size (N, ...) of a batch, which is inside one of batch size `around` or of []."""
+    """The batch size (N, ...) of a node; `around` is that of the batch around it, or []."""
     if node.kind is not Kind.MAP:
         sizes = message.numbers[node.dims : node.end]
         if not sizes or sizes[: len(around)] != around:

@@ -1,4 +1,8 @@
-"""Columns of one message whose rows cannot be read in place."""
+"""Columns of one message that the decoder builds whole, because rows cannot be read in place.
+
+`BuiltColumn` has any kind of node without a class of its own. Without torch,
+`PayloadColumn` reads one object, and `VarlenColumn` a view of its parts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from jagcodec.wire.read.node_columns import NodeColumn, budget_of_read
 
 
 class BuiltColumn(NodeColumn):
-    """A column of any other kind, which is read whole."""
+    """A column that is built whole, and whose rows are chosen afterwards."""
 
     __slots__ = ()
 
@@ -72,19 +76,19 @@ class BuiltColumn(NodeColumn):
         message = self.source.message
         column = build(message, self.node, budget_of_read(how, message))
         in_dict = self.source.node.kind is Kind.MAP and column_of(column).is_in_dict
-        return self._in_memory(column) if in_dict else self._chosen_leaf(column, how)
+        return self._in_memory(column) if in_dict else self._rows_of_leaf(column, how)
 
     def _in_memory(self, column: Any) -> MemoryColumn:
-        """The column, which was built and is one that a dict holds."""
+        """The built column, which only a dict can hold, as a column in memory."""
         source, message, node = self.source, self.source.message, self.node
         rows = row_count(column, "$")
         if rows is not None and [rows] != source.sizes:
             raise rows_differ(source.sizes, [rows])
         _check_packed(column, RowSplitsPool())
-        again = lambda: build(message, node)  # noqa: E731
-        return MemoryColumn(BuiltSource(source.sizes, source, again), None, column)
+        build_again = lambda: build(message, node)  # noqa: E731
+        return MemoryColumn(BuiltSource(source.sizes, source, build_again), None, column)
 
-    def _chosen_leaf(self, column: Any, how: Read) -> Any:
+    def _rows_of_leaf(self, column: Any, how: Read) -> Any:
         """The chosen rows of a column that a TensorDict can hold; an error for any other."""
         sizes: Any = self.source.sizes
         holder = column_of(column)
@@ -101,23 +105,24 @@ class BuiltColumn(NodeColumn):
 
 
 class PayloadColumn(BuiltColumn):
-    """A NON_TENSOR_DATA: an object of the whole batch, or an array with one item per row."""
+    """An object of the whole batch, or an array with one item per row: a NON_TENSOR_DATA."""
 
     __slots__ = ()
 
     def read(self, how: Read) -> Any:
         is_host = how.form is As.HOST or not how.half.HAS_LEAVES
-        return self._one(how) if is_host else super().read(how)
+        return self._object(how) if is_host else super().read(how)
 
     def to_send(self, how: Read) -> Any:
-        return self._one(how)
+        return self._object(how)
 
     def user_value(self, value: Any, how: Read) -> Any:
         if isinstance(value, OneObject):
             return column_of(value).object_array()
         return super().user_value(value, how)
 
-    def _one(self, how: Read) -> OneObject:
+    def _object(self, how: Read) -> OneObject:
+        """The object, for the chosen rows."""
         message, chosen = self.source.message, how.chosen
         rows, *inner = message.shape(self.node)
         self._check_rows(rows, *inner)
@@ -127,7 +132,7 @@ class PayloadColumn(BuiltColumn):
 
 
 class VarlenColumn(BuiltColumn):
-    """A `PackedColumn`."""
+    """A `PackedColumn` (`rows/varlen.py`), whose parts are three nodes."""
 
     __slots__ = ()
 

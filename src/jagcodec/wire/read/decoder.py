@@ -251,7 +251,7 @@ def objects_in(
     index = None
     if leaf is not None and leaf.runs:
         size = leaf.shape[0]
-        if leaf.place.stored == ONE_OBJECT:  # rows that share a document share one object
+        if leaf.place.storage_code == ONE_OBJECT:  # rows that share a document share one object
             view, index, first = _distinct_rows(view)
             rows, size = np.asarray(rows)[first], view.row_splits.total
         budget.count_documents(message, size)

@@ -58,12 +58,12 @@ class Reading(NamedTuple):
 class Budget:
     """Counts what one read takes of the limits. The message has no counts: threads share it."""
 
-    __slots__ = ("indirect_bytes", "objects", "outer")
+    __slots__ = ("objects", "outer", "repeated_bytes")
 
     def __init__(self, message: Message) -> None:
         self.outer: int = 0  # containers around the message that is being read
         self.objects: int = message.header.objects  # grows with each message in a row
-        self.indirect_bytes: int = 0  # bytes of repeated documents that become objects
+        self.repeated_bytes: int = 0  # bytes of repeated documents that become objects
 
     def check_depth(self, message: Message, levels: int) -> None:
         """Refuse a value that is `levels` deep in the message, if that is too deep in all."""
@@ -79,9 +79,9 @@ class Budget:
             raise exceeded("objects", most, self.objects, "objects of all rows together")
 
     def count_documents(self, message: Message, size: int) -> None:
-        """Refuse indirect documents that need more, as objects, than the limits allow."""
-        self.indirect_bytes += size
-        beyond = EXPANSION * (self.indirect_bytes - EXPANSION * message.header.total)
+        """Refuse elided documents that need more, as objects, than the limits allow."""
+        self.repeated_bytes += size
+        beyond = EXPANSION * (self.repeated_bytes - EXPANSION * message.header.total)
         if beyond > message.limits.expanded:
             what = f"bytes of repeated documents, {EXPANSION} for each, beyond as many per byte"
             raise exceeded("expanded", message.limits.expanded, beyond, what)
@@ -142,7 +142,7 @@ class Message:
         self._of_cells: dict[int, RowSplits] = {}  # of rectangles, by their number of rows
         self._owned: dict[int, ByteArray] = {}  # buffers that values may alias and write to
         self._wide: dict[CellPlace, ByteArray] = {}  # widened cells of runs
-        # Indirect columns in memory with all of their rows, by the first of their numbers.
+        # Elided columns in memory with all of their rows, by the first of their numbers.
         self._in_runs: dict[int, RaggedView] = {}
 
     def shape(self, node: Node) -> tuple[int, ...]:
@@ -196,26 +196,26 @@ class Message:
 
     def elements(self, place: CellPlace, start: int, end: int) -> ByteArray:
         """The bytes of elements `start` to `end`, widened to their dtype; only read them."""
-        buffer, offset, stored, _, name = place
-        if stored == PLAIN or start == end:
+        buffer, offset, code, _, name = place
+        if code == PLAIN or start == end:
             size = TORCH_ITEMSIZES[name]
             return self.read(buffer, offset + start * size, (end - start) * size)
-        if stored == spec.BITS:
+        if code == spec.BITS:
             # Read whole bytes, and drop the bits before the first element.
             first = start // 8
             data = self.read(buffer, offset + first, (end + 7) // 8 - first)
-            elements = widened(data, stored, name, end - 8 * first)
+            elements = widened(data, code, name, end - 8 * first)
             return elements[(start - 8 * first) * TORCH_ITEMSIZES[name] :]
-        width, _ = spec.STORED_WIDTHS[stored]
+        width, _ = spec.STORED_WIDTHS[code]
         data = self.read(buffer, offset + start * width, (end - start) * width)
-        return widened(data, stored, name, end - start)
+        return widened(data, code, name, end - start)
 
     def all_elements(self, place: CellPlace) -> ByteArray:
         """All elements of a run, as wide as their dtype; narrow ones are widened once and kept."""
         known = self._wide.get(place)
         if known is None:
             known = self.elements(place, 0, place.elements)
-            if place.elements and place.stored != PLAIN:
+            if place.elements and place.storage_code != PLAIN:
                 self._wide[place] = known
         return known
 
@@ -291,16 +291,15 @@ class Message:
         if splits is None or splits.total != shape[dim - 1]:
             splits = self.splits(group, shape[dim - 1])
         size, offset = math.prod(shape) * TORCH_ITEMSIZES[name], numbers[i + OFFSET]
-        data = (
-            self.buffers[numbers[i + BUFFER]] if size else NO_BYTES
-        )  # an empty value needs no buffer
+        # The buffer of an empty value need not exist.
+        data = self.buffers[numbers[i + BUFFER]] if size else NO_BYTES
         data = data(offset, size) if callable(data) else data[offset : offset + size]
         dtype = CELL_DTYPES.get(name) or cell_dtype(name)
         view = RaggedView(data, dtype, shape, dim, None, splits)
         return view if chosen is None else chosen.of_view(view)
 
     def _view_of_leaf(self, node: Node, chosen: ChosenRows | None) -> RaggedView:
-        """As `view`, for cells that are stored in any way, in memory or in a store."""
+        """Does what `view` does, for any storage of cells, in memory or in a store."""
         leaf = self.leaf(node)
         splits = self.splits(leaf.group, leaf.shape[leaf.ragged_dim - 1])
         if leaf.runs:
@@ -347,6 +346,7 @@ class Message:
     def _view_in_runs(
         self, node: Node, leaf: Leaf, splits: RowSplits, chosen: ChosenRows | None
     ) -> RaggedView:
+        """A view of all rows of an elided column, or of chosen ones."""
         if not self.in_memory:
             return rows_in_runs(self, leaf, splits, chosen)
         whole = self._in_runs.get(node.number)
@@ -362,7 +362,7 @@ class Message:
             return False
         leaf = self.leaf(node)
         places = runs_at(self, leaf) if leaf.runs else [leaf.place]
-        return leaf.place.elements > 0 and any(place.stored != PLAIN for place in places)
+        return leaf.place.elements > 0 and any(place.storage_code != PLAIN for place in places)
 
     def is_elided(self, node: Node) -> bool:
         """Whether rows of a TENSOR, a JAGGED or documents share cells."""

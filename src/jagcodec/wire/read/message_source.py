@@ -1,4 +1,9 @@
-"""`MessageSource`: one message, or a batch in it, as the source of columns."""
+"""`source_of_message`: the batch of a message, as the source of its columns.
+
+`source_of_message`, at the end, finds the batch of a whole message. `MessageSource` has the columns
+of one node, and `_CLASSES` their classes. A `_BatchColumn` is a batch inside a batch, which has a
+`MessageSource`, too.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,11 @@ from jagcodec.columns.batch import (
     Column,
     Read,
     Source,
-    Stored,
-    all_stored,
+    Storage,
     chosen_in,
     closed_batch,
     columns_in,
+    combined_storage,
     leaves_of,
     sent_inside,
 )
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class MessageSource(NodeSource):
-    """One message, or a batch in it."""
+    """The batch of one message, or a batch inside that batch."""
 
     __slots__ = ("_slicer", "beside", "whole")
 
@@ -61,16 +66,14 @@ class MessageSource(NodeSource):
         *,
         whole: bool = False,
     ) -> None:
+        """`beside` has the nodes next to the batch, as `BatchNode` describes them."""
         self.names: Sequence[str] = node.fields[-1]
         self.sizes: Sequence[int] = sizes
-        # N; None if the batch has more dims.
         self.rows: int | None = sizes[0] if len(sizes) == 1 else None
         self.device: torch.device | None = message.device
         self.allow_pickle: bool = message.allow_pickle
         self.message: Message = message
-        self.node: Node = node  # its children are the columns
-        # Nodes next to the batch, each with its name. A node without a name is a mapping of names
-        # to such values.
+        self.node: Node = node
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole  # whether the batch is all of the message
         self._slicer: tuple[Mapping[str, Column], Slicer | None] | None = None
@@ -121,7 +124,8 @@ class MessageSource(NodeSource):
         known = self._slicer
         if known is None or known[0] is not columns:
             known = self._slicer = columns, self._slicer_of(columns)
-        return None if known[1] is None else known[1].cut(index.start, index.stop)
+        _, slicer = known
+        return None if slicer is None else slicer.cut(index.start, index.stop)
 
     def _slicer_of(self, columns: Mapping[str, Column]) -> Slicer | None:
         nodes = {x.name: x.node for x in columns.values() if isinstance(x, NodeColumn)}
@@ -131,7 +135,7 @@ class MessageSource(NodeSource):
         return None
 
 
-class BatchColumn(NodeColumn):
+class _BatchColumn(NodeColumn):
     """A nested batch: a TENSORDICT, or a dict in a dict."""
 
     __slots__ = ()
@@ -147,9 +151,9 @@ class BatchColumn(NodeColumn):
     def leaf(self, value: Any, how: Read) -> Any:
         return closed_batch(value, leaves_of(value, how))
 
-    def stored(self) -> Stored:
+    def storage(self) -> Storage:
         inner = MessageSource(self.source.message, self._inner(), []).columns()
-        found = all_stored([column.stored() for column in inner.values()])
+        found = combined_storage([column.storage() for column in inner.values()])
         return found._replace(narrow=[(self.name, *path) for path in found.narrow])
 
     def _inner(self) -> Node:
@@ -162,27 +166,27 @@ _CLASSES: dict[Kind, type[NodeColumn]] = {
     Kind.TENSOR: RectangleColumn,
     Kind.NON_TENSOR_ROWS: DocumentColumn,
     Kind.ARRAY_ROWS: ArraysColumn,
-    Kind.TENSORDICT: BatchColumn,
+    Kind.TENSORDICT: _BatchColumn,
     Kind.NON_TENSOR_DATA: PayloadColumn,
 }
-"""The class of a column by its kind; for other kinds it is `BuiltColumn`, or that of a dict."""
+"""The class of a column by the kind of its node; `BuiltColumn` has the other kinds."""
 
 
 def _class_in_dict(node: Node) -> type[NodeColumn]:
     """The class of a column of a dict, where a dict is a batch."""
     if columns_of_dict(node) is not None:
-        return BatchColumn
+        return _BatchColumn
     known = BuiltColumn if parts_of_packed(node) is None else VarlenColumn
     return _CLASSES.get(node.kind, known)
 
 
 def source_of_message(message: Message, remedy: str = "use decode") -> Source:
-    """A source of the one batch of an open message; the error for other messages has `remedy`."""
+    """The source of the one batch of an open message; errors for other messages have `remedy`."""
     root = message.header.schema.root
     found = batch_in(root)
     if found is not None:
-        node, beside = found
-        return MessageSource(message, node, sizes_of_node(message, node, []), beside, whole=True)
+        sizes = sizes_of_node(message, found.node, [])
+        return MessageSource(message, found.node, sizes, found.beside, whole=True)
     state = state_in_documents(message, root)
     if state is None:
         batches = sum(child.kind is Kind.TENSORDICT for child in root.children)
@@ -197,5 +201,5 @@ def source_of_message(message: Message, remedy: str = "use decode") -> Source:
         rows = row_counts(columns, "$") or 0
     except ArgumentError as error:
         raise fail("bad_rows", error.detail, path=error.path) from error
-    again: Any = lambda: state_in_documents(message, root)  # noqa: E731
-    return DocumentSource(columns, [rows], meta, message, again)
+    read_again: Any = lambda: state_in_documents(message, root)  # noqa: E731
+    return DocumentSource(columns, [rows], meta, message, read_again)

@@ -1,4 +1,9 @@
-"""The columns of one message, each a node of it."""
+"""Columns of one message whose rows can be read in place, each a node of it.
+
+`NodeColumn` is the base of all columns of a message. Each class after it is named after the rows of
+one kind of node. `wire/read/built_columns.py` has the columns that must be built first, and
+`wire/read/message_source.py` chooses the class of each node.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import Any
 
 from jagcodec._dependencies import half
 from jagcodec.columns.batch import (
-    AS_IT_IS,
+    PLAIN_STORAGE,
     VALUES,
     As,
     CellRows,
@@ -16,7 +21,7 @@ from jagcodec.columns.batch import (
     InPlace,
     Read,
     Source,
-    Stored,
+    Storage,
 )
 from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import ArgumentError, JagcodecError, WireFormatError
@@ -54,7 +59,7 @@ def budget_of_read(how: Read, message: Message) -> Budget:
 
 
 class NodeColumn(Column):
-    """A column of a message: a node of it."""
+    """A column of a message: a node of it, of any kind."""
 
     __slots__ = ("name", "node", "source")
 
@@ -72,15 +77,15 @@ class NodeColumn(Column):
     def user_value(self, value: Any, how: Read) -> Any:
         return value
 
-    def stored(self) -> Stored:
+    def storage(self) -> Storage:
         message, cells = self.source.message, cells_of(self.node)
         for node in cells:
             if message.numbers[node.number + STORED] != PLAIN:
                 break
         else:  # most columns
-            return AS_IT_IS
+            return PLAIN_STORAGE
         narrow = [node.kind in (_TENSOR, _JAGGED) and message.is_narrow(node) for node in cells]
-        return Stored([(self.name,)] * any(narrow), any(map(message.is_elided, cells)))
+        return Storage([(self.name,)] * any(narrow), any(map(message.is_elided, cells)))
 
     def fault(self, error: Exception) -> Exception:
         if isinstance(error, WireFormatError):
@@ -103,14 +108,14 @@ class NodeColumn(Column):
             raise rows_differ(sizes, [*found])
 
     def _in_place(self, view: RaggedView, make: Callable[[Any], Any]) -> InPlace:
-        """A column that `make` makes of its rows once they are copied."""
+        """The rows of `view`, of which `make` makes the column once they are copied."""
         if 0 in view.shape:  # a choice may repeat rows without bytes until their dims are too large
             check_extent(view.values_shape, view.dtype.itemsize, CHOSEN)
         return InPlace(view, make)
 
 
 class JaggedColumn(NodeColumn):
-    """A JAGGED."""
+    """A column of rows that differ in length: a JAGGED."""
 
     __slots__ = ()
 
@@ -161,7 +166,7 @@ class JaggedColumn(NodeColumn):
 
 
 class RectangleColumn(NodeColumn):
-    """A TENSOR, each of whose rows is one cell."""
+    """A column whose rows are one cell each: a TENSOR."""
 
     __slots__ = ()
 
@@ -199,7 +204,7 @@ class RectangleColumn(NodeColumn):
 
 
 class DocumentColumn(NodeColumn):
-    """A NON_TENSOR_ROWS: objects, each a document or a message of its own."""
+    """A column of objects, each a document or a message: a NON_TENSOR_ROWS."""
 
     __slots__ = ()
 
@@ -216,7 +221,7 @@ class DocumentColumn(NodeColumn):
         return self._in_place(view, made)
 
     def to_send(self, how: Read) -> Any:
-        """The documents in place; if rows are messages, or indirect, the objects in them."""
+        """The documents in place; if rows are messages, or elided, the objects in them."""
         self._check()
         message, node, chosen = self.source.message, self.node, how.chosen
         if message.numbers[node.number + STORED] == PLAIN:
@@ -234,7 +239,7 @@ class DocumentColumn(NodeColumn):
 
 
 class ArraysColumn(NodeColumn):
-    """An ARRAY_ROWS: objects that are all arrays, or all tensors."""
+    """A column of objects that are all arrays, or all tensors: an ARRAY_ROWS."""
 
     __slots__ = ()
 

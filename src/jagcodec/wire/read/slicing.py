@@ -79,7 +79,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
 def _cuttable(message: Message, node: Node, rows: int, groups: dict[int, int]) -> _Cuttable | None:
     """A column from which rows can be cut out, or None. Adds its ragged group to `groups`."""
     leaf = leaf_of(node, message.numbers)
-    if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.stored != PLAIN:
+    if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.storage_code != PLAIN:
         return None
     if leaf.blobs:  # a part may have only rows that `encode` writes as documents
         return None

@@ -1,7 +1,14 @@
-"""`elide_cells`: rows and columns that repeat others become runs of shared cells.
+"""`elide_cells`: columns whose rows repeat other cells become runs of shared cells.
 
-Everything that is found was compared cell by cell. A sample of cells decides where to look, so that
-a batch without repeats costs little. A column stays as it is if the message would not get smaller.
+`elide_cells` asks each `_SearchedColumn` for runs in four forms, the fastest search first:
+
+* the runs of another column that is equal;
+* one run, the longest row, if each other row is its beginning;
+* the runs of two other columns, if each row consists of a row of each;
+* runs of whole rows or of heads that rows share.
+
+Whatever is found was compared cell by cell. A sample of cells decides where to search, so that a
+batch without repeats costs little. A column stays as it is if the message would not get smaller.
 """
 
 from __future__ import annotations
@@ -29,58 +36,61 @@ from jagcodec.wire.stored.repeats import (
 from jagcodec.wire.write.items import Item, Run, item_of_index
 
 LEAST_SEARCHED = 256  # columns of fewer bytes are not searched
-_MOST_CANDIDATES = 16  # columns of one dtype whose rows are looked for in each other
-_FEW_ROWS = 128  # if there are more rows, a sample is compared first
-_FEW_ELEMENTS = 4096  # if there are more elements, a sample decides their stored width
-_LEAST_SHARED = 24  # bytes of a row's share in the indices of rows that begin like others
-_HEAD = 128  # compare so many first bytes of rows before more of them
-_MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
+_MOST_CANDIDATES = 16  # how many columns of one dtype are compared in pairs with a third
+_MOST_UNSAMPLED_ROWS = 128  # in a column of more rows, the heads of a sample are compared first
+_SAMPLED_ELEMENTS = 4096  # at most so many elements are narrowed to find their stored width
+_LEAST_HEAD = 24  # bytes that a row costs in indices: rows that share fewer do not pay
+_FIRST_COMPARED = 128  # how many bytes of rows are compared before more of them
+_MOST_SORTED = 32 << 20  # how many bytes of rows are sorted to find those with equal heads
 
 
-def elide_cells(columns: Sequence[Item]) -> None:
-    """Give each column that repeats cells runs, which are sent once, if that pays.
+def elide_cells(items: Sequence[Item]) -> None:
+    """Make each column that repeats cells elided, if that pays: its runs are sent once.
 
-    The caller has put the cells of each column end to end. Columns of equal row lengths must have
-    the same `RowSplits` object.
+    The cells of each column must be end to end, and columns of equal row lengths must have the
+    same `RowSplits` object.
     """
-    searched = [_Searched(column) for column in columns if _may_gain(column)]
-    by_kind: dict[Any, dict[int, list[_Searched]]] = defaultdict(lambda: defaultdict(list))
-    for one in searched:
-        by_total = by_kind[one.kind]
-        if one.ragged and sum(map(len, by_total.values())) < _MOST_CANDIDATES:
-            by_total[one.splits.total].append(one)
-    sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
-    first: dict[Any, _Searched] = {}
+    searched = [_SearchedColumn(item) for item in items if _may_gain(item)]
+    # Columns that may be a part of another: by the type of their cells, then by their total.
+    candidates: dict[Any, dict[int, list[_SearchedColumn]]] = defaultdict(lambda: defaultdict(list))
+    for column in searched:
+        by_total = candidates[column.cell_type]
+        if column.ragged and sum(map(len, by_total.values())) < _MOST_CANDIDATES:
+            by_total[column.splits.total].append(column)
+    bounds_of_sample: dict[RowSplits, tuple[IntArray, IntArray]] = {}
+    first_like: dict[Any, _SearchedColumn] = {}
     # Start with the columns of few cells: larger columns may consist of them.
-    for one in sorted(searched, key=lambda one: one.splits.total):
-        splits = one.splits
-        if splits not in sample:
+    for column in sorted(searched, key=lambda column: column.splits.total):
+        splits = column.splits
+        if splits not in bounds_of_sample:
             rows = _sampled_rows(splits.rows)
-            sample[splits] = splits.offsets_array[rows], splits.offsets_array[rows + 1]
-        repeats = one.beginnings_repeat(*sample[splits])
-        other = first.setdefault((one.kind, one.column.splits, sample_of(one.data)), one)
+            offsets = splits.offsets_array
+            bounds_of_sample[splits] = offsets[rows], offsets[rows + 1]
+        heads_repeat = column.heads_repeat(*bounds_of_sample[splits])
+        likeness = (column.cell_type, column.item.splits, sample_of(column.data))
+        other = first_like.setdefault(likeness, column)
         runs = (
-            one.runs_of_equal_column(other)
-            or (one.prefixes() if repeats else None)
-            or one.as_two_columns(by_kind[one.kind])
-            or (one.runs_of_shared_beginnings() if repeats else None)
+            column.runs_of_equal_column(other)
+            or (column.run_of_longest_row() if heads_repeat else None)
+            or column.runs_of_two_columns(candidates[column.cell_type])
+            or (column.runs_of_shared_heads() if heads_repeat else None)
         )
         if runs and len(runs) <= MOST_RUNS:
-            set_runs(one.column, runs)
-            one.column.stored = INDIRECT + len(runs)
+            set_runs(column.item, runs)
+            column.item.stored = INDIRECT + len(runs)
 
 
-def _may_gain(column: Item) -> bool:
-    """Whether runs could save bytes of this column."""
-    size, shape = len(column.data), column.dims
-    ragged = column.splits is not None
+def _may_gain(item: Item) -> bool:
+    """Whether runs could save bytes of this item."""
+    size, shape = len(item.data), item.dims
+    ragged = item.splits is not None
     # The run of a rectangle has an index of 8 bytes per row.
     return size >= LEAST_SEARCHED and (ragged or (len(shape) > 0 and size > 8 * shape[0]))
 
 
 def _sampled_rows(rows: int) -> IntArray:
     """The numbers of some of N rows. If enough rows repeat to matter, some of these do."""
-    if rows <= _FEW_ROWS:
+    if rows <= _MOST_UNSAMPLED_ROWS:
         return np.arange(rows)
     # Repeats are often neighbours, so take groups of four rows. There are enough groups to expect
     # about four pairs if each row occurs twice, in random order.
@@ -89,75 +99,77 @@ def _sampled_rows(rows: int) -> IntArray:
     return sample + sample // 4 * ((rows - 4 * groups) // (groups - 1))
 
 
-class _Searched:
-    """A column in which repeats are looked for."""
+class _SearchedColumn:
+    """A column in which `elide_cells` searches for repeats."""
 
-    def __init__(self, column: Item) -> None:
-        self.column, self.data = column, column.data
-        total, self.ragged = column.dims[0], column.splits is not None
-        self.size = len(self.data) // total  # bytes of a cell
-        self.kind = column.dtype, self.size
+    def __init__(self, item: Item) -> None:
+        self.item, self.data = item, item.data
+        total, self.ragged = item.dims[0], item.splits is not None
+        self.cell_bytes = len(self.data) // total
+        self.cell_type = item.dtype, self.cell_bytes
         # The rows of a rectangle are one cell each.
-        self.splits = column.splits or RowSplits.from_lengths(np.ones(total, dtype=np.int64))
-        self.words = _cell_words(self.data, self.size)
+        self.splits = item.splits or RowSplits.from_lengths(np.ones(total, dtype=np.int64))
+        self.words = _cell_words(self.data, self.cell_bytes)
         self._whole: Run | None = None
 
     def runs(self) -> list[Run]:
         """The runs of this column, made once."""
-        if self.column.runs is not None:
-            return [*self.column.runs]
+        if self.item.runs is not None:
+            return [*self.item.runs]
         if self._whole is None:  # one object, so that its index is placed once
-            self.column.cells, self.column.indirect = self._cells(self.data), True
+            self.item.cells, self.item.indirect = self._cells(self.data), True
             index = item_of_index(self.splits.starts)
-            self._whole = Run(self.splits, self.column.cells, index)
+            self._whole = Run(self.splits, self.item.cells, index)
         return [self._whole]
 
     def pays(self, saved: int, indices: int) -> bool:
-        """Whether leaving out `saved` cells saves more bytes than the runs and `indices` cost."""
-        dtype, taken = self.column.dtype, saved * self.size
-        if self.column.narrow and dtype is not None:
+        """Whether leaving out `saved` cells saves more bytes than runs with `indices` cost."""
+        dtype, saved_bytes = self.item.dtype, saved * self.cell_bytes
+        if self.item.narrow and dtype is not None:
             numbers = self.data.view(f"u{TORCH_ITEMSIZES[dtype]}")
-            sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_ELEMENTS)]).view(
+            sample = np.ascontiguousarray(numbers[:: -(-len(numbers) // _SAMPLED_ELEMENTS)]).view(
                 np.uint8
             )
             # All elements together need at least the bits per element that the sample needs.
             found = narrowed(sample, dtype)
-            taken = taken * len(found[1] if found else sample) // len(sample)
-        return taken > cost_of_runs(indices, self.splits.rows)
+            saved_bytes = saved_bytes * len(found[1] if found else sample) // len(sample)
+        return saved_bytes > cost_of_runs(indices, self.splits.rows)
 
-    def beginnings_repeat(self, starts: IntArray, ends: IntArray) -> bool:
+    def heads_repeat(self, starts: IntArray, ends: IntArray) -> bool:
         """Whether two of the sampled rows, from `starts` to `ends`, begin with the same bytes."""
-        words, size, view = self.words, self.size, self.data.data
-        firsts = np.minimum(starts, self.splits.total - 1)
-        sample = words.take(firsts) if words.ndim == 1 else words[firsts, 0]
-        if len(set(sample.tolist())) == len(sample):
+        words, size, view = self.words, self.cell_bytes, self.data.data
+        first_cells = np.minimum(starts, self.splits.total - 1)
+        first_words = words.take(first_cells) if words.ndim == 1 else words[first_cells, 0]
+        if len(set(first_words.tolist())) == len(first_words):
             return False
         # Compare more bytes: flags and small numbers are often equal, and a few equal bytes do not
         # pay for an index.
-        heads_end = np.minimum(ends * size, starts * size + _LEAST_SHARED).tolist()
+        heads_end = np.minimum(ends * size, starts * size + _LEAST_HEAD).tolist()
         bounds = zip((starts * size).tolist(), heads_end, strict=True)
         heads = sorted(bytes(view[start:end]) for start, end in bounds if start < end)
         return any(other.startswith(head) for head, other in itertools.pairwise(heads))
 
-    def runs_of_equal_column(self, other: _Searched) -> list[Run] | None:
+    def runs_of_equal_column(self, other: _SearchedColumn) -> list[Run] | None:
         """The runs of `other`, which has the same row lengths, if it has the same cells, too."""
         equal = other is not self and equal_bytes(other.data, self.data)
         return other.runs() if equal and self.pays(self.splits.total, indices=1) else None
 
-    def prefixes(self) -> list[Run] | None:
-        """One run, if the longest row begins with each other row, as positions do."""
+    def run_of_longest_row(self) -> list[Run] | None:
+        """One run, if each other row is the beginning of the longest row, as in positions."""
         splits = self.splits
         if not self.ragged or splits.rows < 2:
             return None
-        start = int(splits.starts[splits.lengths.argmax()]) * self.size
-        longest = self.data[start : start + splits.max * self.size]
-        if not self.occur_at(longest, np.zeros(splits.rows, dtype=np.int64)):
+        start = int(splits.starts[splits.lengths.argmax()]) * self.cell_bytes
+        longest = self.data[start : start + splits.max * self.cell_bytes]
+        if not self.occurs_in(longest, np.zeros(splits.rows, dtype=np.int64)):
             return None
         pays = self.pays(splits.total - splits.max, indices=0)
         return [Run(splits, self._cells(longest), None)] if pays else None
 
-    def as_two_columns(self, by_total: Mapping[int, Sequence[_Searched]]) -> list[Run] | None:
-        """The runs of two other columns, if each row here is a row of one, then a row of the other.
+    def runs_of_two_columns(
+        self, by_total: Mapping[int, Sequence[_SearchedColumn]]
+    ) -> list[Run] | None:
+        """The runs of two other columns, if each row is a row of one and then a row of the other.
 
         An example is a column of prompts and responses next to one of each.
         """
@@ -172,16 +184,16 @@ class _Searched:
             if (
                 first.rows == last.rows == whole.rows
                 and (first.lengths + last.lengths == whole.lengths).all()
-                and head.occur_at(self.data, whole.starts)
-                and tail.occur_at(self.data, whole.starts + first.lengths)
+                and head.occurs_in(self.data, whole.starts)
+                and tail.occurs_in(self.data, whole.starts + first.lengths)
             ):
                 pays = self.pays(whole.total, indices=2)
                 return [*head.runs(), *tail.runs()] if pays else None
         return None
 
-    def occur_at(self, data: ByteArray, starts: IntArray) -> bool:
-        """Whether each row runs_of_equal_column the cells of `data` from its start on."""
-        splits, size = self.splits, self.size
+    def occurs_in(self, data: ByteArray, starts: IntArray) -> bool:
+        """Whether `data` has the cells of each row, from the row's cell in `starts` on."""
+        splits, size = self.splits, self.cell_bytes
         # First compare the first and the last cell of up to 16 rows.
         filled = np.flatnonzero(splits.lengths)
         sample, others = filled[:: -(-len(filled) // 16)], _cell_words(data, size)
@@ -191,16 +203,16 @@ class _Searched:
         step = max(1, splits.rows * 8 * NUMBERS_AT_ONCE // len(self.data))
         for first in range(0, splits.rows, step):
             some = slice(first, first + step)
-            there = copy_of_rows(data, starts[some], splits.lengths[some], size)
+            found = copy_of_rows(data, starts[some], splits.lengths[some], size)
             begin = int(splits.offsets_array[first]) * size
-            if not equal_bytes(self.data[begin : begin + len(there)], there):
+            if not equal_bytes(self.data[begin : begin + len(found)], found):
                 return False
         return True
 
-    def runs_of_shared_beginnings(self) -> list[Run] | None:
-        """Runs for rows that share all of their cells, or their first cells."""
+    def runs_of_shared_heads(self) -> list[Run] | None:
+        """Runs for rows that share all of their cells, or a head of them."""
         splits = self.splits
-        taken_from, shared = self._beginnings()
+        taken_from, shared = self._shared_heads()
         equal = shared == splits.lengths
         # There are two forms. If sharing heads pays, each row is a head, which other rows share,
         # and a rest that it stores itself: two runs. If not, only equal rows share cells: one run.
@@ -216,24 +228,29 @@ class _Searched:
         rest = RowSplits.from_lengths(splits.lengths - heads)
         if not self.pays(splits.total - first.total - rest.total, indices=4 if rest.total else 1):
             return None
-        made = self._gathered_rows(splits.starts, first), item_of_index(first.starts[taken_from])
+        kept_heads = self._cells_of_rows(splits.starts, first)
+        head_index = item_of_index(first.starts[taken_from])
         if not rest.total:
-            return [Run(splits, *made)]
-        rests = self._gathered_rows(splits.starts + heads, rest), item_of_index(rest.starts)
-        return [Run(RowSplits.from_lengths(heads), *made), Run(rest, *rests)]
+            return [Run(splits, kept_heads, head_index)]
+        rest_cells = self._cells_of_rows(splits.starts + heads, rest)
+        return [
+            Run(RowSplits.from_lengths(heads), kept_heads, head_index),
+            Run(rest, rest_cells, item_of_index(rest.starts)),
+        ]
 
-    def _gathered_rows(self, starts: IntArray, splits: RowSplits) -> Item:
-        return self._cells(copy_of_rows(self.data, starts, splits.lengths, self.size))
+    def _cells_of_rows(self, starts: IntArray, splits: RowSplits) -> Item:
+        """The item of a copy of rows that begin at these cells, and have these lengths."""
+        return self._cells(copy_of_rows(self.data, starts, splits.lengths, self.cell_bytes))
 
     def _cells(self, data: ByteArray) -> Item:
         """The item of some cells of the column, `data`."""
-        count = len(data) // self.size
-        cells = Item(data, (count,), None, self.column.dtype)
-        cells.narrow = self.column.narrow
+        count = len(data) // self.cell_bytes
+        cells = Item(data, (count,), None, self.item.dtype)
+        cells.narrow = self.item.narrow
         return cells
 
-    def _beginnings(self) -> tuple[IntArray, IntArray]:
-        """Two (N,) arrays: the row from which each row takes its first cells, and how many.
+    def _shared_heads(self) -> tuple[IntArray, IntArray]:
+        """Two (N,) arrays: the row from which each row takes its head, and the head's cells.
 
         A row that takes no cells from another names itself, with 0 cells.
         """
@@ -256,19 +273,19 @@ class _Searched:
         return taken_from, shared
 
     def _rows_with_equal_heads(self) -> list[int]:
-        """The rows whose first bytes another row has, too, in descending order of their bytes.
+        """The rows with whose first bytes another row begins, too, in descending order of bytes.
 
         So a row comes before the rows that are its beginning.
         """
-        bounds, view = (self.splits.offsets_array * self.size).tolist(), self.data.data
+        bounds, view = (self.splits.offsets_array * self.cell_bytes).tolist(), self.data.data
 
         def heads(rows: Sequence[int], most: int) -> dict[int, bytes]:
             return {i: bytes(view[bounds[i] : min(bounds[i] + most, bounds[i + 1])]) for i in rows}
 
-        found = heads(np.flatnonzero(self.splits.lengths).tolist(), _HEAD)
+        found = heads(np.flatnonzero(self.splits.lengths).tolist(), _FIRST_COMPARED)
         among = Counter(found.values())
         several = [row for row, head in found.items() if among[head] > 1]
-        keys = heads(several, max(_HEAD, _MOST_SORTED // max(1, len(several))))
+        keys = heads(several, max(_FIRST_COMPARED, _MOST_SORTED // max(1, len(several))))
         return sorted(several, key=keys.__getitem__, reverse=True)
 
 
@@ -278,12 +295,12 @@ def _common_cells(one: AnyArray, other: AnyArray) -> int:
     differ = one[:most] != other[:most]
     if differ.ndim > 1:
         differ = differ.any(axis=1)
-    wrong = int(differ.argmax())
-    return wrong if differ[wrong] else most
+    first = int(differ.argmax())
+    return first if differ[first] else most
 
 
 def _cell_words(data: ByteArray, size: int) -> AnyArray:
-    """(cells,) integers as wide as a cell, or (cells, k) words or bytes."""
+    """The cells as (cells,) integers of the same width, or as (cells, k) words or bytes."""
     if size in (1, 2, 4, 8):
         return data.view(f"u{size}")
     return data.view("u8").reshape(-1, size // 8) if size % 8 == 0 else data.reshape(-1, size)

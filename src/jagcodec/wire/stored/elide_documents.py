@@ -1,10 +1,15 @@
-"""`elide_documents`: documents that several rows have become one run, which is sent once."""
+"""`elide_documents`: equal documents of a column become one run, and each is sent once.
+
+`elide_documents` finds, for each row, the first row with the same document (`_first_equal`), and
+copies the distinct documents (`_end_to_end`). A column stays as it is if the message would not get
+smaller.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +28,7 @@ from jagcodec.wire.stored.repeats import (
 )
 from jagcodec.wire.write.items import Item, Run, item_of_index
 
-_LEAST_COMPARED = 1024  # bytes of a document from which on it is compared with others
+_LEAST_COMPARED = 1024  # bytes of a document from which on its bytes are compared with others
 
 
 def elide_documents(column: Item) -> int:
@@ -32,16 +37,17 @@ def elide_documents(column: Item) -> int:
     Returns how many bytes of documents a reader turns into objects; 0 if the column stays as it is.
     """
     splits: Any = column.splits
-    first, one_object = _first_equal(_pieces_of_rows(column), column.same)
-    if first is None:
+    repeats = _first_equal(_pieces_of_rows(column), column.same)
+    if repeats is None:
         return 0
+    first, are_one_object = repeats
     kept = np.array(first) == np.arange(len(first))
     sent = np.where(kept, splits.lengths, 0)
     starts = (np.cumsum(sent) - sent)[first]
     distinct = _end_to_end(column, np.flatnonzero(kept))
     set_runs(column, [Run(splits, Item(distinct, (len(distinct),)), item_of_index(starts))])
-    column.stored = (ONE_OBJECT if one_object else INDIRECT + 1) + (column.stored or 0)
-    return len(distinct) if one_object else int(splits.total)
+    column.stored = (ONE_OBJECT if are_one_object else INDIRECT + 1) + (column.stored or 0)
+    return len(distinct) if are_one_object else int(splits.total)
 
 
 def _pieces_of_rows(column: Item) -> list[list[ByteArray]]:
@@ -78,16 +84,23 @@ def _end_to_end(column: Item, rows: IntArray) -> ByteArray:
     return out
 
 
+class _Repeats(NamedTuple):
+    """Which rows have one document."""
+
+    first: Sequence[int]  # for each row, the first row with the same document
+    are_one_object: bool  # whether such rows are one object; otherwise their bytes are equal
+
+
 def _first_equal(
     rows: Sequence[Sequence[ByteArray]], first_same: Sequence[int] | None
-) -> tuple[Sequence[int] | None, bool]:
-    """For each row, the first row with the same document, or None if repeats do not pay.
+) -> _Repeats | None:
+    """The rows that repeat a document; None if repeats do not pay.
 
-    The second result is whether such rows are one object; otherwise their bytes are equal.
+    `first_same` has, for each row, the first row that is the same object; None if all differ.
     """
     sizes = [sum(map(len, row)) for row in rows]
     if first_same is not None and _repeats_pay(first_same, sizes):
-        return first_same, True
+        return _Repeats(first_same, are_one_object=True)
     first: dict[Any, int] = {}
     first_equal = list(range(len(rows)))
     for i in (i for i, size in enumerate(sizes) if size >= _LEAST_COMPARED):
@@ -96,7 +109,7 @@ def _first_equal(
         other = first.setdefault(sample, i)
         if all(map(equal_bytes, rows[other], rows[i])):
             first_equal[i] = other
-    return (first_equal if _repeats_pay(first_equal, sizes) else None), False
+    return _Repeats(first_equal, are_one_object=False) if _repeats_pay(first_equal, sizes) else None
 
 
 def _repeats_pay(first: Sequence[int], sizes: Sequence[int]) -> bool:

@@ -1,6 +1,8 @@
 """Reads elided columns: rows whose cells are in runs that rows share.
 
-`Message` calls this module for the few columns that are indirect, and knows only whether they are.
+`Message` calls this module for the few columns that are elided, and knows only whether they are.
+The storage code of an elided column is above `INDIRECT`: it has a table of runs at the place of its
+cells.
 """
 
 from __future__ import annotations
@@ -44,15 +46,15 @@ class RunNumbers(NamedTuple):
     group: int
     buffer: int
     offset: int
-    stored: int
+    storage_code: int
     cells: int
     index_buffer: int
     index_offset: int
-    index_stored: int
+    index_storage_code: int
 
 
 def runs_at(message: CellReader, leaf: Leaf) -> list[RunNumbers]:
-    """The table of runs, which an indirect column has at the place of its cells."""
+    """The table of runs, which an elided column has at the place of its cells."""
     width = len(spec.RUN_NUMBERS)
     numbers = message.int64s(leaf.place.buffer, leaf.place.offset, width * leaf.runs)
     return [RunNumbers(*run) for run in numbers.reshape(leaf.runs, width).tolist()]
@@ -61,7 +63,7 @@ def runs_at(message: CellReader, leaf: Leaf) -> list[RunNumbers]:
 def rows_in_runs(
     message: CellReader, leaf: Leaf, rows: RowSplits, chosen: ChosenRows | None
 ) -> RaggedView:
-    """A view of the rows of an indirect column, which share cells in memory.
+    """A view of the rows of an elided column, which share cells in memory.
 
     With `chosen`, it reads only the cells of these rows.
     """
@@ -81,7 +83,7 @@ def rows_in_runs(
         lengths[:, k] = run_rows.lengths[at]
         starts = _starts(message, leaf, run, run_rows)
         elements, name = run.cells * leaf.elements_per_cell, leaf.place.dtype_name
-        place = CellPlace(run.buffer, run.offset, run.stored, elements, name)
+        place = CellPlace(run.buffer, run.offset, run.storage_code, elements, name)
         _check_place(message, place)
         if chosen is None:
             memory, firsts[:, k] = message.all_elements(place), starts
@@ -117,7 +119,7 @@ def _starts(message: CellReader, leaf: Leaf, run: RunNumbers, splits: RowSplits)
         expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:
-        index = run.index_buffer, run.index_offset, run.index_stored
+        index = run.index_buffer, run.index_offset, run.index_storage_code
         place = CellPlace(*index, splits.rows, "int64")
         _check_place(message, place)
         # A copy: what was checked must not change with the message's memory.
@@ -137,7 +139,7 @@ def _starts(message: CellReader, leaf: Leaf, run: RunNumbers, splits: RowSplits)
 def _check_place(message: CellReader, place: CellPlace) -> None:
     """Refuse a place that a table of runs names, if it is not within the payload."""
     sizes = message.header.sizes
-    size = stored_size(place.dtype_name, place.stored, place.elements)
+    size = stored_size(place.dtype_name, place.storage_code, place.elements)
     is_inside = 0 <= place.buffer < len(sizes) and 0 <= place.offset <= sizes[place.buffer] - size
     expected = f"a buffer and an offset with {size} bytes of a run"
     found = [place.buffer, place.offset]

@@ -1,4 +1,4 @@
-"""The cost of runs, and comparisons and copies of bytes, for both searches for repeats."""
+"""What `elide_cells` and `elide_documents` share: the cost of runs, comparisons and copies."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from jagcodec._arguments import (
     mapping_of,
 )
 from jagcodec._compiling import untraced
-from jagcodec.columns.batch import Batch, Columns, Name, source_in, stored, to_send
+from jagcodec.columns.batch import Batch, Columns, Name, source_in, storage_of_batch, to_send
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.wire.compress import Compress, compressed, usable_level
@@ -193,12 +193,12 @@ def pending(
     if meta is not None:
         meta = mapping_of(meta, "meta", "a mapping of names to values")
     if isinstance(obj, Batch):
-        as_stored = stored(obj)
-        if narrow is not True and as_stored.narrow:
+        storage = storage_of_batch(obj)
+        if narrow is not True and storage.narrow:
             named = narrow if isinstance(narrow, frozenset) else frozenset()
-            narrow = named.union(as_stored.narrow)
+            narrow = named.union(storage.narrow)
         meta = {**source_in(obj).meta(), **(meta or {})} or None
-        elide = elide or as_stored.elided
+        elide = elide or storage.elided
         obj = to_send(obj)
     values = [] if meta is None else _values_of_meta(meta, allow_pickle, default)
     lowering = Lowering(allow_pickle, default, narrow)
