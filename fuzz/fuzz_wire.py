@@ -33,6 +33,10 @@ torch.set_num_threads(1)
 _NOT_READERS = [
     "jagcodec.wire.write.encoder",
     "jagcodec.wire.write.lowering",
+    "jagcodec.wire.write.lowering_columns",
+    "jagcodec.wire.write.lowering_objects",
+    "jagcodec.wire.write.lowering_values",
+    "jagcodec.wire.write.walk",
     "jagcodec.produce.fields",
     "jagcodec.train.tax",
 ]

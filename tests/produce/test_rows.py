@@ -458,7 +458,7 @@ def walked(make):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jagcodec.produce.given_rows._columns_of_dicts", lambda *_: None)
         patch.setattr("jagcodec.produce.cells.joined_quickly", lambda *_: None)
-        patch.setattr("jagcodec.wire.write.lowering.written_at_once", lambda *_: None)
+        patch.setattr("jagcodec.wire.write.lowering_objects.written_at_once", lambda *_: None)
         return outcome(make)
 
 

@@ -17,7 +17,7 @@ from jagcodec.rows.chosen_rows import choose_rows
 from jagcodec.rows.non_tensor import stack_of_payloads
 from jagcodec.wire.native import written_at_once
 from jagcodec.wire.spec import SMALL_BUFFER
-from jagcodec.wire.write import lowering
+from jagcodec.wire.write import lowering_objects
 from jagcodec.wire.write.parts import parts_to_send
 from tests.helpers import nested, size
 from tests.oracle import assert_same
@@ -82,7 +82,7 @@ def test_objects_that_are_one_are_known_as_one_in_a_part():
 
 def test_objects_are_packed_once_for_all_parts():
     columns = columns_of(every_kind().select("messages", "ids"))
-    with mock.patch.object(lowering, "written_at_once", wraps=written_at_once) as packed:
+    with mock.patch.object(lowering_objects, "written_at_once", wraps=written_at_once) as packed:
         cut(columns, [np.array([i]) for i in range(6)])
     assert packed.call_count == 1
 

@@ -37,14 +37,24 @@ from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.spec import Code
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
 from jagcodec.wire.write.items import Item, Tree
-from jagcodec.wire.write.lowering import Handler, Lowering, add_handlers
+from jagcodec.wire.write.lowering import add_handlers
+from jagcodec.wire.write.lowering_columns import (
+    add_rows,
+    lower_cells,
+    lower_each_column,
+    lower_int64s,
+    lower_payload,
+    lower_view,
+)
+from jagcodec.wire.write.lowering_objects import lower_payloads
 from jagcodec.wire.write.tensor_views import views_of_one_storage
+from jagcodec.wire.write.walk import Handler, ValueWalk
 
 # --- cells -------------------------------------------------------------------------------------
 
 
 def bytes_of_tensors(
-    walk: Lowering, item: Item, tensors: Sequence[torch.Tensor]
+    walk: ValueWalk, item: Item, tensors: Sequence[torch.Tensor]
 ) -> list[ByteArray] | None:
     """The bytes of tensors. If one is on a device, returns None: the item gets them later."""
     if all(tensor.is_cpu for tensor in tensors):
@@ -53,7 +63,7 @@ def bytes_of_tensors(
     return None
 
 
-def _read_later(walk: Lowering, item: Item, *tensors: torch.Tensor) -> None:
+def _read_later(walk: ValueWalk, item: Item, *tensors: torch.Tensor) -> None:
     """After the wait for the devices, give an item the cells of tensors, end to end."""
     walk.on_devices += tensors
 
@@ -78,7 +88,7 @@ def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
     return array.flags.c_contiguous and end <= tensor.untyped_storage().nbytes()
 
 
-def lower_rows_of_tensor(walk: Lowering, view: RaggedView) -> Tree:
+def lower_rows_of_tensor(walk: ValueWalk, view: RaggedView) -> Tree:
     """The rows of a view of a tensor."""
     memory: Any = view.memory
     dtype, array = TORCH_NAMES.get(view.dtype), plain_array(memory)
@@ -87,7 +97,7 @@ def lower_rows_of_tensor(walk: Lowering, view: RaggedView) -> Tree:
         if not memory.is_cpu:
             return _add_rows_on_device(walk, view, dtype)
         array = as_bytes(memory) if view.is_end_to_end else memory
-    return walk.add_rows(view, array, dtype)
+    return add_rows(walk, view, array, dtype)
 
 
 def remedy_of(value: Any) -> str:
@@ -103,17 +113,17 @@ _REMEDY_OF_BATCHES = (
 )
 
 
-def _add_rows_on_device(walk: Lowering, view: RaggedView, dtype: str) -> Tree:
+def _add_rows_on_device(walk: ValueWalk, view: RaggedView, dtype: str) -> Tree:
     values = values_of(view, walk.indices)  # so that only the rows leave the device
     item = Item(None, view.values_shape, view.row_splits, dtype, view.ragged_dim)
     _read_later(walk, item, values)
     return walk.add(item)
 
 
-def _lower_tensor(walk: Lowering, tensor: torch.Tensor) -> Tree:
+def _lower_tensor(walk: ValueWalk, tensor: torch.Tensor) -> Tree:
     array = plain_array(tensor)
     if array is not None and _is_in_storage(array, tensor):  # most tensors
-        return walk.lower_cells(array, TORCH_NAME_OF_NUMPY[array.dtype])
+        return lower_cells(walk, array, TORCH_NAME_OF_NUMPY[array.dtype])
     if type(tensor) not in TENSOR_TYPES:
         return walk.lower_foreign(tensor)
     if tensor.layout is torch.strided:
@@ -131,7 +141,7 @@ def _lower_tensor(walk: Lowering, tensor: torch.Tensor) -> Tree:
     raise walk.unsupported(tensor, f" with layout {tensor.layout}; call {remedy} first")
 
 
-def _readable_dtype(walk: Lowering, tensor: torch.Tensor) -> str:
+def _readable_dtype(walk: ValueWalk, tensor: torch.Tensor) -> str:
     """The wire's name of a tensor's dtype; raises if its cells cannot be read."""
     name = TORCH_NAMES.get(tensor.dtype)
     if name is None:
@@ -145,7 +155,7 @@ def _readable_dtype(walk: Lowering, tensor: torch.Tensor) -> str:
     return name
 
 
-def _lower_dense(walk: Lowering, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
+def _lower_dense(walk: ValueWalk, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
     """The TENSOR of a tensor; an `unchanged` one is never stored narrow or elided."""
     dtype, dims = _readable_dtype(walk, tensor), tuple(tensor.shape)
     walk.check_rank(tensor)
@@ -158,7 +168,7 @@ def _lower_dense(walk: Lowering, tensor: torch.Tensor, *, unchanged: bool = Fals
     return (Code.TENSOR, dtype, len(dims))
 
 
-def _lower_jagged(walk: Lowering, jagged: torch.Tensor) -> Tree:
+def _lower_jagged(walk: ValueWalk, jagged: torch.Tensor) -> Tree:
     """The JAGGED of a jagged tensor."""
     parts = parts_of(jagged)
     dtype = TORCH_NAMES.get(parts.values.dtype)
@@ -169,12 +179,12 @@ def _lower_jagged(walk: Lowering, jagged: torch.Tensor) -> Tree:
         return _add_jagged_on_device(walk, parts, dtype)
     view = _view_of(walk, parts)
     if array is None or not view.is_end_to_end:
-        return walk.lower_view(view)
+        return lower_view(walk, view)
     splits, dim = view.row_splits, parts.ragged_dim
     return walk.add(Item(array, array.shape, splits, dtype, dim))
 
 
-def _add_jagged_on_device(walk: Lowering, parts: NestedParts, dtype: str | None) -> Tree:
+def _add_jagged_on_device(walk: ValueWalk, parts: NestedParts, dtype: str | None) -> Tree:
     """The JAGGED of a tensor on a device, which is read later.
 
     If it has holes, only its rows leave the device.
@@ -196,7 +206,7 @@ def _add_jagged_on_device(walk: Lowering, parts: NestedParts, dtype: str | None)
 
 
 def _view_of(
-    walk: Lowering, parts: NestedParts, where: str | None = None, copies: HostCopies | None = None
+    walk: ValueWalk, parts: NestedParts, where: str | None = None, copies: HostCopies | None = None
 ) -> RaggedView:
     """The rows of a jagged tensor; an error names `where`, by default the place of the walk."""
     try:
@@ -211,7 +221,7 @@ def are_views_of_one_storage(values: Sequence[Any]) -> bool:
     return views_of_one_storage(values) is not None
 
 
-def lower_views_of_one_storage(walk: Lowering, values: Sequence[Any]) -> Tree | None:
+def lower_views_of_one_storage(walk: ValueWalk, values: Sequence[Any]) -> Tree | None:
     """A list of views of one storage; None for any other list."""
     found = views_of_one_storage(values)
     if found is None:
@@ -221,10 +231,10 @@ def lower_views_of_one_storage(walk: Lowering, values: Sequence[Any]) -> Tree | 
     data = as_bytes(memory) if view.is_end_to_end else view
     walk.items.append(Item(data, view.values_shape))
     base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(view.shape))
-    return (Code.TENSOR_VIEWS, base, walk.lower_int64s(bounds))
+    return (Code.TENSOR_VIEWS, base, lower_int64s(walk, bounds))
 
 
-def _lower_strided_nested(walk: Lowering, tensor: torch.Tensor) -> Tree:
+def _lower_strided_nested(walk: ValueWalk, tensor: torch.Tensor) -> Tree:
     name = _readable_dtype(walk, tensor)
     with torch.no_grad():  # not `tensor.detach()`: torch warns that nested ones are a prototype
         components = tensor.unbind() if tensor.size(0) else ()
@@ -238,21 +248,21 @@ def _lower_strided_nested(walk: Lowering, tensor: torch.Tensor) -> Tree:
     item = Item(NO_BYTES, (elements,))
     _read_later(walk, item, *components)
     walk.items.append(item)
-    rows = walk.lower_int64s(sizes.reshape(len(shapes), rank or 1))
+    rows = lower_int64s(walk, sizes.reshape(len(shapes), rank or 1))
     return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
 
 # --- TensorDicts -------------------------------------------------------------------------------
 
 
-def _lower_tensordict(walk: Lowering, td: TensorDictBase) -> Tree:
+def _lower_tensordict(walk: ValueWalk, td: TensorDictBase) -> Tree:
     _append_batch_size(walk, td)
     leaves: dict[str, Any] = dict(td.items())
-    nodes = walk.lower_each_column(leaves, [*td.batch_size], _LEAF_HANDLERS)
+    nodes = lower_each_column(walk, leaves, [*td.batch_size], _LEAF_HANDLERS)
     return (Code.TENSORDICT, len(td.batch_size), tuple(leaves), *nodes)
 
 
-def _lower_lazy_view(walk: Lowering, view: Any) -> Tree:
+def _lower_lazy_view(walk: ValueWalk, view: Any) -> Tree:
     try:
         whole = non_tensor.tensordict_of_view(view)
     except RuntimeError as error:  # the view is of a stack of rows with different shapes
@@ -260,25 +270,25 @@ def _lower_lazy_view(walk: Lowering, view: Any) -> Tree:
     return _lower_tensordict(walk, whole)
 
 
-def _lower_lazy_stack(walk: Lowering, stack: LazyStackedTensorDict) -> Tree:
+def _lower_lazy_stack(walk: ValueWalk, stack: LazyStackedTensorDict) -> Tree:
     if not stack.tensordicts and stack.batch_dims != 1:
         remedy = "encode TensorDict({}, batch_size=x.batch_size)"
         raise walk.unsupported(stack, f" without members; {remedy}")
     return (Code.LAZY_STACK, int(stack.stack_dim), *_lower_members(walk, stack))
 
 
-def _lower_non_tensor_stack(walk: Lowering, stack: NonTensorStack) -> Tree:
+def _lower_non_tensor_stack(walk: ValueWalk, stack: NonTensorStack) -> Tree:
     payloads = non_tensor.payloads_of_stack(stack)
     if payloads is not None:
         _check_unnamed(walk, stack, [non_tensor.stack_dim_name(stack)])
-        return walk.lower_payloads(payloads, spec.IN_STACK)
+        return lower_payloads(walk, payloads, spec.IN_STACK)
     if not stack.tensordicts:
         remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
         raise walk.unsupported(stack, f" of several dims without members; {remedy}")
     return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *_lower_members(walk, stack))
 
 
-def _lower_members(walk: Lowering, stack: LazyStackedTensorDict) -> list[Tree]:
+def _lower_members(walk: ValueWalk, stack: LazyStackedTensorDict) -> list[Tree]:
     _check_unnamed(walk, stack, [non_tensor.stack_dim_name(stack)])
     if walk.stacks == spec.MAX_STACKS:
         detail = f"expected at most {spec.MAX_STACKS} stacks in each other, found more"
@@ -289,19 +299,19 @@ def _lower_members(walk: Lowering, stack: LazyStackedTensorDict) -> list[Tree]:
     return members
 
 
-def _lower_non_tensor_data(walk: Lowering, data: NonTensorData) -> Tree:
+def _lower_non_tensor_data(walk: ValueWalk, data: NonTensorData) -> Tree:
     if isinstance(data.data, Batch):  # tensordict would put all of it into each row
         raise walk.unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
     _append_batch_size(walk, data)
-    return walk.lower_payload(data.data, len(data.batch_size))
+    return lower_payload(walk, data.data, len(data.batch_size))
 
 
-def _check_unnamed(walk: Lowering, td: Any, names: Sequence[str | None]) -> None:
+def _check_unnamed(walk: ValueWalk, td: Any, names: Sequence[str | None]) -> None:
     if any(name is not None for name in names):
         raise walk.unsupported(td, f" with dim names {list(names)}; set td.names = None")
 
 
-def _append_batch_size(walk: Lowering, td: Any) -> None:
+def _append_batch_size(walk: ValueWalk, td: Any) -> None:
     """Add the numbers of a batch size, and refuse names of its dims."""
     batch_size: torch.Size = td.batch_size
     if batch_size:

@@ -21,6 +21,7 @@ from jagcodec.wire.stored.write import write_rows
 from jagcodec.wire.torch_dtypes import torch_dtype
 from jagcodec.wire.write.items import Item, item_of_view
 from jagcodec.wire.write.lowering import Lowering
+from jagcodec.wire.write.lowering_columns import items_of_columns
 
 
 def parts_to_send(
@@ -31,7 +32,7 @@ def parts_to_send(
     An error names the row of the batch.
     """
     lowering = Lowering(allow_pickle, narrow=narrow)
-    items = lowering.items_of(batch)
+    items = items_of_columns(lowering, batch)
     for rows in lowering.messages:
         write_rows(rows, narrows=narrow)
     source = MemorySource(batch.columns, [batch.rows], {})

@@ -1,0 +1,218 @@
+"""`Lowering` of columns: those of a batch, each as the node of a leaf of a TensorDict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jagcodec.columns.batch import Batch, CellRows, Columns, OneObject, to_send
+from jagcodec.columns.column import column_of
+from jagcodec.memory import extent_of
+from jagcodec.memory.arrays import IntArray
+from jagcodec.rows.views import RaggedView
+from jagcodec.wire import spec
+from jagcodec.wire.dtypes import NAME_OF_DTYPE, TORCH_NAME_OF_NUMPY, bytes_in_order
+from jagcodec.wire.spec import Code
+from jagcodec.wire.write.items import Item, Tree
+from jagcodec.wire.write.lowering_objects import lower_payloads
+from jagcodec.wire.write.lowering_values import lower_unnamed_dtype
+from jagcodec.wire.write.walk import Handler, ValueWalk, lowering_of_tensors
+
+
+def items_of_columns(walk: ValueWalk, batch: Columns) -> dict[str, Item]:
+    """The columns of a batch that are one item, with the batch's rows.
+
+    Columns of `messages` get their data from `write_rows`, which the caller must call.
+    """
+    found: dict[str, Any] = {}
+    items = walk.items
+    for name, column in batch.columns.items():
+        first = len(items)
+        lower_each_column(walk, {name: column}, [batch.rows], COLUMN_HANDLERS)
+        if len(items) == first + 1:
+            found[name] = items[first]
+    walk.fetch()
+    return {name: item for name, item in found.items() if _has_rows(item, batch.rows)}
+
+
+def lower_columns(walk: ValueWalk, value: Columns) -> Tree:
+    """The tree of `Columns`: it is that of a TensorDict of them."""
+    sizes = [value.rows, *value.inner_sizes]
+    walk.note_unbacked_rows(extent_of(sizes))
+    walk.items += sizes
+    nodes = lower_each_column(walk, value.columns, sizes, COLUMN_HANDLERS)
+    return (Code.TENSORDICT, len(sizes), tuple(value.columns), *nodes)
+
+
+def lower_each_column(
+    walk: ValueWalk, columns: Mapping[str, Any], sizes: list[int], handlers: Mapping[type, Handler]
+) -> list[Tree]:
+    """The node of each column of a batch of batch size `sizes`."""
+    if len(walk.path) >= spec.MAX_DEPTH and columns:
+        raise walk.too_deep()
+    nodes: list[Tree] = []
+    rows, items, path = sizes[0] if len(sizes) == 1 else None, walk.items, walk.path
+    names: Iterable[str] = columns
+    if walk.narrow_names is not None:
+        names = walk.each_named(columns)
+    for name in names:
+        column = columns[name]
+        if isinstance(column, Item):  # the maker of the item checked its rows
+            nodes.append(walk.add(column))
+            continue
+        lower = handlers.get(type(column))
+        first = len(items)
+        path.append(name)
+        node = _lower_leaf(walk, column, sizes, name) if lower is None else lower(walk, column)
+        path.pop()
+        if lower and not (len(items) > first and _has_rows(items[first], rows)):
+            _check_batch_size(walk, column, sizes, name)
+        nodes.append(node)
+    return nodes
+
+
+def _lower_leaf(walk: ValueWalk, leaf: Any, sizes: list[int], name: str) -> Tree:
+    """The node of a column whose type has no handler for columns."""
+    if walk.default is not None:
+        # Call it here, so that `_check_batch_size` checks the rows of its result.
+        leaf = walk.apply_default(leaf)
+    _check_batch_size(walk, leaf, sizes, name)
+    node = walk.lower(leaf)
+    if not _is_column(node):
+        remedy = "make it a NonTensorData of the batch's size"
+        raise walk.unsupported(leaf, f" as a leaf of a TensorDict; {remedy}")
+    return node
+
+
+def _check_batch_size(walk: ValueWalk, column: Any, sizes: list[int], name: str) -> None:
+    """Refuse a column that does not have its batch's rows: the caller may have changed it."""
+    holder = column_of(column)
+    found = holder.sizes(sizes)
+    if found != sizes and sizes:
+        if walk.path[-1:] == [name]:
+            walk.path.pop()  # the error is about the batch
+        where = f"nested {name!r}" if holder.is_batch else repr(name)
+        detail = f"expected batch size {sizes} in {where} too, found {found}"
+        raise walk.error("row_mismatch", detail)
+
+
+def lower_open_batch(walk: ValueWalk, batch: Batch) -> Tree:
+    return walk.lower(to_send(batch))
+
+
+def lower_view(walk: ValueWalk, view: RaggedView) -> Tree:
+    """The node of the rows of a view. Rows scattered in the host's memory stay in place."""
+    if view.is_tensor:
+        return lowering_of_tensors().lower_rows_of_tensor(walk, view)
+    return add_rows(walk, view, view.memory, NAME_OF_DTYPE[view.dtype])
+
+
+def add_rows(walk: ValueWalk, view: RaggedView, array: Any, dtype: str) -> Tree:
+    """The node of the rows of a view of `array`, which is in the host's memory."""
+    starts, splits, dims = view.starts, view.row_splits, view.values_shape
+    data: Any = view
+    if view.is_end_to_end:
+        data = array if _is_in_order(array) else bytes_in_order(array)
+    elif splits.rows == 1 and type(starts) is int and _is_in_order(array):
+        # A padded rectangle of one row: the row is the first cells of its memory.
+        size = math.prod(dims)
+        data = array if array.size == size else array.reshape(-1)[:size]
+    return walk.add(Item(data, dims, splits, dtype, view.ragged_dim))
+
+
+def _lower_cell_rows(walk: ValueWalk, rows: CellRows) -> Tree:
+    """The node of rows of an array, which stay in place and arrive as a tensor."""
+    view: Any = rows.view
+    walk.check_rank(view.memory)
+    return walk.add(Item(view, view.values_shape, None, NAME_OF_DTYPE[view.dtype]))
+
+
+def lower_cells(walk: ValueWalk, array: np.ndarray[Any, Any], dtype: str) -> Tree:
+    """The node of an array whose dtype torch has: it arrives as a tensor."""
+    walk.check_rank(array)
+    data = array if array.flags.c_contiguous else bytes_in_order(array)
+    return walk.add(Item(data, array.shape, None, dtype))
+
+
+def lower_int64s(walk: ValueWalk, rows: IntArray) -> Tree:
+    """The TENSOR of rows of int64s, which is never stored narrow."""
+    walk.items.append(Item(rows, rows.shape))
+    return (Code.TENSOR, "int64", 2)
+
+
+def _lower_rectangle(walk: ValueWalk, array: np.ndarray[Any, Any]) -> Tree:
+    """The node of an array: a tensor if torch has its dtype, else a leaf of objects."""
+    name = TORCH_NAME_OF_NUMPY.get(array.dtype)
+    if name is not None:
+        return lower_cells(walk, array, name)
+    if array.dtype.kind in "biufc":
+        native = array.dtype.newbyteorder("=")
+        if native.name not in spec.TORCH_ITEMSIZES:
+            return lower_unnamed_dtype(walk, array)
+        return lower_cells(walk, array.astype(native, copy=False), native.name)
+    if array.dtype == object and array.ndim == 1:
+        return _lower_object_rows(walk, list(array))
+    return _lower_array_leaf(walk, array)
+
+
+def _lower_object_rows(walk: ValueWalk, rows: list[Any]) -> Tree:
+    if not rows:
+        return _lower_array_leaf(walk, np.empty(0, dtype=object))
+    return lower_payloads(walk, rows, spec.IN_STACK)
+
+
+def _lower_array_leaf(walk: ValueWalk, array: np.ndarray[Any, Any]) -> Tree:
+    """The node of an array with one item per row, as in a leaf of a TensorDict."""
+    walk.note_unbacked_rows(len(array))
+    walk.items.append(len(array))
+    return (Code.NON_TENSOR_DATA, 1, walk.lower_at("data", array))
+
+
+def _lower_one_object(walk: ValueWalk, one: OneObject) -> Tree:
+    sizes = [one.rows, *one.inner_sizes]
+    walk.note_unbacked_rows(extent_of(sizes))
+    walk.items += sizes
+    return lower_payload(walk, one.data, len(sizes))
+
+
+def lower_payload(walk: ValueWalk, data: Any, dims: int) -> Tree:
+    """The node of one object of a whole batch of `dims` dims; the caller added their sizes."""
+    values_before = len(walk.values)
+    tree = walk.lower_at("data", data)
+    if type(tree) is not tuple:
+        walk.values.insert(values_before, tree)
+        tree = None
+    return (Code.NON_TENSOR_DATA, dims, tree)
+
+
+def _has_rows(item: Any, rows: int | None) -> bool:
+    """Whether the first item of a column shows that the column has `rows` rows."""
+    if type(item) is not Item:
+        return False
+    if item.splits is not None:
+        return item.splits.rows == rows
+    return item.dtype is not None and len(item.dims) > 0 and item.dims[0] == rows
+
+
+def _is_in_order(memory: Any) -> bool:
+    return isinstance(memory, np.ndarray) and memory.flags.c_contiguous
+
+
+def _is_column(node: Tree) -> bool:
+    """Whether a TensorDict may have such a node as a leaf."""
+    if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
+        return False
+    return bool(node[0] != Code.ARRAY_ROWS or node[1] == spec.IN_STACK)
+
+
+# In `Columns` a list has one object per row, and an array is a tensor.
+COLUMN_HANDLERS: dict[type, Handler] = {
+    RaggedView: lower_view,
+    CellRows: _lower_cell_rows,
+    OneObject: _lower_one_object,
+    np.ndarray: _lower_rectangle,
+    list: _lower_object_rows,
+}

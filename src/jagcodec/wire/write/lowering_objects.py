@@ -1,0 +1,78 @@
+"""`Lowering` of rows of objects: a document per row, a message per row, or arrays end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jagcodec.memory.arrays import ByteArray
+from jagcodec.rows.row_splits import RowSplits
+from jagcodec.rows.views import in_buffers
+from jagcodec.wire import spec
+from jagcodec.wire.array_rows import array_rows
+from jagcodec.wire.dtypes import DtypeName, bytes_in_order
+from jagcodec.wire.frames import NO_BYTES
+from jagcodec.wire.native import first_same, written_at_once
+from jagcodec.wire.spec import PLAIN, Code
+from jagcodec.wire.write.items import Item, Lowered, RowMessages, Tree, item_of_documents
+from jagcodec.wire.write.walk import OF_DOCUMENTS, ValueWalk, lowering_of_tensors
+
+
+def lower_payloads(walk: ValueWalk, payloads: Iterable[Any], holder: int | None) -> Tree:
+    """The tree of rows of objects: a document per row, or a message per row.
+
+    Rows become messages if one of them needs buffers. With a `holder`, rows that are all arrays
+    or None become cells end to end instead.
+    """
+    # A list keeps all rows alive, so that no two have the same id.
+    rows = payloads if type(payloads) is list else list(payloads)
+    written = written_at_once(rows, spec.MAX_DEPTH - len(walk.path))
+    if written is not None:
+        rows_as_bytes, same = written
+        walk.items.append(item_of_documents(rows_as_bytes, same))
+        return OF_DOCUMENTS
+    arrays = None if holder is None else lower_array_rows(walk, rows, holder)
+    if arrays is not None:
+        return arrays
+    same = first_same(rows)
+    places = same or range(len(rows))
+    # Lower each object once, even if it is in several rows.
+    lowered: dict[int, Any] = {i: walk.lower_row(i, rows[i]) for i in dict.fromkeys(places)}
+    if Lowered not in map(type, lowered.values()):
+        walk.items.append(item_of_documents([lowered[i] for i in places], same))
+        return OF_DOCUMENTS
+    item = item_of_documents([b""] * len(rows), same)
+    item.stored = PLAIN + spec.BLOBS
+    walk.items.append(item)
+    walk.messages.append(RowMessages(item, lowered, places))
+    return OF_DOCUMENTS
+
+
+def lower_array_rows(walk: ValueWalk, rows: Sequence[Any], holder: int) -> Tree | None:
+    """The tree of rows that are each None, or an array or tensor of one dtype; else None."""
+    found = array_rows(rows)
+    if found is None or len(walk.path) >= spec.MAX_DEPTH:  # the walk explains the depth
+        return None
+    walk.array_rows += len(rows)
+    parts, lengths, dims, dtype, tensors = found
+    splits = RowSplits.from_counts(lengths)
+    item = Item(None, (splits.total,), splits, dtype)
+    cells = (
+        lowering_of_tensors().bytes_of_tensors(walk, item, parts)
+        if tensors
+        else map(bytes_in_order, parts)
+    )
+    if cells is not None:
+        item.data = _rows_in_place([data for data in cells if len(data)], dtype, splits)
+    children = walk.add(item), walk.add(Item(dims, dims.shape, None, "int64"))
+    return (Code.ARRAY_ROWS, holder, int(tensors), *children)
+
+
+def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
+    """Data for an item of rows, each of which is one array of `cells`; empty rows have none."""
+    if not cells:
+        return NO_BYTES
+    if splits.rows == 1:
+        return cells[0]
+    starts = splits.starts * spec.TORCH_ITEMSIZES[dtype]
+    return in_buffers(cells, DtypeName(dtype), (), starts, splits)

@@ -1,0 +1,255 @@
+"""`ValueWalk`: where the walk over a value is, what it has found, and its errors."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jagcodec._arguments import array_remedy
+from jagcodec._dependencies import module_with_torch
+from jagcodec.columns.batch import Name
+from jagcodec.errors import Reason, UnsupportedTypeError, brief, child_path
+from jagcodec.memory.arrays import is_of_torch
+from jagcodec.rows.row_splits import RowSplitsPool
+from jagcodec.wire import documents, spec
+from jagcodec.wire.checks import is_oversized_empty
+from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.native import NATIVE
+from jagcodec.wire.spec import Code
+from jagcodec.wire.write.items import Item, Lowered, RowMessages, Tree
+
+STRING_TYPE = frozenset((str,))
+OF_DOCUMENTS = (Code.NON_TENSOR_ROWS,)
+_MOST_ARRAY_ROWS = DEFAULT_LIMITS.expanded // (spec.EXPANSION * spec.ARRAY_COST)
+"""With more rows that are arrays, a narrow message may ask for more memory than readers allow."""
+
+
+class ValueWalk(ABC):
+    """One walk over a value, which makes the tree of its schema, items and documents.
+
+    Cells on devices are read at the end, in `finished`.
+    """
+
+    def __init__(
+        self,
+        allow_pickle: bool,
+        default: Callable[[Any], Any] | None = None,
+        narrow: bool | frozenset[Name] = False,
+    ) -> None:
+        self._allow_pickle = allow_pickle
+        # The names of the columns to store narrow (None if none are given), and all names found.
+        self.narrow_names = None if isinstance(narrow, bool) else narrow
+        self.columns: dict[Name, None] = {}
+        # The column that is being lowered.
+        self._column_name: Name = ()
+        self._column_is_narrow: bool = narrow is True
+        self.default = default
+        self._defaults = 0
+        self.path: list[Any] = []
+        self.stacks = 0
+        self.items: list[Any] = []
+        self.values: list[Any] = []
+        self.unbacked: list[tuple[str, int]] = []
+        self.array_rows = 0  # how many rows are arrays or None
+        self.on_devices: list[Any] = []  # tensors whose cells `fetch` gets, with one wait
+        self.indices: dict[Any, Any] = {}  # cell indices on devices, which columns share
+        # Functions that give items their data. `fetch` calls them in this order after the wait.
+        self.unread: list[Callable[[Any], None]] = []
+        self.messages: list[RowMessages] = []
+
+    @functools.cached_property
+    def pool(self) -> RowSplitsPool:
+        return RowSplitsPool()
+
+    # A value
+
+    @abstractmethod
+    def lower(self, value: Any) -> Tree:
+        """The tree of a value. Its data is added to `items`."""
+
+    @abstractmethod
+    def lower_foreign(self, value: Any, why: str = "") -> Tree:
+        """The tree of the value that `default` returns, or of a pickle; raises if neither works."""
+
+    @abstractmethod
+    def apply_default(self, value: Any) -> Any:
+        """The value, or what `default` returns for it if its type has no handler."""
+
+    def lower_at(self, key: Any, value: Any) -> Tree:
+        """The tree of the value under a key, which errors name."""
+        if type(value) in NATIVE or (
+            # Fast for chat messages, which are dicts of plain values: such a dict is a document.
+            type(value) is dict
+            and len(self.path) < spec.MAX_DEPTH
+            and STRING_TYPE.issuperset(map(type, value))
+            and NATIVE.issuperset(map(type, value.values()))
+        ):
+            return value
+        self.path.append(key)
+        if len(self.path) > spec.MAX_DEPTH:
+            raise self.too_deep()
+        lowered = self.lower(value)
+        self.path.pop()
+        return lowered
+
+    def lower_each(self, keys: Iterable[Any], values: Iterable[Any]) -> tuple[list[Tree], bool]:
+        """Lower several values; return their trees, and whether any is a node.
+
+        If one is, documents go to `self.values`, with None in their place.
+        """
+        trees: list[Tree] = []
+        has_nodes = False
+        for key, value in zip(keys, values, strict=False):
+            values_before = len(self.values)
+            tree = self.lower_at(key, value)
+            if has_nodes and type(tree) is not tuple:
+                self.values.append(tree)
+                tree = None
+            elif type(tree) is tuple and not has_nodes:
+                # This is the first node. Documents are stored in the order of the walk, so those
+                # of the earlier trees go before the ones that this node has just added.
+                has_nodes = True
+                self.values[values_before:values_before] = trees
+                trees = [None] * len(trees)
+            trees.append(tree)
+        return trees, has_nodes
+
+    def lower_items(self, values: Sequence[Any]) -> tuple[list[Tree], bool]:
+        if NATIVE.issuperset(map(type, values)):
+            return list(values), False
+        return self.lower_each(range(len(values)), values)
+
+    def lower_row(self, i: int, row: Any) -> bytes | Lowered:
+        """The document of a row, or if it needs buffers a lowered value, for a separate message."""
+        if type(row) in NATIVE:
+            return self.document_of(row)
+        # Lower the row into lists of its own, then continue with those of the outer message.
+        outer = self.items, self.values, self.unbacked, self.array_rows
+        self.items, self.values, self.unbacked, self.array_rows = [], [], [], 0
+        tree = self.lower_at(i, row)
+        made = self._lowered(tree) if type(tree) is tuple else self.document_of(tree)
+        self.items, self.values, self.unbacked, self.array_rows = outer
+        return made
+
+    @functools.cached_property
+    def msgpack(self) -> Callable[[Any], bytes]:
+        return documents.writer().pack  # type: ignore[no-any-return]
+
+    def document_of(self, document: Any) -> bytes:
+        try:
+            return self.msgpack(document)
+        except ValueError as error:
+            raise self.error("too_large", f"msgpack: {error}") from error
+
+    def add(self, item: Item) -> Tree:
+        """Add the item of a column of cells or documents, and return its node."""
+        self.items.append(item)
+        dtype, dims = item.dtype, item.dims
+        if dtype is None:
+            return OF_DOCUMENTS
+        item.narrow = self._column_is_narrow and dtype in spec.INTEGER_DTYPES
+        if 0 in dims:
+            self.check_dims(dims, spec.TORCH_ITEMSIZES[dtype])
+        if item.splits is None:
+            return (Code.TENSOR, dtype, len(dims))
+        return (Code.JAGGED, dtype, len(dims), item.ragged_dim)
+
+    def check_dims(self, dims: Sequence[int], itemsize: int) -> None:
+        """Refuse dims next to one of 0 that no reader accepts."""
+        if is_oversized_empty(dims, itemsize):
+            detail = (
+                f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, "
+                f"found {brief(list(dims))} of {itemsize} each"
+            )
+            raise self.error("too_large", detail)
+
+    def check_rank(self, cells: Any) -> None:
+        """Refuse an array or a tensor of more dims than messages have."""
+        if cells.ndim > spec.MAX_NDIM:
+            found = f" with {cells.ndim} dims: the limit is {spec.MAX_NDIM}"
+            raise self.unsupported(cells, found)
+
+    def note_unbacked_rows(self, rows: int) -> None:
+        """Note rows above `MAX_UNBACKED_ROWS`.
+
+        The writer refuses them unless the message has a byte for each.
+        """
+        if rows > spec.MAX_UNBACKED_ROWS:
+            self.unbacked.append((self.where(), rows))
+
+    def each_named(self, names: Iterable[str]) -> Iterator[str]:
+        """Make each name that of the current column, then yield it.
+
+        The name of the current column decides what is stored narrow.
+        """
+        narrow = self.narrow_names or frozenset()
+        outer, outer_is_narrow = self._column_name, self._column_is_narrow
+        for name in names:
+            path = self._column_name = (*outer, name)
+            self.columns[path] = None
+            self._column_is_narrow = outer_is_narrow or path in narrow
+            yield name
+        # After the last column, the one that holds the batch is the current one again.
+        self._column_name, self._column_is_narrow = outer, outer_is_narrow
+
+    def finished(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
+        """Everything that was lowered, ready to be placed; `values` are added as documents."""
+        if type(tree) is not tuple:  # the whole value is one document
+            self.values.append(tree)
+            tree = None
+        self.values += values
+        lowered = self._lowered(tree, self.messages)
+        self.fetch()
+        return lowered
+
+    def _lowered(self, tree: Tree, messages: Sequence[RowMessages] = ()) -> Lowered:
+        values = self.document_of(self.values) if self.values else NO_VALUES
+        asks = self.array_rows > _MOST_ARRAY_ROWS
+        return Lowered(tree, self.items, values, self.unbacked, messages, asks)
+
+    def fetch(self) -> None:
+        """Wait for the devices once, then give the items their cells."""
+        if self.unread:
+            lowering_of_tensors().fetch(self.on_devices, self.unread)
+
+    def where(self) -> str:
+        return functools.reduce(child_path, self.path, "$")
+
+    def error(self, reason: Reason, detail: str) -> UnsupportedTypeError:
+        return UnsupportedTypeError(reason, self.where(), detail)
+
+    def too_deep(self) -> UnsupportedTypeError:
+        detail = f"expected at most {spec.MAX_DEPTH} nested containers, found more (a cycle?)"
+        return self.error("too_deep", detail)
+
+    def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
+        cls = type(value)
+        builtin = cls.__module__ == "builtins"
+        name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
+        if isinstance(value, np.ndarray):
+            remedy = array_remedy(value)
+            why = why or (f"; {remedy}, or register its type with register_type" if remedy else "")
+        elif not why and is_of_torch(cls):
+            why = lowering_of_tensors().remedy_of(value)
+        why = why or _REMEDY
+        return self.error("unsupported_type", f"{name} cannot be encoded{why}")
+
+
+Handler: TypeAlias = Callable[[ValueWalk, Any], Tree]
+
+_REMEDY = (
+    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
+    "type with register_type (datetime, enums and others of the standard library: "
+    "jagcodec.stdlib.register_stdlib_types), or pass allow_pickle=True on both sides"
+)
+
+
+@functools.cache
+def lowering_of_tensors() -> Any:
+    """The module that lowers tensors: imported when there is one, because it imports torch."""
+    return module_with_torch("wire.write.lowering_tensors", "encode")
