@@ -104,9 +104,9 @@ def _stdlib_types_are_asked_for():
         if registry._name_of.get(cls) == name:
             del registry._name_of[cls], registry._by_name[name]
     if "jagcodec.integrations.verl" not in sys.modules:
-        registry._loaded_too.clear()
-    elif tuple in registry._loaded_too:
-        registry._loaded_too.remove(tuple)
+        registry._loaded_bases.clear()
+    elif tuple in registry._loaded_bases:
+        registry._loaded_bases.remove(tuple)
 
 
 @pytest.fixture(autouse=True)

@@ -82,13 +82,15 @@ def _datetime_text(value: datetime) -> str:
 _PARTS = attrgetter("days", "seconds", "microseconds")
 
 _TYPES: tuple[NamedType, ...] = (
-    (defaultdict, "collections.defaultdict", _factory_of, of_fields(_defaultdict, str, dict)),
-    (deque, "collections.deque", _deque_items, of_one(deque, list)),
-    (bytearray, "bytearray", bytes, of_one(bytearray, bytes)),
-    (datetime, "datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
-    (date, "datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
-    (timedelta, "datetime.timedelta", _PARTS, of_fields(timedelta, int, int, int)),
-    (UUID, "uuid.UUID", attrgetter("bytes"), of_one(lambda data: UUID(bytes=data), bytes)),
-    (Decimal, "decimal.Decimal", str, of_one(Decimal, str)),
-    (type(Path()), "pathlib.Path", str, of_one(Path, str)),
+    NamedType(
+        defaultdict, "collections.defaultdict", _factory_of, of_fields(_defaultdict, str, dict)
+    ),
+    NamedType(deque, "collections.deque", _deque_items, of_one(deque, list)),
+    NamedType(bytearray, "bytearray", bytes, of_one(bytearray, bytes)),
+    NamedType(datetime, "datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
+    NamedType(date, "datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
+    NamedType(timedelta, "datetime.timedelta", _PARTS, of_fields(timedelta, int, int, int)),
+    NamedType(UUID, "uuid.UUID", attrgetter("bytes"), of_one(lambda data: UUID(bytes=data), bytes)),
+    NamedType(Decimal, "decimal.Decimal", str, of_one(Decimal, str)),
+    NamedType(type(Path()), "pathlib.Path", str, of_one(Path, str)),
 )

@@ -1,4 +1,9 @@
-"""`register_type`: types with a name on the wire, and ways to a state and back."""
+"""`register_type`: types with a name on the wire, and functions to a state and back.
+
+`encode` calls `registered_name` and `state_of`, `decode` calls `restore`. The rest of the file
+makes the functions of types that need only their class, lists the types that every reader knows,
+and finds classes that the other side has imported.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,8 +31,14 @@ from jagcodec.wire.spec import BATCHED_DATA_DICT, ORDERED_DICT, PACKED_COLUMN
 T = TypeVar("T")
 
 
-NamedType: TypeAlias = tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]]
-"""A class, its name on the wire, the function to a state, and the function back."""
+class NamedType(NamedTuple):
+    """A type that messages have by name."""
+
+    cls: type
+    name: str  # on the wire
+    to_state: Callable[[Any], Any]
+    from_state: Callable[[Any], Any]
+
 
 # The types that are registered in this process. All code uses single dict operations, so one thread
 # may register types while another encodes, without a lock.
@@ -80,7 +91,7 @@ def register_type(
         detail = f"expected a class, found {type(cls).__name__}"
         raise ArgumentTypeError("bad_type", "register_type(cls)", detail)
     if to_state is None and from_state is None:
-        to_state, from_state = _ways_of(cls)
+        to_state, from_state = _state_functions(cls)
     if to_state is None or from_state is None:
         detail = (
             "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, "
@@ -90,17 +101,17 @@ def register_type(
     if name is not None and not isinstance(name, str):
         detail = f"expected a name, or None, found {brief(name)}"
         raise ArgumentTypeError("bad_type", "register_type(name)", detail)
-    for way, function in (("to_state", to_state), ("from_state", from_state)):
-        check_function(function, f"register_type({way})", "a function of one value")
+    for option, function in (("to_state", to_state), ("from_state", from_state)):
+        check_function(function, f"register_type({option})", "a function of one value")
     name = _qualified(cls) if name is None else name
-    taken = _by_name[name][0] if name in _by_name else cls
+    taken = _by_name[name].cls if name in _by_name else cls
     if taken is not cls and _qualified(taken) != _qualified(cls):
         detail = (
             f"expected a separate name for {cls.__qualname__}, found {name!r}, "
             f"which is {taken.__qualname__}'s; pass another name"
         )
         raise ArgumentError("bad_option", "register_type(name)", detail)
-    _by_name[name] = cls, name, to_state, from_state
+    _by_name[name] = NamedType(cls, name, to_state, from_state)
     _name_of[cls] = name
     return cls
 
@@ -122,8 +133,7 @@ def registered_name(cls: type) -> str | None:
 
 def state_of(value: Any) -> Any:
     """The state of a value of a registered type."""
-    _, _, to_state, _ = _by_name[_name_of[type(value)]]
-    return to_state(value)
+    return _by_name[_name_of[type(value)]].to_state(value)
 
 
 def restore(name: str, state: Any) -> Any:
@@ -143,7 +153,7 @@ def restore(name: str, state: Any) -> Any:
         )
         raise fail("unknown_type", detail)
     try:
-        return registered[-1](state)
+        return registered.from_state(state)
     except Exception as error:  # the user's function may raise anything
         if name in _OWN_NAMES:
             pass_on(error)
@@ -162,13 +172,15 @@ def _qualified(cls: type) -> str:
 
 
 def of_type(state: Any, cls: type) -> Any:
-    """The state; refuses one that is not exactly of a type."""
+    """The state. Raises an error if its type is not exactly `cls`."""
     if type(state) is not cls:
         raise ValueError(f"expected {cls.__name__}, found {type(state).__name__}")
     return state
 
 
-def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
+def _state_functions(
+    cls: Any,
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[None, None]:
     """The functions from a value of a class to a state and back; (None, None) for other classes."""
     if issubclass(cls, enum.Flag):
         back = lambda bits: cls(_known_bits(cls, of_type(bits, int)))  # noqa: E731
@@ -176,18 +188,19 @@ def _ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tu
     if issubclass(cls, enum.Enum):
         return lambda value: value.name, lambda name: cls.__members__[of_type(name, str)]
     if _is_named_tuple(cls):
-        return tuple, partial(_named_tuple, cls)
+        return tuple, partial(_make_named_tuple, cls)
     if "tensordict" in sys.modules:
-        ways: Any = _of_tensors().ways_of(cls)
-        if ways is not None:
-            return ways  # type: ignore[no-any-return]
+        functions: Any = _of_tensors().state_functions(cls)
+        if functions is not None:
+            return functions  # type: ignore[no-any-return]
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
-        return partial(_fields, names), partial(_dataclass, cls, names)
+        return partial(_values_of_fields, names), partial(_make_dataclass, cls, names)
     return None, None
 
 
 def _known_bits(cls: Any, bits: int) -> int:
+    """The bits of a flag. Raises an error for bits that no member of the class has."""
     # Python keeps every combination of bits that was ever made. Only known bits are accepted, so a
     # stranger cannot make it keep more and more.
     known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
@@ -200,23 +213,23 @@ def _is_named_tuple(cls: type) -> bool:
     return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
 
 
-def _named_tuple(cls: Any, items: Any) -> Any:
+def _make_named_tuple(cls: Any, items: Any) -> Any:
     if len(of_type(items, tuple)) != len(cls._fields):
         raise ValueError(f"expected the fields {list(cls._fields)}")
     return tuple.__new__(cls, items)
 
 
-def _fields(names: list[str], value: Any) -> dict[str, Any]:
+def _values_of_fields(names: list[str], value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
+def _make_dataclass(cls: Any, names: list[str], fields: Any) -> Any:
     if list(of_type(fields, dict)) != names:
         raise ValueError(f"expected the fields {names}")
     make: Any = object.__new__
     value = make(cls)
     for name, item in fields.items():
-        # Use `object.__setattr__`, as __init__ does: that of a frozen class refuses.
+        # Use `object.__setattr__`, as __init__ does: the one of a frozen class raises.
         object.__setattr__(value, name, item)
     return value
 
@@ -251,7 +264,7 @@ def _ordered_state(value: OrderedDict[Any, Any]) -> Any:
     return dict(value), attributes["_metadata"]
 
 
-def _ordered(state: Any) -> OrderedDict[Any, Any]:
+def _make_ordered(state: Any) -> OrderedDict[Any, Any]:
     if type(state) is dict:
         return OrderedDict(state)
     items, metadata = of_type(state, tuple)
@@ -260,7 +273,7 @@ def _ordered(state: Any) -> OrderedDict[Any, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _slice(state: Any) -> slice:
+def _make_slice(state: Any) -> slice:
     start, stop, step = of_type(state, tuple)
     return slice(start, stop, step)
 
@@ -276,12 +289,14 @@ _bounds = operator.attrgetter("start", "stop", "step")
 
 
 PLAIN_TYPES: tuple[NamedType, ...] = (
-    (OrderedDict, ORDERED_DICT, _ordered_state, _ordered),
-    (complex, "complex", operator.attrgetter("real", "imag"), of_fields(complex, float, float)),
-    (range, "range", _bounds, of_fields(range, int, int, int)),
-    (slice, "slice", _bounds, _slice),
-    (np.str_, "numpy.str_", str, of_one(np.str_, str)),
-    (np.bytes_, "numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
+    NamedType(OrderedDict, ORDERED_DICT, _ordered_state, _make_ordered),
+    NamedType(
+        complex, "complex", operator.attrgetter("real", "imag"), of_fields(complex, float, float)
+    ),
+    NamedType(range, "range", _bounds, of_fields(range, int, int, int)),
+    NamedType(slice, "slice", _bounds, _make_slice),
+    NamedType(np.str_, "numpy.str_", str, of_one(np.str_, str)),
+    NamedType(np.bytes_, "numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
 )
 
 _NAMES_OF_TENSORS = (
@@ -306,7 +321,7 @@ def _register_own_types() -> None:
 
 # --- classes that the other side knows by their name -------------------------------------------
 
-_loaded_too: set[type] = set()  # subclasses of these need no registration where they are loaded
+_loaded_bases: set[type] = set()  # their subclasses need no registration where they are loaded
 _LONGEST_NAME = 1024  # characters of a name that is looked up: each beginning may be a module's
 
 
@@ -315,31 +330,31 @@ def use_loaded(*bases: type) -> None:
 
     Readers find the classes that they have imported.
     """
-    _loaded_too.update(bases)
+    _loaded_bases.update(bases)
 
 
 def _loaded_class(name: str) -> Any:
     """The imported class of this name, if it needs no registration; runs no code of its module."""
-    steps = name.split(".") if _loaded_too and len(name) <= _LONGEST_NAME else []
+    steps = name.split(".") if _loaded_bases and len(name) <= _LONGEST_NAME else []
     for i in range(len(steps) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(steps[:i]))
         if isinstance(found, ModuleType):
             for step in steps[i:]:
                 # Look into the dict of a module: its `__getattr__` could import something.
                 found = vars(found).get(step) if isinstance(found, (ModuleType, type)) else None
-            return found if _is_found(found) and _qualified(found) == name else None
+            return found if _needs_no_registration(found) and _qualified(found) == name else None
     return None
 
 
-def _is_found(found: Any) -> bool:
+def _needs_no_registration(found: Any) -> bool:
     """Whether an object is a class that needs no registration."""
     if not isinstance(found, type):
         return False
     if _is_named_tuple(found):
         # Not a class of this library: `encode` gives those a meaning.
         ours = found.__module__.partition(".")[0] == __name__.partition(".")[0]
-        return tuple in _loaded_too and not ours
-    return enum.Enum in _loaded_too and issubclass(found, enum.Enum)
+        return tuple in _loaded_bases and not ours
+    return enum.Enum in _loaded_bases and issubclass(found, enum.Enum)
 
 
 register_types(PLAIN_TYPES)

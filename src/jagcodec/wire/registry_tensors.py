@@ -24,7 +24,7 @@ from jagcodec.rows import non_tensor
 from jagcodec.wire.registry import NamedType, of_type, register_types
 
 
-def ways_of(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+def state_functions(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
     """The functions from a value of a class of tensordict to a state and back; None for others."""
     if issubclass(cls, NonTensorDataBase):
         return _non_tensor_data_of, partial(_non_tensor, cls)
@@ -99,11 +99,11 @@ def _unbatched_of_state(state: Any) -> Any:
 
 
 TYPES: tuple[NamedType, ...] = (
-    (torch.Size, "torch.Size", list, _size),
-    (torch.dtype, "torch.dtype", torch_name, _dtype),
-    (torch.device, "torch.device", operator.attrgetter("type", "index"), _device),
-    (MetaData, "tensordict.MetaData", _non_tensor_data_of, partial(_non_tensor, MetaData)),
-    (
+    NamedType(torch.Size, "torch.Size", list, _size),
+    NamedType(torch.dtype, "torch.dtype", torch_name, _dtype),
+    NamedType(torch.device, "torch.device", operator.attrgetter("type", "index"), _device),
+    NamedType(MetaData, "tensordict.MetaData", _non_tensor_data_of, partial(_non_tensor, MetaData)),
+    NamedType(
         UnbatchedTensor,
         "tensordict.UnbatchedTensor",
         non_tensor.unbatched_parts,
