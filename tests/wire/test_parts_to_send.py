@@ -28,7 +28,7 @@ def columns_of(td):
     return Columns(len(td), dict(td.items()))
 
 
-def cut(columns, groups, narrow=False):
+def encode_parts(columns, groups, narrow=False):
     parts = parts_to_send(columns, groups, narrow=narrow, allow_pickle=False)
     return [encode(part, narrow=narrow) for part in parts]
 
@@ -38,7 +38,7 @@ def test_parts_are_the_rows_of_the_message_of_all(data, td, narrow):
     drawn = [data.draw(indices(len(td))) for _ in range(data.draw(st.integers(1, 3)))]
     groups = [choose_rows(index, len(td), "index") for index, _ in drawn]
     whole = open_wire(encode(columns_of(td)))
-    for frames, group in zip(cut(columns_of(td), groups, narrow), groups, strict=True):
+    for frames, group in zip(encode_parts(columns_of(td), groups, narrow), groups, strict=True):
         assert_same(decode(frames), decode(whole.rows(group).to_frames()))
 
 
@@ -69,7 +69,7 @@ def test_columns_of_every_kind(rows, narrow):
     rows = rows if isinstance(rows, range) else np.array(rows, dtype=np.int64)
     columns = columns_of(every_kind())
     whole = open_wire(encode(columns))
-    for frames in cut(columns, [rows, rows], narrow):
+    for frames in encode_parts(columns, [rows, rows], narrow):
         assert_same(decode(frames), decode(whole.rows(rows).to_frames()))
 
 
@@ -83,14 +83,14 @@ def test_objects_that_are_one_are_known_as_one_in_a_part():
 def test_objects_are_packed_once_for_all_parts():
     columns = columns_of(every_kind().select("messages", "ids"))
     with mock.patch.object(lowering_objects, "written_at_once", wraps=written_at_once) as packed:
-        cut(columns, [np.array([i]) for i in range(6)])
+        encode_parts(columns, [np.array([i]) for i in range(6)])
     assert packed.call_count == 1
 
 
 def test_an_error_names_the_row_of_the_batch():
     columns = Columns(3, {"x": NonTensorStack(1, 2, object())})
     with pytest.raises(UnsupportedTypeError, match=r"^\$\.x\[2\]"):
-        cut(columns, [np.array([0]), np.array([2])])
+        encode_parts(columns, [np.array([0]), np.array([2])])
 
 
 # --- rows of objects with large tensors --------------------------------------------------------

@@ -1,7 +1,7 @@
-"""`parts_to_send`: sends rows of one batch in several messages, and lowers its values once.
+"""`parts_to_send`: parts of one batch for `encode`, whose values are lowered once for all parts.
 
-It packs objects and fetches cells from devices for the whole batch. Each message then takes its
-rows in place.
+Objects are written as documents, and cells are fetched from devices, for the whole batch. `encode`
+then reads the rows of each part where they are.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ from jagcodec.wire.write.lowering_columns import items_of_columns
 def parts_to_send(
     batch: Columns, parts: Iterable[Chosen], *, narrow: bool, allow_pickle: bool
 ) -> list[Any]:
-    """The rows of each part as input for `encode`, which must get the same options.
+    """The rows of each part as a value for `encode`, which must get the same options.
 
-    An error names the row of the batch.
+    Args:
+        batch: The columns of all rows.
+        parts: The rows of each part.
+        narrow: The option of `encode`.
+        allow_pickle: The option of `encode`.
+
+    Raises:
+        UnsupportedTypeError: A value cannot be encoded. The error names its row of the batch.
     """
     lowering = Lowering(allow_pickle, narrow=narrow)
     items = items_of_columns(lowering, batch)
@@ -51,9 +58,8 @@ class _ItemColumn(Column):
         self._item = item
         data, dtype = item.data, item.dtype
         # If each row is one number, copying the rows at once is faster than noting their places.
-        one = type(data) is np.ndarray and item.splits is None and len(item.dims) == 1
-        one = one and data.shape == item.dims
-        self._array = data if one else None
+        is_array = type(data) is np.ndarray and item.splits is None
+        self._array = data if is_array and len(item.dims) == 1 and data.shape == item.dims else None
         if not isinstance(data, RaggedView):
             memory = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data
             cells = torch.uint8 if dtype is None else torch_dtype(dtype)
@@ -66,12 +72,12 @@ class _ItemColumn(Column):
         if chosen is None:
             return item
         if item.dtype is None and not len(chosen):
-            return []  # objects
+            return []  # a list without objects
         if self._array is not None:
             return Item(self._array[chosen.at], (len(chosen),), None, item.dtype)
         made = item_of_view(chosen.of_view(self._view), item.dtype, ragged=item.splits is not None)
         made.stored = item.stored
         if item.same is not None:
-            firsts: dict[int, int] = {}
-            made.same = [firsts.setdefault(item.same[row], i) for i, row in enumerate(chosen.rows)]
+            first: dict[int, int] = {}  # the first chosen row of each object
+            made.same = [first.setdefault(item.same[row], i) for i, row in enumerate(chosen.rows)]
         return made
