@@ -1,4 +1,7 @@
-"""Rows that are arrays or tensors become cells end to end, and dims; and back."""
+"""Rows that are arrays or tensors as cells end to end, and dims.
+
+`array_rows` takes rows apart for the writer; `rows_of_arrays` makes rows for the reader.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ class ArrayRows(NamedTuple):
     parts: Sequence[Any]  # the arrays or tensors, in order, without the rows that are None
     lengths: tuple[int, ...]  # elements of each row
     dims: IntArray  # (N, 1 + rank): 1 and the dims of an array; zeros for None
-    dtype: str  # the wire's name of it
-    tensors: bool
+    dtype: str  # its name on the wire
+    are_tensors: bool
 
 
 # --- written -----------------------------------------------------------------------------------
@@ -32,7 +35,7 @@ class ArrayRows(NamedTuple):
 def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
     """The `ArrayRows` of rows; None if the rows are anything else, or all of them are None.
 
-    Its parts are new views, so nobody else can change their dims.
+    Its parts are new views, so that other code cannot change their dims.
     """
     kinds = set(map(type, rows)) - {type(None)}
     if kinds == {np.ndarray}:
@@ -56,21 +59,21 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
     shapes = [tuple(part.shape) for part in parts]
     sizes = list(map(math.prod, shapes))
     itemsize = TORCH_ITEMSIZES[name]
-    # No reader accepts such rows. The caller then walks them row by row, and names the bad one.
+    # No reader accepts such rows. The caller then lowers row by row, and names the bad one.
     if sum(sizes) * itemsize >= MAX_BYTES or (
         0 in sizes and any(is_oversized_empty(shape, itemsize) for shape in shapes)
     ):
         return None
-    of_parts, none = zip(sizes, shapes, strict=True), (0, (0,) * rank)
-    each = [none if row is None else next(of_parts) for row in rows]
-    dims = [(0 if row is None else 1, *shape) for row, (_, shape) in zip(rows, each, strict=True)]
-    lengths = tuple([size for size, _ in each])
-    is_tensor = kinds == {tensor_type()}
-    return ArrayRows(parts, lengths, np.array(dims, dtype=np.int64), name, is_tensor)
+    sizes_left, dims_left = iter(sizes), iter([(1, *shape) for shape in shapes])
+    lengths = tuple([0 if row is None else next(sizes_left) for row in rows])
+    dims_of_none = (0,) * (1 + rank)
+    dims = [dims_of_none if row is None else next(dims_left) for row in rows]
+    are_tensors = kinds == {tensor_type()}
+    return ArrayRows(parts, lengths, np.array(dims, dtype=np.int64), name, are_tensors)
 
 
 def _common(values: Any) -> Any:
-    """The value, if all values are equal; else None."""
+    """The value that all values are equal to; None if they differ."""
     first, *others = {*values}
     return None if others else first
 
@@ -106,7 +109,7 @@ def rows_of_arrays(
 
 
 def _check_dims(dims: IntArray, lengths: IntArray, itemsize: int, rows: Sequence[int]) -> None:
-    """Refuse dims that do not fit the number of elements of their row."""
+    """Raise an error for dims that do not fit the number of elements of their row."""
     exists, shapes = dims[:, 0], dims[:, 1:]
     # A float does not wrap around, but may be a little less than the product.
     extents = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * itemsize

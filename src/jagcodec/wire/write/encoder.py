@@ -200,12 +200,12 @@ def pending(
         meta = {**source_in(obj).meta(), **(meta or {})} or None
         elide = elide or storage.elided
         obj = to_send(obj)
-    values = [] if meta is None else _values_of_meta(meta, allow_pickle, default)
+    values = [] if meta is None else [_document_of_meta(meta, allow_pickle, default)]
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
     if isinstance(narrow, frozenset) and lowering.columns:
-        check_known(_plain_names(narrow), _plain_names(lowering.columns), "narrow")
-    message = message_of(lowering.finished(tree, values), narrows=bool(narrow), elides=elide)
+        check_known(_names_as_given(narrow), _names_as_given(lowering.columns), "narrow")
+    message = message_of(lowering.finish(tree, values), narrows=bool(narrow), elides=elide)
     if level is not None:
         message = compressed(message, level, is_accepted)
     if checksum:
@@ -233,24 +233,23 @@ def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
     return frozenset(names)
 
 
-def _plain_names(names: Iterable[Name]) -> list[Any]:
+def _names_as_given(names: Iterable[Name]) -> list[Any]:
     """Names as callers write them: a tuple only for a column of a nested batch."""
     return [name[0] if len(name) == 1 else name for name in names]
 
 
-def _values_of_meta(
-    meta: Any, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None
-) -> list[Any]:
-    """The document of `meta`, in a list: a message has it after all other values."""
-    named = mapping_of(meta, "meta", "a mapping of names to values")
-    document = Lowering(allow_pickle, default).lower(named)
+def _document_of_meta(
+    meta: dict[Any, Any], allow_pickle: bool, default: Callable[[Any], Any] | None
+) -> Any:
+    """The document of `meta`, which comes after all other values of a message."""
+    document = Lowering(allow_pickle, default).lower(meta)
     if type(document) is tuple:
         detail = (
             "expected values without tensors, arrays and long bytes, found one; "
             "make it a column, or encode({'batch': batch, 'more': value})"
         )
         raise UnsupportedTypeError("unsupported_type", "meta", detail)
-    return [document]
+    return document
 
 
 @untraced

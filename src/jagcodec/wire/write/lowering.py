@@ -1,4 +1,17 @@
-"""`Lowering`: a value to a schema and items, by one table of types."""
+"""`Lowering`: a value to a schema and items, by one table of types.
+
+`Lowering.lower` finds the type of a value in `_HANDLERS`, and calls its handler. The handler makes
+the *tree* of the value: a tuple is a node, anything else a document (`Tree` in `items`). Handlers
+of containers call `lower_at` for each value in them. All of them share one `ValueWalk`.
+
+    walk              `ValueWalk`: the place of the walk, what it has found, and its errors
+    lowering_values   handlers of values of Python and numpy
+    lowering_objects  rows of objects
+    lowering_columns  handlers of batches and their columns
+    lowering_tensors  handlers of tensors and TensorDicts, imported when there is one
+
+This file has the walk with its table, types without a handler, and the tables at the end.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +54,7 @@ from jagcodec.wire.write.walk import Handler, ValueWalk, lowering_of_tensors
 class Lowering(ValueWalk):
     """One walk over a value, which makes the tree of its schema, items and documents.
 
-    Cells on devices are read at the end, in `finished`.
+    First call `lower`, then `finish`, which also reads cells on devices.
     """
 
     def lower(self, value: Any) -> Tree:
@@ -75,6 +88,7 @@ class Lowering(ValueWalk):
             raise self.unsupported(value, f"; pickle failed too: {error}") from error
 
     def apply_default(self, value: Any) -> Any:
+        """The value, or what `default` returns for it if its type has no handler."""
         if self.default is None or type(value) in _HANDLERS or _handler_of(type(value)):
             return value
         return result_of(self.default, (value,), "default")
@@ -93,6 +107,7 @@ def _handler_of(kind: type) -> Handler | None:
 
 
 def _lower_registered(walk: ValueWalk, value: Any) -> Tree:
+    """The tree of a value whose type has a registered name."""
     name = registered_name(type(value))
     try:
         state = state_of(value)
@@ -105,6 +120,9 @@ def _lower_registered(walk: ValueWalk, value: Any) -> Tree:
     return (Code.USER, name, tree) if type(tree) is tuple else [TAGS[Kind.USER], name, tree]
 
 
+# --- tables of types -----------------------------------------------------------------------------
+
+# `lowering_tensors` adds types of torch and tensordict to all tables.
 _HANDLERS: dict[type, Handler] = {
     dict: lower_dict,
     ColumnDict: lower_dict,
@@ -119,6 +137,7 @@ _HANDLERS: dict[type, Handler] = {
     Columns: lower_columns,
 }
 
+# For types that `_HANDLERS` lacks and that are not registered: the first base decides.
 _HANDLERS_OF_BASES: list[tuple[type, Handler]] = [
     (np.generic, lower_scalar),
     (Batch, lower_open_batch),
@@ -132,7 +151,14 @@ def add_handlers(
     bases: Iterable[tuple[type, Handler]],
     lists: Iterable[type],
 ) -> None:
-    """Add handlers of more types: for values, for columns, for subclasses, and for lists."""
+    """Add handlers of more types.
+
+    Args:
+        handlers: Of values.
+        columns: Of values that are columns of a batch.
+        bases: Of values whose type is a subclass of these.
+        lists: Types that are lowered as lists.
+    """
     _HANDLERS.update(handlers)
     _HANDLERS.update(dict.fromkeys(lists, lower_list))
     LIST_TYPES.update(lists)

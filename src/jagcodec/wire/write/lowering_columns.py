@@ -1,4 +1,9 @@
-"""`Lowering` of columns: those of a batch, each as the node of a leaf of a TensorDict."""
+"""`Lowering` of batches and their columns: each column becomes the node of a leaf of a TensorDict.
+
+`lower_each_column` makes the nodes, also for TensorDicts. It finds the type of a column in
+`COLUMN_HANDLERS`, at the end of this file. If the type is not there, the column is lowered as any
+other value, and must become the node of a column.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +22,18 @@ from jagcodec.wire import spec
 from jagcodec.wire.dtypes import NAME_OF_DTYPE, TORCH_NAME_OF_NUMPY, bytes_in_order
 from jagcodec.wire.spec import Code
 from jagcodec.wire.write.items import Item, Tree
-from jagcodec.wire.write.lowering_objects import lower_payloads
-from jagcodec.wire.write.lowering_values import lower_unnamed_dtype
+from jagcodec.wire.write.lowering_objects import lower_objects
+from jagcodec.wire.write.lowering_values import lower_foreign_dtype
 from jagcodec.wire.write.walk import Handler, ValueWalk, lowering_of_tensors
 
 
-def items_of_columns(walk: ValueWalk, batch: Columns) -> dict[str, Item]:
-    """The columns of a batch that are one item, with the batch's rows.
-
-    Columns of `messages` get their data from `write_rows`, which the caller must call.
-    """
-    found: dict[str, Any] = {}
-    items = walk.items
-    for name, column in batch.columns.items():
-        first = len(items)
-        lower_each_column(walk, {name: column}, [batch.rows], COLUMN_HANDLERS)
-        if len(items) == first + 1:
-            found[name] = items[first]
-    walk.fetch()
-    return {name: item for name, item in found.items() if _has_rows(item, batch.rows)}
+def lower_open_batch(walk: ValueWalk, batch: Batch) -> Tree:
+    """The tree of an open batch: that of its columns."""
+    return walk.lower(to_send(batch))
 
 
 def lower_columns(walk: ValueWalk, value: Columns) -> Tree:
-    """The tree of `Columns`: it is that of a TensorDict of them."""
+    """The node of `Columns`, which is the node of a TensorDict of these columns."""
     sizes = [value.rows, *value.inner_sizes]
     walk.note_unbacked_rows(extent_of(sizes))
     walk.items += sizes
@@ -50,14 +44,18 @@ def lower_columns(walk: ValueWalk, value: Columns) -> Tree:
 def lower_each_column(
     walk: ValueWalk, columns: Mapping[str, Any], sizes: list[int], handlers: Mapping[type, Handler]
 ) -> list[Tree]:
-    """The node of each column of a batch of batch size `sizes`."""
+    """The node of each column of a batch of batch size `sizes`.
+
+    Raises an error for a column with other rows. The first item of most columns shows their rows.
+    """
     if len(walk.path) >= spec.MAX_DEPTH and columns:
         raise walk.too_deep()
     nodes: list[Tree] = []
-    rows, items, path = sizes[0] if len(sizes) == 1 else None, walk.items, walk.path
+    rows = sizes[0] if len(sizes) == 1 else None
+    items, path = walk.items, walk.path
     names: Iterable[str] = columns
     if walk.narrow_names is not None:
-        names = walk.each_named(columns)
+        names = walk.enter_columns(columns)
     for name in names:
         column = columns[name]
         if isinstance(column, Item):  # the maker of the item checked its rows
@@ -74,6 +72,15 @@ def lower_each_column(
     return nodes
 
 
+def _has_rows(item: Any, rows: int | None) -> bool:
+    """Whether the first item of a column shows that the column has `rows` rows."""
+    if type(item) is not Item:
+        return False
+    if item.splits is not None:
+        return item.splits.rows == rows
+    return item.dtype is not None and len(item.dims) > 0 and item.dims[0] == rows
+
+
 def _lower_leaf(walk: ValueWalk, leaf: Any, sizes: list[int], name: str) -> Tree:
     """The node of a column whose type has no handler for columns."""
     if walk.default is not None:
@@ -87,8 +94,15 @@ def _lower_leaf(walk: ValueWalk, leaf: Any, sizes: list[int], name: str) -> Tree
     return node
 
 
+def _is_column(node: Tree) -> bool:
+    """Whether a TensorDict may have such a node as a leaf."""
+    if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
+        return False
+    return bool(node[0] != Code.ARRAY_ROWS or node[1] == spec.IN_STACK)
+
+
 def _check_batch_size(walk: ValueWalk, column: Any, sizes: list[int], name: str) -> None:
-    """Refuse a column that does not have its batch's rows: the caller may have changed it."""
+    """Raise an error for a column without the rows of its batch, which the caller may change."""
     holder = column_of(column)
     found = holder.sizes(sizes)
     if found != sizes and sizes:
@@ -99,18 +113,33 @@ def _check_batch_size(walk: ValueWalk, column: Any, sizes: list[int], name: str)
         raise walk.error("row_mismatch", detail)
 
 
-def lower_open_batch(walk: ValueWalk, batch: Batch) -> Tree:
-    return walk.lower(to_send(batch))
+def items_of_columns(walk: ValueWalk, batch: Columns) -> dict[str, Item]:
+    """Lower the columns of a batch, and return the items of those that are one item with its rows.
+
+    For `walk.messages`, the caller must call `write_rows`, which gives data to their items.
+    """
+    found: dict[str, Any] = {}
+    items = walk.items
+    for name, column in batch.columns.items():
+        first = len(items)
+        lower_each_column(walk, {name: column}, [batch.rows], COLUMN_HANDLERS)
+        if len(items) == first + 1:
+            found[name] = items[first]
+    walk.fetch()
+    return {name: item for name, item in found.items() if _has_rows(item, batch.rows)}
+
+
+# --- columns of numbers ---------------------------------------------------------------------------
 
 
 def lower_view(walk: ValueWalk, view: RaggedView) -> Tree:
     """The node of the rows of a view. Rows scattered in the host's memory stay in place."""
     if view.is_tensor:
         return lowering_of_tensors().lower_rows_of_tensor(walk, view)
-    return add_rows(walk, view, view.memory, NAME_OF_DTYPE[view.dtype])
+    return lower_rows_of_array(walk, view, view.memory, NAME_OF_DTYPE[view.dtype])
 
 
-def add_rows(walk: ValueWalk, view: RaggedView, array: Any, dtype: str) -> Tree:
+def lower_rows_of_array(walk: ValueWalk, view: RaggedView, array: Any, dtype: str) -> Tree:
     """The node of the rows of a view of `array`, which is in the host's memory."""
     starts, splits, dims = view.starts, view.row_splits, view.values_shape
     data: Any = view
@@ -121,6 +150,11 @@ def add_rows(walk: ValueWalk, view: RaggedView, array: Any, dtype: str) -> Tree:
         size = math.prod(dims)
         data = array if array.size == size else array.reshape(-1)[:size]
     return walk.add(Item(data, dims, splits, dtype, view.ragged_dim))
+
+
+def _is_in_order(memory: Any) -> bool:
+    """Whether the memory of a view is a contiguous array."""
+    return isinstance(memory, np.ndarray) and memory.flags.c_contiguous
 
 
 def _lower_cell_rows(walk: ValueWalk, rows: CellRows) -> Tree:
@@ -143,7 +177,7 @@ def lower_int64s(walk: ValueWalk, rows: IntArray) -> Tree:
     return (Code.TENSOR, "int64", 2)
 
 
-def _lower_rectangle(walk: ValueWalk, array: np.ndarray[Any, Any]) -> Tree:
+def _lower_array_column(walk: ValueWalk, array: np.ndarray[Any, Any]) -> Tree:
     """The node of an array: a tensor if torch has its dtype, else a leaf of objects."""
     name = TORCH_NAME_OF_NUMPY.get(array.dtype)
     if name is not None:
@@ -151,35 +185,40 @@ def _lower_rectangle(walk: ValueWalk, array: np.ndarray[Any, Any]) -> Tree:
     if array.dtype.kind in "biufc":
         native = array.dtype.newbyteorder("=")
         if native.name not in spec.TORCH_ITEMSIZES:
-            return lower_unnamed_dtype(walk, array)
+            return lower_foreign_dtype(walk, array)
         return lower_cells(walk, array.astype(native, copy=False), native.name)
     if array.dtype == object and array.ndim == 1:
-        return _lower_object_rows(walk, list(array))
+        return _lower_list_of_objects(walk, list(array))
     return _lower_array_leaf(walk, array)
 
 
-def _lower_object_rows(walk: ValueWalk, rows: list[Any]) -> Tree:
+# --- columns of objects ---------------------------------------------------------------------------
+
+
+def _lower_list_of_objects(walk: ValueWalk, rows: list[Any]) -> Tree:
+    """The node of a list with one object per row."""
     if not rows:
         return _lower_array_leaf(walk, np.empty(0, dtype=object))
-    return lower_payloads(walk, rows, spec.IN_STACK)
+    return lower_objects(walk, rows, spec.IN_STACK)
 
 
 def _lower_array_leaf(walk: ValueWalk, array: np.ndarray[Any, Any]) -> Tree:
-    """The node of an array with one item per row, as in a leaf of a TensorDict."""
+    """The node of an array of objects or texts, as in a leaf of a TensorDict."""
     walk.note_unbacked_rows(len(array))
     walk.items.append(len(array))
     return (Code.NON_TENSOR_DATA, 1, walk.lower_at("data", array))
 
 
 def _lower_one_object(walk: ValueWalk, one: OneObject) -> Tree:
+    """The node of a `OneObject`."""
     sizes = [one.rows, *one.inner_sizes]
     walk.note_unbacked_rows(extent_of(sizes))
     walk.items += sizes
-    return lower_payload(walk, one.data, len(sizes))
+    return lower_shared_object(walk, one.data, len(sizes))
 
 
-def lower_payload(walk: ValueWalk, data: Any, dims: int) -> Tree:
-    """The node of one object of a whole batch of `dims` dims; the caller added their sizes."""
+def lower_shared_object(walk: ValueWalk, data: Any, dims: int) -> Tree:
+    """The node of one object for a whole batch of `dims` dims. The caller added their sizes."""
     values_before = len(walk.values)
     tree = walk.lower_at("data", data)
     if type(tree) is not tuple:
@@ -188,31 +227,11 @@ def lower_payload(walk: ValueWalk, data: Any, dims: int) -> Tree:
     return (Code.NON_TENSOR_DATA, dims, tree)
 
 
-def _has_rows(item: Any, rows: int | None) -> bool:
-    """Whether the first item of a column shows that the column has `rows` rows."""
-    if type(item) is not Item:
-        return False
-    if item.splits is not None:
-        return item.splits.rows == rows
-    return item.dtype is not None and len(item.dims) > 0 and item.dims[0] == rows
-
-
-def _is_in_order(memory: Any) -> bool:
-    return isinstance(memory, np.ndarray) and memory.flags.c_contiguous
-
-
-def _is_column(node: Tree) -> bool:
-    """Whether a TensorDict may have such a node as a leaf."""
-    if type(node) is not tuple or node[0] not in spec.COLUMN_KINDS:
-        return False
-    return bool(node[0] != Code.ARRAY_ROWS or node[1] == spec.IN_STACK)
-
-
 # In `Columns` a list has one object per row, and an array is a tensor.
 COLUMN_HANDLERS: dict[type, Handler] = {
     RaggedView: lower_view,
     CellRows: _lower_cell_rows,
     OneObject: _lower_one_object,
-    np.ndarray: _lower_rectangle,
-    list: _lower_object_rows,
+    np.ndarray: _lower_array_column,
+    list: _lower_list_of_objects,
 }

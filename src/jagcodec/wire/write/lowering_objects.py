@@ -1,4 +1,4 @@
-"""`Lowering` of rows of objects: a document per row, a message per row, or arrays end to end."""
+"""`Lowering` of rows of objects: a document per row, a message per row, or cells of arrays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jagcodec.wire.write.items import Item, Lowered, RowMessages, Tree, item_of_
 from jagcodec.wire.write.walk import OF_DOCUMENTS, ValueWalk, lowering_of_tensors
 
 
-def lower_payloads(walk: ValueWalk, payloads: Iterable[Any], holder: int | None) -> Tree:
+def lower_objects(walk: ValueWalk, objects: Iterable[Any], holder: int | None) -> Tree:
     """The tree of rows of objects: a document per row, or a message per row.
 
-    Rows become messages if one of them needs buffers. With a `holder`, rows that are all arrays
-    or None become cells end to end instead.
+    Rows become messages if one of them needs buffers. With a `holder`, which is the code of what
+    readers put the rows in, rows that are all arrays or None become cells end to end instead.
     """
     # A list keeps all rows alive, so that no two have the same id.
-    rows = payloads if type(payloads) is list else list(payloads)
+    rows = objects if type(objects) is list else list(objects)
     written = written_at_once(rows, spec.MAX_DEPTH - len(walk.path))
     if written is not None:
         rows_as_bytes, same = written
@@ -49,27 +49,30 @@ def lower_payloads(walk: ValueWalk, payloads: Iterable[Any], holder: int | None)
 
 
 def lower_array_rows(walk: ValueWalk, rows: Sequence[Any], holder: int) -> Tree | None:
-    """The tree of rows that are each None, or an array or tensor of one dtype; else None."""
+    """The node of rows that are arrays, or tensors, of one dtype; any may be None.
+
+    Returns None if the rows are anything else.
+    """
     found = array_rows(rows)
-    if found is None or len(walk.path) >= spec.MAX_DEPTH:  # the walk explains the depth
-        return None
+    if found is None or len(walk.path) >= spec.MAX_DEPTH:
+        return None  # rows that are too deep are lowered one by one, which raises the error
     walk.array_rows += len(rows)
-    parts, lengths, dims, dtype, tensors = found
+    parts, lengths, dims, dtype, are_tensors = found
     splits = RowSplits.from_counts(lengths)
     item = Item(None, (splits.total,), splits, dtype)
     cells = (
         lowering_of_tensors().bytes_of_tensors(walk, item, parts)
-        if tensors
+        if are_tensors
         else map(bytes_in_order, parts)
     )
     if cells is not None:
         item.data = _rows_in_place([data for data in cells if len(data)], dtype, splits)
     children = walk.add(item), walk.add(Item(dims, dims.shape, None, "int64"))
-    return (Code.ARRAY_ROWS, holder, int(tensors), *children)
+    return (Code.ARRAY_ROWS, holder, int(are_tensors), *children)
 
 
 def _rows_in_place(cells: Sequence[ByteArray], dtype: str, splits: RowSplits) -> Any:
-    """Data for an item of rows, each of which is one array of `cells`; empty rows have none."""
+    """The data of an item of rows: one array of `cells` for each row that is not empty."""
     if not cells:
         return NO_BYTES
     if splits.rows == 1:

@@ -1,4 +1,7 @@
-"""`Lowering` of tensors and TensorDicts: imported when there is one, because it imports torch."""
+"""`Lowering` of tensors and TensorDicts: imported when there is one, because it imports torch.
+
+The first part has tensors, the second TensorDicts; the tables of their types are at the end.
+"""
 
 from __future__ import annotations
 
@@ -39,24 +42,24 @@ from jagcodec.wire.torch_dtypes import TORCH_NAMES
 from jagcodec.wire.write.items import Item, Tree
 from jagcodec.wire.write.lowering import add_handlers
 from jagcodec.wire.write.lowering_columns import (
-    add_rows,
     lower_cells,
     lower_each_column,
     lower_int64s,
-    lower_payload,
+    lower_rows_of_array,
+    lower_shared_object,
     lower_view,
 )
-from jagcodec.wire.write.lowering_objects import lower_payloads
+from jagcodec.wire.write.lowering_objects import lower_objects
 from jagcodec.wire.write.tensor_views import views_of_one_storage
 from jagcodec.wire.write.walk import Handler, ValueWalk
 
-# --- cells -------------------------------------------------------------------------------------
+# --- tensors -----------------------------------------------------------------------------------
 
 
 def bytes_of_tensors(
     walk: ValueWalk, item: Item, tensors: Sequence[torch.Tensor]
 ) -> list[ByteArray] | None:
-    """The bytes of tensors. If one is on a device, returns None: the item gets them later."""
+    """The bytes of tensors; None if one is on a device. Then the item gets them after the walk."""
     if all(tensor.is_cpu for tensor in tensors):
         return list(map(as_bytes, tensors))
     _read_later(walk, item, *tensors)
@@ -89,7 +92,7 @@ def _is_in_storage(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
 
 
 def lower_rows_of_tensor(walk: ValueWalk, view: RaggedView) -> Tree:
-    """The rows of a view of a tensor."""
+    """The node of the rows of a view of a tensor."""
     memory: Any = view.memory
     dtype, array = TORCH_NAMES.get(view.dtype), plain_array(memory)
     if dtype is None or array is None:
@@ -97,7 +100,7 @@ def lower_rows_of_tensor(walk: ValueWalk, view: RaggedView) -> Tree:
         if not memory.is_cpu:
             return _add_rows_on_device(walk, view, dtype)
         array = as_bytes(memory) if view.is_end_to_end else memory
-    return add_rows(walk, view, array, dtype)
+    return lower_rows_of_array(walk, view, array, dtype)
 
 
 def remedy_of(value: Any) -> str:
@@ -114,6 +117,7 @@ _REMEDY_OF_BATCHES = (
 
 
 def _add_rows_on_device(walk: ValueWalk, view: RaggedView, dtype: str) -> Tree:
+    """The node of the rows of a view of a tensor on a device, which are read after the walk."""
     values = values_of(view, walk.indices)  # so that only the rows leave the device
     item = Item(None, view.values_shape, view.row_splits, dtype, view.ragged_dim)
     _read_later(walk, item, values)
@@ -121,6 +125,7 @@ def _add_rows_on_device(walk: ValueWalk, view: RaggedView, dtype: str) -> Tree:
 
 
 def _lower_tensor(walk: ValueWalk, tensor: torch.Tensor) -> Tree:
+    """The node of a tensor that is not jagged."""
     array = plain_array(tensor)
     if array is not None and _is_in_storage(array, tensor):  # most tensors
         return lower_cells(walk, array, TORCH_NAME_OF_NUMPY[array.dtype])
@@ -156,7 +161,7 @@ def _readable_dtype(walk: ValueWalk, tensor: torch.Tensor) -> str:
 
 
 def _lower_dense(walk: ValueWalk, tensor: torch.Tensor, *, unchanged: bool = False) -> Tree:
-    """The TENSOR of a tensor; an `unchanged` one is never stored narrow or elided."""
+    """The TENSOR of a tensor. An `unchanged` tensor is never stored narrow or elided."""
     dtype, dims = _readable_dtype(walk, tensor), tuple(tensor.shape)
     walk.check_rank(tensor)
     item = Item(None, dims, None, None if unchanged else dtype)
@@ -222,7 +227,7 @@ def are_views_of_one_storage(values: Sequence[Any]) -> bool:
 
 
 def lower_views_of_one_storage(walk: ValueWalk, values: Sequence[Any]) -> Tree | None:
-    """A list of views of one storage; None for any other list."""
+    """The node of a list of views of one storage; None for any other list."""
     found = views_of_one_storage(values)
     if found is None:
         return None
@@ -235,6 +240,7 @@ def lower_views_of_one_storage(walk: ValueWalk, values: Sequence[Any]) -> Tree |
 
 
 def _lower_strided_nested(walk: ValueWalk, tensor: torch.Tensor) -> Tree:
+    """The STRIDED_NESTED of a nested tensor that is not jagged."""
     name = _readable_dtype(walk, tensor)
     with torch.no_grad():  # not `tensor.detach()`: torch warns that nested ones are a prototype
         components = tensor.unbind() if tensor.size(0) else ()
@@ -256,6 +262,7 @@ def _lower_strided_nested(walk: ValueWalk, tensor: torch.Tensor) -> Tree:
 
 
 def _lower_tensordict(walk: ValueWalk, td: TensorDictBase) -> Tree:
+    """The TENSORDICT of a TensorDict."""
     _append_batch_size(walk, td)
     leaves: dict[str, Any] = dict(td.items())
     nodes = lower_each_column(walk, leaves, [*td.batch_size], _LEAF_HANDLERS)
@@ -263,6 +270,7 @@ def _lower_tensordict(walk: ValueWalk, td: TensorDictBase) -> Tree:
 
 
 def _lower_lazy_view(walk: ValueWalk, view: Any) -> Tree:
+    """The TENSORDICT of a view of a lazy stack."""
     try:
         whole = non_tensor.tensordict_of_view(view)
     except RuntimeError as error:  # the view is of a stack of rows with different shapes
@@ -271,6 +279,7 @@ def _lower_lazy_view(walk: ValueWalk, view: Any) -> Tree:
 
 
 def _lower_lazy_stack(walk: ValueWalk, stack: LazyStackedTensorDict) -> Tree:
+    """The LAZY_STACK of a stack of TensorDicts."""
     if not stack.tensordicts and stack.batch_dims != 1:
         remedy = "encode TensorDict({}, batch_size=x.batch_size)"
         raise walk.unsupported(stack, f" without members; {remedy}")
@@ -278,10 +287,11 @@ def _lower_lazy_stack(walk: ValueWalk, stack: LazyStackedTensorDict) -> Tree:
 
 
 def _lower_non_tensor_stack(walk: ValueWalk, stack: NonTensorStack) -> Tree:
+    """The node of a stack of objects: rows of objects if it has one dim."""
     payloads = non_tensor.payloads_of_stack(stack)
     if payloads is not None:
         _check_unnamed(walk, stack, [non_tensor.stack_dim_name(stack)])
-        return lower_payloads(walk, payloads, spec.IN_STACK)
+        return lower_objects(walk, payloads, spec.IN_STACK)
     if not stack.tensordicts:
         remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
         raise walk.unsupported(stack, f" of several dims without members; {remedy}")
@@ -289,6 +299,7 @@ def _lower_non_tensor_stack(walk: ValueWalk, stack: NonTensorStack) -> Tree:
 
 
 def _lower_members(walk: ValueWalk, stack: LazyStackedTensorDict) -> list[Tree]:
+    """The node of each member of a stack."""
     _check_unnamed(walk, stack, [non_tensor.stack_dim_name(stack)])
     if walk.stacks == spec.MAX_STACKS:
         detail = f"expected at most {spec.MAX_STACKS} stacks in each other, found more"
@@ -300,19 +311,21 @@ def _lower_members(walk: ValueWalk, stack: LazyStackedTensorDict) -> list[Tree]:
 
 
 def _lower_non_tensor_data(walk: ValueWalk, data: NonTensorData) -> Tree:
+    """The NON_TENSOR_DATA of one object for all rows."""
     if isinstance(data.data, Batch):  # tensordict would put all of it into each row
         raise walk.unsupported(data.data, " in a TensorDict; put x.to_tensordict() there")
     _append_batch_size(walk, data)
-    return lower_payload(walk, data.data, len(data.batch_size))
+    return lower_shared_object(walk, data.data, len(data.batch_size))
 
 
 def _check_unnamed(walk: ValueWalk, td: Any, names: Sequence[str | None]) -> None:
+    """Raise an error if dims of a TensorDict have names, which messages do not have."""
     if any(name is not None for name in names):
         raise walk.unsupported(td, f" with dim names {list(names)}; set td.names = None")
 
 
 def _append_batch_size(walk: ValueWalk, td: Any) -> None:
-    """Add the numbers of a batch size, and refuse names of its dims."""
+    """Add the numbers of a batch size. Raise an error if its dims have names."""
     batch_size: torch.Size = td.batch_size
     if batch_size:
         _check_unnamed(walk, td, td.names)
@@ -323,10 +336,10 @@ def _append_batch_size(walk: ValueWalk, td: Any) -> None:
     walk.items += map(int, batch_size)  # `int` makes a number of a symbolic dim
 
 
-# --- their types -------------------------------------------------------------------------------
+# --- tables of types----------------------------------------------------------------------------
 
 
-# Most leaves of a TensorDict: one item, whose rows are those of the batch.
+# Most leaves of a TensorDict become one item, which shows that the leaf has the rows of the batch.
 _LEAF_HANDLERS: dict[type, Handler] = {
     NESTED_TENSOR: _lower_jagged,
     **dict.fromkeys(TENSOR_TYPES, _lower_tensor),

@@ -1,4 +1,8 @@
-"""`ValueWalk`: where the walk over a value is, what it has found, and its errors."""
+"""`ValueWalk`: a walk over a value, which handlers of its types share.
+
+It has the place of the walk, what the handlers found, the checks that they share, and errors.
+`Lowering` adds the table of types.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,19 @@ from jagcodec.wire.spec import Code
 from jagcodec.wire.write.items import Item, Lowered, RowMessages, Tree
 
 STRING_TYPE = frozenset((str,))
+
 OF_DOCUMENTS = (Code.NON_TENSOR_ROWS,)
+"""The node of rows of objects that are documents, or messages."""
+
 _MOST_ARRAY_ROWS = DEFAULT_LIMITS.expanded // (spec.EXPANSION * spec.ARRAY_COST)
 """With more rows that are arrays, a narrow message may ask for more memory than readers allow."""
 
 
 class ValueWalk(ABC):
-    """One walk over a value, which makes the tree of its schema, items and documents.
+    """One walk over a value: it knows where it is, and collects what it finds.
 
-    Cells on devices are read at the end, in `finished`.
+    A *tree* is a node of the schema, or a document. The functions that make the tree of a value,
+    its *handlers*, call `lower` or `lower_at` for each value in it, and add bytes to `items`.
     """
 
     def __init__(
@@ -41,32 +49,38 @@ class ValueWalk(ABC):
         default: Callable[[Any], Any] | None = None,
         narrow: bool | frozenset[Name] = False,
     ) -> None:
+        # Options.
         self._allow_pickle = allow_pickle
-        # The names of the columns to store narrow (None if none are given), and all names found.
-        self.narrow_names = None if isinstance(narrow, bool) else narrow
-        self.columns: dict[Name, None] = {}
-        # The column that is being lowered.
+        self.default = default
+        self.narrow_names = None if isinstance(narrow, bool) else narrow  # None: no names are given
+
+        # Where the walk is.
+        self.path: list[Any] = []  # the keys on the way to the current value
         self._column_name: Name = ()
         self._column_is_narrow: bool = narrow is True
-        self.default = default
-        self._defaults = 0
-        self.path: list[Any] = []
-        self.stacks = 0
+        self.stacks = 0  # how many stacks of TensorDicts contain the current value
+        self._defaults = 0  # how many results of `default` contain the current value
+
+        # What it has found; `Lowered` describes the first four.
         self.items: list[Any] = []
-        self.values: list[Any] = []
+        self.values: list[Any] = []  # documents that are next to nodes
         self.unbacked: list[tuple[str, int]] = []
-        self.array_rows = 0  # how many rows are arrays or None
-        self.on_devices: list[Any] = []  # tensors whose cells `fetch` gets, with one wait
-        self.indices: dict[Any, Any] = {}  # cell indices on devices, which columns share
-        # Functions that give items their data. `fetch` calls them in this order after the wait.
-        self.unread: list[Callable[[Any], None]] = []
         self.messages: list[RowMessages] = []
+        self.columns: dict[Name, None] = {}  # the names of all columns, if `narrow` has names
+        self.array_rows = 0  # how many rows are arrays or None
+
+        # Cells on devices, which `fetch` gets at the end.
+        self.on_devices: list[Any] = []  # tensors
+        self.indices: dict[Any, Any] = {}  # cell indices on devices, which columns share
+        # Functions that give items their data, in the order of the calls.
+        self.unread: list[Callable[[Any], None]] = []
 
     @functools.cached_property
     def pool(self) -> RowSplitsPool:
+        """The row splits of jagged tensors. Equal ones are one object."""
         return RowSplitsPool()
 
-    # A value
+    # --- the values in a value ---
 
     @abstractmethod
     def lower(self, value: Any) -> Tree:
@@ -120,31 +134,24 @@ class ValueWalk(ABC):
         return trees, has_nodes
 
     def lower_items(self, values: Sequence[Any]) -> tuple[list[Tree], bool]:
+        """Do what `lower_each` does, for the items of a list or a tuple."""
         if NATIVE.issuperset(map(type, values)):
             return list(values), False
         return self.lower_each(range(len(values)), values)
 
     def lower_row(self, i: int, row: Any) -> bytes | Lowered:
-        """The document of a row, or if it needs buffers a lowered value, for a separate message."""
+        """The document of row `i`; if the row needs buffers, a lowered value for its message."""
         if type(row) in NATIVE:
             return self.document_of(row)
-        # Lower the row into lists of its own, then continue with those of the outer message.
+        # Lower the row into its own lists, then continue with the lists of the outer message.
         outer = self.items, self.values, self.unbacked, self.array_rows
         self.items, self.values, self.unbacked, self.array_rows = [], [], [], 0
         tree = self.lower_at(i, row)
-        made = self._lowered(tree) if type(tree) is tuple else self.document_of(tree)
+        made = self._collect(tree) if type(tree) is tuple else self.document_of(tree)
         self.items, self.values, self.unbacked, self.array_rows = outer
         return made
 
-    @functools.cached_property
-    def msgpack(self) -> Callable[[Any], bytes]:
-        return documents.writer().pack  # type: ignore[no-any-return]
-
-    def document_of(self, document: Any) -> bytes:
-        try:
-            return self.msgpack(document)
-        except ValueError as error:
-            raise self.error("too_large", f"msgpack: {error}") from error
+    # --- what handlers find ---
 
     def add(self, item: Item) -> Tree:
         """Add the item of a column of cells or documents, and return its node."""
@@ -160,7 +167,7 @@ class ValueWalk(ABC):
         return (Code.JAGGED, dtype, len(dims), item.ragged_dim)
 
     def check_dims(self, dims: Sequence[int], itemsize: int) -> None:
-        """Refuse dims next to one of 0 that no reader accepts."""
+        """Raise an error for dims that no reader accepts next to a dim of 0."""
         if is_oversized_empty(dims, itemsize):
             detail = (
                 f"expected dims next to 0 of fewer than {spec.MAX_BYTES} bytes, "
@@ -169,23 +176,23 @@ class ValueWalk(ABC):
             raise self.error("too_large", detail)
 
     def check_rank(self, cells: Any) -> None:
-        """Refuse an array or a tensor of more dims than messages have."""
+        """Raise an error for an array or a tensor with more dims than messages have."""
         if cells.ndim > spec.MAX_NDIM:
             found = f" with {cells.ndim} dims: the limit is {spec.MAX_NDIM}"
             raise self.unsupported(cells, found)
 
     def note_unbacked_rows(self, rows: int) -> None:
-        """Note rows above `MAX_UNBACKED_ROWS`.
+        """Note the current value if it has more rows than `MAX_UNBACKED_ROWS`.
 
-        The writer refuses them unless the message has a byte for each.
+        The writer raises an error unless the message has a byte for each row.
         """
         if rows > spec.MAX_UNBACKED_ROWS:
             self.unbacked.append((self.where(), rows))
 
-    def each_named(self, names: Iterable[str]) -> Iterator[str]:
-        """Make each name that of the current column, then yield it.
+    def enter_columns(self, names: Iterable[str]) -> Iterator[str]:
+        """Make each column the current one, then yield its name. Call it if `narrow` has names.
 
-        The name of the current column decides what is stored narrow.
+        The name of the current column decides whether its integers are stored narrow.
         """
         narrow = self.narrow_names or frozenset()
         outer, outer_is_narrow = self._column_name, self._column_is_narrow
@@ -197,37 +204,58 @@ class ValueWalk(ABC):
         # After the last column, the one that holds the batch is the current one again.
         self._column_name, self._column_is_narrow = outer, outer_is_narrow
 
-    def finished(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
-        """Everything that was lowered, ready to be placed; `values` are added as documents."""
+    def document_of(self, document: Any) -> bytes:
+        """The bytes of a document."""
+        try:
+            return self.msgpack(document)
+        except ValueError as error:
+            raise self.error("too_large", f"msgpack: {error}") from error
+
+    @functools.cached_property
+    def msgpack(self) -> Callable[[Any], bytes]:
+        """The function that writes a document."""
+        return documents.writer().pack  # type: ignore[no-any-return]
+
+    # --- the result ---
+
+    def finish(self, tree: Tree, values: Sequence[Any] = ()) -> Lowered:
+        """Everything that was lowered, ready to be placed; `values` are documents to add."""
         if type(tree) is not tuple:  # the whole value is one document
             self.values.append(tree)
             tree = None
         self.values += values
-        lowered = self._lowered(tree, self.messages)
+        lowered = self._collect(tree, self.messages)
         self.fetch()
         return lowered
 
-    def _lowered(self, tree: Tree, messages: Sequence[RowMessages] = ()) -> Lowered:
+    def _collect(self, tree: Tree, messages: Sequence[RowMessages] = ()) -> Lowered:
+        """The items and documents of a tree, which the walk has found."""
         values = self.document_of(self.values) if self.values else NO_VALUES
-        asks = self.array_rows > _MOST_ARRAY_ROWS
-        return Lowered(tree, self.items, values, self.unbacked, messages, asks)
+        asks_for_more = self.array_rows > _MOST_ARRAY_ROWS
+        return Lowered(tree, self.items, values, self.unbacked, messages, asks_for_more)
 
     def fetch(self) -> None:
         """Wait for the devices once, then give the items their cells."""
         if self.unread:
             lowering_of_tensors().fetch(self.on_devices, self.unread)
 
+    # --- errors ---
+
     def where(self) -> str:
+        """The path of the current value, for errors."""
         return functools.reduce(child_path, self.path, "$")
 
     def error(self, reason: Reason, detail: str) -> UnsupportedTypeError:
+        """An error at the current value."""
         return UnsupportedTypeError(reason, self.where(), detail)
 
     def too_deep(self) -> UnsupportedTypeError:
+        """The error for a value that more than `MAX_DEPTH` containers contain."""
         detail = f"expected at most {spec.MAX_DEPTH} nested containers, found more (a cycle?)"
         return self.error("too_deep", detail)
 
     def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
+        """The error for a value that cannot be encoded. `why` ends its text; default: a remedy."""
         cls = type(value)
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
@@ -241,6 +269,7 @@ class ValueWalk(ABC):
 
 
 Handler: TypeAlias = Callable[[ValueWalk, Any], Tree]
+"""A function that makes the tree of a value of one type."""
 
 _REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
