@@ -1,6 +1,6 @@
 """Documents: values that need no buffers, as msgpack.
 
-A value of msgpack's own types is written as it is. Any other value is a *record*: an array whose
+msgpack writes a value of its own types unchanged. Any other value is a *record*: an array whose
 first item is a *tag*, an empty extension with the code of the record's kind. Nothing nests in an
 extension, so one pass unpacks a document, however deep it is.
 """
@@ -27,7 +27,7 @@ RECORDS: dict[Kind, tuple[str, ...]] = {
     Kind.USER: ("name", "state"),
     Kind.PICKLE: ("data",),
 }
-"""The fields of each kind of record, after its tag; a star stands for any number of items."""
+"""The fields of each kind of record, after its tag. A star means any number of items."""
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def writer() -> Any:
 
 
 def _record_of_int(value: Any) -> list[Any]:
-    # msgpack calls this for values that it cannot write. The encoder passes no such value but ints.
+    # msgpack calls this for values that it cannot write. The encoder passes only large ints.
     if type(value) is not int:
         raise TypeError(f"{type(value).__name__} is not part of a document")
     size = value.bit_length() // 8 + 1

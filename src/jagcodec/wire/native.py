@@ -1,4 +1,4 @@
-"""Values that msgpack knows: written at once, and recognised when they were read."""
+"""Values of msgpack's own types: rows of them are written at once, and need no work when read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jagcodec.wire.documents import writer
 from jagcodec.wire.spec import INLINE_BYTES, LONG_LIST
 
 NATIVE = frozenset((str, int, float, bool, type(None)))
-"""The types that msgpack gives back as they were."""
+"""Types whose values msgpack reads as equal values of the same type."""
 
 _MOST_ITEMS = 1 << 20  # so that a list that contains itself several times ends soon
 
@@ -43,7 +43,7 @@ def written_at_once(
 def first_same(rows: Sequence[Any]) -> list[int] | None:
     """For each row, the index of the first row that is the same object; None if all differ.
 
-    A string or a number is never the same object as another row: Python may share equal ones.
+    A string or a number counts as a different object in each row: Python may share equal ones.
     """
     if len(set(map(id, rows))) == len(rows):
         return None

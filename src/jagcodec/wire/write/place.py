@@ -1,4 +1,4 @@
-"""`MessageWriter`: items to buffers, numbers and a header; then it copies rows."""
+"""`MessageWriter`: makes buffers, numbers and a header of items, then copies scattered rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _CONTIGUOUS = (np.ndarray, memoryview)
 
 
 class MessageWriter(PendingMessage):
-    """A message whose items get a place: small ones end to end in frame 1, others in own frames."""
+    """A message whose items get a place: small ones in frame 1, others in frames of their own.
+
+    Call `place`, then `finish`. `frames_of` or `write_to` then call `write`.
+    """
 
     __slots__ = ("_group_of", "_groups", "_places", "_size", "_small")
 
@@ -161,12 +164,14 @@ class MessageWriter(PendingMessage):
         return self
 
     def write(self, targets: list[ByteArray]) -> None:
+        """Copy scattered rows to their places in the memory of each buffer."""
         copies = []
         for buffer, start, size, view in self.rows:
             copies.append(view.copy_task(targets[buffer][start : start + size]))
         kernels.copy_all(copies)
 
     def sources(self) -> list[Any]:
+        """The memory that cells were, or will be, copied from."""
         copied = [part for part in self._small if isinstance(part, np.ndarray)]
         rows = [part for *_, view in self.rows for part in view.memories]
         return [*self.read_from, *copied, *rows]

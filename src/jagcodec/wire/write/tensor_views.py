@@ -33,7 +33,7 @@ def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] |
     if common is None or any(_storage_and_cell(value) != common for value in values):
         return None
 
-    first, (_, room, dtype, cell) = values[0], common
+    _, storage_size, dtype, cell = common
     inner = cell.numel()
     places = np.array([value.storage_offset() for value in values], dtype=np.int64)
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
@@ -42,8 +42,8 @@ def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] |
     start = int(places.min())
     if ((places - start) % inner).any():
         return None
-    # Somebody may have made the storage smaller. Then the tensor that needs more is refused alone.
-    if int((places + lengths * inner).max()) * dtype.itemsize > room:
+    # Other code may have made the storage smaller. Lowered one by one, the right tensor is named.
+    if int((places + lengths * inner).max()) * dtype.itemsize > storage_size:
         return None
     if inner * dtype.itemsize >= spec.MAX_BYTES:  # larger than any cell in memory
         return None
@@ -51,7 +51,7 @@ def views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] |
     ends = starts + lengths
 
     firsts, lasts, moves = joined_ranges(starts, ends)
-    span = first.as_strided((int(lasts[-1]) * inner,), (1,), start).view(-1, *cell)
+    span = values[0].as_strided((int(lasts[-1]) * inner,), (1,), start).view(-1, *cell)
     pieces = None if len(firsts) == 1 else firsts
     row_splits = RowSplits.from_lengths(lasts - firsts)
     view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)
