@@ -21,8 +21,9 @@ from jagcodec.wire.write.walk import OF_DOCUMENTS, ValueWalk, lowering_of_tensor
 def lower_objects(walk: ValueWalk, objects: Iterable[Any], holder: int | None) -> Tree:
     """The tree of rows of objects: a document per row, or a message per row.
 
-    Rows become messages if one of them needs buffers. With a `holder`, which is the code of what
-    readers put the rows in, rows that are all arrays or None become cells end to end instead.
+    Rows become messages if one of them needs buffers. If all rows are arrays or None, and `holder`
+    is given, they become cells end to end instead. Readers put them into the `holder`: `IN_STACK`,
+    `IN_LIST` or `IN_ARRAY`.
     """
     # A list keeps all rows alive, so that no two have the same id.
     rows = objects if type(objects) is list else list(objects)

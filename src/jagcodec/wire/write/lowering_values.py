@@ -28,7 +28,10 @@ LIST_TYPES: set[type] = {list}
 
 
 def lower_list(walk: ValueWalk, values: list[Any]) -> Tree:
-    """The tree of a list. A long one of small numbers, or of views of one storage, is one value."""
+    """The tree of a list.
+
+    A long list of numbers becomes one record, and a list of views of one storage one node.
+    """
     if len(values) >= spec.LONG_LIST and (narrow := kernels.narrow_list(values)) is not None:
         return [TAGS[Kind.NUMBERS], *narrow]
     if len(values) > 1 and type(values[0]) is tensor_type():
@@ -46,7 +49,7 @@ class ListColumn(tuple[list[Any]]):
 
 
 def lower_list_column(walk: ValueWalk, column: ListColumn) -> Tree:
-    """The tree of a list that is a column of a dict: rows of arrays are cells end to end."""
+    """The tree of a list that is a column of a dict. Rows of arrays become cells end to end."""
     (rows,) = column
     are_tensors = len(rows) > 1 and type(rows[0]) is tensor_type()
     if not (are_tensors and lowering_of_tensors().are_views_of_one_storage(rows)):
