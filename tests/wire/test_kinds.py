@@ -315,7 +315,7 @@ FORGED: dict[str, list[Any]] = {
 }
 NOT_CLASSES = (
     *("os.system", "builtins.eval", "pathlib.PosixPath.home", "no.such.module", "tests"),
-    *("", ".", "....", "jagcodec.wire.write.items.Columns", "enum.Enum.__class__"),
+    *("", ".", "....", "jagcodec.wire.items.Columns", "enum.Enum.__class__"),
     *(f"{HERE}.Path", f"{HERE}.np.ndarray"),
 )
 

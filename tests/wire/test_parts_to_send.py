@@ -140,7 +140,7 @@ def test_large_tensors_of_objects_are_copied_once(monkeypatch):
         copied.extend(buffer.ctypes.data for buffer in buffers)
         return views.in_buffers(buffers, *arguments)
 
-    monkeypatch.setattr("jagcodec.wire.stored.write.in_buffers", in_buffers)
+    monkeypatch.setattr("jagcodec.wire.write.items_to_message.in_buffers", in_buffers)
     encode(columns)
     assert {row[name].data_ptr() for row in rows for name in "xy"} <= {*copied}
 

@@ -49,8 +49,8 @@ from jagcodec.produce.rows import (
     shape_without_cells,
 )
 from jagcodec.wire.frames import Frame
+from jagcodec.wire.items import RowCells
 from jagcodec.wire.write.encoder import EncodeOptions
-from jagcodec.wire.write.items import RowCells
 
 CellArray = npt.NDArray[Any]
 """Cells of a dtype, as an array of `STORED_DTYPES`."""

@@ -13,7 +13,7 @@ from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.arrays import IN_NUMPY
 from jagcodec.rows.copy_bytes import array_of_cells, array_of_view, gathered_bytes
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.write.items import RowCells
+from jagcodec.wire.items import RowCells
 
 
 def columns_of_row(batch: Batch, where: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.produce.cells_tensors import array_of_tensor
 from jagcodec.rows.copy_rows import gathered
 from jagcodec.rows.non_tensor import is_nested_batch as is_nested_batch
+from jagcodec.wire.items import RowCells
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
-from jagcodec.wire.write.items import RowCells
 
 
 def columns_of_row(batch: Batch, where: str) -> dict[str, Any]:

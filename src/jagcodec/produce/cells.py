@@ -59,7 +59,7 @@ from jagcodec.produce.row_kinds import (
     wrong_kind,
 )
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
-from jagcodec.wire.write.items import RowCells
+from jagcodec.wire.items import RowCells
 
 _ITEMS_OF_OBJECTS: list[set[Any]] = [{dict}, {str}]  # lists of dicts, or of strings, are objects
 _ARRAY_ONLY, _LIST_OR_TUPLE = {np.ndarray}, {list, tuple}

@@ -26,7 +26,7 @@ from jagcodec.produce.row_kinds import (
     plain_number,
     wrong_kind,
 )
-from jagcodec.wire.write.items import RowCells
+from jagcodec.wire.items import RowCells
 
 
 def fill_cells(

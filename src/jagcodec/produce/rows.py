@@ -47,9 +47,9 @@ from jagcodec.produce.row_kinds import (
 from jagcodec.produce.warnings import warn_of_objects
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
+from jagcodec.wire.items import RowCells
 from jagcodec.wire.spec import MAX_NDIM
 from jagcodec.wire.write.encoder import Columns, EncodeOptions, pending
-from jagcodec.wire.write.items import RowCells
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

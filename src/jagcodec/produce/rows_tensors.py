@@ -15,9 +15,9 @@ from jagcodec.produce.tensordicts import leaf_of_column
 from jagcodec.rows.nested import is_jagged, parts_of
 from jagcodec.rows.non_tensor import is_nested_batch as is_nested_batch
 from jagcodec.rows.views import RaggedView
+from jagcodec.wire.items import RowCells
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.torch_dtypes import torch_dtype
-from jagcodec.wire.write.items import RowCells
 
 
 def rows_of_column(column: Any, path: str) -> tuple[Any, int | None] | None:

@@ -55,6 +55,7 @@ from jagcodec.wire.array_rows import array_maker, rows_of_arrays
 from jagcodec.wire.checks import in_message
 from jagcodec.wire.compare import agreed, same_values
 from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.items import item_of_view
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.many.message_table import ColumnInPlace, MessageTable
 from jagcodec.wire.many.stacked import MessageInMemory, Stack, open_together, stacks_of
@@ -62,7 +63,6 @@ from jagcodec.wire.native import are_values
 from jagcodec.wire.read.message_source import MessageSource
 from jagcodec.wire.read.wire_batch import WireBatch, open_whole
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.write.items import item_of_view
 
 
 def join_rows(sources: Iterable[Any], where: str) -> WireBatch:

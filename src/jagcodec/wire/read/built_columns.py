@@ -28,10 +28,10 @@ from jagcodec.rows.copy_bytes import array_of_view, bytes_of_cells
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.checks import fail, inside
+from jagcodec.wire.items import item_of_view
 from jagcodec.wire.leaf import field_of, parts_of_packed
 from jagcodec.wire.read.decoder import build, build_children, rows_differ
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.write.items import item_of_view
 
 if TYPE_CHECKING:
     pass

@@ -31,12 +31,12 @@ from jagcodec.rows.chosen_rows import CHOSEN, ChosenRows
 from jagcodec.rows.views import RaggedView, end_to_end
 from jagcodec.wire.checks import bad, inside
 from jagcodec.wire.files import note_file
+from jagcodec.wire.items import item_of_view
 from jagcodec.wire.leaf import cells_of, field_of
 from jagcodec.wire.read.decoder import arrays, objects, objects_in, rows_differ
 from jagcodec.wire.read.message import Budget, Message
 from jagcodec.wire.schema import GROUP, STORED, Node
 from jagcodec.wire.spec import IN_STACK, PLAIN, Kind
-from jagcodec.wire.write.items import item_of_view
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 

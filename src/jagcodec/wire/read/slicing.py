@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import start_of
+from jagcodec.wire.items import Item
 from jagcodec.wire.leaf import leaf_of
 from jagcodec.wire.read.message import Message
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
-from jagcodec.wire.write.items import Item
 from jagcodec.wire.write.place import MessageWriter
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from jagcodec.memory.arrays import AnyArray, ByteArray, IntArray
 from jagcodec.rows.row_splits import RowSplits
+from jagcodec.wire.items import Item, Run, item_of_index
 from jagcodec.wire.spec import INDIRECT, MOST_RUNS, TORCH_ITEMSIZES
 from jagcodec.wire.stored.narrow import narrowed
 from jagcodec.wire.stored.repeats import (
@@ -33,7 +34,6 @@ from jagcodec.wire.stored.repeats import (
     sample_of,
     set_runs,
 )
-from jagcodec.wire.write.items import Item, Run, item_of_index
 
 LEAST_SEARCHED = 256  # columns of fewer bytes are not searched
 _MOST_CANDIDATES = 16  # how many columns of one dtype are compared in pairs with a third

@@ -18,6 +18,7 @@ from jagcodec.memory.arrays import ByteArray, IntArray, array_bytes
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
+from jagcodec.wire.items import Item, Run, item_of_index
 from jagcodec.wire.spec import INDIRECT, ONE_OBJECT
 from jagcodec.wire.stored.repeats import (
     copy_of_rows,
@@ -26,7 +27,6 @@ from jagcodec.wire.stored.repeats import (
     sample_of,
     set_runs,
 )
-from jagcodec.wire.write.items import Item, Run, item_of_index
 
 _LEAST_COMPARED = 1024  # bytes of a document from which on its bytes are compared with others
 

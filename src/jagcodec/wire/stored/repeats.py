@@ -10,8 +10,8 @@ import numpy as np
 from jagcodec import kernels
 from jagcodec.kernels import Copy
 from jagcodec.memory.arrays import ByteArray, IntArray, address
+from jagcodec.wire.items import Item, Run
 from jagcodec.wire.spec import RUN_NUMBERS
-from jagcodec.wire.write.items import Item, Run
 
 RUN_COST = 8 * len(RUN_NUMBERS) + 2 * 128
 """Bytes of a run: its numbers, and two more buffers, each at a multiple of 64 and with a place."""

@@ -31,7 +31,7 @@ from jagcodec.memory.buffers import Target
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
 from jagcodec.wire.header import is_accepted, with_checksums
-from jagcodec.wire.stored.write import message_of
+from jagcodec.wire.write.items_to_message import message_of
 from jagcodec.wire.write.lowering import Lowering
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]

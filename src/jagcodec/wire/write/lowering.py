@@ -27,10 +27,10 @@ from jagcodec.errors import JagcodecError
 from jagcodec.memory.arrays import is_of_torch
 from jagcodec.wire import spec
 from jagcodec.wire.documents import TAGS
+from jagcodec.wire.items import Tree
 from jagcodec.wire.native import NATIVE
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import Code, Kind
-from jagcodec.wire.write.items import Tree
 from jagcodec.wire.write.lowering_columns import (
     COLUMN_HANDLERS,
     lower_columns,

@@ -20,8 +20,8 @@ from jagcodec.memory.arrays import IntArray
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire import spec
 from jagcodec.wire.dtypes import NAME_OF_DTYPE, TORCH_NAME_OF_NUMPY, bytes_in_order
+from jagcodec.wire.items import Item, Tree
 from jagcodec.wire.spec import Code
-from jagcodec.wire.write.items import Item, Tree
 from jagcodec.wire.write.lowering_objects import lower_objects
 from jagcodec.wire.write.lowering_values import lower_foreign_dtype
 from jagcodec.wire.write.walk import Handler, ValueWalk, lowering_of_tensors

@@ -12,9 +12,9 @@ from jagcodec.wire import spec
 from jagcodec.wire.array_rows import array_rows
 from jagcodec.wire.dtypes import DtypeName, bytes_in_order
 from jagcodec.wire.frames import NO_BYTES
+from jagcodec.wire.items import Item, Lowered, RowMessages, Tree, item_of_documents
 from jagcodec.wire.native import first_same, written_at_once
 from jagcodec.wire.spec import PLAIN, Code
-from jagcodec.wire.write.items import Item, Lowered, RowMessages, Tree, item_of_documents
 from jagcodec.wire.write.walk import OF_DOCUMENTS, ValueWalk, lowering_of_tensors
 
 

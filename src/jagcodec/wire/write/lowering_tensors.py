@@ -37,9 +37,9 @@ from jagcodec.wire import registry_tensors as registry_tensors
 from jagcodec.wire import spec
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.frames import NO_BYTES
+from jagcodec.wire.items import Item, Tree
 from jagcodec.wire.spec import Code
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
-from jagcodec.wire.write.items import Item, Tree
 from jagcodec.wire.write.lowering import add_handlers
 from jagcodec.wire.write.lowering_columns import (
     lower_cells,

@@ -15,9 +15,9 @@ from jagcodec.wire import spec
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import bytes_in_order, numpy_name
+from jagcodec.wire.items import Tree, item_of_bytes
 from jagcodec.wire.native import NATIVE
 from jagcodec.wire.spec import Code, Kind
-from jagcodec.wire.write.items import Tree, item_of_bytes
 from jagcodec.wire.write.lowering_objects import lower_array_rows, lower_objects
 from jagcodec.wire.write.walk import STRING_TYPE, ValueWalk, lowering_of_tensors
 

@@ -17,9 +17,9 @@ from jagcodec.columns.memory import MemorySource
 from jagcodec.rows.chosen_rows import ChosenRows
 from jagcodec.rows.row_splits import Chosen, RowSplits
 from jagcodec.rows.views import RaggedView
-from jagcodec.wire.stored.write import write_rows
+from jagcodec.wire.items import Item, item_of_view
 from jagcodec.wire.torch_dtypes import torch_dtype
-from jagcodec.wire.write.items import Item, item_of_view
+from jagcodec.wire.write.items_to_message import write_rows
 from jagcodec.wire.write.lowering import Lowering
 from jagcodec.wire.write.lowering_columns import items_of_columns
 

@@ -16,8 +16,8 @@ from jagcodec.rows.row_splits import RowSplits
 from jagcodec.wire import spec
 from jagcodec.wire.frames import BYTE, PendingMessage
 from jagcodec.wire.header import write_header
+from jagcodec.wire.items import item_of_bytes
 from jagcodec.wire.spec import SMALL_BUFFER
-from jagcodec.wire.write.items import item_of_bytes
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))  # `_GAPS[n]` is n zero bytes
 _CONTIGUOUS = (np.ndarray, memoryview)

@@ -22,10 +22,10 @@ from jagcodec.rows.row_splits import RowSplitsPool
 from jagcodec.wire import documents, spec
 from jagcodec.wire.checks import is_oversized_empty
 from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.items import Item, Lowered, RowMessages, Tree
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.native import NATIVE
 from jagcodec.wire.spec import Code
-from jagcodec.wire.write.items import Item, Lowered, RowMessages, Tree
 
 STRING_TYPE = frozenset((str,))
 

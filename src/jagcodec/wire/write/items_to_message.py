@@ -19,11 +19,11 @@ from jagcodec.rows.views import RaggedView, in_buffers
 from jagcodec.wire.dtypes import DtypeName
 from jagcodec.wire.frames import NO_BYTES, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import is_accepted, start_of
+from jagcodec.wire.items import Lowered, RowMessages, item_of_documents, item_of_view
 from jagcodec.wire.spec import SMALL_BUFFER
 from jagcodec.wire.stored.elide_cells import elide_cells
 from jagcodec.wire.stored.elide_documents import elide_documents
 from jagcodec.wire.stored.narrow import narrowed
-from jagcodec.wire.write.items import Lowered, RowMessages, item_of_documents, item_of_view
 from jagcodec.wire.write.place import MessageWriter
 
 
