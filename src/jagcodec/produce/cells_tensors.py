@@ -25,8 +25,8 @@ from jagcodec.memory.tensor_bytes import (
     plain_arrays,
 )
 from jagcodec.produce.row_kinds import STORED_DTYPES
+from jagcodec.wire.tensor_views import has_dense_cells as has_dense_cells
 from jagcodec.wire.torch_dtypes import TORCH_NAMES, torch_dtype
-from jagcodec.wire.write.tensor_views import has_dense_cells as has_dense_cells
 
 
 def described_tensor(tensor: torch.Tensor) -> str:

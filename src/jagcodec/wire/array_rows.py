@@ -43,7 +43,7 @@ def array_rows(rows: Sequence[Any]) -> ArrayRows | None:
         dtype = _common(part.dtype for part in parts)
         name = None if dtype is None else TORCH_NAME_OF_NUMPY.get(dtype)
     elif kinds == {tensor_type()}:
-        from jagcodec.wire.write.tensor_views import has_dense_cells  # where tensors are, torch is
+        from jagcodec.wire.tensor_views import has_dense_cells  # where tensors are, torch is
 
         tensors = [row for row in rows if row is not None]
         if not all(map(has_dense_cells, tensors)):

@@ -39,6 +39,7 @@ from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.frames import NO_BYTES
 from jagcodec.wire.items import Item, Tree
 from jagcodec.wire.spec import Code
+from jagcodec.wire.tensor_views import views_of_one_storage
 from jagcodec.wire.torch_dtypes import TORCH_NAMES
 from jagcodec.wire.write.lowering import add_handlers
 from jagcodec.wire.write.lowering_columns import (
@@ -50,7 +51,6 @@ from jagcodec.wire.write.lowering_columns import (
     lower_view,
 )
 from jagcodec.wire.write.lowering_objects import lower_objects
-from jagcodec.wire.write.tensor_views import views_of_one_storage
 from jagcodec.wire.write.walk import Handler, ValueWalk
 
 # --- tensors -----------------------------------------------------------------------------------
