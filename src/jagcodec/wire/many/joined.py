@@ -58,9 +58,9 @@ from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.items import item_of_view
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.many.message_table import ColumnInPlace, MessageTable
-from jagcodec.wire.many.stacked import MessageInMemory, Stack, open_together, stacks_of
+from jagcodec.wire.many.stacked import Stack, open_together, stacks_of
 from jagcodec.wire.native import are_values
-from jagcodec.wire.read.message_source import MessageSource
+from jagcodec.wire.read.message_source import MessageInMemory, MessageSource
 from jagcodec.wire.read.wire_batch import WireBatch, open_whole
 from jagcodec.wire.spec import Kind
 

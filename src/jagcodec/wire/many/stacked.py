@@ -22,21 +22,9 @@ from jagcodec.wire.claims import sound_at_sight
 from jagcodec.wire.frames import frame_arrays, frames_of_blob, header_of_blob, is_blob
 from jagcodec.wire.header import NO_VALUES, end_of, header_parts
 from jagcodec.wire.limits import Limits
+from jagcodec.wire.read.message_source import MessageInMemory
 from jagcodec.wire.schema import GROUP_NUMBERS, Node, Schema, read_schema
 from jagcodec.wire.spec import Kind
-
-
-class MessageInMemory(NamedTuple):
-    """A sound message with its frames in memory."""
-
-    node: Node  # the batch; its last field names the columns, which are its children
-    first_group: int  # the index of the first number of a ragged group
-    numbers: bytes  # the numbers of its header
-    # The bytes of the documents in its header. If two messages have one node and equal `values`,
-    # they have equal `meta`.
-    values: Any
-    buffers: Sequence[ByteArray]  # the frames after the header
-    levels: int  # the limit of depth with which it was opened
 
 
 class Stack(NamedTuple):
@@ -62,7 +50,8 @@ def stacks_of(messages: Mapping[int, MessageInMemory]) -> list[Stack]:
         numbers = np.frombuffer(joined, dtype=np.int64).reshape(len(some), -1)
         values = [message.values for message in some]
         levels = min(message.levels for message in some)
-        stacks.append(Stack(*some[0][:2], np.array(members), numbers, values, levels))
+        node, first_group = some[0].node, some[0].first_group
+        stacks.append(Stack(node, first_group, np.array(members), numbers, values, levels))
     return stacks
 
 

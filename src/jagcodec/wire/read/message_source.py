@@ -1,15 +1,15 @@
 """`source_of_message`: the batch of a message, as the source of its columns.
 
 `source_of_message`, at the end, finds the batch of a whole message. `MessageSource` has the columns
-of one node, and `_CLASSES` their classes. A `_BatchColumn` is a batch inside a batch, which has a
-`MessageSource`, too.
+of one node, and `_CLASSES` their classes; joins read it as a `MessageInMemory`. A `_BatchColumn` is
+a batch inside a batch, which has a `MessageSource`, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jagcodec.columns.batch import (
     Batch,
@@ -27,11 +27,11 @@ from jagcodec.columns.batch import (
 from jagcodec.columns.column import row_counts
 from jagcodec.columns.memory import DocumentSource
 from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.memory.arrays import ByteArray
 from jagcodec.wire.checks import bad, fail
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import cells_of, columns_of_dict, parts_of_packed
-from jagcodec.wire.many.stacked import MessageInMemory
 from jagcodec.wire.read.batch_node import batch_in, sizes_of_node, state_in_documents
 from jagcodec.wire.read.built_columns import BuiltColumn, PayloadColumn, VarlenColumn
 from jagcodec.wire.read.decoder import build, message_meta
@@ -50,6 +50,19 @@ from jagcodec.wire.spec import Kind
 
 if TYPE_CHECKING:
     import torch
+
+
+class MessageInMemory(NamedTuple):
+    """A sound message with its frames in memory."""
+
+    node: Node  # the batch; its last field names the columns, which are its children
+    first_group: int  # the index of the first number of a ragged group
+    numbers: bytes  # the numbers of its header
+    # The bytes of the documents in its header. If two messages have one node and equal `values`,
+    # they have equal `meta`.
+    values: Any
+    buffers: Sequence[ByteArray]  # the frames after the header
+    levels: int  # the limit of depth with which it was opened
 
 
 class MessageSource(NodeSource):
