@@ -312,5 +312,6 @@ def _tensor(value: Any) -> Any:
 
 def _cells(tensor: torch.Tensor) -> list[Any]:
     """The shape of a strided tensor, and its bytes in row-major order."""
-    data = _integers(tensor).numpy().tobytes() if tensor.numel() else b""
+    # Flat, because numpy 1 has at most 32 dims.
+    data = _integers(tensor).reshape(-1).numpy().tobytes() if tensor.numel() else b""
     return [[*tensor.shape], data]

@@ -304,8 +304,11 @@ def _build_stack(
         is_batch = is_leaf(member) and not isinstance(member, torch.Tensor)
         if not (is_batch if batches else is_non_tensor(member)):
             raise bad(f"members of a {node.kind.name}", type(member).__name__)
+    stack_dim, dims = node.fields[0], members[0].batch_dims if members else 0
+    if stack_dim > dims:  # tensordict 0.10 accepts one more
+        raise bad(f"a stack dim of 0 to {dims}", stack_dim)
     make = LazyStackedTensorDict if batches else NonTensorStack
-    return make(*members, stack_dim=node.fields[0])
+    return make(*members, stack_dim=stack_dim)
 
 
 def _build_non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
