@@ -244,6 +244,7 @@ def train(rank, store, rollouts=None):
             optimizer.zero_grad()
         if rank == 0:
             report(batch, batches, loss)
+    dist.barrier()  # with torch 2.6, who leaves after another rank may wait forever
     dist.destroy_process_group()
 
 

@@ -56,6 +56,7 @@ def start(rank: int, ranks: int, path: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60), **options)
     try:
         work()
+        dist.barrier()  # with torch 2.6, who leaves after another rank may wait forever
     finally:
         dist.destroy_process_group()
 
