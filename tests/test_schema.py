@@ -9,6 +9,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     BatchedDataDict,
+    concat_rows,
     encode,
     materialize,
     open_wire,
@@ -48,6 +49,16 @@ def test_every_form_of_a_batch_passes_whatever_its_rows():
     store = Store(encode(TensorDict({"x": torch.ones(9999)}, [9999])))
     check_schema(open_wire(store), {"x": FieldSchema("tensor", torch.float32, (None,))})
     assert store.fetched < 2000  # nothing of the cells is read
+
+
+def test_a_join_passes_only_if_each_of_its_messages_does():
+    frames = [encode(TensorDict({"x": torch.ones(2, 3)}, [2])) for _ in range(3)]
+    schema = open_wire(frames[0]).schema
+    check_schema(concat_rows(frames), schema)
+    for other in (torch.ones(2, 3).double(), torch.ones(2, 4), nested([[1.0], [2.0]])):
+        whole = concat_rows([*frames, encode(TensorDict({"x": other}, [2]))])
+        with pytest.raises(ArgumentError, match=r"concat_rows\['x'\] of batch 3: "):
+            check_schema(whole, schema)
 
 
 PARTS = torch.tensor([0, 2, 3], dtype=torch.int32), 2, torch.tensor([0, 1, 0])

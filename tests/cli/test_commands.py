@@ -14,7 +14,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
@@ -546,8 +546,25 @@ def test_cells_are_shortened_and_safe_to_print():
         ([10**5000], '["an int of 16610 bits"]'),
         ({10**5000}, '"set"'),
         (torch.tensor([1, 2], dtype=torch.uint8).view(torch.bits8), "[1 2]"),
+        (torch.tensor([[1.5, -2.0], [100.0, 3.0]]), "[[1.5 -2. ] [100. 3. ]]"),
+        (np.array([["a  b", "[ c"], ["\n", "d\t"]]), r"[['a  b' '[ c'] ['\n' 'd\t']]"),
+        (np.array([b"a  b"]), "[b'a  b']"),
     ):
         assert cells_text(value) == text
+
+
+@given(st.integers(0, 10**13))
+@example(9_999)
+@example(9_999_949)
+@example(9_999_950)
+@example(9_999_999_999)
+def test_sizes_are_below_ten_thousand_of_a_unit(size):
+    number, unit = size_text(size).split()
+    scale = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}[unit]
+    shown = float(number.replace(",", ""))
+    assert abs(shown * scale - size) <= scale / 20 * 1.001
+    assert shown < 10_000 or unit == "GB"
+    assert shown >= 10 or unit == "B"
 
 
 def jagcodec(*arguments, **options):

@@ -89,6 +89,47 @@ def test_a_message_is_not_read_until_it_is_asked():
     assert sum(store.fetched for store in stores) < headers + 200
 
 
+COLUMNS_THAT_DIFFER = {
+    "float32": torch.zeros(2),
+    "float64": torch.zeros(2, dtype=torch.float64),
+    "cells of 3": torch.zeros(2, 3),
+    "no rows": torch.zeros(0, 3),
+    "jagged": nested([[1], [2, 3]]),
+    "jagged float64": nested([[0.5], [2.0, 3.0]], dtype=torch.float64),
+    "objects": NonTensorStack("a", {"b": 1}),
+    "arrays": NonTensorStack(np.zeros(2), np.zeros(3)),
+    "one object": NonTensorData("a", batch_size=[2]),
+    "a batch inside": TensorDict({"x": torch.zeros(2)}, [2]),
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_schema_refuses_what_cannot_be_joined_as_a_read_does(kind):
+    """Messages 0, 1 and 3 have one column, and message 2 has another."""
+    for (a, first), (b, other) in itertools.product(COLUMNS_THAT_DIFFER.items(), repeat=2):
+        columns = [first, first, other, first]
+        batch = joined([TensorDict({"c": x}, [len(x)]) for x in columns], kind)
+        outcomes = []
+        for read in (lambda batch: batch["c"], lambda batch: batch.schema):
+            try:
+                read(batch)
+                outcomes.append(None)
+            except (ArgumentError, ArgumentTypeError) as error:
+                outcomes.append((type(error), str(error)))
+        assert outcomes[0] == outcomes[1], (a, b)
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("rows", [[13, 7, 14], slice(6, 15), [7, 14]])
+def test_errors_number_messages_as_the_join_does_if_rows_were_chosen(kind, rows):
+    dtypes = [torch.float32] * 7 + [torch.float64]
+    whole = joined([TensorDict({"c": torch.zeros(2, dtype=dtype)}, [2]) for dtype in dtypes], kind)
+    with pytest.raises(ArgumentError) as caught:
+        whole.rows(rows)["c"]
+    assert caught.value.path == "concat_rows['c'] of batch 7"
+    assert "like batch 3," in caught.value.detail
+
+
 def test_lists_of_frames_may_change_once_they_were_joined():
     messages = [bytes_of(encode(row, meta={"i": 1})) for row in ROWS]
     batch = concat_rows(messages)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -207,8 +208,10 @@ def cells_text(value: Any) -> str:
     if not array.ndim:
         return shown(str(array[()]), 400)
     with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
-        text = " ".join(np.array2string(array).split())
-    return shown(text.replace("[ ", "["), 400)
+        text = re.sub(r"\n\s*", " ", np.array2string(array))
+    if array.dtype.kind not in "SU":  # numpy pads numbers; a text may have such spaces itself
+        text = re.sub(" +", " ", text).replace("[ ", "[")
+    return shown(text, 400)
 
 
 def _as_array(value: Any) -> Any:
@@ -314,11 +317,14 @@ def _bytes_text(size: int, found: MessageDescription) -> tuple[str, str]:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes, in units of about three digits."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= 10 * unit:
-            return f"{size / unit:,.1f} {name}"
-    return f"{size:,} B"
+    """A number of bytes in the smallest unit in which it is below 10,000; at most in GB."""
+    if size < 10_000:
+        return f"{size:,} B"
+    for unit, name in ((10**3, "kB"), (10**6, "MB")):
+        number = round(size / unit, 1)
+        if number < 10_000:
+            return f"{number:,.1f} {name}"
+    return f"{size / 10**9:,.1f} GB"
 
 
 def _lengths_text(rows: RowLengths) -> str:

@@ -324,12 +324,14 @@ def concat_rows(batches: Iterable[Any]) -> Any:
         column is copied once: objects in lists, arrays or leaves, numbers in arrays or tensors,
         jagged and packed columns have the form that they have in that batch. Columns of equal row
         lengths share one offsets tensor. A payload of the whole batch stays one if all batches have
-        the same, bit for bit, and becomes one payload per row if not. ``meta_info`` has the values
-        that all batches agree on.
+        the same, bit for bit, and becomes one payload per row if not. `meta` of a `WireBatch` and
+        ``meta_info`` of a `BatchedDataDict` have the values that all batches agree on. A TensorDict
+        or a dict has no place for them, so it loses the `meta` of messages.
 
     Raises:
         ArgumentError: There is no batch, or a column differs between batches in layout, dtype,
-            device or the shape of a row (nothing is promoted or guessed).
+            device or the shape of a row (nothing is promoted or guessed). A `WireBatch` raises it
+            when the column, or its `schema`, is read.
         ArgumentKeyError: A batch lacks a column of another; both are named.
         ArgumentTypeError: Batches or columns differ in kind.
         WireFormatError: A message is malformed; the error names it.

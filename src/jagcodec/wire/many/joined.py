@@ -10,6 +10,7 @@ read from each message and then joined, as by `concat_rows`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -43,7 +44,13 @@ from jagcodec.columns.batch import (
 from jagcodec.columns.column import as_leaf, column_of
 from jagcodec.columns.join import join_leaves, join_views, require_same_names
 from jagcodec.columns.memory import nested_source, user_value_in_memory
-from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, naming_column
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    JagcodecError,
+    WireFormatError,
+    naming_column,
+)
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.extents import check_extent
 from jagcodec.rows.chosen_rows import ChosenRows
@@ -177,6 +184,10 @@ class JoinedRows(Source):
         counts, parts = [self._counts[i] for i in listed], [self._parts[i] for i in listed]
         return JoinedRows(self.names, counts, parts, table)
 
+    def forms_by_example(self, name: str) -> Sequence[int]:
+        """The indices of batches among which each form of a column occurs; batch 0 is left out."""
+        return self._messages.examples(name) if self._messages else range(1, len(self._parts))
+
     def parts(self) -> Iterator[WireBatch]:
         """The batches, each opened when the caller comes to it."""
         return map(self.part, range(len(self._parts)))
@@ -277,9 +288,24 @@ class JoinedRows(Source):
     def _read_batches(self, names: Sequence[str], how: Read) -> dict[str, Any]:
         """Read columns from each batch and join them, in the form of `As.VIEW` or `As.HOST`."""
         chosen, form = how.chosen, As.HOST if how.form is As.HOST else As.VIEW
-        each: dict[str, list[Any]] = {name: [] for name in names}
         wanted = self._rows_of_parts(chosen)
-        for i, rows in wanted.parts:
+        pool = self._pool if chosen is None else chosen.pool
+        return self._read_wanted(names, wanted, form, pool)
+
+    def check_field(self, name: str, index: int) -> None:
+        """Refuse a column of the batch at `index` that cannot be joined with that of batch 0.
+
+        It joins no rows of the two, so it reads no cells, and raises what a read of rows raises.
+        """
+        wanted = _WantedRows([(0, slice(0, 0)), (index, slice(0, 0))], None)
+        self._read_wanted([name], wanted, As.VIEW, RowSplitsPool())
+
+    def _read_wanted(
+        self, names: Sequence[str], wanted: _WantedRows, form: As, pool: RowSplitsPool
+    ) -> dict[str, Any]:
+        """Read the wanted rows of columns batch by batch, and join them."""
+        each: dict[str, list[Any]] = {name: [] for name in names}
+        for i, rows in wanted.rows_by_part:
             part = self.part(i)
             columns = columns_in(part)
             chosen_columns = {name: columns[name] for name in names}
@@ -291,12 +317,13 @@ class JoinedRows(Source):
                     each[name].append(_columns_inside(column, form))
             except WireFormatError as error:
                 raise in_message(error, i) from error
-        pool, joined = self._pool if chosen is None else chosen.pool, {}
-        for name, found in each.items():
+        joined = {}
+        for name, columns_of_parts in each.items():
             try:
-                joined[name] = _joined_column(name, found, wanted.order, pool)
+                joined[name] = _joined_column(name, columns_of_parts, wanted.order, pool)
             except (ArgumentError, ArgumentTypeError) as error:
-                raise naming_column(error, name) from error.__cause__
+                numbered = _with_batch_numbers(error, [i for i, _ in wanted.rows_by_part])
+                raise naming_column(numbered, name) from error.__cause__
         return joined
 
     def _rows_of_parts(self, chosen: ChosenRows | None) -> _WantedRows:
@@ -334,7 +361,8 @@ class _RowsOfForm(NamedTuple):
 class _WantedRows(NamedTuple):
     """Which rows to read from which of the batches of a join."""
 
-    parts: list[tuple[int, Any]]  # the index of a batch, and its rows as an index; None for all
+    # The index of each batch to read from, and its rows as an index; None for all of its rows.
+    rows_by_part: list[tuple[int, Any]]
     order: IntArray | None  # puts the rows that were read in order; None if they are in order
 
 
@@ -348,7 +376,14 @@ class JoinedColumn(Column):
         self.name: str = name
 
     def field(self, rows: int) -> FieldSchema:
-        kind, dtype, shape = columns_in(self.source.part(0))[self.name].field(rows)
+        first = self._field_in_part(0, rows)
+        for i in self.source.forms_by_example(self.name):
+            if self._field_in_part(i, rows) != first:
+                self.source.check_field(self.name, i)
+        return first
+
+    def _field_in_part(self, index: int, rows: int) -> FieldSchema:
+        kind, dtype, shape = columns_in(self.source.part(index))[self.name].field(rows)
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
     def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
@@ -497,6 +532,17 @@ def _joined_column(
     joined = join_leaves(leaves, order, pool, _path(name), same_values)
     view = column_of(joined).jagged_view(_path(name), pool)
     return joined if view is None else view
+
+
+def _with_batch_numbers(error: JagcodecError, numbers: Sequence[int]) -> JagcodecError:
+    """The error of a join of some batches, with the `numbers` that these have in the whole join."""
+
+    def numbered(match: re.Match[str]) -> str:
+        return f"{match[1]} batch {numbers[int(match[2])]}"
+
+    path = re.sub(r"\b(of) batch (\d+)$", numbered, error.path)
+    detail = re.sub(r"\b(of|like|in) batch (\d+)\b", numbered, error.detail)
+    return type(error)(error.reason, path, detail)
 
 
 def _columns_inside(column: Any, form: As) -> Any:

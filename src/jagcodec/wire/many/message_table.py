@@ -22,13 +22,12 @@ from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
 from jagcodec.wire.dtypes import DtypeName, cell_dtype
 from jagcodec.wire.many.stacked import Stack
-from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node
+from jagcodec.wire.schema import GROUP, GROUP_NUMBERS, Node, stored_size
 from jagcodec.wire.spec import (
     BITS,
     IN_STACK,
     INDIRECT,
     PLAIN,
-    STORED_WIDTHS,
     TORCH_ITEMSIZES,
     Kind,
 )
@@ -144,6 +143,22 @@ class MessageTable:
             tables.append(TableOfForm(members, rows, table))
         return tables
 
+    def examples(self, name: str) -> list[int]:
+        """Messages among which each dtype and row shape of a column occurs, from headers alone.
+
+        If one message of a stack differs from the first of the stack, it takes both.
+        """
+        examples = []
+        for stack, nodes in zip(self.stacks, self._nodes, strict=True):
+            node = nodes[name]
+            examples.append(int(stack.members[0]))
+            dims = stack.numbers[:, node.dims : node.end].copy()
+            if node.kind in (Kind.TENSOR, Kind.JAGGED):
+                dims[:, node.fields[2] - 1 if node.kind is Kind.JAGGED else 0] = 0  # not of a row
+                others = np.flatnonzero((dims != dims[0]).any(axis=1))
+                examples += stack.members[others[:1]].tolist()
+        return sorted(examples)
+
     def _column_in_place(self, name: str) -> ColumnInPlace | None:
         nodes = [known[name] for known in self._nodes]
         if nodes[0].kind is not Kind.ARRAY_ROWS:
@@ -235,7 +250,7 @@ class MessageTable:
         for code in np.unique(column.storage_codes[column.storage_codes != PLAIN]).tolist():
             members = np.flatnonzero(column.storage_codes == code)
             counts = cells[members]
-            sizes = (counts + 7) // 8 if code == BITS else counts * STORED_WIDTHS[code][0]
+            sizes = (counts * stored_size(column.dtype, code, 8) + 7) // 8
             if code == BITS:  # widen whole bytes: the bits of a message end at a byte
                 counts = 8 * sizes
             runs = RowSplits.from_lengths(sizes)

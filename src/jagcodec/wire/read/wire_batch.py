@@ -97,7 +97,8 @@ class WireBatch(Batch):
     def schema(self) -> Mapping[str, FieldSchema]:
         """Name to `FieldSchema`, from the headers alone, for the rows as chosen.
 
-        Where torch is not installed, dtypes are names.
+        Where torch is not installed, dtypes are names. If a column differs between the messages of
+        a join, this raises ArgumentError, as a read of that column does.
         """
         half(*VALUES)  # imports torch if it is installed, so that dtypes are torch's
         rows = len(self)
@@ -108,8 +109,8 @@ class WireBatch(Batch):
     @property
     def meta(self) -> dict[str, Any]:
         """Values of the whole batch: `meta` of `encode`, or what is next to the batch in
-        a dict or a `BatchedDataDict`. Of rows of several messages what all of them agree on; of
-        columns of several, what none contradicts. A new dict each time; no column is read.
+        a dict or a `BatchedDataDict`. Joined by rows: values that all messages agree on. Joined by
+        columns: values that no message contradicts. A new dict each time; no column is read.
         """
         return self._source.meta()
 
@@ -176,21 +177,21 @@ class WireBatch(Batch):
         columns = self._columns
         if name not in columns:
             raise unknown_name(name, columns, "WireBatch.arrays")
-        found = views_of(WireBatch(self._source, {name: columns[name]}, self._chosen), As.HOST)[
-            name
-        ]
-        if isinstance(found, RaggedView):
-            return arrays_of_view(found)
-        if isinstance(found, CellRows):
-            return rectangle_of_view(found.view)
-        if isinstance(found, OneObject):
-            found = column_of(found).object_array()
-        if isinstance(found, np.ndarray):
-            return ColumnArrays(found, None, None)
+        # Not `select`, which would check the name again.
+        one = WireBatch(self._source, {name: columns[name]}, self._chosen)
+        column = views_of(one, As.HOST)[name]
+        if isinstance(column, RaggedView):
+            return arrays_of_view(column)
+        if isinstance(column, CellRows):
+            return rectangle_of_view(column.view)
+        if isinstance(column, OneObject):
+            column = column_of(column).object_array()
+        if isinstance(column, np.ndarray):
+            return ColumnArrays(column, None, None)
         remedy = "read batch[name]"
-        if isinstance(found, Batch):
+        if isinstance(column, Batch):
             remedy = "call .arrays of one of its columns"
-        detail = f"expected a column of cells or objects, found {describe(found)}; {remedy}"
+        detail = f"expected a column of cells or objects, found {describe(column)}; {remedy}"
         raise ArgumentTypeError("bad_type", f"WireBatch.arrays({name!r})", detail)
 
     def get(self, name: str, default: Any = None) -> Any:
