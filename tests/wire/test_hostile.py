@@ -443,8 +443,8 @@ TERABYTE = forge.zstd(b"", size=1 << 40, width=8)[:13]
     [
         # While torch looks at indices, once bounds or shapes were read, once a frame was checked.
         (torch, "sparse_coo_tensor", torch.eye(3).to_sparse().coalesce(), slice(24), bytes(24)),
-        (Message, "int64s", VIEWS, slice(64, None), b"\x7f" * 32),
-        (Message, "int64s", torch.nested.nested_tensor(VIEWS), slice(64, None), b"\x7f" * 32),
+        (Message, "int64s_at", VIEWS, slice(64, None), b"\x7f" * 32),
+        (Message, "int64s_at", torch.nested.nested_tensor(VIEWS), slice(64, None), b"\x7f" * 32),
         (zstandard, "get_frame_parameters", torch.zeros(5000), slice(13), TERABYTE),
     ],
 )

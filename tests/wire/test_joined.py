@@ -109,7 +109,7 @@ def test_a_schema_refuses_what_cannot_be_joined_as_a_read_does(kind):
     for (a, first), (b, other) in itertools.product(COLUMNS_THAT_DIFFER.items(), repeat=2):
         columns = [first, first, other, first]
         batch = joined([TensorDict({"c": x}, [len(x)]) for x in columns], kind)
-        outcomes = []
+        outcomes: list[Any] = []
         for read in (lambda batch: batch["c"], lambda batch: batch.schema):
             try:
                 read(batch)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from jagcodec._version import __version__
 from jagcodec.cli import commands, inspection
-from jagcodec.cli.inputs import error_line
+from jagcodec.cli.inputs import FAILURE, SUCCESS, error_line
 from jagcodec.errors import JagcodecError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return CLOSED_PIPE
     except (JagcodecError, OSError) as error:
         print(error_line(error), file=sys.stderr)
-        return 2
+        return FAILURE
     except MemoryError:
         print("jagcodec: error: there is not enough memory for it", file=sys.stderr)
-        return 2
+        return FAILURE
     except KeyboardInterrupt:
         print("jagcodec: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -56,7 +56,7 @@ def _run(argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
     if not hasattr(options, "run"):
         parser.print_help()
-        return 0
+        return SUCCESS
     with warnings.catch_warnings():
         # Torch warns about kinds of tensors that a message holds.
         warnings.simplefilter("ignore", UserWarning)

@@ -1,6 +1,6 @@
 """The commands ``diff``, ``verify``, ``export``, ``tax`` and ``doctor``.
 
-First come the parsers of all commands, then the commands; ``export`` is last.
+The function that adds a command's parser stands before the command; ``export`` is last.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from itertools import islice
 from typing import Any
 
 from jagcodec.cli.inputs import (
+    DIFFERENCE,
+    FAILURE,
+    SUCCESS,
     add_columns,
     add_json,
     add_message,
@@ -47,10 +50,35 @@ def _add_diff(parsers: Any) -> None:
     add_message(parser, "left", metavar="A")
     add_message(parser, "right", metavar="B")
     add_columns(parser, "compare")
-    text = "the first difference of every column, not of the first"
+    text = "show the first difference in every column; by default, stop at the first one"
     parser.add_argument("--all", action="store_true", help=text)
     add_json(parser)
     parser.set_defaults(run=_diff, fail=parser.error)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    """Print where two messages differ; 1 if they do."""
+    if options.left == options.right == "-":
+        options.fail("expected standard input once, found it twice")
+    files = options.left, options.right
+    sources, values = [], []
+    for file in files:
+        with naming(file):
+            sources.append(read_message(file))
+    from jagcodec.train.describe import differences, read_whole
+
+    for file, source in zip(files, sources, strict=True):
+        with naming(file, "WireBatch.select"):
+            values.append(read_whole(source, display_name(file), options.columns))
+    listed = list(islice(differences(*values), None if options.all else 1))
+    if options.json:
+        document = {"same": not listed, "differences": [vars(difference) for difference in listed]}
+        print(json.dumps(document, indent=2))
+    else:
+        left, right = map(display_name, files)
+        for difference in listed:
+            print(f"{left} {right} differ: {difference}")
+    return DIFFERENCE if listed else SUCCESS
 
 
 def _add_verify(parsers: Any) -> None:
@@ -64,18 +92,45 @@ def _add_verify(parsers: Any) -> None:
     parser.set_defaults(run=_verify)
 
 
-def _add_export(parsers: Any) -> None:
+def _verify(options: argparse.Namespace) -> int:
+    """Print for each message whether it is sound; 2 if one is not."""
+    status = SUCCESS
+    for file in options.files:
+        try:
+            with naming(file, "check_message(source)"):
+                source = read_message(file)
+                from jagcodec.train.describe import check_message
+
+                message, unknown = check_message(source)
+        except (JagcodecError, OSError) as error:
+            status = FAILURE
+            print(error_line(error), file=sys.stderr)
+            continue
+        checksums = message.message.header.checksums is not None
+        text = "checksums verified" if checksums else "no checksums"
+        print(f"{display_name(file)}: sound, {message.bytes:,} B, {text}")
+        for why in unknown.values():
+            print(f"  not read: {why}")
+    return status
+
+
+def _add_doctor(parsers: Any) -> None:
     parser = parsers.add_parser(
-        "export",
-        help="write a message as .parquet, .arrow or .jsonl, for pandas, polars, duckdb",
-        description="Write the columns of a batch as .parquet, .arrow (IPC) or .jsonl, by the "
-        "ending of OUT. The file is written whole or not at all; what is not in it is named on "
-        "standard error.",
+        "doctor",
+        help="show what is installed here, and what copies rows",
+        description="Show which versions are installed, which kernel copies rows and with how many "
+        "threads, and which frameworks are here.",
     )
-    add_message(parser)
-    parser.add_argument("target", metavar="OUT", help="the file to write; an old one is replaced")
-    add_columns(parser, "export")
-    parser.set_defaults(run=_export, fail=parser.error)
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    """Print what is installed; 1 if the library cannot be imported."""
+    from jagcodec.doctor import doctor, report_lines
+
+    report = doctor()
+    print("\n".join(report_lines(report)))
+    return SUCCESS if report["problem"] is None else DIFFERENCE
 
 
 def _add_tax(parsers: Any) -> None:
@@ -104,79 +159,14 @@ def _add_tax(parsers: Any) -> None:
     parser.set_defaults(run=_tax, fail=parser.error)
 
 
-def _add_doctor(parsers: Any) -> None:
-    parser = parsers.add_parser(
-        "doctor",
-        help="show what is installed here, and what copies rows",
-        description="Show which versions are installed, which kernel copies rows and with how many "
-        "threads, and which frameworks are here.",
-    )
-    parser.set_defaults(run=_doctor)
-
-
-def _diff(options: argparse.Namespace) -> int:
-    """Print where two messages differ; 1 if they do."""
-    if options.left == options.right == "-":
-        options.fail("expected standard input once, found it twice")
-    files = options.left, options.right
-    sources, values = [], []
-    for file in files:
-        with naming(file):
-            sources.append(read_message(file))
-    from jagcodec.train.describe import differences, read_whole
-
-    for file, source in zip(files, sources, strict=True):
-        with naming(file, "WireBatch.select"):
-            values.append(read_whole(source, display_name(file), options.columns))
-    found = list(islice(differences(*values), None if options.all else 1))
-    if options.json:
-        document = {"same": not found, "differences": [vars(difference) for difference in found]}
-        print(json.dumps(document, indent=2))
-    else:
-        left, right = map(display_name, files)
-        for difference in found:
-            print(f"{left} {right} differ: {difference}")
-    return 1 if found else 0
-
-
-def _verify(options: argparse.Namespace) -> int:
-    """Print for each message whether it is sound; 2 if one is not."""
-    status = 0
-    for file in options.files:
-        try:
-            with naming(file, "check_message(source)"):
-                source = read_message(file)
-                from jagcodec.train.describe import check_message
-
-                found, unknown = check_message(source)
-        except (JagcodecError, OSError) as error:
-            status = 2
-            print(error_line(error), file=sys.stderr)
-            continue
-        checksums = found.message.header.checksums is not None
-        text = "checksums verified" if checksums else "no checksums"
-        print(f"{display_name(file)}: sound, {found.bytes:,} B, {text}")
-        for why in unknown.values():
-            print(f"  not read: {why}")
-    return status
-
-
-def _doctor(_: argparse.Namespace) -> int:
-    """Print what is installed; 1 if the library cannot be imported."""
-    from jagcodec.doctor import doctor, report_lines
-
-    report = doctor()
-    print("\n".join(report_lines(report)))
-    return 0 if report["problem"] is None else 1
-
-
 def _tax(options: argparse.Namespace) -> int:
     """Print what padding costs rows of these lengths, and what packing would."""
     from jagcodec.train.tax import tax_of_lengths
 
     names = "ranks", "row_multiple", "total_multiple"
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if given and options.max_tokens is None:
+    values = {name: getattr(options, name) for name in names}
+    plan_options = {name: value for name, value in values.items() if value is not None}
+    if plan_options and options.max_tokens is None:
         options.fail("expected --max-tokens N with --ranks, --row-multiple and --total-multiple")
     with naming(options.file, "padding_tax(source)", "plan_micro_batches(lengths)"):
         lengths = _read_lengths(read_bytes(options.file), options)
@@ -185,16 +175,16 @@ def _tax(options: argparse.Namespace) -> int:
         if options.max_tokens is not None:
             from jagcodec.forward.micro_batches import plan_micro_batches
 
-            plan = plan_micro_batches(lengths, max_tokens=options.max_tokens, **given)
+            plan = plan_micro_batches(lengths, max_tokens=options.max_tokens, **plan_options)
             packing = plan.report()
     if options.json:
         document = tax.as_dict() if packing is None else {**tax.as_dict(), "packing": packing}
         print(json.dumps(document, indent=2))
-        return 0
+        return SUCCESS
     print(tax)
     if packing is not None:
         print(*_packing_lines(packing, options.max_tokens), sep="\n")
-    return 0
+    return SUCCESS
 
 
 def _read_lengths(data: Any, options: argparse.Namespace) -> Any:
@@ -225,8 +215,8 @@ def _lengths_of_message(data: Any, name: str, column: str | None) -> Any:
     batch = open_whole(data, name)
     if column is not None:
         batch = batch.select([column])
-    known = row_lengths_of(batch, name, RowSplitsPool())
-    return common_lengths(known, name, "choose one with --column NAME")
+    lengths = row_lengths_of(batch, name, RowSplitsPool())
+    return common_lengths(lengths, name, "choose one with --column NAME")
 
 
 def _packing_lines(report: dict[str, Any], max_tokens: int) -> list[str]:
@@ -247,6 +237,21 @@ def _packing_lines(report: dict[str, Any], max_tokens: int) -> list[str]:
 
 # --- export ------------------------------------------------------------------------------------
 
+
+def _add_export(parsers: Any) -> None:
+    parser = parsers.add_parser(
+        "export",
+        help="write a message as .parquet, .arrow or .jsonl, for pandas, polars, duckdb",
+        description="Write the columns of a batch as .parquet, .arrow (IPC) or .jsonl, by the "
+        "ending of OUT. The file is written whole or not at all; what is not in it is named on "
+        "standard error.",
+    )
+    add_message(parser)
+    parser.add_argument("target", metavar="OUT", help="the file to write; an old one is replaced")
+    add_columns(parser, "export")
+    parser.set_defaults(run=_export, fail=parser.error)
+
+
 _ENDINGS = (".parquet", ".arrow", ".jsonl")
 
 
@@ -254,8 +259,8 @@ def _export(options: argparse.Namespace) -> int:
     """Write the columns of a message to a file, and print what the file has and lacks."""
     ending = os.path.splitext(options.target)[1].lower()
     if ending not in _ENDINGS:
-        found = display_name(options.target)
-        options.fail(f"expected OUT with an ending of {', '.join(_ENDINGS)}, found {found}")
+        name = display_name(options.target)
+        options.fail(f"expected OUT with an ending of {', '.join(_ENDINGS)}, found {name}")
     with naming(options.file, "to_arrow(batch)"):
         source = read_message(options.file)
         from jagcodec.train.describe import names_of_meta
@@ -277,7 +282,7 @@ def _export(options: argparse.Namespace) -> int:
         listed = unknown if left_out is None else ", ".join(map(name_text, left_out))
         reason = "because it belongs to the whole batch"
         print(f"jagcodec: left out, {reason}: {listed}", file=sys.stderr)
-    return 0
+    return SUCCESS
 
 
 def _arrow_file(batch: Any, ending: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What commands share: arguments, text that is safe to print, and messages in files.
+"""What commands share: exit statuses, arguments, text safe to print, and messages in files.
 
 A file named ``-`` is standard input.
 """
@@ -18,6 +18,11 @@ from typing import Any, BinaryIO
 from jagcodec.errors import JagcodecError, shown
 from jagcodec.wire.spec import BLOB_MAGIC
 
+SUCCESS, DIFFERENCE, FAILURE = 0, 1, 2
+"""Exit statuses. `DIFFERENCE` is that of ``diff`` for messages that differ, and of ``doctor`` for a
+fault; `FAILURE` is for arguments, files or messages that are wrong.
+"""
+
 
 def whole(text: str) -> int:
     """The type, for `argparse`, of a number of rows or tokens."""
@@ -34,8 +39,8 @@ def row_index(text: str) -> int | slice:
     """The number of a row, or a range of rows, as in Python's brackets."""
     if _ROW.fullmatch(text):
         return int(text)
-    found = _ROWS.fullmatch(text)
-    ends = [int(part) if part else None for part in found.groups()] if found else [0, 0, 0]
+    match = _ROWS.fullmatch(text)
+    ends = [int(part) if part else None for part in match.groups()] if match else [0, 0, 0]
     if ends[2] == 0:
         expected = "expected a row N, or rows A:B or A:B:STEP as a slice of Python"
         raise argparse.ArgumentTypeError(f"{expected}, found {text!r}")

@@ -1,7 +1,7 @@
 """The command ``inspect``: the columns of a message, its rows and its bytes.
 
-`_inspect` is the command. Then come the list of the steps of a record, the text of rows, and the
-text of a whole message.
+`_inspect` is the command. It prints one of three things: a message, some rows of it, or the list of
+the steps of a record. Then come that list, the rows, and the lines about a message.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jagcodec.cli.inputs import (
+    FAILURE,
+    SUCCESS,
     add_columns,
     add_json,
     add_message,
@@ -75,29 +78,50 @@ def _inspect(options: argparse.Namespace) -> int:
             entries = chosen_entries(message, options.columns)
         if options.row is not None:
             _print_rows(message.message, entries, options)
-            return 0
-        found = describe_message(message)
-    tax, unknown = None, None  # `unknown` says why this process cannot measure the tax
-    if message.batch and found.rows is not None:
+            return SUCCESS
+        description = describe_message(message)
+    tax, why_unknown = None, None
+    if message.batch and description.rows is not None:
         try:
             tax = padding_tax(source, options=True)
-        except JagcodecError as error:
-            unknown = str(error)
+        except JagcodecError as error:  # this process cannot measure it
+            why_unknown = str(error)
     wanted = {entry.name for entry in entries}
-    columns = [column for column in found.columns if column.name in wanted]
+    columns = [column for column in description.columns if column.name in wanted]
+    inspection = _Inspection(name, description, columns, tax, why_unknown)
     if options.json:
-        document = {"file": name, **asdict(found), "columns": [*map(asdict, columns)]}
-        document |= {"tax_unknown": unknown, "tax": None if tax is None else tax.as_dict()}
-        print(json.dumps(document, indent=2))
-        return 0
-    stored = [word for word in ("narrow", "elide") if getattr(found, word)]
-    print(_first_line(name, found, stored))
+        _print_json(inspection)
+    else:
+        _print_text(inspection)
+    return SUCCESS
+
+
+class _Inspection(NamedTuple):
+    """What `inspect` prints about a message."""
+
+    name: str  # of the file
+    description: MessageDescription
+    columns: list[ColumnDescription]  # those that were asked for
+    tax: PaddingTax | None  # None if it was not measured
+    tax_unknown: str | None  # why this process cannot measure the tax
+
+
+def _print_json(inspection: _Inspection) -> None:
+    name, description, columns, tax, tax_unknown = inspection
+    document = {"file": name, **asdict(description), "columns": [*map(asdict, columns)]}
+    document |= {"tax_unknown": tax_unknown, "tax": None if tax is None else tax.as_dict()}
+    print(json.dumps(document, indent=2))
+
+
+def _print_text(inspection: _Inspection) -> None:
+    name, description, columns, tax, tax_unknown = inspection
+    options = [word for word in ("narrow", "elide") if getattr(description, word)]
+    print(_first_line(name, description, options))
     if tax is not None:
-        print(*_tax_lines(tax, stored), sep="\n")
-    elif unknown is not None:
-        print(f"what options would save is unknown: {unknown}")
-    print(*_column_lines(found, columns), sep="\n")
-    return 0
+        print(*_tax_lines(tax, options), sep="\n")
+    elif tax_unknown is not None:
+        print(f"what options would save is unknown: {tax_unknown}")
+    print(*_column_lines(description, columns), sep="\n")
 
 
 def _list_steps(options: argparse.Namespace) -> int:
@@ -110,25 +134,25 @@ def _list_steps(options: argparse.Namespace) -> int:
         options.fail("expected the file of a step with --row and --columns, found a directory")
     reader = RecordReader(options.file)
     steps: list[dict[str, Any]] = []
-    status = 0
+    status = SUCCESS
     for step in reader.steps:
         file = reader.file(step)
-        found: dict[str, Any] = {"step": step, "rows": "?", "bytes": "?", "file": file}
+        line: dict[str, Any] = {"step": step, "rows": "?", "bytes": "?", "file": file}
         try:
-            found["bytes"] = os.path.getsize(file)
+            line["bytes"] = os.path.getsize(file)
             with naming(file):
-                found["rows"] = len(open_wire(file))
+                line["rows"] = len(open_wire(file))
         except (JagcodecError, OSError) as error:
-            status = 2
-            found["error"] = str(error)
+            status = FAILURE
+            line["error"] = str(error)
             print(error_line(error), file=sys.stderr)
-        steps.append(found)
+        steps.append(line)
     if options.json:
         print(json.dumps({"record": options.file, "steps": steps}, indent=2))
         return status
     print(f"{display_name(options.file)}: a record of {counted(len(steps), 'step')}")
     head = ("step", "rows", "bytes", "file")
-    lines = [[shown(str(found[name]), 4096) for name in head] for found in steps]
+    lines = [[shown(str(line[name]), 4096) for name in head] for line in steps]
     print("\n".join(table(head, lines, right=(0, 1, 2))))
     return status
 
@@ -156,8 +180,8 @@ def _print_rows(message: Message, entries: list[Entry], options: argparse.Namesp
             print()
         print(*_row_lines(row, cells, options.all), sep="\n")
     if options.json:
-        found = {"rows": documents} if isinstance(options.row, slice) else documents[0]
-        print(json.dumps(found, indent=2))
+        document = {"rows": documents} if isinstance(options.row, slice) else documents[0]
+        print(json.dumps(document, indent=2))
 
 
 def _cells_of_row(batch: WireBatch, entries: Iterable[Entry]) -> Iterator[tuple[str, Any]]:
@@ -263,18 +287,18 @@ def _json_value(value: Any) -> Any:
 # --- a message ---------------------------------------------------------------------------------
 
 
-def _first_line(name: str, found: MessageDescription, stored: list[str]) -> str:
+def _first_line(name: str, description: MessageDescription, options_used: list[str]) -> str:
     """The value of a message, its rows, bytes and frames, and its options."""
-    rows = "" if found.rows is None else f" of {counted(found.rows, 'row')}"
-    options = ", ".join([*stored, *([found.compress] if found.compress else [])])
-    line = f"{name}: {name_text(found.value)}{rows}, {size_text(found.bytes)} in "
-    line += counted(found.frames, "frame") + (f", with {options}" if options else "")
-    return line + ("; checksums verified" if found.checksum else "; no checksums")
+    rows = "" if description.rows is None else f" of {counted(description.rows, 'row')}"
+    options = ", ".join([*options_used, *([description.compress] if description.compress else [])])
+    line = f"{name}: {name_text(description.value)}{rows}, {size_text(description.bytes)} in "
+    line += counted(description.frames, "frame") + (f", with {options}" if options else "")
+    return line + ("; checksums verified" if description.checksum else "; no checksums")
 
 
-def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
+def _tax_lines(tax: PaddingTax, options_used: list[str]) -> list[str]:
     """Which options would save bytes, and what rectangles would need."""
-    used = [f"{word}=True" for word in stored if f"{word}=True" in tax.advice]
+    used = [f"{word}=True" for word in options_used if f"{word}=True" in tax.advice]
     lines = [tax.advice + (f" This message has {', '.join(used)}." if used else "")]
     padded = tax.total.padded_bytes
     if padded and tax.fill < 1:
@@ -283,37 +307,39 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
     return lines
 
 
-def _column_lines(found: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
+def _column_lines(description: MessageDescription, columns: list[ColumnDescription]) -> list[str]:
     """The table of these columns, the names of `meta`, and the lengths of rows."""
     from jagcodec.train.tax import table
 
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")
     rows: list[tuple[str, ...]] = []
-    for column in sorted(columns, key=lambda column: -column.bytes):
+    for column in sorted(columns, key=attrgetter("bytes"), reverse=True):
         names = name_text(column.name), name_text(column.kind), column.dtype or ""
         stored = (column.stored,) if marked else ()
-        size = _bytes_text(column.bytes, found)
+        size = _bytes_text(column.bytes, description)
         rows.append((*names, _shape_text(column.shape), *stored, *size))
-    if len(columns) == len(found.columns):
+    if len(columns) == len(description.columns):
         blank = ("",) * (len(head) - 3)
-        rows.append(("header and offsets", *blank, *_bytes_text(found.overhead, found)))
+        rows.append(("header and offsets", *blank, *_bytes_text(description.overhead, description)))
     lines = table(head, rows, right=(len(head) - 2, len(head) - 1))
-    if found.meta is None:
+    if description.meta is None:
         lines.append("meta: of a type that is not known here")
-    elif found.meta:
-        lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
+    elif description.meta:
+        lines.append(f"meta: {', '.join(map(name_text, description.meta))}")
     listed = {column.rows for column in columns}
-    return lines + [_lengths_text(rows) for i, rows in enumerate(found.rows_of) if i in listed]
+    return lines + [
+        _lengths_text(rows) for i, rows in enumerate(description.rows_of) if i in listed
+    ]
 
 
 def _shape_text(shape: tuple[int | None, ...] | None) -> str:
     return "" if shape is None else f"[{', '.join('*' if d is None else str(d) for d in shape)}]"
 
 
-def _bytes_text(size: int, found: MessageDescription) -> tuple[str, str]:
+def _bytes_text(size: int, description: MessageDescription) -> tuple[str, str]:
     """A number of bytes, and its share of the message."""
-    return f"{size:,}", f"{size / (found.plain_bytes or 1):.1%}"
+    return f"{size:,}", f"{size / (description.plain_bytes or 1):.1%}"
 
 
 def size_text(size: int) -> str:

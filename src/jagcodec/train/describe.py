@@ -2,7 +2,8 @@
 
 To describe a message, `describe_message` reads its header and the offsets of its rows. It reads no
 cell, and makes no value of a type that this process does not know. `check_message` reads the whole
-message, and `differences` compares two.
+message, and `differences` compares two. All three take a message apart in the same way: into a
+batch, its columns, and the values next to it. So they are in one file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from jagcodec.wire.read.message import Message, Reading
 from jagcodec.wire.read.opening import open_message
 from jagcodec.wire.read.wire_batch import WireBatch, batch_of_message, open_whole
 from jagcodec.wire.schema import FORMS, GROUP, INTEGER_ROWS, Node, child_step, stored_size
-from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
+from jagcodec.wire.spec import NO_INDEX, Kind, is_narrow_code
 from jagcodec.wire.stored.elided_rows import runs_at
 
 # --- opening -----------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class _ColumnWalk(Claims):
         if leaf is not None:
             places = [(leaf.place.storage_code, leaf.place.elements)]
             places = [*self._count_runs(leaf)] if leaf.runs else places
-            if any(size and stored != PLAIN for stored, size in places):
+            if any(size and is_narrow_code(code) for code, size in places):
                 self._stored.add("narrow")
         for child in node.children:
             self._count_node(child)
@@ -350,8 +351,9 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
                 columns_of(column_inside(batch, entry.keys))
         except WireFormatError as error:
             if error.reason not in UNKNOWN:
-                named = entry is None or (batch is not None and entry.keys)
-                raise (error if named or entry is None else in_entry(entry, error)) from None
+                if entry is None or (batch is not None and entry.keys):
+                    raise error from None  # it names the column, or `meta`
+                raise in_entry(entry, error) from None
             unknown["meta" if entry is None else entry.name] = str(error)
     if not unknown:
         raise whole  # each column is sound, but the columns do not fit together
@@ -370,7 +372,7 @@ def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
 # --- differences -------------------------------------------------------------------------------
 
 
-class Whole(NamedTuple):
+class MessageContents(NamedTuple):
     """A whole message, or some columns of it."""
 
     kind: str  # of a batch; empty for another value
@@ -378,25 +380,25 @@ class Whole(NamedTuple):
     meta: dict[str, Any]
 
 
-def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> Whole:
+def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> MessageContents:
     """The parts of a message that `differences` compares; errors call the message `path`."""
     if columns is not None:
-        return Whole("columns", columns_of(open_whole(source, path).select(columns)), {})
+        return MessageContents("columns", columns_of(open_whole(source, path).select(columns)), {})
     message = open_message(source, path, Reading(by_range=True))
     root, batch = message.header.schema.root, batch_in_message(message)
     if batch is None:
-        return Whole("", build(message, root), message_meta(message))
+        return MessageContents("", build(message, root), message_meta(message))
     read, found = columns_of(batch), batch_in(root)
     if root.kind is Kind.TENSORDICT:
-        return Whole("TensorDict", read, message_meta(message))
+        return MessageContents("TensorDict", read, message_meta(message))
     if found is None or root.kind is not Kind.MAP:
-        return Whole("BatchedDataDict", read, batch.meta)
+        return MessageContents("BatchedDataDict", read, batch.meta)
     names = zip(root.fields[0], root.children, strict=True)
     value = {name: read if x is found.node else build(message, x) for name, x in names}
-    return Whole("dict", value, message_meta(message))
+    return MessageContents("dict", value, message_meta(message))
 
 
-def differences(a: Whole, b: Whole) -> Iterator[Difference]:
+def differences(a: MessageContents, b: MessageContents) -> Iterator[Difference]:
     """The first difference of each column."""
     start = WHOLE if a.kind and b.kind else replace(WHOLE, column="$")
     if a.kind == b.kind:

@@ -34,9 +34,9 @@ from jagcodec.wire.read.opened import (
     is_encoded,
     opened,
     opened_each,
+    require_list,
     row_count_of,
     row_lengths_of,
-    several,
     with_meta,
 )
 from jagcodec.wire.read.wire_batch import WireBatch, open_memory, rows_at
@@ -343,7 +343,7 @@ def concat_rows(batches: Iterable[Any]) -> Any:
         [[5, 6], [7], [8, 9]]
     """
     where = "concat_rows"
-    listed = several(batches, f"{where}(batches)")
+    listed = require_list(batches, f"{where}(batches)")
     encoded = all(map(is_encoded, listed))
     return join_rows(listed, where) if encoded else concat_in_memory(listed, where)
 
@@ -385,7 +385,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     """
     where = "join_columns"
     replace = flag_of(replace, f"{where}(replace)")
-    open_ones = opened_each(several(batches, f"{where}(batches)"), where)
+    open_ones = opened_each(require_list(batches, f"{where}(batches)"), where)
     pool, columns = RowSplitsPool(), dict[str, Any]()
     in_memory_ones = [batch for batch in open_ones if not isinstance(batch, WireBatch)]
     read_offsets(in_memory_ones, pool)

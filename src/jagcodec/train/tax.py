@@ -54,8 +54,8 @@ def padding_tax(
         padded_width: Width S of the rectangles. By default it is the longest row, or the width that
             padded columns have. So a packed batch shows less tax than the wider columns that it
             came from.
-        options: Measure `narrow` and `elide` of `encode` too: the batch, which is encoded once
-            without this, a message too, is encoded four times.
+        options: Measure `narrow` and `elide` of `encode` too. This encodes the batch four times
+            instead of once, also if it is a message.
 
     Returns:
         Rows, fill, and the bytes of each column. Wire bytes are the bytes in the message that
@@ -77,15 +77,15 @@ def padding_tax(
         pack = module_with_torch("produce.fields", _SOURCE).pack_jagged_fields
         td = pack(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
         padded = _bytes_of_padded(source) if padded_width is None else {}
-        return _measured(td, padded_width, options, padded)
+        return _measure(td, padded_width, options, padded_sizes=padded)
     if not _is_open(source) and not _may_be_message(source):
         return tax_of_lengths(_read_row_lengths(source), padded_width, _SOURCE)
     batch = opened(source, _SOURCE)
     if isinstance(batch, WireBatch):
-        return _measured(to_send(batch), padded_width, options, meta=batch.meta or None)
+        return _measure(to_send(batch), padded_width, options, meta=batch.meta or None)
     is_tensordict = column_of(batch).leaves() is not None
     value = batch if is_tensordict else to_send(open_memory(batch, _SOURCE))
-    return _measured(value, padded_width, options)
+    return _measure(value, padded_width, options)
 
 
 _SOURCE = "padding_tax(source)"
@@ -193,13 +193,13 @@ class PaddingTax:
             "elide=True": total.elide_bytes,
             "narrow=True, elide=True": total.both_bytes,
         }
-        known = {name: size for name, size in sizes.items() if size is not None}
-        if not known or not total.wire_bytes:
+        measured = {name: size for name, size in sizes.items() if size is not None}
+        if not measured or not total.wire_bytes:
             return ""
-        near = min(known.values()) + _WORTH * total.wire_bytes
-        good = [name for name, size in known.items() if size <= near]
-        name = min(good, key=lambda name: (len(name), known[name]))
-        saved = 1 - known[name] / total.wire_bytes
+        near = min(measured.values()) + _WORTH * total.wire_bytes
+        good = [name for name, size in measured.items() if size <= near]
+        name = min(good, key=lambda name: (len(name), measured[name]))
+        saved = 1 - measured[name] / total.wire_bytes
         if saved < _WORTH:
             return f"No option of encode saves {_WORTH:.0%} of the bytes."
         return f"encode(..., {name}) saves {saved:.0%} of the bytes."
@@ -251,14 +251,15 @@ def tax_of_lengths(lengths: IntArray, padded_width: int | None, path: str) -> Pa
     return PaddingTax(rows, tokens / cells if cells else 1.0, (column,), overhead)
 
 
-def _measured(
+def _measure(
     value: Any,
     padded_width: int | None,
     options: bool,
-    padded: Mapping[str, int] | None = None,
+    *,
+    padded_sizes: Mapping[str, int] | None = None,
     meta: Any = None,
 ) -> PaddingTax:
-    """The report of a value that `encode` accepts; `padded` has the bytes of padded columns."""
+    """The report of a value that `encode` accepts; `padded_sizes` has bytes of padded columns."""
     ways = [(False, False)]  # narrow and elide, in the order of `_FORMS`
     if options:
         ways += [(True, False), (False, True), (True, True)]
@@ -269,17 +270,18 @@ def _measured(
     token_bytes = padded_bytes = 0
     for parts in zip(*(message.columns for message in messages), strict=True):
         column = parts[0]
-        rectangle = column.bytes
+        padded_size = column.bytes
         if column.rows is not None:
             rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
             bytes_per_token = math.prod(dims) * TORCH_ITEMSIZES[column.dtype or ""]
             width = _rectangle_width(rows.max, padded_width, f"padding_tax({column.name!r})")
-            rectangle = (padded or {}).get(column.name, rows.rows * width * bytes_per_token)
+            by_width = rows.rows * width * bytes_per_token
+            padded_size = (padded_sizes or {}).get(column.name, by_width)
             token_bytes += rows.tokens * bytes_per_token
-            padded_bytes += rectangle
+            padded_bytes += padded_size
         layout = _LAYOUT_OF_KIND.get(column.kind, "other")
-        columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
+        columns.append(ColumnTax(column.name, layout, padded_size, *(part.bytes for part in parts)))
     overhead = ColumnTax(_OVERHEAD, "", 0, *(message.overhead for message in messages))
     fill = token_bytes / padded_bytes if padded_bytes else 1.0
     return PaddingTax(plain.rows or 0, fill, tuple(columns), overhead)

@@ -181,6 +181,14 @@ def narrow_code(width: int, signed: bool) -> int:
     return (0x20 if signed else 0x10) + width
 
 
+def is_narrow_code(code: Any) -> Any:
+    """Whether elements of a storage code take fewer bytes than their dtype has.
+
+    For an array of codes, the result is an array.
+    """
+    return code != PLAIN
+
+
 STORED_WIDTHS: dict[int, tuple[int, bool]] = {
     narrow_code(width, signed): (width, signed) for width in range(1, 5) for signed in (False, True)
 }

@@ -5,7 +5,11 @@ read in place: one kernel call writes the rows of all messages to one rectangle.
 read from each message and then joined, as by `concat_rows`.
 
 `join_rows` comes first. It returns a batch whose source is `JoinedRows`, and whose columns are
-`JoinedColumn`s.
+`JoinedColumn`s. `JoinedColumn.read` takes the first of three ways that can read the column:
+
+1. in place, if the `MessageTable` has it (`JoinedRows.in_place`);
+2. if it has objects, and their form differs between messages, form by form (`read_by_form`);
+3. batch by batch (`read_by_batch`), together with all other such columns of the read.
 """
 
 from __future__ import annotations
@@ -82,14 +86,14 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     else:  # this copies lists of frames: the caller may change them before a column is read
         frames, stacks = open_together(parts, where, DEFAULT_LIMITS)
         parts, buffers = list[Any](frames), [message[1:] for message in frames]
-    counts = np.full(len(parts), -1, dtype=np.int64)
+    row_counts = np.full(len(parts), -1, dtype=np.int64)
     fields: dict[int, Sequence[str]] = {}
     for stack in stacks:
-        counts[stack.members] = stack.numbers[:, stack.node.dims]
+        row_counts[stack.members] = stack.numbers[:, stack.node.dims]
         fields[int(stack.members[0])] = stack.node.fields[-1]
     inner: Sequence[int] = []
     in_memory: dict[int, MessageInMemory] = {}
-    for i in np.flatnonzero(counts < 0).tolist():
+    for i in np.flatnonzero(row_counts < 0).tolist():
         if not isinstance(parts[i], WireBatch):
             parts[i] = _open_one(i, parts[i])
         batch: WireBatch = parts[i]
@@ -99,7 +103,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
         if sizes[1:] != inner:
             detail = f"expected the batch dims {inner} after the first, found {sizes[1:]}"
             raise ArgumentError("bad_shape", f"{where} of batch {i}", detail)
-        counts[i] = len(batch)
+        row_counts[i] = len(batch)
         fields[i] = batch.fields
         if isinstance(source, MessageSource) and chosen_in(batch) is None:
             message = source.in_memory()
@@ -108,8 +112,8 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     names = require_same_names(sorted(fields.items()), where)
     table = None
     if len(in_memory) + sum(len(stack.members) for stack in stacks) == len(parts):
-        table = MessageTable(counts, [*stacks, *stacks_of(in_memory)], buffers)
-    return WireBatch(JoinedRows(names, counts.tolist(), parts, table))
+        table = MessageTable(row_counts, [*stacks, *stacks_of(in_memory)], buffers)
+    return WireBatch(JoinedRows(names, row_counts.tolist(), parts, table))
 
 
 def _parts_of_join(source: Any) -> Sequence[Any]:
@@ -131,20 +135,20 @@ def _open_one(index: int, source: Any) -> WireBatch:
 class JoinedRows(Source):
     """The rows of several batches, one batch after the other."""
 
-    __slots__ = ("_counts", "_forms", "_messages", "_parts", "_pool")
+    __slots__ = ("_forms", "_messages", "_parts", "_pool", "_row_counts")
 
     def __init__(
         self,
         names: Sequence[str],
-        counts: list[int],
+        row_counts: list[int],
         parts: list[Any],
         messages: MessageTable | None,
     ) -> None:
-        """`parts` are `WireBatch`es, or messages to open. `counts` has the rows of each.
+        """`parts` are `WireBatch`es, or messages to open. `row_counts` has the rows of each.
 
         `messages` reads columns of all parts in place; None if a part cannot be read so.
         """
-        rows = sum(counts)
+        rows = sum(row_counts)
         check_extent([rows], 1, "concat_rows")
         if isinstance(parts[0], WireBatch):
             first = source_in(parts[0])
@@ -152,7 +156,7 @@ class JoinedRows(Source):
             super().__init__(names, sizes, first.device, first.allow_pickle)
         else:
             super().__init__(names, [rows], None, allow_pickle=False)
-        self._counts = counts
+        self._row_counts = row_counts
         self._parts = parts
         self._messages = messages
         self._pool = RowSplitsPool()  # if all rows are read; `ChosenRows` have their own pool
@@ -173,16 +177,16 @@ class JoinedRows(Source):
         if name not in self._forms:
             tables = self._messages.tables_by_form(name) if self._messages else []
             self._forms[name] = [
-                _RowsOfForm(found.rows, self._joined_members(found.members, found.table))
-                for found in tables
+                _RowsOfForm(form.rows, self._joined_members(form.members, form.table))
+                for form in tables
             ]
         return self._forms[name]
 
     def _joined_members(self, members: IntArray, table: MessageTable) -> JoinedRows:
         """The rows of some parts, which `table` reads in place."""
         listed = members.tolist()
-        counts, parts = [self._counts[i] for i in listed], [self._parts[i] for i in listed]
-        return JoinedRows(self.names, counts, parts, table)
+        row_counts, parts = [self._row_counts[i] for i in listed], [self._parts[i] for i in listed]
+        return JoinedRows(self.names, row_counts, parts, table)
 
     def forms_by_example(self, name: str) -> Sequence[int]:
         """The indices of batches among which each form of a column occurs; batch 0 is left out."""
@@ -194,13 +198,13 @@ class JoinedRows(Source):
 
     def read_each(self, read: Callable[[WireBatch], Any]) -> list[Any]:
         """The results of `read` for each batch; an error names the message."""
-        found = []
+        results = []
         for i, part in enumerate(self.parts()):
             try:
-                found.append(read(part))
+                results.append(read(part))
             except WireFormatError as error:
                 raise in_message(error, i) from error
-        return found
+        return results
 
     def part(self, index: int) -> WireBatch:
         """One of the batches, which is opened at its first use."""
@@ -231,9 +235,9 @@ class JoinedRows(Source):
         first = [*range(len(self._parts))]
         for stack in self._stacks():
             members = stack.members.tolist()
-            known = dict(zip(reversed(stack.values), reversed(members), strict=True))
+            first_of_values = dict(zip(reversed(stack.values), reversed(members), strict=True))
             for i, values in zip(members, stack.values, strict=True):
-                first[i] = known[values]
+                first[i] = first_of_values[values]
         return first
 
     def choose(self, view: RaggedView, chosen: ChosenRows | None) -> RaggedView:
@@ -252,7 +256,7 @@ class JoinedRows(Source):
         if not forms:
             return None
         index = np.arange(self.sizes[0])[slice(None) if chosen is None else chosen.at]
-        made = np.empty(len(index), dtype=object)
+        objects = np.empty(len(index), dtype=object)
         place = np.empty(self.sizes[0], dtype=np.int64)
         for rows, joined in forms:
             place.fill(-1)
@@ -263,25 +267,25 @@ class JoinedRows(Source):
             some = None if everything else ChosenRows(wanted[at])
             column = {name: JoinedColumn(joined, name)}
             try:
-                made[at] = views_of(WireBatch(joined, column, some), As.HOST)[name]
+                objects[at] = views_of(WireBatch(joined, column, some), As.HOST)[name]
             except WireFormatError:
                 return None
-        return made
+        return objects
 
     def read_by_batch(self, name: str, how: Read) -> Any:
         """Read a column from each batch, and join the parts, in the form of `As.VIEW`.
 
         The first call reads all such columns of one read, so that each batch is opened only once.
         """
-        known = how.known.get(self)
-        if known is None:
-            columns = how.columns.values()
-            mine = [x for x in columns if isinstance(x, JoinedColumn) and x.source is self]
+        columns = how.known.get(self)
+        if columns is None:
+            wanted = how.columns.values()
+            mine = [x for x in wanted if isinstance(x, JoinedColumn) and x.source is self]
             names = [x.name for x in mine if not self.in_place(x.name) and not self.forms(x.name)]
-            known = how.known[self] = self._read_batches(names, how) if names else {}
-        if name not in known:  # the table found the column, but could not read its objects
-            known |= self._read_batches([name], how)
-        return known.pop(name)
+            columns = how.known[self] = self._read_batches(names, how) if names else {}
+        if name not in columns:  # the table has the column, but could not read its objects
+            columns |= self._read_batches([name], how)
+        return columns.pop(name)
 
     # Reading batch by batch
 
@@ -322,8 +326,8 @@ class JoinedRows(Source):
             try:
                 joined[name] = _joined_column(name, columns_of_parts, wanted.order, pool)
             except (ArgumentError, ArgumentTypeError) as error:
-                numbered = _with_batch_numbers(error, [i for i, _ in wanted.rows_by_part])
-                raise naming_column(numbered, name) from error.__cause__
+                renumbered = _with_true_indices(error, [i for i, _ in wanted.rows_by_part])
+                raise naming_column(renumbered, name) from error.__cause__
         return joined
 
     def _rows_of_parts(self, chosen: ChosenRows | None) -> _WantedRows:
@@ -332,7 +336,7 @@ class JoinedRows(Source):
             return _WantedRows([(i, None) for i in range(len(self._parts))], None)
         if not len(chosen):
             return _WantedRows([(0, slice(0, 0))], None)
-        index, ends = chosen.index, np.cumsum(self._counts)
+        index, ends = chosen.index, np.cumsum(self._row_counts)
         begins = [0, *ends.tolist()]
         if isinstance(index, range):
             first, last = np.searchsorted(ends, (index.start, index.stop - 1), side="right")
@@ -387,21 +391,21 @@ class JoinedColumn(Column):
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
     def row_lengths(self, chosen: ChosenRows | None) -> IntArray | None:
-        found = self.source.in_place(self.name)
-        if found:
-            each = [found.view.row_splits.lengths if found.kind is Kind.JAGGED else None]
+        in_place = self.source.in_place(self.name)
+        if in_place:
+            each = [in_place.view.row_splits.lengths if in_place.kind is Kind.JAGGED else None]
         else:
             each = self.source.read_each(lambda part: part.row_lengths(self.name))
-        known = [lengths for lengths in each if lengths is not None]
-        if len(known) < len(each):
+        jagged = [lengths for lengths in each if lengths is not None]
+        if len(jagged) < len(each):
             return None
-        lengths = np.concatenate(known)
+        lengths = np.concatenate(jagged)
         return lengths if chosen is None else lengths[chosen.at]
 
     def storage(self) -> Storage:
-        found = self.source.in_place(self.name)
-        if found:  # not elided: the table reads no such columns
-            return Storage([(self.name,)], False) if found.narrow else PLAIN_STORAGE
+        in_place = self.source.in_place(self.name)
+        if in_place:  # not elided: the table reads no such columns
+            return Storage([(self.name,)], False) if in_place.narrow else PLAIN_STORAGE
         narrow, elided = combined_storage([column.storage() for column in self._columns_of_parts()])
         return Storage([*dict.fromkeys(narrow)], elided)
 
@@ -413,27 +417,27 @@ class JoinedColumn(Column):
         return self.source.read_each(lambda part: columns_in(part)[self.name])
 
     def read(self, how: Read) -> Any:
-        found, source, chosen = self.source.in_place(self.name), self.source, how.chosen
-        if not found:
+        in_place, source, chosen = self.source.in_place(self.name), self.source, how.chosen
+        if not in_place:
             return self._read_parts(how)
-        view = source.choose(found.view, chosen)
-        if found.dims is not None:
-            dims = source.choose(found.dims, chosen)
-            rows = _joined_arrays(view, dims, found)
+        view = source.choose(in_place.view, chosen)
+        if in_place.dims is not None:
+            dims = source.choose(in_place.dims, chosen)
+            rows = _joined_arrays(view, dims, in_place)
             return self._read_parts(how) if rows is None else rows
         splits = view.row_splits
-        if found.kind is Kind.JAGGED:
+        if in_place.kind is Kind.JAGGED:
             return view if how.form is not As.VALUE else _jagged_in_place(view, how)
-        if found.kind is Kind.TENSOR:
+        if in_place.kind is Kind.TENSOR:
             if how.form is As.HOST:
                 return CellRows(view)
-            return InPlace(view, lambda cells: how.half.of_cells(cells, view))
+            return InPlace(view, lambda cells: how.half.values_from_cells(cells, view))
 
-        def objects(cells: ByteArray) -> Any:
-            rows = _joined_objects(cells, splits, found.levels)
+        def make_objects(cells: ByteArray) -> Any:
+            rows = _joined_objects(cells, splits, in_place.levels)
             return self._read_parts(how) if rows is None else rows
 
-        return InPlace(view, objects)
+        return InPlace(view, make_objects)
 
     def _read_parts(self, how: Read) -> Any:
         """Read the column form by form, or batch by batch, because the table cannot read it."""
@@ -450,20 +454,20 @@ class JoinedColumn(Column):
         return _jagged_in_place(column, how)
 
     def to_send(self, how: Read) -> Any:
-        found, source = self.source.in_place(self.name), self.source
-        if found and found.dims is None:
-            view = source.choose(found.view, how.chosen)
-            of_objects = found.kind is Kind.NON_TENSOR_ROWS
-            if view.row_splits.rows or not of_objects:
-                dtype = None if of_objects else found.dtype
-                return item_of_view(view, dtype, ragged=found.kind is not Kind.TENSOR)
+        in_place, source = self.source.in_place(self.name), self.source
+        if in_place and in_place.dims is None:
+            view = source.choose(in_place.view, how.chosen)
+            has_objects = in_place.kind is Kind.NON_TENSOR_ROWS
+            if view.row_splits.rows or not has_objects:
+                dtype = None if has_objects else in_place.dtype
+                return item_of_view(view, dtype, ragged=in_place.kind is not Kind.TENSOR)
         column = self.read(how)
         if isinstance(column, InPlace):  # objects of no rows
             column = column.make(gathered_bytes([column.view])[0])
         if isinstance(column, WireBatch):
             return sent_inside(column, how)
-        objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
-        return list(column) if objects else column
+        are_objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
+        return list(column) if are_objects else column
 
     def leaf(self, value: Any, how: Read) -> Any:
         if isinstance(value, WireBatch):
@@ -477,10 +481,13 @@ class JoinedColumn(Column):
 
 def _jagged_in_place(view: RaggedView, how: Read) -> InPlace:
     """A jagged column that is made once its rows are copied."""
-    values, splits, dim = how.half, view.row_splits, view.ragged_dim
-    return InPlace(
-        view, lambda cells: values.jagged_of_values(values.of_cells(cells, view), splits, dim)
-    )
+    tensor_half, splits, dim = how.half, view.row_splits, view.ragged_dim
+
+    def make(cells: ByteArray) -> Any:
+        values = tensor_half.values_from_cells(cells, view)
+        return tensor_half.jagged_of_values(values, splits, dim)
+
+    return InPlace(view, make)
 
 
 def _joined_objects(data: ByteArray, row_splits: RowSplits, levels: int) -> Any:
@@ -497,12 +504,14 @@ def _joined_arrays(view: RaggedView, dims: RaggedView, column: ColumnInPlace) ->
     """The (N,) objects of rows that are arrays; None if each message must be read."""
     data, table = gathered_bytes([view, dims])
     lengths, itemsize = view.row_splits.lengths, view.dtype.itemsize
-    of_row = half(*VALUES).rows_of_cells(data, view) if column.tensors else None
-    if of_row is None:
-        of_row = array_maker(array_of_cells(data, view))
+    make_row = half(*VALUES).rows_of_cells(data, view) if column.tensors else None
+    if make_row is None:
+        make_row = array_maker(array_of_cells(data, view))
     with suppress(WireFormatError):  # reading each message raises it again, with its place
         numbers = array_of_cells(table, dims)
-        return object_array(rows_of_arrays(of_row, itemsize, lengths, numbers, range(len(lengths))))
+        return object_array(
+            rows_of_arrays(make_row, itemsize, lengths, numbers, range(len(lengths)))
+        )
     return None
 
 
@@ -534,11 +543,11 @@ def _joined_column(
     return joined if view is None else view
 
 
-def _with_batch_numbers(error: JagcodecError, numbers: Sequence[int]) -> JagcodecError:
-    """The error of a join of some batches, with the `numbers` that these have in the whole join."""
+def _with_true_indices(error: JagcodecError, indices: Sequence[int]) -> JagcodecError:
+    """The error of a join of some batches, with the `indices` that these have in the whole join."""
 
     def numbered(match: re.Match[str]) -> str:
-        return f"{match[1]} batch {numbers[int(match[2])]}"
+        return f"{match[1]} batch {indices[int(match[2])]}"
 
     path = re.sub(r"\b(of) batch (\d+)$", numbered, error.path)
     detail = re.sub(r"\b(of|like|in) batch (\d+)\b", numbered, error.detail)

@@ -27,9 +27,9 @@ from jagcodec.wire.spec import (
     BITS,
     IN_STACK,
     INDIRECT,
-    PLAIN,
     TORCH_ITEMSIZES,
     Kind,
+    is_narrow_code,
 )
 from jagcodec.wire.stored.narrow import widened
 
@@ -54,7 +54,7 @@ class _CellsInMessages(NamedTuple):
     inner: tuple[int, ...]  # the dims after the first, which are the same in all messages
     start: IntArray  # (messages,) the first byte, counted as if all frames were end to end
     storage_codes: IntArray  # (messages,)
-    counts: IntArray  # (messages,) the number of cells, which is the first dim
+    cell_counts: IntArray  # (messages,) the number of cells, which is the first dim
     group: IntArray | None  # (messages,) the ragged group; None for rectangles
 
     @property
@@ -81,12 +81,12 @@ class MessageTable:
     """All rows of several messages in memory, one after the other, read together."""
 
     def __init__(
-        self, counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
+        self, row_counts: IntArray, stacks: Sequence[Stack], buffers: Sequence[Sequence[ByteArray]]
     ) -> None:
-        """`counts` has the rows of each message, and `buffers` the frames after its header."""
+        """`row_counts` has the rows of each message, and `buffers` the frames after its header."""
         self.stacks = stacks
-        self._counts = counts
-        self._first_rows = counts.cumsum() - counts
+        self._row_counts = row_counts
+        self._first_rows = row_counts.cumsum() - row_counts
         # Puts numbers that are stack by stack into the order of the messages.
         self._order: Any = slice(None)
         if len(stacks) > 1:
@@ -111,17 +111,16 @@ class MessageTable:
             self._columns[name] = None
             with suppress(WireFormatError):  # raised if this torch lacks the dtype
                 self._columns[name] = self._column_in_place(name)
-        found = self._columns[name]
-        if found and found.view.dtype is not cell_dtype(found.dtype):  # torch was imported since
-            view = replace(found.view, dtype=cell_dtype(found.dtype))
-            found = self._columns[name] = found._replace(view=view)
-        return found
+        column = self._columns[name]
+        if column and column.view.dtype is not cell_dtype(column.dtype):  # torch was imported since
+            view = replace(column.view, dtype=cell_dtype(column.dtype))
+            column = self._columns[name] = column._replace(view=view)
+        return column
 
     def tables_by_form(self, name: str) -> list[TableOfForm]:
         """A table for each form that a column of objects has in the messages.
 
-        The list is empty if all messages
-        have one form, or if the column is not one of objects.
+        The list is empty if all messages have one form, or if the column is not one of objects.
         """
         by_form: dict[Any, list[Stack]] = {}
         for stack, nodes in zip(self.stacks, self._nodes, strict=True):
@@ -136,11 +135,11 @@ class MessageTable:
                 self._first_buffers[members], self._first_buffers[members + 1], strict=True
             )
             buffers = [self._buffers[start:end] for start, end in bounds]
-            counts = self._counts[members]
-            rows = RowSplits.from_lengths(counts).starts
-            rows = np.arange(counts.sum()) + (self._first_rows[members] - rows).repeat(counts)
-            table = MessageTable(counts, stacks, buffers)
-            tables.append(TableOfForm(members, rows, table))
+            row_counts = self._row_counts[members]
+            first_rows = row_counts.cumsum() - row_counts  # among the rows of these messages
+            shifts = (self._first_rows[members] - first_rows).repeat(row_counts)
+            rows = np.arange(row_counts.sum()) + shifts
+            tables.append(TableOfForm(members, rows, MessageTable(row_counts, stacks, buffers)))
         return tables
 
     def examples(self, name: str) -> list[int]:
@@ -160,7 +159,7 @@ class MessageTable:
         return sorted(examples)
 
     def _column_in_place(self, name: str) -> ColumnInPlace | None:
-        nodes = [known[name] for known in self._nodes]
+        nodes = [by_name[name] for by_name in self._nodes]
         if nodes[0].kind is not Kind.ARRAY_ROWS:
             return self._rows_in_place(nodes)
         if any(
@@ -182,9 +181,9 @@ class MessageTable:
         if cells is None or not self._are_bounded(cells):
             return None
         rows = self._group_rows(cells.group)
-        if rows is None or (rows.cells != cells.counts).any():
+        if rows is None or (rows.cells != cells.cell_counts).any():
             return None
-        narrow = bool(cells.storage_codes.any())
+        narrow = bool(is_narrow_code(cells.storage_codes).any())
         levels = min(s.levels - node.depth for s, node in zip(self.stacks, nodes, strict=True))
         view = self._view_of_all(cells, rows, narrow)
         return ColumnInPlace(cells.kind, cells.dtype, narrow, view, levels)
@@ -202,14 +201,14 @@ class MessageTable:
         buffer, offset, codes = numbers[:, :GROUP].T
         group = None if kind is Kind.TENSOR else numbers[:, GROUP]
         dims = numbers[:, GROUP if group is None else GROUP + 1 :]
-        counts, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
+        cell_counts, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
         if (dims[:, 1:] != inner).any():
             return None
-        filled = (counts > 0) & (math.prod(inner) > 0)
+        filled = (cell_counts > 0) & (math.prod(inner) > 0)
         if not filled.all():  # ignore the place of a column without cells, which may be anywhere
             buffer, offset, codes = buffer * filled, offset * filled, codes * filled
         start = self._starts[self._first_buffers[:-1] + buffer] + offset
-        return _CellsInMessages(kind, dtype, inner, start, codes, counts, group)
+        return _CellsInMessages(kind, dtype, inner, start, codes, cell_counts, group)
 
     def _are_bounded(self, cells: _CellsInMessages) -> bool:
         """Whether the bytes of the messages limit the memory that a view of the column needs."""
@@ -217,9 +216,9 @@ class MessageTable:
         if not size:
             whole = extent_of(cells.inner) * TORCH_ITEMSIZES[cells.dtype]
             # If there are more cells, read each message: the error then names the column.
-            if sum(cells.counts.tolist()) * whole > INT64_MAX:
+            if sum(cells.cell_counts.tolist()) * whole > INT64_MAX:
                 return False
-        if cells.group is None and not (size and (cells.counts == self._counts).all()):
+        if cells.group is None and not (size and (cells.cell_counts == self._row_counts).all()):
             return False
         return int(cells.storage_codes.max()) < INDIRECT  # elided columns are read one by one
 
@@ -229,9 +228,9 @@ class MessageTable:
         if narrow:
             memory, start = self._widened(cells)
         dtype, shape = cell_dtype(cells.dtype), (rows.splits.total, *cells.inner)
-        is_small = rows.splits.rows <= _SMALL_MESSAGE_ROWS * len(self._counts)
+        is_small = rows.splits.rows <= _SMALL_MESSAGE_ROWS * len(self._row_counts)
         if is_small or size * rows.splits.total >= 8 * rows.splits.rows:
-            starts = rows.begins * size + start.repeat(self._counts)
+            starts = rows.begins * size + start.repeat(self._row_counts)
             return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
         # Copy small rows: the copy takes less memory than an array of starts.
         of_messages = RowSplits.from_lengths(rows.cells)
@@ -246,10 +245,11 @@ class MessageTable:
     def _widened(self, column: _CellsInMessages) -> tuple[tuple[ByteArray, ...], IntArray]:
         """The buffers with widened cells after them, and where each message's cells start."""
         memory, end, starts = [*self._buffers], int(self._starts[-1]), column.start.copy()
-        cells = column.counts * math.prod(column.inner)
-        for code in np.unique(column.storage_codes[column.storage_codes != PLAIN]).tolist():
+        elements = column.cell_counts * math.prod(column.inner)
+        is_narrow = is_narrow_code(column.storage_codes)
+        for code in np.unique(column.storage_codes[is_narrow]).tolist():
             members = np.flatnonzero(column.storage_codes == code)
-            counts = cells[members]
+            counts = elements[members]
             sizes = (counts * stored_size(column.dtype, code, 8) + 7) // 8
             if code == BITS:  # widen whole bytes: the bits of a message end at a byte
                 counts = 8 * sizes
@@ -268,14 +268,14 @@ class MessageTable:
         key = b"" if group is None else group.tobytes()
         if key not in self._rows:
             self._rows[key] = None
-            total = int(self._counts.sum())
+            total = int(self._row_counts.sum())
             lengths = np.ones(total, np.int64) if group is None else self._group_lengths(group)
             # There may be very many cells if they have no bytes: their sum must not wrap around.
             if lengths is not None and total * int(lengths.max(initial=0)) < 1 << 62:
                 splits = RowSplits.from_lengths(lengths)
                 begins = splits.offsets_array[self._first_rows]
-                cells = splits.offsets_array[self._first_rows + self._counts] - begins
-                begins = splits.starts - begins.repeat(self._counts)
+                cells = splits.offsets_array[self._first_rows + self._row_counts] - begins
+                begins = splits.starts - begins.repeat(self._row_counts)
                 self._rows[key] = _GroupRows(splits, begins, cells)
         return self._rows[key]
 
@@ -289,7 +289,7 @@ class MessageTable:
             for stack in self.stacks
         )
         buffer, offset, rows, low, high = numbers.T
-        if (rows != self._counts).any():
+        if (rows != self._row_counts).any():
             return None
         lengths = np.repeat(high, rows)
         many = np.flatnonzero(rows > 1)

@@ -201,7 +201,7 @@ def _sound(
         columns[i : i + GROUP_NUMBERS] for i in range(schema.first_group, first, GROUP_NUMBERS)
     ]
     with np.errstate(over="ignore", invalid="ignore"):
-        found, *_ = sound_at_sight(
+        are_sound, *_ = sound_at_sight(
             schema,
             columns,
             ragged,
@@ -211,7 +211,7 @@ def _sound(
             table=partial(_Table, count),
             largest=np.maximum.reduce,
         )
-    sound &= found & (not schema.plan.others)
+    sound &= are_sound & (not schema.plan.others)
     return sound
 
 
@@ -225,12 +225,13 @@ class _Table:
         self._each = np.arange(count)
 
     def __getitem__(self, index: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        known = np.minimum(index, len(self._entries) - 1).astype(np.intp)
-        found: npt.NDArray[np.float64] = self._entries[known, self._each]
-        return found
+        within = np.minimum(index, len(self._entries) - 1).astype(np.intp)
+        entries: npt.NDArray[np.float64] = self._entries[within, self._each]
+        return entries
 
 
 def _values_fit(data: bytes, count: int) -> bool:
+    """Whether the documents of a header are a list of `count`, or of one more, which is `meta`."""
     if data == NO_VALUES:
         return not count
     try:

@@ -34,10 +34,10 @@ def tensor_of_node(
 
 
 def owned_cells(
-    message: Message, view: RaggedView, *, leaves: bool = False
+    message: Message, view: RaggedView, *, goes_to_device: bool = False
 ) -> npt.NDArray[Any] | None:
     """The cells of a view, as an array that may be kept; None if they are not end to end."""
-    data = owned_bytes(message, view, leaves=leaves)
+    data = owned_bytes(message, view, goes_to_device=goes_to_device)
     return None if data is None else array_of_cells(data, view)
 
 
@@ -47,7 +47,7 @@ def jagged_of_node(message: Message, node: Node) -> ColumnArrays:
     return jagged_of_values(owned_array(message, view), view.row_splits, view.ragged_dim)
 
 
-def of_cells(cells: Any, view: RaggedView) -> npt.NDArray[Any]:
+def values_from_cells(cells: Any, view: RaggedView) -> npt.NDArray[Any]:
     """`cells`, which `gathered_cells` copied from the rows of a view, as an array."""
     return array_of_cells(cells, view)
 

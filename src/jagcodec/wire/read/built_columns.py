@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +31,8 @@ from jagcodec.wire.checks import fail, inside
 from jagcodec.wire.items import item_of_view
 from jagcodec.wire.leaf import field_of, parts_of_packed
 from jagcodec.wire.read.decoder import build, build_children, rows_differ
-from jagcodec.wire.spec import Kind
-
-if TYPE_CHECKING:
-    pass
-
 from jagcodec.wire.read.node_columns import NodeColumn, budget_of_read
+from jagcodec.wire.spec import Kind
 
 
 class BuiltColumn(NodeColumn):
@@ -56,11 +52,11 @@ class BuiltColumn(NodeColumn):
         return field_of(node, message.numbers, rows)
 
     def read(self, how: Read) -> Any:
-        column = self._built(how)
+        column = self._build(how)
         return column.read(how) if isinstance(column, MemoryColumn) else column
 
     def to_send(self, how: Read) -> Any:
-        column = self._built(how)
+        column = self._build(how)
         return column.to_send(how) if isinstance(column, MemoryColumn) else column
 
     def leaf(self, value: Any, how: Read) -> Any:
@@ -71,7 +67,7 @@ class BuiltColumn(NodeColumn):
     def user_value(self, value: Any, how: Read) -> Any:
         return user_value_in_memory(value, self.source, "$", how)
 
-    def _built(self, how: Read) -> Any:
+    def _build(self, how: Read) -> Any:
         """The column as a `MemoryColumn` if only a dict can hold it; else its chosen rows."""
         message = self.source.message
         column = build(message, self.node, budget_of_read(how, message))
@@ -96,9 +92,9 @@ class BuiltColumn(NodeColumn):
             name = type(column).__name__
             detail = f"expected a leaf of a TensorDict, found {name}; decode reads such a column"
             raise fail("bad_value", detail)
-        found = holder.sizes(sizes)
-        if found != sizes:
-            raise rows_differ(sizes, found)
+        dims = holder.sizes(sizes)
+        if dims != sizes:
+            raise rows_differ(sizes, dims)
         if how.chosen is None or holder.row_count("$") is None:
             return column
         return chosen_leaf(column, how.chosen.index, RowSplitsPool(), CHOSEN)
@@ -154,10 +150,10 @@ class VarlenColumn(BuiltColumn):
         """A view of the chosen rows. Unlike `view_of_varlen`, it needs no torch."""
         message, parts = self.source.message, parts_of_packed(self.node) or []
         values, _, offsets = parts
-        found = array_of_view(message.view(offsets)).astype(np.int64)
-        splits = RowSplits.from_offsets(found)
+        cu_seqlens = array_of_view(message.view(offsets)).astype(np.int64)
+        splits = RowSplits.from_offsets(cu_seqlens)
         if splits is None:
-            detail = f"expected cu_seqlens that never fall, found {brief(found.tolist())}"
+            detail = f"expected cu_seqlens that never fall, found {brief(cu_seqlens.tolist())}"
             raise fail("bad_shape", detail)
         self._check_rows(splits.rows)
         whole = message.view(values)

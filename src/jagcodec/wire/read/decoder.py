@@ -6,7 +6,7 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from jagcodec.wire.array_rows import array_maker, rows_of_arrays
 from jagcodec.wire.checks import bad, check_distinct, expect, fail, inside
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.dtypes import check_text, numpy_dtype
+from jagcodec.wire.leaf import Leaf
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.native import are_values
 from jagcodec.wire.read.message import Budget, Message, owned_array, writable
@@ -99,10 +100,10 @@ def decode(
     imported already. Safe to call from several threads at once.
     """
     check_torch("decode")
-    _values()
+    _tensor_half()
     how = usable_reading("decode", limits, copy, device, allow_pickle)
-    opened = open_message(frames, "decode(frames)", how)
-    return build(opened, opened.header.schema.root)
+    message = open_message(frames, "decode(frames)", how)
+    return build(message, message.header.schema.root)
 
 
 @untraced
@@ -132,7 +133,7 @@ class MsgpackDecoder:
 def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
     """The value of a node; `budget` counts for the whole read."""
     try:
-        make = _BUILDERS.get(node.kind) or _values().BUILDERS[node.kind]
+        make = _BUILDERS.get(node.kind) or _tensor_half().BUILDERS[node.kind]
         return make(message, node, budget or Budget(message))
     except (JagcodecError, OSError, MemoryError):  # a store may raise such errors, too
         raise
@@ -141,7 +142,7 @@ def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
         raise bad(f"a {node.kind.name}", error) from error
 
 
-def _values() -> Any:
+def _tensor_half() -> Any:
     """`tensor_values`, or where torch is not installed `array_values`."""
     return half(*VALUES)
 
@@ -201,42 +202,50 @@ def _build_array(message: Message, node: Node, budget: Budget) -> AnyArray:
 
 def _build_tensor_views(message: Message, node: Node, budget: Budget) -> list[Any]:
     base, bounds = node.children
-    found, rows = read_int64s(message, bounds), message.numbers[base.dims]
-    starts, ends = found.T
-    good = (starts >= 0) & (starts <= ends) & (ends <= rows)
-    if not good.all():
-        i = int(np.argmin(good))
-        expected = f"expected a range within {rows}, found {brief(found[i].tolist())}"
-        raise WireFormatError("out_of_bounds", f"$[{i}]", expected)
-    values = _values().tensor_of_node(message, base)
-    return [values[a:b] for a, b in found.tolist()]
+    ranges, rows = read_int64s(message, bounds), message.numbers[base.dims]
+    starts, ends = ranges.T
+    are_within = (starts >= 0) & (starts <= ends) & (ends <= rows)
+    if not are_within.all():
+        i = int(np.argmin(are_within))
+        detail = f"expected a range within {rows}, found {brief(ranges[i].tolist())}"
+        raise WireFormatError("out_of_bounds", f"$[{i}]", detail)
+    values = _tensor_half().tensor_of_node(message, base)
+    return [values[start:end] for start, end in ranges.tolist()]
 
 
 def read_int64s(message: Message, node: Node) -> IntArray:
     """A TENSOR of int64s that are not narrowed, on the host."""
     buffer, offset, _, *shape = message.numbers[node.number : node.end]
-    return message.int64s(buffer, offset, math.prod(shape)).reshape(shape)
+    return message.int64s_at(buffer, offset, math.prod(shape)).reshape(shape)
 
 
 # Rows of objects
 
 
+class _RowsToRead(NamedTuple):
+    """Rows of documents, each of which becomes an object of its own."""
+
+    view: RaggedView
+    rows: Sequence[int]  # their row numbers, for errors
+    objects: IntArray | None  # for each row of the column, which of these; None if in this order
+
+
 def _build_object_array(message: Message, node: Node, budget: Budget) -> AnyArray:
     shape = message.shape(node)
-    items = objects(message, node, budget)
+    items = read_objects(message, node, budget)
     if len(items) != math.prod(shape):
         raise bad(f"{math.prod(shape)} items", len(items))
     return object_array(items).reshape(shape)
 
 
-def objects(
+def read_objects(
     message: Message, node: Node, budget: Budget, chosen: ChosenRows | None = None
 ) -> list[Any]:
     """The objects of all rows, or of chosen ones, of a NON_TENSOR_ROWS or OBJECT_ARRAY."""
-    return objects_in(message, node, budget, chosen, message.view(node, chosen))
+    return read_objects_of_view(message, node, budget, chosen, message.view(node, chosen))
 
 
-def objects_in(
+def read_objects_of_view(
     message: Message,
     node: Node,
     budget: Budget,
@@ -250,11 +259,7 @@ def objects_in(
     rows: Any = range(view.row_splits.rows) if chosen is None else chosen.index
     index = None
     if leaf is not None and leaf.runs:
-        size = leaf.shape[0]
-        if leaf.place.storage_code == ONE_OBJECT:  # rows that share a document share one object
-            view, index, first = _distinct_rows(view)
-            rows, size = np.asarray(rows)[first], view.row_splits.total
-        budget.count_documents(message, size)
+        view, rows, index = _rows_to_read(message, budget, leaf, view, rows)
     if data is None:
         data = bytes_of_cells(view)
     depth = budget.outer + node.depth + 1  # containers around each row, including the node
@@ -268,35 +273,49 @@ def objects_in(
     return items if index is None else [items[k] for k in index.tolist()]
 
 
+def _rows_to_read(
+    message: Message, budget: Budget, leaf: Leaf, view: RaggedView, rows: Sequence[int]
+) -> _RowsToRead:
+    """The rows of elided documents that become objects, which `budget` counts."""
+    if leaf.place.storage_code != ONE_OBJECT:
+        budget.count_documents(message, leaf.shape[0])
+        return _RowsToRead(view, rows, None)
+    # Rows that share a document share one object.
+    view, index, first = _distinct_rows(view)
+    budget.count_documents(message, view.row_splits.total)
+    numbers: Any = np.asarray(rows)[first]
+    return _RowsToRead(view, numbers, index)
+
+
 def _check_payloads(items: Sequence[Any], rows: Sequence[int]) -> None:
     """Refuse objects that tensordict would take apart when it stores them."""
-    is_payload = _values().is_payload
+    is_payload = _tensor_half().is_payload
     for row, item in zip(rows, items, strict=True):
         if not is_payload(item):
             raise inside(bad("a payload", type(item).__name__), int(row))
 
 
-def arrays(message: Message, node: Node, chosen: ChosenRows | None = None) -> list[Any]:
+def read_arrays(message: Message, node: Node, chosen: ChosenRows | None = None) -> list[Any]:
     """All rows of an ARRAY_ROWS, or the chosen ones."""
     cells, table = node.children
-    tensors = bool(node.fields[1])
+    are_tensors = bool(node.fields[1])
     splits = message.splits(message.numbers[cells.number + GROUP], message.numbers[cells.dims])
     rows: Any = range(splits.rows)
     if chosen is not None:
         rows, splits = chosen.index, chosen.among(splits)[0]
-    dims, itemsize = message.integers(table, chosen), cells.itemsize
-    of_row = _values().maker_of_rows(message, cells, chosen) if tensors else None
-    if of_row is None:
-        of_row = array_maker(owned_array(message, message.view(cells, chosen)))
-    return rows_of_arrays(of_row, itemsize, splits.lengths, dims, rows)
+    dims, itemsize = message.int64s_of_node(table, chosen), cells.itemsize
+    make_row = _tensor_half().maker_of_rows(message, cells, chosen) if are_tensors else None
+    if make_row is None:
+        make_row = array_maker(owned_array(message, message.view(cells, chosen)))
+    return rows_of_arrays(make_row, itemsize, splits.lengths, dims, rows)
 
 
 def _build_array_rows(message: Message, node: Node, budget: Budget) -> Any:
     budget.check_depth(message, node.depth + 1)
-    items, holder = arrays(message, node), node.fields[0]
+    items, holder = read_arrays(message, node), node.fields[0]
     if holder == IN_LIST:
         return items
-    return object_array(items) if holder == IN_ARRAY else _values().column_of_objects(items)
+    return object_array(items) if holder == IN_ARRAY else _tensor_half().column_of_objects(items)
 
 
 def _distinct_rows(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
@@ -374,14 +393,14 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     ).tobytes(),
     Kind.ARRAY: _build_array,
     Kind.OBJECT_ARRAY: _build_object_array,
-    Kind.NON_TENSOR_ROWS: lambda message, node, budget: _values().column_of_objects(
-        objects(message, node, budget)
+    Kind.NON_TENSOR_ROWS: lambda message, node, budget: _tensor_half().column_of_objects(
+        read_objects(message, node, budget)
     ),
     Kind.ARRAY_ROWS: _build_array_rows,
     Kind.TENSOR_VIEWS: _build_tensor_views,
     Kind.USER: _build_user,
 }
-"""Builders that are the same with and without torch; others are in `BUILDERS` of `_values()`."""
+"""Builders that are the same with and without torch; `_tensor_half()` has the others."""
 
 
 # --- records of documents ----------------------------------------------------------------------
@@ -418,9 +437,9 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
 
 
 def _value_of_record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
-    names, found = RECORDS[kind], len(fields)
-    fits = names[0] == "*items" or found == len(names)
-    expect(fits, "bad_record", f"{len(names)} fields of {kind.name}", found)
+    names, count = RECORDS[kind], len(fields)
+    fits = names[0] == "*items" or count == len(names)
+    expect(fits, "bad_record", f"{len(names)} fields of {kind.name}", count)
     try:
         options = (allow_pickle,) if kind is Kind.PICKLE else ()
         return _RECORDS[kind](*fields, *options)
@@ -459,8 +478,8 @@ def _big_int(data: Any) -> int:
 
 
 def _list_of_numbers(dtype: Any, data: Any) -> list[Any]:
-    known = type(dtype) is str and dtype in kernels.LIST_DTYPES
-    expect(known, "unknown_dtype", f"one of {', '.join(kernels.LIST_DTYPES)}", dtype)
+    is_known = type(dtype) is str and dtype in kernels.LIST_DTYPES
+    expect(is_known, "unknown_dtype", f"one of {', '.join(kernels.LIST_DTYPES)}", dtype)
     expect(type(data) is bytes, "bad_record", "bytes", data)
     numbers = kernels.list_of_narrow(dtype, data)
     if numbers is None:

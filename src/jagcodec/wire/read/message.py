@@ -31,7 +31,7 @@ from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import CellPlace, Leaf, leaf_of
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.schema import BUFFER, DOCUMENT_ROWS, GROUP, OFFSET, SIZE, STORED, Node
-from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES
+from jagcodec.wire.spec import EXPANSION, PLAIN, TORCH_ITEMSIZES, is_narrow_code
 from jagcodec.wire.stored.elided_rows import MOST_RANGES, rows_in_runs, runs_at
 from jagcodec.wire.stored.narrow import widened
 
@@ -52,7 +52,13 @@ class Reading(NamedTuple):
 
     def has_options(self) -> bool:
         """Whether a caller gave any of the options of `decode`."""
-        return self[:4] != Reading()[:4]
+        limits, copy, device, allow_pickle, *_ = Reading()
+        return (
+            self.limits != limits
+            or self.copy != copy
+            or self.device != device
+            or self.allow_pickle != allow_pickle
+        )
 
 
 class Budget:
@@ -96,12 +102,12 @@ class Message:
     """
 
     __slots__ = (
+        "_elided_views",
         "_groups",
-        "_in_runs",
-        "_of_cells",
         "_owned",
+        "_rectangle_splits",
         "_unread",
-        "_wide",
+        "_widened",
         "allow_pickle",
         "away",
         "buffers",
@@ -139,11 +145,11 @@ class Message:
         # list, takes one document, and puts the list back.
         self._unread: list[list[Any]] = [header.values] if header.values else []
         self._groups: dict[int | None, RowSplits] = {}
-        self._of_cells: dict[int, RowSplits] = {}  # of rectangles, by their number of rows
+        self._rectangle_splits: dict[int, RowSplits] = {}  # of rectangles, by their number of rows
         self._owned: dict[int, ByteArray] = {}  # buffers that values may alias and write to
-        self._wide: dict[CellPlace, ByteArray] = {}  # widened cells of runs
+        self._widened: dict[CellPlace, ByteArray] = {}  # widened cells of runs
         # Elided columns in memory with all of their rows, by the first of their numbers.
-        self._in_runs: dict[int, RaggedView] = {}
+        self._elided_views: dict[int, RaggedView] = {}
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The dims of a node, which are the last of its numbers."""
@@ -169,8 +175,8 @@ class Message:
         """The bytes of a place. The caller must not write to them."""
         if not size:
             return NO_BYTES  # the buffer of an empty value need not exist
-        found = self.buffers[buffer]
-        data: ByteArray = found(offset, size) if callable(found) else found[offset : offset + size]
+        whole = self.buffers[buffer]
+        data: ByteArray = whole(offset, size) if callable(whole) else whole[offset : offset + size]
         return data
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
@@ -190,7 +196,7 @@ class Message:
         data = data[offset : offset + size]
         return copied(data) if alignment > 1 and address(data) % alignment else data
 
-    def int64s(self, buffer: int, offset: int, count: int) -> IntArray:
+    def int64s_at(self, buffer: int, offset: int, count: int) -> IntArray:
         """A copy of integers: what was checked must not change with the message's memory."""
         return np.frombuffer(bytearray(self.read(buffer, offset, 8 * count)), dtype=np.int64)
 
@@ -212,26 +218,26 @@ class Message:
 
     def all_elements(self, place: CellPlace) -> ByteArray:
         """All elements of a run, as wide as their dtype; narrow ones are widened once and kept."""
-        known = self._wide.get(place)
-        if known is None:
-            known = self.elements(place, 0, place.elements)
-            if place.elements and place.storage_code != PLAIN:
-                self._wide[place] = known
-        return known
+        cells = self._widened.get(place)
+        if cells is None:
+            cells = self.elements(place, 0, place.elements)
+            if place.elements and is_narrow_code(place.storage_code):
+                self._widened[place] = cells
+        return cells
 
     # Rows
 
     def row_splits(self, group: int) -> RowSplits:
         """The rows of a ragged group, which are read once and kept."""
-        found = self._groups.get(group)
-        return found or self._groups.setdefault(group, self._read_group(group))
+        splits = self._groups.get(group)
+        return splits or self._groups.setdefault(group, self._read_group(group))
 
     def _read_group(self, index: int) -> RowSplits:
         group = self.header.groups[index]
         if group.rows < 2:
             # Up to one row has no offsets: its length is min and max.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
-        offsets = self.int64s(group.buffer, group.offset, group.rows + 1)
+        offsets = self.int64s_at(group.buffer, group.offset, group.rows + 1)
         row_splits = RowSplits.from_offsets(offsets)
         if row_splits is None:
             expected, found = "offsets from 0 that never fall", offsets[:8].tolist()
@@ -249,16 +255,16 @@ class Message:
         Without a group, each row is one cell, as in a rectangle.
         """
         if group is None:
-            known = self._of_cells.get(total)
-            return known or self._of_cells.setdefault(total, RowSplits.of_cells(total))
-        found = self.row_splits(group)
-        if found.total != total:
+            splits = self._rectangle_splits.get(total)
+            return splits or self._rectangle_splits.setdefault(total, RowSplits.of_cells(total))
+        splits = self.row_splits(group)
+        if splits.total != total:
             detail = (
                 f"expected ragged group {group} to end at cell {total} of the values, "
-                f"found {found.total}"
+                f"found {splits.total}"
             )
             raise fail("bad_offsets", detail)
-        return found
+        return splits
 
     def leaf(self, node: Node) -> Leaf:
         """The `Leaf` of a TENSOR, a JAGGED or rows of documents."""
@@ -276,7 +282,7 @@ class Message:
         i, numbers = node.number, self.numbers
         if numbers[i + STORED] != PLAIN or not (chosen is None or self.in_memory):
             return self._view_of_leaf(node, chosen)
-        # The rest is `_view_of_leaf` for most columns, in as few steps as possible.
+        # The common case of `_view_of_leaf`, in as few steps as possible.
         kind, dim, name, group = node.kind, 1, "uint8", None
         if kind is _JAGGED:
             (name, _, dim), group = node.fields, numbers[i + GROUP]
@@ -299,7 +305,7 @@ class Message:
         return view if chosen is None else chosen.of_view(view)
 
     def _view_of_leaf(self, node: Node, chosen: ChosenRows | None) -> RaggedView:
-        """Does what `view` does, for any storage of cells, in memory or in a store."""
+        """The general case of `view`, for any storage of cells; `view` inlines the common one."""
         leaf = self.leaf(node)
         splits = self.splits(leaf.group, leaf.shape[leaf.ragged_dim - 1])
         if leaf.runs:
@@ -349,9 +355,9 @@ class Message:
         """A view of all rows of an elided column, or of chosen ones."""
         if not self.in_memory:
             return rows_in_runs(self, leaf, splits, chosen)
-        whole = self._in_runs.get(node.number)
+        whole = self._elided_views.get(node.number)
         if whole is None or whole.dtype is not leaf.dtype:  # torch was imported since
-            whole = self._in_runs[node.number] = rows_in_runs(self, leaf, splits, None)
+            whole = self._elided_views[node.number] = rows_in_runs(self, leaf, splits, None)
         if chosen is None:
             return whole
         return whole.choose(chosen.at, chosen.among(whole.row_splits)[0])
@@ -362,13 +368,15 @@ class Message:
             return False
         leaf = self.leaf(node)
         places = runs_at(self, leaf) if leaf.runs else [leaf.place]
-        return leaf.place.elements > 0 and any(place.storage_code != PLAIN for place in places)
+        return leaf.place.elements > 0 and any(
+            is_narrow_code(place.storage_code) for place in places
+        )
 
     def is_elided(self, node: Node) -> bool:
         """Whether rows of a TENSOR, a JAGGED or documents share cells."""
         return self.numbers[node.number + STORED] != PLAIN and self.leaf(node).runs > 0
 
-    def integers(self, node: Node, chosen: ChosenRows | None = None) -> IntArray:
+    def int64s_of_node(self, node: Node, chosen: ChosenRows | None = None) -> IntArray:
         """A copy of the cells of a TENSOR of int64s, or of its chosen rows.
 
         What was checked must not change with the message's memory.
@@ -395,10 +403,12 @@ def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArra
     return for_torch(data)  # read-only only with `copy=False`
 
 
-def owned_bytes(message: Message, view: RaggedView, *, leaves: bool = False) -> ByteArray | None:
+def owned_bytes(
+    message: Message, view: RaggedView, *, goes_to_device: bool = False
+) -> ByteArray | None:
     """The cells of a view, in memory that a value may keep; None if they are not end to end.
 
-    With `leaves`, the cells go to a device and need no copy here.
+    Cells that go to a device need no copy here.
     """
     if not view.is_end_to_end:
         return None
@@ -406,7 +416,7 @@ def owned_bytes(message: Message, view: RaggedView, *, leaves: bool = False) -> 
     data, itemsize = array_bytes(memory), view.dtype.itemsize
     if not len(data):  # a choice may repeat rows without bytes until their dims are too large
         check_extent(view.shape, itemsize, CHOSEN)
-    return writable(data, False if leaves else message.reading.copy, itemsize)
+    return writable(data, False if goes_to_device else message.reading.copy, itemsize)
 
 
 def owned_array(message: Message, view: RaggedView) -> npt.NDArray[Any]:

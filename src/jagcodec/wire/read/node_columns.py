@@ -33,7 +33,7 @@ from jagcodec.wire.checks import bad, inside
 from jagcodec.wire.files import note_file
 from jagcodec.wire.items import item_of_view
 from jagcodec.wire.leaf import cells_of, field_of
-from jagcodec.wire.read.decoder import arrays, objects, objects_in, rows_differ
+from jagcodec.wire.read.decoder import read_arrays, read_objects, read_objects_of_view, rows_differ
 from jagcodec.wire.read.message import Budget, Message
 from jagcodec.wire.schema import GROUP, STORED, Node
 from jagcodec.wire.spec import IN_STACK, PLAIN, Kind
@@ -52,10 +52,10 @@ class NodeSource(Source):
 
 def budget_of_read(how: Read, message: Message) -> Budget:
     """The `Budget` of a message, which all columns of one read share."""
-    found: Budget | None = how.known.get(message)
-    if found is None:
-        found = how.known[message] = Budget(message)
-    return found
+    budget: Budget | None = how.known.get(message)
+    if budget is None:
+        budget = how.known[message] = Budget(message)
+    return budget
 
 
 class NodeColumn(Column):
@@ -101,11 +101,11 @@ class NodeColumn(Column):
         pass_on(error)  # torch, numpy and tensordict raise all kinds
         return inside(bad(f"rows of {self.node.kind.name}", error), self.name)
 
-    def _check_rows(self, *found: int) -> None:
+    def _check_rows(self, *dims: int) -> None:
         """Refuse a column whose first dims are not the batch size."""
         sizes = self.source.sizes
-        if [*found[: len(sizes)]] != sizes:
-            raise rows_differ(sizes, [*found])
+        if [*dims[: len(sizes)]] != sizes:
+            raise rows_differ(sizes, [*dims])
 
     def _in_place(self, view: RaggedView, make: Callable[[Any], Any]) -> InPlace:
         """The rows of `view`, of which `make` makes the column once they are copied."""
@@ -133,11 +133,13 @@ class JaggedColumn(NodeColumn):
         view = message.view(node, chosen)
         if how.form is As.HOST or (how.form is As.VIEW and message.away is None):
             return view
-        values = how.half.owned_cells(message, view, leaves=message.away is not None)
+        values = how.half.owned_cells(message, view, goes_to_device=message.away is not None)
         if values is not None:
-            return self._made(values, view, how)
-        of_cells = how.half.of_cells
-        return self._in_place(view, lambda cells: self._made(of_cells(cells, view), view, how))
+            return self._column_of(values, view, how)
+        values_from_cells = how.half.values_from_cells
+        return self._in_place(
+            view, lambda cells: self._column_of(values_from_cells(cells, view), view, how)
+        )
 
     def to_send(self, how: Read) -> Any:
         self._check()
@@ -156,7 +158,7 @@ class JaggedColumn(NodeColumn):
             # Batches of several dims have columns that are ragged in a later one.
             self._check_rows(rows, *numbers[node.dims : node.dims + dim - 1])
 
-    def _made(self, values: Any, view: RaggedView, how: Read) -> Any:
+    def _column_of(self, values: Any, view: RaggedView, how: Read) -> Any:
         """The jagged column of `values`, which are end to end."""
         if self.source.device is not None:
             values = how.half.to_device(values, self.source.device)
@@ -178,11 +180,13 @@ class RectangleColumn(NodeColumn):
         if chosen is None:
             return how.half.tensor_of_node(message, self.node)
         view = message.view(self.node, chosen)
-        values = how.half.owned_cells(message, view, leaves=message.away is not None)
+        values = how.half.owned_cells(message, view, goes_to_device=message.away is not None)
         if values is not None:
-            return self._made(values, how)
-        of_cells = how.half.of_cells
-        return self._in_place(view, lambda cells: self._made(of_cells(cells, view), how))
+            return self._column_of(values, how)
+        values_from_cells = how.half.values_from_cells
+        return self._in_place(
+            view, lambda cells: self._column_of(values_from_cells(cells, view), how)
+        )
 
     def to_send(self, how: Read) -> Any:
         self._check()
@@ -194,11 +198,12 @@ class RectangleColumn(NodeColumn):
 
     def _check(self) -> None:
         node, sizes = self.node, self.source.sizes
-        found = self.source.message.numbers[node.dims : node.end]
-        if found[: len(sizes)] != sizes:
-            raise rows_differ(sizes, found)
+        dims = self.source.message.numbers[node.dims : node.end]
+        if dims[: len(sizes)] != sizes:
+            raise rows_differ(sizes, dims)
 
-    def _made(self, values: Any, how: Read) -> Any:
+    def _column_of(self, values: Any, how: Read) -> Any:
+        """The column of `values`, which are end to end."""
         device = self.source.device
         return values if device is None else how.half.to_device(values, device)
 
@@ -213,12 +218,12 @@ class DocumentColumn(NodeColumn):
         message, node, chosen = self.source.message, self.node, how.chosen
         budget, view = budget_of_read(how, message), message.view(node, chosen)
         if view.is_end_to_end or message.numbers[node.number + STORED] != PLAIN:
-            return object_array(objects_in(message, node, budget, chosen, view))
+            return object_array(read_objects_of_view(message, node, budget, chosen, view))
 
-        def made(cells: ByteArray) -> Any:
-            return object_array(objects_in(message, node, budget, chosen, view, cells))
+        def make(cells: ByteArray) -> Any:
+            return object_array(read_objects_of_view(message, node, budget, chosen, view, cells))
 
-        return self._in_place(view, made)
+        return self._in_place(view, make)
 
     def to_send(self, how: Read) -> Any:
         """The documents in place; if rows are messages, or elided, the objects in them."""
@@ -228,7 +233,7 @@ class DocumentColumn(NodeColumn):
             view = message.view(node, chosen)
             if view.row_splits.rows:
                 return item_of_view(view, None)
-        return objects(message, node, budget_of_read(how, message), chosen)
+        return read_objects(message, node, budget_of_read(how, message), chosen)
 
     def leaf(self, value: Any, how: Read) -> Any:
         return half(*VALUES).leaf_of_objects(list(value), whole=how.chosen is None)
@@ -250,7 +255,7 @@ class ArraysColumn(NodeColumn):
         self._check_rows(self.source.message.numbers[self.node.children[1].dims])
         if self.node.fields[0] != IN_STACK and self.source.node.kind is not Kind.MAP:
             raise bad("a leaf of a TensorDict", "rows of another column")
-        return arrays(self.source.message, self.node, how.chosen)
+        return read_arrays(self.source.message, self.node, how.chosen)
 
     def leaf(self, value: Any, how: Read) -> Any:
         whole = how.chosen is None and self.node.fields[0] == IN_STACK

@@ -1,4 +1,10 @@
-"""Finds out which kind of batch a value is, and which columns it has."""
+"""Finds out which kind of batch a value is, and which columns it has.
+
+`opened` comes first: it opens a batch in any form. Next come the questions whether a value is one
+batch, several or a message; then the rows, schema, meta and row lengths of an open batch. Last come
+`concat_in_memory`, which joins the rows of batches in any form, and `each_column`, which walks the
+columns of one.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +67,7 @@ def opened(source: Any, where: str) -> Any:
     raise ArgumentTypeError("bad_type", where, detail)
 
 
-def several(batches: Iterable[Any], where: str) -> list[Any]:
+def require_list(batches: Iterable[Any], where: str) -> list[Any]:
     """The batches of a list, in any form; refuses a single batch, and an empty list."""
     one = column_of(batches).has_columns or bytes_of(batches) is not None
     listed = [] if one else items_of(batches, where, "a list of batches")
@@ -106,7 +112,7 @@ def is_batch(value: Any) -> bool:
 def is_message(value: Any) -> bool:
     """Whether a value is the frames of a message, or a blob."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
-    data = bytes_of(first)  # so has a column of numbers: ask for the magic, too
+    data = bytes_of(first)  # A column of numbers also has bytes, so look for the magic.
     return data is not None and begins_message(data)
 
 
@@ -139,6 +145,38 @@ def meta_of(batch: Any) -> dict[str, Any]:
     return meta
 
 
+def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntArray]:
+    """(N,) row lengths of each jagged or packed column of an open batch."""
+    if isinstance(batch, WireBatch):
+        each = ((name, batch.row_lengths(name)) for name in batch.fields)
+        return {name: lengths for name, lengths in each if lengths is not None}
+    row_lengths = {}
+    for name, column in batch.items():
+        view = column_of(column).view(f"{path}[{name!r}]", pool, detach=True)
+        if view is not None:
+            row_lengths[name] = view.row_splits.lengths
+    return row_lengths
+
+
+def common_lengths(row_lengths: Mapping[str, IntArray], path: str, remedy: str) -> IntArray:
+    """The row lengths that all columns share, from the `row_lengths_of` a batch."""
+    if not row_lengths:
+        detail = f"expected a jagged column, which has row lengths, found none; {remedy}"
+        raise ArgumentError("bad_option", path, detail)
+    (first, lengths), *others = row_lengths.items()
+    for name, these in others:
+        if not np.array_equal(these, lengths):
+            detail = (
+                "expected columns of equal row lengths, "
+                f"but those of {brief(first)} and {brief(name)} differ; {remedy}"
+            )
+            raise ArgumentError("bad_option", path, detail)
+    return lengths
+
+
+# --- all rows, and all columns --------------------------------------------------------------------
+
+
 def concat_in_memory(batches: Sequence[Any], where: str, chosen: Chosen | None = None) -> Any:
     """All rows of batches in any form, or the `chosen` ones, as one batch in memory.
 
@@ -154,6 +192,7 @@ def concat_in_memory(batches: Sequence[Any], where: str, chosen: Chosen | None =
 
 
 def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
+    """The batches as `opened` returns them; an error names the batch by its index."""
     open_ones = []
     for i, batch in enumerate(batches):
         path = f"{where}(batches[{i}])"
@@ -182,35 +221,6 @@ def with_meta(
     if hasattr(joined, "meta_info"):
         joined.meta_info = rule([meta_of(batch) for batch in batches])
     return joined
-
-
-def row_lengths_of(batch: Any, path: str, pool: RowSplitsPool) -> dict[str, IntArray]:
-    """(N,) row lengths of each jagged or packed column of an open batch."""
-    if isinstance(batch, WireBatch):
-        known = ((name, batch.row_lengths(name)) for name in batch.fields)
-        return {name: lengths for name, lengths in known if lengths is not None}
-    found = {}
-    for name, column in batch.items():
-        view = column_of(column).view(f"{path}[{name!r}]", pool, detach=True)
-        if view is not None:
-            found[name] = view.row_splits.lengths
-    return found
-
-
-def common_lengths(known: Mapping[str, IntArray], path: str, remedy: str) -> IntArray:
-    """The row lengths that all columns share; `known` is what `row_lengths_of` returned."""
-    if not known:
-        detail = f"expected a jagged column, which has row lengths, found none; {remedy}"
-        raise ArgumentError("bad_option", path, detail)
-    (first, lengths), *others = known.items()
-    for name, found in others:
-        if not np.array_equal(found, lengths):
-            detail = (
-                "expected columns of equal row lengths, "
-                f"but those of {brief(first)} and {brief(name)} differ; {remedy}"
-            )
-            raise ArgumentError("bad_option", path, detail)
-    return lengths
 
 
 def each_column(

@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from jagcodec.columns.outside_errors import pass_on
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.arrays import NUMPY_BY_NAME, IntArray
-from jagcodec.memory.staging import to_device as to_device
+from jagcodec.memory.staging import to_device as to_device  # columns call it as `half.to_device`
 from jagcodec.memory.tensor_bytes import (
     MOST_ARRAY_DIMS,
     as_bytes,
@@ -37,6 +37,7 @@ from jagcodec.rows.non_tensor import (
 )
 from jagcodec.rows.row_splits import RowSplits
 from jagcodec.rows.views import RaggedView
+from jagcodec.wire.array_rows import MakeRow
 from jagcodec.wire.checks import bad, elements_of, expect, fail, inside
 from jagcodec.wire.leaf import CellPlace
 from jagcodec.wire.read.decoder import build, build_children, read_int64s, rows_differ
@@ -57,25 +58,27 @@ HAS_LEAVES = True
 def tensor_of_node(message: Message, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
     """The cells of a TENSOR or a JAGGED, or of its chosen rows, as a tensor that may be kept."""
     device = message.device
-    values = tensor_on_host(message, node, chosen, leaves=message.away is not None)
+    values = tensor_on_host(message, node, chosen, goes_to_device=message.away is not None)
     return values if device is None else to_device(values, device)
 
 
 def tensor_on_host(
-    message: Message, node: Node, chosen: ChosenRows | None = None, *, leaves: bool = False
+    message: Message, node: Node, chosen: ChosenRows | None = None, *, goes_to_device: bool = False
 ) -> torch.Tensor:
-    """As `tensor_of_node`, on the host. With `leaves` it goes to a device: only read it."""
+    """As `tensor_of_node`, on the host; a tensor that `goes_to_device` must only be read."""
     numbers = message.numbers
     if chosen is None and numbers[node.number + STORED] <= INDIRECT:
-        return _whole_tensor(message, node, tuple(numbers[node.dims : node.end]), leaves)
+        return _whole_tensor(message, node, tuple(numbers[node.dims : node.end]), goes_to_device)
     view = message.view(node, chosen)
-    values = owned_cells(message, view, leaves=leaves)
+    values = owned_cells(message, view, goes_to_device=goes_to_device)
     return values_of(view) if values is None else values
 
 
-def owned_cells(message: Message, view: RaggedView, *, leaves: bool = False) -> torch.Tensor | None:
+def owned_cells(
+    message: Message, view: RaggedView, *, goes_to_device: bool = False
+) -> torch.Tensor | None:
     """The cells of a view, as a tensor that may be kept; None if they are not end to end."""
-    data = owned_bytes(message, view, leaves=leaves)
+    data = owned_bytes(message, view, goes_to_device=goes_to_device)
     return None if data is None else from_bytes(data, view.dtype, view.shape)
 
 
@@ -90,7 +93,7 @@ def jagged_of_node(message: Message, node: Node, chosen: ChosenRows | None = Non
 
 
 def _whole_tensor(
-    message: Message, node: Node, shape: tuple[int, ...], leaves: bool
+    message: Message, node: Node, shape: tuple[int, ...], goes_to_device: bool
 ) -> torch.Tensor:
     numbers, name = message.numbers, node.fields[0]
     dtype = torch_dtype(name)
@@ -100,21 +103,21 @@ def _whole_tensor(
     if stored != PLAIN and elements:
         place = CellPlace(buffer, offset, stored, elements, name)
         return from_bytes(message.elements(place, 0, elements), dtype, shape)
-    known = NUMPY_BY_NAME.get(name) if len(shape) <= MOST_ARRAY_DIMS else None
+    numpy_name = NUMPY_BY_NAME.get(name) if len(shape) <= MOST_ARRAY_DIMS else None
     # `bytes_at` need not align what numpy knows: the flag `aligned` below is ten times as fast.
-    alignment = node.itemsize if known is None else 1
+    alignment = node.itemsize if numpy_name is None else 1
     size = elements * node.itemsize
-    if leaves:
+    if goes_to_device:
         data = writable(message.read(buffer, offset, size), False, alignment)
     else:
         data = message.bytes_at(buffer, offset, size, alignment)
-    if known is None or not elements:
+    if numpy_name is None or not elements:
         return from_bytes(data, dtype, shape)
-    array: Any = np.ndarray(shape, known, data)
+    array: Any = np.ndarray(shape, numpy_name, data)
     return torch.from_numpy(array if array.flags.aligned else array.copy())
 
 
-def of_cells(cells: Any, view: RaggedView) -> torch.Tensor:
+def values_from_cells(cells: Any, view: RaggedView) -> torch.Tensor:
     """`cells`, which `gathered_cells` copied from the rows of a view, as a tensor."""
     return values_of_cells(cells, view)
 
@@ -145,22 +148,21 @@ def is_payload(item: Any) -> bool:
     return not is_non_tensor(item)
 
 
-def maker_of_rows(
-    message: Message, cells: Node, chosen: ChosenRows | None
-) -> Callable[[int, int, list[int]], torch.Tensor]:
+def maker_of_rows(message: Message, cells: Node, chosen: ChosenRows | None) -> MakeRow:
     """A function that makes the tensor of a row, with a storage that is only its own bytes.
 
     On the host the tensors alias the cells; on a device they are copies.
     """
-    return _maker(tensor_of_node(message, cells, chosen))
+    return _tensor_maker(tensor_of_node(message, cells, chosen))
 
 
-def rows_of_cells(cells: Any, view: RaggedView) -> Callable[[int, int, list[int]], torch.Tensor]:
+def rows_of_cells(cells: Any, view: RaggedView) -> MakeRow:
     """As `maker_of_rows`, for `cells`, a copy of the rows of a view."""
-    return _maker(values_of_cells(cells, view))
+    return _tensor_maker(values_of_cells(cells, view))
 
 
-def _maker(values: torch.Tensor) -> Callable[[int, int, list[int]], torch.Tensor]:
+def _tensor_maker(values: torch.Tensor) -> MakeRow:
+    """A `MakeRow` whose tensors have storages of their own."""
     itemsize, dtype = values.itemsize, values.dtype
     if values.is_cpu:
         data = as_bytes(values)
@@ -177,8 +179,8 @@ def _maker(values: torch.Tensor) -> Callable[[int, int, list[int]], torch.Tensor
 def _build_strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     values, sizes = node.children
     (rank,) = node.fields
-    found = read_int64s(message, sizes)
-    shapes = _checked_shapes(found, rank, message.numbers[values.dims], values.itemsize)
+    stored = read_int64s(message, sizes)
+    shapes = _checked_shapes(stored, rank, message.numbers[values.dims], values.itemsize)
     return strided_nested(tensor_of_node(message, values), shapes)
 
 
@@ -197,8 +199,8 @@ def _checked_shapes(shapes: IntArray, rank: int, elements: int, itemsize: int) -
         elements_of(shape, itemsize)
     sizes = shapes.prod(axis=1)
     total = sizes.sum(dtype=np.float64)
-    found = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
-    expect(found == elements, "bad_offsets", f"component sizes of {elements} cells", found)
+    cells = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
+    expect(cells == elements, "bad_offsets", f"component sizes of {elements} cells", cells)
     return shapes
 
 
@@ -217,21 +219,21 @@ def _build_sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Ten
         invariants.disable()
     try:
         # A copy: torch relies on indices, so what was checked must not change with the memory.
-        copied = indices.clone()
+        copy = indices.clone()
         tensor = torch.sparse_coo_tensor(
-            copied, values, shape, device=values.device, check_invariants=True
+            copy, values, shape, device=values.device, check_invariants=True
         )
         if not node.fields[1]:
             # torch marks tensors of at most one cell as coalesced; restore the sender's flag.
             return tensor._coalesced_(False)
         # torch believes this flag, so check that the indices rise.
-        if not _indices_rise(copied):
+        if not _indices_rise(copy):
             raise ValueError("coalesced indices that do not rise")
         return tensor._coalesced_(True)
     except (RuntimeError, ValueError) as error:
         pass_on(error)
-        expected = f"expected indices within {shape}, found {error!s:.200}"
-        raise fail("bad_sparse", expected) from error
+        detail = f"expected indices within {shape}, found {error!s:.200}"
+        raise fail("bad_sparse", detail) from error
 
 
 def _indices_rise(indices: torch.Tensor) -> bool:
@@ -277,9 +279,9 @@ def _build_tensordict(message: Message, node: Node, budget: Budget) -> TensorDic
 
 
 def _check_sizes(dims: list[int], size: list[int]) -> None:
-    found = dims[: len(size)]
-    if found != size:
-        raise rows_differ(size, found)
+    outer = dims[: len(size)]
+    if outer != size:
+        raise rows_differ(size, outer)
 
 
 def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
@@ -290,9 +292,9 @@ def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
     )
     if of_user or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
         # tensordict would change the batch size of such a leaf instead of rejecting it.
-        found = list(leaf.batch_size)
-        if found[: len(size)] != size:
-            raise rows_differ(size, found)
+        dims = list(leaf.batch_size)
+        if dims[: len(size)] != size:
+            raise rows_differ(size, dims)
 
 
 def _build_stack(

@@ -31,7 +31,7 @@ class CellReader(Protocol):
 
     header: Header
 
-    def int64s(self, buffer: int, offset: int, count: int) -> IntArray: ...
+    def int64s_at(self, buffer: int, offset: int, count: int) -> IntArray: ...
 
     def row_splits(self, group: int) -> RowSplits: ...
 
@@ -56,7 +56,7 @@ class RunNumbers(NamedTuple):
 def runs_at(message: CellReader, leaf: Leaf) -> list[RunNumbers]:
     """The table of runs, which an elided column has at the place of its cells."""
     width = len(spec.RUN_NUMBERS)
-    numbers = message.int64s(leaf.place.buffer, leaf.place.offset, width * leaf.runs)
+    numbers = message.int64s_at(leaf.place.buffer, leaf.place.offset, width * leaf.runs)
     return [RunNumbers(*run) for run in numbers.reshape(leaf.runs, width).tolist()]
 
 
