@@ -225,6 +225,51 @@ def test_none_among_numbers_still_asks_for_a_number():
         assert "put a number in its place" in said(lambda rows=rows: encode_rows({"x": rows}))
 
 
+FEW_NUMBERS = {
+    "bools": st.booleans(),
+    "ints": st.integers(0, 99),
+    "floats": st.integers(-99, 99).map(float),
+    "int16": st.integers(-99, 99).map(np.int16),
+    "float16": st.integers(-99, 99).map(np.float16),
+    "bool_": st.booleans().map(np.bool_),
+    "bfloat16": st.integers(-99, 99).map(lambda x: torch.tensor(x).bfloat16()),
+    "uint8": st.integers(0, 99).map(lambda x: torch.tensor(x).byte()),
+}
+NAMED_DTYPES = {"bools": ["bool"], "ints": ["int8", "uint16", "float16", "float64"]} | {
+    "floats": ["bfloat16", "float64"]
+}
+
+
+@given(st.data())
+def test_what_the_error_puts_in_the_place_of_none_keeps_the_dtype(data):
+    kind = data.draw(st.sampled_from(list(FEW_NUMBERS)))
+    numbers = data.draw(st.lists(FEW_NUMBERS[kind], min_size=1, max_size=4))
+    dtype = data.draw(st.sampled_from([None, *NAMED_DTYPES.get(kind, ())]))
+    at = data.draw(st.integers(0, len(numbers)))
+    form = data.draw(st.sampled_from([lambda x: x, lambda x: [x], lambda x: [[[y] for y in x]]]))
+    dtypes = None if dtype is None else {"x": dtype}
+
+    def encoded(numbers):
+        return encode_rows({"x": form(numbers)}, dtypes=dtypes)
+
+    text = said(lambda: encoded([*numbers[:at], None, *numbers[at:]]), ArgumentTypeError)
+    (example,) = re.findall(r"in its place, such as (.*?);", text)
+    value = eval(example)
+    made = open_wire(encoded([*numbers[:at], value, *numbers[at:]]))
+    assert made.schema["x"].dtype == open_wire(encoded(numbers)).schema["x"].dtype
+
+
+@pytest.mark.parametrize("dtype", [None, "int64", "float32", "bool"])
+def test_what_a_growing_row_puts_in_the_place_of_none_keeps_the_dtype(dtype):
+    row = RowBuilder(None if dtype is None else {"x": dtype})
+    row.append(x=[1, 1] if dtype != "bool" else [True, False])
+    before = row.to_row()["x"].dtype
+    text = said(lambda: row.append(x=[None]), ArgumentTypeError)
+    (example,) = re.findall(r"in its place, such as (.*)$", text)
+    row.append(x=[eval(example)])
+    assert row.to_row()["x"].dtype == before
+
+
 @pytest.mark.parametrize("dtypes", [None, {"ids": torch.int64}])
 def test_none_for_a_growing_row_becomes_no_tokens_as_the_error_says(dtypes):
     row = RowBuilder(dtypes)

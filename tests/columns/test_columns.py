@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTenso
 
 from jagcodec import concat_rows, open_wire, plan_micro_batches, select_rows
 from jagcodec.columns import join, join_tensors
-from jagcodec.columns.batch import CellRows, OneObject
+from jagcodec.columns.batch import CellRows, FieldSchema, OneObject
 from jagcodec.columns.column import column_of
 from jagcodec.rows import copy_bytes
 from jagcodec.rows.nested import view_of
@@ -85,3 +85,10 @@ def test_a_range_of_rows_aliases_and_a_joined_column_does_not():
     rows = torch.arange(4)
     assert select_rows({"x": rows}, slice(1, 3))["x"].data_ptr() == rows[1:].data_ptr()
     assert concat_rows([{"x": rows}])["x"].data_ptr() != rows.data_ptr()
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr"])
+def test_the_schema_names_the_layout_of_a_sparse_tensor(layout):
+    block = (1, 1) if layout == "sparse_bsr" else None
+    tensor = torch.eye(2).to_sparse(layout=getattr(torch, layout), blocksize=block)
+    assert open_wire({"x": tensor}).schema["x"] == FieldSchema(layout, None, None)

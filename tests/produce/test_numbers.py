@@ -209,7 +209,8 @@ def test_the_remedies_of_an_error_help(rows, dtype):
 
 
 def test_what_takes_the_place_of_none_fits():
-    for first, text, place in ((True, "False", False), (1, r"float\('nan'\)", float("nan"))):
+    nan = r"float\('nan'\)", float("nan")
+    for first, text, place in ((True, "False", False), (1, "0", 0), (0.5, *nan)):
         with pytest.raises(ArgumentTypeError, match=f"in its place, such as {text};"):
             pack_rows({"x": [[first, None]]})
         pack_rows({"x": [[first, place]]})
@@ -349,8 +350,9 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [
     (torch.float8_e4m3fn, [16], ArgumentTypeError, "float8_e4m3fn; pass tensors"),
     (torch.complex64, [1], ArgumentTypeError, "complex64; pass tensors"),
     (None, [1, {2}], ArgumentTypeError, "cell 1: .*found set"),
-    (None, [1, None], ArgumentTypeError, "cell 1: expected a number, found None.*nan"),
-    (None, [None, -0.5], ArgumentTypeError, "cell 0: expected a number, found None"),
+    (None, [1, None], ArgumentTypeError, "cell 1: expected a number, found None.*such as 0"),
+    (None, [None, -0.5], ArgumentTypeError, "cell 0: expected a number, found None.*nan"),
+    (None, [[1, 2], None], ArgumentTypeError, "cell 1: expected .*found None"),
     (None, [[1, 2], [3, None]], ArgumentTypeError, "cell 1: .*None"),
     (None, [[None, 2]], ArgumentTypeError, "cell 0: .*None"),
     (None, [[1], [1, 2]], ArgumentError, r"expected inner lists of length 1, found \[1, 2\]"),

@@ -41,7 +41,8 @@ class FieldSchema(NamedTuple):
     Attributes:
         kind: ``"jagged"`` (also of a `PackedColumn`), ``"tensor"``, ``"object"`` (also of a list
             and of an array of objects), ``"tensordict"`` (also of a dict), or another kind of the
-            wire in small letters.
+            wire in small letters. Of a tensor in a layout that a message cannot have, its layout,
+            such as ``"sparse_csr"``.
         dtype: Of its cells; None if it has no cells. Functions that take a schema also take the
             name of a dtype here, such as "bfloat16".
         shape: With None for the ragged dim; None if it is not a tensor.

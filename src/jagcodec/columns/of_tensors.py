@@ -126,7 +126,7 @@ class Sparse(TensorColumn):
     __slots__ = ()
 
     def field(self, rows: int) -> FieldSchema:
-        return FieldSchema("sparse_coo", None, None)
+        return FieldSchema(str(self.value.layout).removeprefix("torch."), None, None)
 
 
 class StridedNested(TensorColumn):

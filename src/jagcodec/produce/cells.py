@@ -56,6 +56,7 @@ from jagcodec.produce.row_kinds import (
     items_of_list,
     kind_of_row,
     mixed_kinds,
+    none_among_numbers,
     wrong_kind,
 )
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
@@ -299,9 +300,11 @@ def _unequal_lists(
     if any(map(len, before)):
         _cells_of_lists(before, dtype)  # raises if an earlier cell does not fit
     place = f", row {row}, cell {cell}"
-    if item is None or is_array(item):
+    if is_array(item):
         return wrong_kind("a number", item, place)
     detail = f"expected inner lists of length {shape[-1]}, found {brief(item)}"
+    if item is None:
+        return ArgumentTypeError("bad_type", place, detail + OR_OBJECTS)
     if row and index == 0 and _length_of_items(flat[row]):
         detail += _ragged_dim_remedy(len(shape))
     return ArgumentError("bad_shape", place, detail + OR_OBJECTS)
@@ -343,9 +346,9 @@ def _transposed(row: Any, dim: int, i: int) -> Sequence[Any]:
         items = [_transposed(item, dim - 1, i) for item in row] if dim else row
         if not dim or len(set(map(len, items))) < 2:
             return list(map(list, zip(*items, strict=True))) if dim else row
-    if row is None:
-        raise wrong_kind("a number", None, f", row {i}")
     detail = f"expected lists of one length, in which the tokens are, found {brief(row)}"
+    if row is None:
+        raise ArgumentTypeError("bad_type", f", row {i}", detail + OR_OBJECTS)
     raise ArgumentError("bad_shape", f", row {i}", detail)
 
 
@@ -496,7 +499,7 @@ def _stacked(row: Any, i: int, dtype: str, levels: int) -> Any:
             raise ArgumentError("bad_shape", f", row {i}, cell {j}", detail)
     for j, item in enumerate(items):
         if item is None:  # a cell, not a row, which could be empty
-            raise wrong_kind("numbers", None, f", row {i}, cell {j}")
+            raise none_among_numbers({dtype}, f", row {i}, cell {j}")
     try:
         made = _cells_with_arrays(items, dtype, True, 0, levels)
     except JagcodecError as error:

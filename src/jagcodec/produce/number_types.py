@@ -41,6 +41,7 @@ from jagcodec.produce.row_kinds import (
     has_dtype,
     kind_of_row,
     list_among_numbers,
+    none_among_numbers,
     plain_number,
     wrong_kind,
 )
@@ -197,12 +198,15 @@ def _not_a_number(types: Set[Any], located: Located) -> JagcodecError:
     fault = object if object in types else list
     before = None
     for place, found, item in located:
+        if item is None:
+            return none_among_numbers(types - {object, list}, place)
         if found is object and fault is object:
             return wrong_kind("bools" if before in _BOOLS else "numbers", item, place)
         if found is fault:
             return list_among_numbers(item, place)
         before = before or found
-    return wrong_kind("numbers", None, "")  # another thread has changed the rows
+    # Another thread has changed the rows.
+    return none_among_numbers(types - {object, list}, "")
 
 
 def _conflict(these: Set[Any], those: Set[Any], located: Located) -> JagcodecError:

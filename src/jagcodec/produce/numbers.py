@@ -23,6 +23,7 @@ from jagcodec.produce.row_kinds import (
     cells_tensors,
     dtypes_remedy,
     list_among_numbers,
+    none_among_numbers,
     plain_number,
     wrong_kind,
 )
@@ -160,6 +161,8 @@ def _misfit_number(item: Any, dtype: str, place: str) -> JagcodecError:
     """The error for a number, or another item, that is not a cell of a dtype."""
     if isinstance(item, (list, tuple)):
         return list_among_numbers(item, place)
+    if item is None:
+        return none_among_numbers({dtype}, place)
     number = plain_number(item)
     if dtype == "bool" or isinstance(number, bool) or number is None:
         expected = "bools" if dtype == "bool" else f"numbers (the column is {dtype})"

@@ -219,14 +219,19 @@ def first_item(row: Iterable[Any]) -> Any:
 def mixed_kinds(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
     """The error for a row that is an object among numbers, or numbers among objects."""
     kinds = [kind_of_row(row) for row in rows]
-    first = kinds.index(OBJECT_ROW)
-    number = next((i for i, kind in enumerate(kinds) if kind not in (OBJECT_ROW, BLANK_ROW)), first)
-    if rows[first] is None and has_length(rows[number]):
-        return without_a_row(f", row {first}")
-    if dtype is not None or number < first or rows[first] is None:
-        return wrong_kind("numbers", rows[first], f", row {first}")
-    expected = f"an object, as {type(rows[first]).__name__} in row {first}"
-    return wrong_kind(expected, rows[number], f", row {number}")
+    numbers = [i for i, kind in enumerate(kinds) if kind not in (OBJECT_ROW, BLANK_ROW)]
+    first_object = kinds.index(OBJECT_ROW)
+    first_number = numbers[0] if numbers else first_object
+    place = f", row {first_object}"
+    if rows[first_object] is None:
+        if has_length(rows[first_number]):
+            return without_a_row(place)
+        types = {type(plain_number(rows[i])) for i in numbers} - {type(None)}
+        return none_among_numbers(types if dtype is None else {dtype}, place)
+    if dtype is not None or first_number < first_object:
+        return wrong_kind("numbers", rows[first_object], place)
+    expected = f"an object, as {type(rows[first_object]).__name__} in row {first_object}"
+    return wrong_kind(expected, rows[first_number], f", row {first_number}")
 
 
 def has_length(row: Any) -> bool:
@@ -243,12 +248,23 @@ def without_a_row(place: str) -> ArgumentTypeError:
 
 
 def wrong_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
-    """The error for an item of another kind, with a value to put in the place of None."""
-    detail = f"expected {expected}, found {described(item)}"
-    if item is None:
-        other = "a bool" if expected == "bools" else "a number"
-        example = "False" if expected == "bools" else "float('nan')"
-        detail = f"expected {other}, found None; put {other} in its place, such as {example}"
+    """The error for an item of another kind."""
+    detail = f"expected {expected}, found {described(item)}{OR_OBJECTS}"
+    return ArgumentTypeError("bad_type", place, detail)
+
+
+def none_among_numbers(types: Iterable[Any], place: str) -> ArgumentTypeError:
+    """The error for None among numbers of these types, with a value to put in its place.
+
+    A type is Python's, or the name of a dtype. With the value, the column keeps its dtype.
+    """
+    dtypes = {DEFAULT_DTYPES.get(number, number) for number in types}
+    wanted, example = "a number", "0"
+    if dtypes == {"bool"}:
+        wanted, example = "a bool", "False"
+    elif any("float" in dtype or "complex" in dtype for dtype in dtypes):
+        example = "float('nan')"
+    detail = f"expected {wanted}, found None; put {wanted} in its place, such as {example}"
     return ArgumentTypeError("bad_type", place, detail + OR_OBJECTS)
 
 
