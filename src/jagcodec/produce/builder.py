@@ -1,20 +1,15 @@
-"""`RowBuilder`: a row that grows.
-
-First comes a column of the row, `_GrowingColumn`, then the class, then its helpers by order of use.
-"""
+"""`RowBuilder`: a row that grows. The class comes first, then its helpers by order of use."""
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from jagcodec._arguments import check_known, mapping_of, name_set, whole_number
 from jagcodec._compiling import untraced
@@ -24,13 +19,9 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.produce.cells import cells_of_rows, error_at_column
 from jagcodec.produce.given_rows import read_dtypes
+from jagcodec.produce.growing_column import CellArray, Chunk, GrowingColumn
 from jagcodec.produce.number_types import (
-    NARROW,
     PYTHON_TYPES,
-    LocatedItem,
-    check_floats,
-    dtype_of_types,
-    located_numbers,
     types_of_rows,
 )
 from jagcodec.produce.numbers import cells_of_python
@@ -43,7 +34,6 @@ from jagcodec.produce.row_kinds import (
     kind_of_row,
 )
 from jagcodec.produce.rows import (
-    check_row_shape,
     encode_rows,
     read_ragged_dims,
     shape_without_cells,
@@ -51,148 +41,6 @@ from jagcodec.produce.rows import (
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.items import RowCells
 from jagcodec.wire.write.encoder import EncodeOptions
-
-CellArray = npt.NDArray[Any]
-"""Cells of a dtype, as an array of `STORED_DTYPES`."""
-
-
-@dataclass
-class _GrowingColumn:
-    """A per-token column: chunks of cells, and what they have shown of their dtype and shape.
-
-    Methods that change the dtype or the shape return a new column; `cut` and `joined` change this
-    one.
-    """
-
-    dim: int = 0  # the dim of a chunk along which its tokens are
-    shape: tuple[int, ...] | None = None  # without tokens; None if no chunk or schema has shown it
-    is_flat: bool = True  # whether a token is a number, because nothing has shown its shape
-    schema: FieldSchema | None = None  # says the shape of its chunks
-    dtype: str | None = None  # None until a number decides it
-    dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
-    types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
-    stored: str | None = (
-        None  # the dtype of the chunks: Python's floats are float64, as one may follow
-    )
-    tokens: int = 0
-    chunks: list[CellArray] = field(default_factory=list)  # none of them is empty
-
-    @property
-    def axis(self) -> int:
-        """The dim of the chunks along which the tokens are."""
-        return 0 if self.is_flat else self.dim
-
-    def joined(self) -> CellArray:
-        """All cells as they are stored; joins the chunks into one."""
-        if not self.chunks:
-            # Without numbers the dtype is float32, as in torch.tensor([]).
-            stored = self.stored or self.dtype or "float32"
-            return np.empty(self.shape or (0,), STORED_DTYPES[stored])
-        if len(self.chunks) > 1:
-            self.chunks = [np.concatenate(self.chunks, self.axis)]
-        return self.chunks[0]
-
-    def whole(self) -> RowCells:
-        """A copy of all cells."""
-        joined, dtype = self.joined(), self.dtype or self.stored or "float32"
-        with np.errstate(all="ignore"):  # a NaN may warn
-            cells = joined.astype(STORED_DTYPES[dtype], order="C")
-        return RowCells(cells, (self.tokens,), dtype)
-
-    def with_types(self, types: Set[Any], chunk: Any) -> _GrowingColumn:
-        """The column, ready for a chunk of these types: its cells get the common dtype."""
-        if types <= self.types and not (self.dtype in NARROW and float in types):
-            return self
-        found = self.types | types
-        before = [LocatedItem("", kind, 0.0) for kind in self.types]
-        dtype = dtype_of_types(found, lambda: [*before, *located_numbers([chunk])])
-        stored = "float64" if float in found and found <= PYTHON_TYPES else dtype
-        column = replace(self, types=found, dtype=dtype, stored=stored)
-        if not self.chunks or dtype == self.dtype:
-            return column
-        joined = self.joined()
-        made: Any = cells_of_rows([joined], dtype, dim=self.axis)
-        if float in self.types and dtype in NARROW:
-            check_floats(joined.reshape(-1).astype(np.float64), dtype, lambda _: "")
-        cells = made.data if stored == dtype else joined.astype(STORED_DTYPES[stored])
-        return replace(column, chunks=[cells])
-
-    def copied(self) -> _GrowingColumn:
-        """The column with a copy of its cells."""
-        return replace(self, chunks=[self.joined().copy(order="C")] if self.chunks else [])
-
-    def in_shape_of(self, cells: CellArray) -> _GrowingColumn:
-        """The column with tokens of the shape that a chunk shows; each number fills a token."""
-        if not self.is_flat:
-            return self
-        chunks = self.chunks
-        if chunks:
-            numbers = self.joined().reshape(-1, *(1,) * (cells.ndim - self.dim - 1))
-            chunks = [np.broadcast_to(numbers, self.shape_of(cells.shape, self.tokens)).copy()]
-        return replace(self, chunks=chunks, is_flat=False)
-
-    def cut(self, tokens: int) -> None:
-        """Keep the first `tokens` tokens. The time grows only with what is dropped."""
-        while self.tokens > tokens:
-            last = self.chunks.pop()
-            if not self.is_flat:
-                self.shape = self.shape_of(last.shape, 0)
-            self.tokens -= last.shape[self.axis]
-            if self.tokens < tokens:
-                kept = last[(slice(None),) * self.axis + (slice(tokens - self.tokens),)]
-                memory: Any = kept.base
-                # Copy a small part, so that the rest of its memory is freed.
-                self.chunks.append(kept.copy() if 2 * kept.nbytes < memory.nbytes else kept)
-                self.tokens = tokens
-
-    def shape_of(self, like: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-        """A shape like this one, with so many tokens."""
-        return (*like[: self.dim], tokens, *like[self.dim + 1 :])
-
-    def shape_so_far(self) -> tuple[int, ...] | None:
-        """The shape of the chunks; only the number of tokens differs between them."""
-        return tuple(self.chunks[0].shape) if self.chunks else self.shape
-
-    def cell_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of one token of cells of this shape."""
-        return (*shape[: self.dim], *shape[self.dim + 1 :])
-
-    def filled(self, number: CellArray, tokens: int) -> CellArray:
-        """So many tokens whose cells all hold the number; plain numbers if the column is flat."""
-        shape = (tokens,) if self.is_flat else self.shape_of(self.shape_so_far() or (0,), tokens)
-        return np.full(shape, number, number.dtype)
-
-    def check_shape(self, path: str, name: str) -> None:
-        """Refuse to send tokens along a later dim if nothing has shown the dims before it."""
-        if self.is_flat:
-            detail = "expected a chunk that shows the dims of its tokens, found none so far; append"
-            remedy = f"one, or pass dtypes={{{name!r}: a FieldSchema}}"
-            raise ArgumentError("bad_shape", path, f"{detail} {remedy} to RowBuilder")
-
-    def check_chunk(self, made: RowCells) -> None:
-        """Refuse a chunk, or a number that fills one, that is not like those before."""
-        shape = None if self.schema is None else self.schema.shape
-        before = self.shape_so_far() if self.chunks or shape is None else None
-        before = None if self.is_flat else before
-        if made.lengths and before is not None:
-            expected, found = self.cell_shape(before), self.cell_shape(made.dims)
-            if expected != found:
-                detail = f"expected tokens of shape {expected} like those before, found {found}"
-                if expected == ():  # such as a prompt that a number filled
-                    detail += "; to say their shape first, pass dtypes={...: a FieldSchema}"
-                raise ArgumentError("bad_shape", "", detail)
-        if shape is not None:
-            chunk = made if made.lengths else RowCells(self.filled(made.data, 1), (1,), made.dtype)
-            check_row_shape(chunk, shape, self.dim + 1)
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """A chunk that was read, but not yet appended."""
-
-    column: _GrowingColumn  # a new one if the chunk changes its dtype or shape
-    cells: CellArray  # as the column stores them
-    tokens: int | None  # None for one number, which fills as many tokens as other chunks add
 
 
 @untraced
@@ -248,7 +96,7 @@ class RowBuilder:
         path = "RowBuilder(same_length)"
         # None for all columns, empty for none.
         self._same = None if same_length is None else name_set(same_length, path)
-        self._columns: dict[str, _GrowingColumn] = {}
+        self._columns: dict[str, GrowingColumn] = {}
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
         path = "RowBuilder(dtypes)"
@@ -307,13 +155,13 @@ class RowBuilder:
                 `start` is not a mapping.
         """
         where = "RowBuilder.append"
-        chunks: dict[str, _Chunk] = {}
+        chunks: dict[str, Chunk] = {}
         for name, given in columns.items():
             path = f"{where}({name!r})"
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
-            column = self._columns.get(name) or _GrowingColumn(self._dims.get(name, 1) - 1)
+            column = self._columns.get(name) or GrowingColumn(self._dims.get(name, 1) - 1)
             chunks[name] = _read_chunk(column, given, path, name)
         starts = {} if start is None else _read_starts(start, chunks, f"{where}(start)")
         added: dict[str, int] = {}
@@ -354,7 +202,7 @@ class RowBuilder:
         return found
 
     def _check_token_counts(
-        self, columns: Mapping[str, _GrowingColumn], added: Mapping[str, int], where: str
+        self, columns: Mapping[str, GrowingColumn], added: Mapping[str, int], where: str
     ) -> None:
         """Refuse chunks after which columns of `same_length` would differ in their tokens."""
         any_lengths = self._same is not None and not self._same
@@ -469,7 +317,7 @@ class RowBuilder:
                 row._values[name], row._dtypes[name] = found, schema[name]
                 continue
             dim, cells = found.ragged_dim - 1, found.data
-            grown = _GrowingColumn(
+            grown = GrowingColumn(
                 dim, is_flat=False, schema=schema[name], dtype=found.dtype, dtype_is_fixed=True
             )
             grown.shape, grown.tokens = grown.shape_of(cells.shape, 0), cells.shape[dim]
@@ -506,22 +354,22 @@ class RowBuilder:
         return pickled_parts(_of_state, state, protocol)
 
 
-def _column_of_schema(schema: FieldSchema, dim: int) -> _GrowingColumn:
+def _column_of_schema(schema: FieldSchema, dim: int) -> GrowingColumn:
     """A column without tokens, of the dtype and the shape that `dtypes` says."""
     dtype: Any = schema.dtype  # its name
-    grown = _GrowingColumn(dim, schema=schema, dtype=dtype, dtype_is_fixed=dtype is not None)
+    grown = GrowingColumn(dim, schema=schema, dtype=dtype, dtype_is_fixed=dtype is not None)
     sizes = schema.shape[1:] if schema.shape else ()
     if len(sizes) > sizes.count(None):  # some size is known
         grown.shape, grown.is_flat = shape_without_cells(schema, dim + 1), False
     return grown
 
 
-def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _Chunk:
+def _read_chunk(column: GrowingColumn, chunk: Any, path: str, name: str) -> Chunk:
     """The cells of a chunk as its column stores them; an error if they do not fit."""
     if isinstance(chunk, tensor_type()):
         chunk = cells_tensors().on_host(chunk)
     if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
-        return _Chunk(column, _NO_CELLS, 0)
+        return Chunk(column, _NO_CELLS, 0)
     if chunk is None:
         detail = "expected numbers, found None; pass [] for no tokens, or leave the column out"
         raise ArgumentTypeError("bad_type", path, detail)
@@ -539,13 +387,13 @@ def _read_chunk(column: _GrowingColumn, chunk: Any, path: str, name: str) -> _Ch
         column.check_chunk(made)
     except JagcodecError as error:
         raise error_at_column(error, path, name) from None
-    return _Chunk(column, made.data, made.lengths[0] if made.lengths else None)
+    return Chunk(column, made.data, made.lengths[0] if made.lengths else None)
 
 
 _NO_CELLS: CellArray = np.empty(0)
 
 
-def _cells_of_chunk(column: _GrowingColumn, chunk: Any) -> tuple[_GrowingColumn, Any]:
+def _cells_of_chunk(column: GrowingColumn, chunk: Any) -> tuple[GrowingColumn, Any]:
     """The column, whose dtype may be new, and the cells of a chunk as it stores them."""
     dim = column.dim
     if column.dtype_is_fixed:
@@ -568,7 +416,7 @@ _TYPE_OF_DTYPE: dict[str, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES
 """The type of Python's numbers that get a dtype; of ints next to floats, that is float."""
 
 
-def _read_starts(start: Any, chunks: Mapping[str, _Chunk], path: str) -> dict[str, int]:
+def _read_starts(start: Any, chunks: Mapping[str, Chunk], path: str) -> dict[str, int]:
     """The indices at which chunks start, by their names."""
     given = mapping_of(start, path, "a dict of names to the index of a token")
     check_known(given, chunks, path)
@@ -598,6 +446,6 @@ def _of_state(state: Any) -> RowBuilder:
     """A row made of its type and attributes; each column is a dict of its attributes."""
     kind, attributes = state
     row: RowBuilder = object.__new__(kind)
-    columns = {name: _GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
+    columns = {name: GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
     vars(row).update(attributes, _columns=columns)
     return row

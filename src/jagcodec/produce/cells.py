@@ -7,8 +7,6 @@ lists of arrays, and rows of several kinds.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import sys
 from collections.abc import Callable, Sequence, Set
 from itertools import chain
@@ -18,30 +16,23 @@ import numpy as np
 
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentTypeError,
     JagcodecError,
-    brief,
     naming_column,
 )
 from jagcodec.memory.arrays import tensor_type
+from jagcodec.produce.cells_of_arrays import cast_cells, join_arrays, join_quickly, readable_array
+from jagcodec.produce.cells_of_lists import cells_of_deep_lists, cells_of_lists, cells_of_numbers
 from jagcodec.produce.number_types import (
     PYTHON_TYPES,
-    LocatedItem,
     dtype_of_rows,
-    dtype_of_types,
-    two_dtypes,
-    type_of_item,
-    types_of_items,
 )
-from jagcodec.produce.numbers import cast_array, cell_numbers, cells_of_python, fill_cells, place_of
+from jagcodec.produce.numbers import cells_of_python
 from jagcodec.produce.row_kinds import (
     ARRAY_ROW,
     BLANK_ROW,
     DEFAULT_DTYPES,
-    FILL_CODES,
     KIND_OF_TYPE,
     MOST_LEVELS,
-    NUMBER_DTYPES,
     NUMBER_ROW,
     OBJECT_ROW,
     OBJECT_TYPES,
@@ -57,7 +48,6 @@ from jagcodec.produce.row_kinds import (
     kind_of_row,
     mixed_kinds,
     none_among_numbers,
-    wrong_kind,
 )
 from jagcodec.wire.dtypes import TORCH_NAME_OF_NUMPY
 from jagcodec.wire.items import RowCells
@@ -125,7 +115,7 @@ def _quick_lists(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
 
 def _quick_arrays(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
     if len(rows) > 1:
-        return joined_quickly(rows, _ARRAY_ONLY, dim)
+        return join_quickly(rows, _ARRAY_ONLY, dim)
     (row,) = rows
     dtype = TORCH_NAME_OF_NUMPY.get(row.dtype)
     if copied or dtype is None or row.ndim <= dim or not row.flags.c_contiguous:
@@ -149,30 +139,6 @@ _QUICK_MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
 }
 
 
-def joined_quickly(rows: Sequence[Any], types: Set[type], dim: int = 0) -> RowCells | None:
-    """Arrays, or tensors, of one dtype and cell shape, end to end; None if the rows differ."""
-    if types != _ARRAY_ONLY:
-        if types != {tensor_type()} or dim:
-            return None
-        joined = cells_tensors().joined_at_once(rows)
-        if joined is None:
-            return None
-        values, lengths = joined
-        return RowCells(values, lengths, TORCH_NAME_OF_NUMPY[values.dtype])
-    dtypes = {row.dtype for row in rows}
-    dtype = TORCH_NAME_OF_NUMPY.get(rows[0].dtype)
-    if len(dtypes) > 1 or dtype is None:
-        return None
-    try:
-        values = np.concatenate(rows, dim)
-    except ValueError:
-        return None
-    if not values.flags.c_contiguous:
-        return None
-    lengths = tuple([row.shape[dim] for row in rows] if dim else map(len, rows))
-    return RowCells(values, lengths, dtype)
-
-
 # --- the general rule --------------------------------------------------------------------------
 
 
@@ -182,7 +148,7 @@ def _cells_or_objects(
     """The general rule of `cells_of_rows`, by which a list of arrays is an object."""
     types: set[Any] = set(map(type, rows))
     if types == {tensor_type()}:
-        joined = joined_quickly(rows, types, dim) if dtype is None and len(rows) > 1 else None
+        joined = join_quickly(rows, types, dim) if dtype is None and len(rows) > 1 else None
         if joined is not None:
             return joined
         # Read arrays: each attribute of a tensor costs more than making an array of it.
@@ -194,7 +160,7 @@ def _cells_or_objects(
             return _cells_of_arrays(rows, rows, dtypes, dtype, copied, dim)
     kinds = _kinds_of(rows, types)
     if kinds == {NUMBER_ROW}:
-        values, found = _cells_of_numbers([rows], (len(rows),), dtype, None)
+        values, found = cells_of_numbers([rows], (len(rows),), dtype, None)
         return RowCells(values, None, found)
     if OBJECT_ROW in kinds:
         if dtype is not None or kinds - {OBJECT_ROW, BLANK_ROW}:
@@ -202,7 +168,7 @@ def _cells_or_objects(
         return _objects(rows)
     if kinds == {ARRAY_ROW}:
         dtypes = list(map(dtype_name, rows))
-        return _cells_of_arrays(rows, list(map(_readable_array, rows)), dtypes, dtype, copied, dim)
+        return _cells_of_arrays(rows, list(map(readable_array, rows)), dtypes, dtype, copied, dim)
     kinds.discard(BLANK_ROW)
     if not kinds and dtype is None and any(map(len, rows)) and first_item(chain(*rows)) is None:
         return list(rows)  # rows of None alone are objects
@@ -210,8 +176,8 @@ def _cells_or_objects(
         # Iterate: a subclass of list may report another length.
         rows = rows if types <= _LIST_OR_TUPLE else [list(iter(row)) for row in rows]
         if dim:
-            return _cells_of_deep_lists(rows, dtype, dim)
-        return _cells_of_lists(rows, dtype)
+            return cells_of_deep_lists(rows, dtype, dim)
+        return cells_of_lists(rows, dtype)
     return _cells_of_mixed_rows(rows, dtype, dim)
 
 
@@ -228,145 +194,9 @@ def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
     return set(map(kind_of_row, rows))
 
 
-# --- lists of numbers --------------------------------------------------------------------------
-
-
-def _cells_of_lists(rows: Sequence[Any], dtype: str | None) -> RowCells:
-    """Lists and tuples of numbers, or of lists of equal lengths of numbers."""
-    lengths = tuple(map(len, rows))
-    first = first_item(chain.from_iterable(rows))
-    if not any(lengths):
-        if dtype is None:
-            detail = "expected a number in some row, found none; pass dtypes={...: their dtype}"
-            raise ArgumentError("bad_dtype", "", detail)
-        return RowCells(np.empty(0, dtype=STORED_DTYPES[dtype]), lengths, dtype)
-    shape: tuple[int, ...] = ()
-    flat = rows
-    while isinstance(first, (list, tuple)):
-        shape = (*shape, len(first))
-        bad = _first_unequal_item(flat, shape[-1])
-        if bad is not None:
-            raise _unequal_lists(rows, flat, shape, *bad, dtype)
-        flat, first = [list(chain.from_iterable(row)) for row in flat], first_item(first)
-    cell = math.prod(shape)
-    sizes = tuple(length * cell for length in lengths) if shape else lengths
-    values, found = _cells_of_numbers(flat, sizes, dtype, cell)
-    return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths, found)
-
-
-def _cells_of_numbers(
-    rows: Sequence[Sequence[Any]], sizes: tuple[int, ...], dtype: str | None, cell: int | None
-) -> tuple[Any, str]:
-    """`fill_cells`, and the dtype: that of the numbers if none is given."""
-    if dtype is None:
-        made = cells_of_python(rows)
-        if made is not None and made.lengths == sizes:
-            return made.data, made.dtype
-        located = (
-            LocatedItem(place_of(i, at, cell), type_of_item(item), item)
-            for i, row in enumerate(rows)
-            for at, item in enumerate(row)
-        )
-        types = types_of_items(list(chain.from_iterable(rows)))
-        dtype = dtype_of_types(types, lambda: located)
-    if dtype not in FILL_CODES:
-        items = list(chain.from_iterable(rows))
-        if set(map(type_of_item, items)) == {dtype}:  # such as float8
-            on_host = [x.cpu() if isinstance(x, tensor_type()) else x for x in items]
-            return np.stack([_readable_array(item) for item in on_host]), dtype
-    return fill_cells(rows, sizes, dtype, cell), dtype
-
-
-def _first_unequal_item(rows: Sequence[Any], size: int) -> tuple[int, int] | None:
-    """The row and index of the first item that is not a list of this size; 0 fits no item."""
-    for i, row in enumerate(rows):
-        for j, item in enumerate(row):
-            if not isinstance(item, (list, tuple)) or len(item) != size or not size:
-                return i, j
-    return None
-
-
-def _unequal_lists(
-    rows: Sequence[Any],
-    flat: Sequence[Any],  # the rows, flattened as far as their lists have equal lengths
-    shape: tuple[int, ...],
-    row: int,
-    index: int,
-    dtype: str | None,
-) -> JagcodecError:
-    """The error for an item that is not a list like the others."""
-    item, cell = flat[row][index], index // math.prod(shape[:-1])
-    before = [*rows[:row], rows[row][:cell]]
-    if any(map(len, before)):
-        _cells_of_lists(before, dtype)  # raises if an earlier cell does not fit
-    place = f", row {row}, cell {cell}"
-    if is_array(item):
-        return wrong_kind("a number", item, place)
-    detail = f"expected inner lists of length {shape[-1]}, found {brief(item)}"
-    if item is None:
-        return ArgumentTypeError("bad_type", place, detail + OR_OBJECTS)
-    if row and index == 0 and _length_of_items(flat[row]):
-        detail += _ragged_dim_remedy(len(shape))
-    return ArgumentError("bad_shape", place, detail + OR_OBJECTS)
-
-
-def _length_of_items(row: Sequence[Any]) -> int | None:
-    """The length that all items of a row have as lists; None if they differ, or are not lists."""
-    sizes = {len(item) if isinstance(item, (list, tuple)) else None for item in row}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-# --- lists of numbers, with tokens along a later dim -------------------------------------------
-
-
-def _cells_of_deep_lists(rows: Sequence[Any], dtype: str | None, dim: int) -> RowCells:
-    """The cells of lists whose tokens are along their dim `dim`, which is not 0."""
-    transposed = [_transposed(row, dim, i) for i, row in enumerate(rows)]
-    outer: tuple[int, ...] = ()
-    for i, row in enumerate(rows):
-        found = _lengths_before_dim(row, dim)
-        if outer and found and found != outer:
-            detail = (
-                f"expected shape {_ragged_shape_text(outer)} like rows before, found {brief(row)}"
-            )
-            raise ArgumentError("bad_shape", f", row {i}", detail)
-        outer = found or outer
-    made = _cells_of_lists(transposed, dtype)
-    values = made.data
-    if not len(values):
-        values = values.reshape(*outer, 0)
-    else:
-        values = np.ascontiguousarray(np.moveaxis(values, 0, dim))
-    return RowCells(values, made.lengths, made.dtype)
-
-
-def _transposed(row: Any, dim: int, i: int) -> Sequence[Any]:
-    """Row `i`, nested lists, with its dim `dim` moved to the front."""
-    if isinstance(row, (list, tuple)):
-        items = [_transposed(item, dim - 1, i) for item in row] if dim else row
-        if not dim or len(set(map(len, items))) < 2:
-            return list(map(list, zip(*items, strict=True))) if dim else row
-    detail = f"expected lists of one length, in which the tokens are, found {brief(row)}"
-    if row is None:
-        raise ArgumentTypeError("bad_type", f", row {i}", detail + OR_OBJECTS)
-    raise ArgumentError("bad_shape", f", row {i}", detail)
-
-
-def _lengths_before_dim(row: Any, dim: int) -> tuple[int, ...]:
-    """How many items nested lists have in each dim before `dim`; () for an empty list."""
-    sizes = []
-    for _ in range(dim if len(row) else 0):
-        sizes.append(len(row))
-        row = row[0] if len(row) else row
-    return tuple(sizes)
-
-
-# --- arrays and tensors ------------------------------------------------------------------------
-
-
 def _cells_of_arrays(
     rows: Sequence[Any],
-    parts: Sequence[Any],  # a `_readable_array` of each row
+    parts: Sequence[Any],  # a `readable_array` of each row
     dtypes: Sequence[str],  # of the rows
     dtype: str | None,
     copied: bool,
@@ -375,80 +205,8 @@ def _cells_of_arrays(
     """The cells of arrays and tensors, which are joined and then cast together."""
     if dtype is not None and len(set(dtypes)) > 1:
         return _cells_of_mixed_rows(rows, dtype, dim)
-    joined = _joined_cells(parts, dtypes, copied, dim)
-    return joined if dtype in (None, joined.dtype) else _cast_cells(joined, dtype, dim)
-
-
-def _readable_array(row: Any) -> Any:
-    """An array of `STORED_DTYPES`, or a tensor that is on a device, with the same cells."""
-    if isinstance(row, tensor_type()):
-        return cells_tensors().array_of_tensor(row)
-    array = np.asarray(row, dtype=row.dtype.newbyteorder("="))
-    return array if array.dtype in TORCH_NAME_OF_NUMPY else np.array(array)
-
-
-def _joined_cells(parts: Sequence[Any], dtypes: Sequence[str], copied: bool, dim: int) -> RowCells:
-    """Arrays, or tensors, of one dtype and cell shape, end to end along `dim`."""
-    if len(parts) > 1 and len(set(map(type, parts))) > 1:
-        parts = list(map(cells_tensors().tensor_of, parts, dtypes))
-    first = parts[0]
-    is_array = type(first) is np.ndarray
-    if not first.ndim:
-        _check_same_cells(parts, dtypes, dim)
-        return RowCells(np.array(parts) if is_array else _joined(parts, 0), None, dtypes[0])
-    if first.ndim <= dim:
-        detail = (
-            f"expected {dim + 1} dims or more, of which dim {dim} is the tokens, "
-            f"found shape {tuple(first.shape)}"
-        )
-        raise ArgumentError("bad_shape", ", row 0", detail)
-    values: Any = first
-    if len(parts) > 1:
-        values = _concatenated(parts, dtypes, dim)
-    elif copied:
-        values = first.copy() if is_array else _joined(parts, 0)
-    if is_array and not values.flags.c_contiguous:
-        values = np.ascontiguousarray(values)
-    return RowCells(values, tuple([part.shape[dim] for part in parts]), dtypes[0])
-
-
-def _concatenated(parts: Sequence[Any], dtypes: Sequence[str], dim: int) -> Any:
-    """Parts end to end along a dim; an error if their cells differ."""
-    if type(parts[0]) is np.ndarray and len(set(dtypes)) == 1:
-        # Numpy compares the shapes faster than the loop below.
-        with contextlib.suppress(ValueError):
-            return np.concatenate(parts, dim)
-    _check_same_cells(parts, dtypes, dim)
-    return _joined(parts, dim)
-
-
-def _joined(parts: Sequence[Any], dim: int) -> Any:
-    """Arrays, or tensors, end to end along a dim."""
-    if type(parts[0]) is np.ndarray:
-        return np.concatenate(parts, dim)
-    return cells_tensors().joined_tensors(parts, dim)
-
-
-def _cast_cells(found: RowCells, dtype: str, dim: int) -> RowCells:
-    """The numbers as cells of another dtype, floats rounded; an error if one does not fit."""
-    values, lengths, before = found.data, found.lengths, found.dtype
-    are_numbers = dtype in FILL_CODES and before in NUMBER_DTYPES
-    if not are_numbers or "bool" in (dtype, before):
-        detail = f"expected torch.{dtype}, found torch.{before}; convert the rows{OR_OBJECTS}"
-        raise ArgumentTypeError("bad_dtype", ", row 0", detail)
-    numbers = cell_numbers(values, before)
-    cells: Any = cast_array(numbers, dtype)
-    if cells is None:  # let the rule for lists name the first misfit
-        if lengths is not None:
-            numbers = np.moveaxis(numbers, dim, 0)
-        flat, cell = numbers.reshape(-1).tolist(), math.prod(numbers.shape[1:])
-        sizes = (len(flat),) if lengths is None else tuple(n * cell for n in lengths)
-        ends = np.cumsum(sizes).tolist()
-        rows = [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        cells = fill_cells(rows, sizes, dtype, None if lengths is None else cell)
-    if not isinstance(values, np.ndarray):
-        cells = cells_tensors().on_device_of(cells, dtype, values)
-    return RowCells(cells.reshape(values.shape), lengths, dtype)
+    joined = join_arrays(parts, dtypes, copied, dim)
+    return joined if dtype in (None, joined.dtype) else cast_cells(joined, dtype, dim)
 
 
 # --- lists of arrays ---------------------------------------------------------------------------
@@ -487,7 +245,7 @@ def _is_list_of_arrays(row: Any) -> bool:
 def _stacked(row: Any, i: int, dtype: str, levels: int) -> Any:
     """Row `i`, a list of arrays of one shape, as one array or tensor with these cells."""
     items: Any = items_of_list(row)
-    joined = joined_quickly(items, set(map(type, items)))
+    joined = join_quickly(items, set(map(type, items)))
     if joined is not None:
         return _split_in_tokens(joined, f", row {i}")
     if not any(is_array(item) or items_of_list(item) is not None for item in items):
@@ -549,7 +307,7 @@ def _cells_of_mixed_rows(rows: Sequence[Any], dtype: str | None, dim: int) -> Ro
         # Lists without numbers do not show the dims after their tokens.
         is_blank = kind is BLANK_ROW and values.shape == blank.shape[: dim + 1]
         parts.append(blank if is_blank else values)
-    return _joined_cells(parts, [model.dtype] * len(parts), False, dim)
+    return join_arrays(parts, [model.dtype] * len(parts), False, dim)
 
 
 def _cells_of_row(row: Any, i: int, dtype: str | None, dim: int) -> RowCells:
@@ -573,36 +331,3 @@ def error_at_column(
     if not of_rows:
         place, detail = place.removeprefix(", row 0"), detail.removesuffix(OR_OBJECTS)
     return naming_column(type(error)(error.reason, path + place, detail), name)
-
-
-def _check_same_cells(parts: Sequence[Any], dtypes: Sequence[str], dim: int) -> None:
-    """Refuse rows that differ in dtype, in device, or in the shape of their cells."""
-    first = parts[0]
-    ndim, shape, outer = first.ndim, first.shape[dim + 1 :], first.shape[:dim]
-    is_array = isinstance(first, np.ndarray)
-    for i, dtype in enumerate(dtypes):  # before shapes: a column has one dtype in any order of rows
-        if dtype != dtypes[0]:
-            raise two_dtypes(dtypes[0], dtype, ", row 0", f", row {i}")
-    for i, part in enumerate(parts):
-        found = part.shape
-        if part.ndim != ndim or found[dim + 1 :] != shape or (dim and found[:dim] != outer):
-            expected = _ragged_shape_text(outer, shape) if ndim else "()"
-            detail = f"expected shape {expected} like row 0, found {tuple(found)}"
-            differs = [d for d in range(ndim) if part.ndim == ndim and found[d] != first.shape[d]]
-            hint = _ragged_dim_remedy(differs[0]) if len(differs) == 1 else ""
-            raise ArgumentError("bad_shape", f", row {i}", detail + hint + OR_OBJECTS)
-        if not is_array and part.device != first.device:
-            detail = (
-                f"expected device {first.device} like row 0, found {part.device}; "
-                "move it with .to()"
-            )
-            raise ArgumentError("bad_dtype", f", row {i}", detail)
-
-
-def _ragged_dim_remedy(dim: int) -> str:
-    return f"; if dim {dim} of a row is its tokens, pass ragged_dims={{...: {dim + 1}}}"
-
-
-def _ragged_shape_text(outer: Sequence[int], inner: Sequence[int] = ()) -> str:
-    """The shape of rows as text, with "tokens" for the dim that differs."""
-    return f"({', '.join(map(str, (*outer, 'tokens', *inner)))})"
