@@ -3,7 +3,7 @@
 A class is one way to hold N rows in memory. Functions over columns call its methods: they ask a
 column for its rows, its view or its objects, and never for its type. `HeldColumn` has all methods.
 The classes of arrays, objects and dicts follow, then the table, then functions over columns. The
-classes of tensors and of leaves of TensorDicts are in `of_tensors`, which is imported when there is
+classes of tensors and of leaves of TensorDicts are in `tensor_columns`, which is imported when there is
 one.
 """
 
@@ -470,12 +470,12 @@ def _listed_kind(value: Any) -> HeldKind | None:
 
 def _tensors() -> Any:
     """The module of columns of tensors, imported only where there is one, or one is asked for."""
-    return module_with_torch("columns.of_tensors", "columns")
+    return module_with_torch("columns.tensor_columns", "columns")
 
 
 def _values() -> Any:
     """The module that makes what a caller gets of a column: tensors, or arrays without torch."""
-    return half("columns.of_tensors", "columns.of_arrays")
+    return half("columns.tensor_columns", "columns.user_arrays")
 
 
 # --- functions over columns --------------------------------------------------------------------

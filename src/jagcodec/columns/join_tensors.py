@@ -23,7 +23,7 @@ from jagcodec.columns.join import (
     indexer,
     make_column,
 )
-from jagcodec.columns.of_tensors import (
+from jagcodec.columns.tensor_columns import (
     Dense,
     Jagged,
     LazyStack,

@@ -332,6 +332,6 @@ def _on_device(leaf: Any, source: Source) -> Any:
     """A leaf on the device of its source; unchanged if the source has none."""
     if source.device is None:
         return leaf
-    from jagcodec.columns.of_tensors import on_device  # where there is a device, torch is here
+    from jagcodec.columns.tensor_columns import on_device  # where there is a device, torch is here
 
     return on_device(leaf, source.device)

@@ -29,7 +29,7 @@ from jagcodec._arguments import (
 from jagcodec.columns.batch import Key
 from jagcodec.columns.column import Array, ViewColumn, column_of
 from jagcodec.columns.join import chosen_leaf
-from jagcodec.columns.of_tensors import Dense
+from jagcodec.columns.tensor_columns import Dense
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -7,7 +7,7 @@ from typing import Any
 from jagcodec.columns.batch import with_closed
 from jagcodec.columns.column import DictBatch, Open, column_of, with_columns
 from jagcodec.columns.memory import MemorySource
-from jagcodec.columns.of_tensors import TensorColumn, TensorDictBatch
+from jagcodec.columns.tensor_columns import TensorColumn, TensorDictBatch
 from jagcodec.memory.arrays import IntArray
 from jagcodec.rows.lengths import check_row_ends
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool

@@ -16,7 +16,7 @@ import torch
 from jagcodec import concat_rows
 from jagcodec.columns.batch import closed
 from jagcodec.columns.column import column_of
-from jagcodec.columns.of_tensors import (
+from jagcodec.columns.tensor_columns import (
     Dense,
     Jagged,
     Payloads,

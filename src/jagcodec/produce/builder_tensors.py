@@ -6,7 +6,7 @@ from typing import Any
 
 from jagcodec.columns.batch import Batch, views_of
 from jagcodec.columns.column import Array, ViewColumn, column_of
-from jagcodec.columns.of_tensors import Dense, Payloads
+from jagcodec.columns.tensor_columns import Dense, Payloads
 from jagcodec.errors import ArgumentTypeError
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.produce.cells_tensors import array_of_tensor

@@ -22,7 +22,7 @@ from jagcodec._arguments import (
 )
 from jagcodec._compiling import untraced
 from jagcodec.columns.column import Array, ObjectList, Open, column_of, row_count
-from jagcodec.columns.of_tensors import Dense, Packed, Payloads, Sparse, Unbatched
+from jagcodec.columns.tensor_columns import Dense, Packed, Payloads, Sparse, Unbatched
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.plain_types import check_plain, check_rectangle

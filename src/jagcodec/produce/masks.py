@@ -11,7 +11,7 @@ import torch
 
 from jagcodec._arguments import unknown_name
 from jagcodec.columns.column import column_of
-from jagcodec.columns.of_tensors import Dense, Jagged
+from jagcodec.columns.tensor_columns import Dense, Jagged
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import check_plain

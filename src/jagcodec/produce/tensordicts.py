@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from jagcodec.columns.batch import closed
 from jagcodec.columns.column import Array, as_leaf, column_of, row_count
-from jagcodec.columns.of_tensors import Dense, Sparse
+from jagcodec.columns.tensor_columns import Dense, Sparse
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.rows.copy_rows import gathered, values_of
 from jagcodec.rows.nested import nested_tensor

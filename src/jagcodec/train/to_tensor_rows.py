@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.columns.column import Array, DictBatch, HeldColumn, ViewColumn, column_of
-from jagcodec.columns.of_tensors import (
+from jagcodec.columns.tensor_columns import (
     Dense,
     Jagged,
     Sparse,

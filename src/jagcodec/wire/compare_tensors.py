@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from jagcodec.columns.of_tensors import (
+from jagcodec.columns.tensor_columns import (
     LazyStack,
     Payloads,
     TensorClass,

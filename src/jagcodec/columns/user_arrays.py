@@ -1,6 +1,6 @@
 """What ``batch[name]`` returns where torch is not installed: arrays in place of tensors.
 
-`columns.of_tensors` has the same functions.
+`columns.tensor_columns` has the same functions.
 """
 
 from __future__ import annotations

@@ -524,7 +524,7 @@ def array_leaf(array: npt.NDArray[Any], path: str) -> Any:
         raise ArgumentTypeError("bad_dtype", path, detail) from error
 
 
-# What ``batch[name]`` returns, as in `columns.of_arrays`.
+# What ``batch[name]`` returns, as in `columns.user_arrays`.
 user_value_of_view = leaf_of_view
 user_value_of_rectangle = tensor_of_view
 user_value_of_numbers = array_leaf
