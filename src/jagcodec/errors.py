@@ -117,7 +117,7 @@ def column_name(key: str | tuple[str, ...]) -> str:
     return repr(key if isinstance(key, str) else ".".join(key))
 
 
-def naming_column(error: JagcodecError, name: str) -> JagcodecError:
+def with_name_in_remedy(error: JagcodecError, name: str) -> JagcodecError:
     """The error, with the name of its column where a remedy has ``dtypes={...: object}``."""
     detail = error.detail.replace("={...: ", f"={{{brief(name)}: ")
     return type(error)(error.reason, error.path, detail)

@@ -457,7 +457,7 @@ def walked(make):
     """The outcome without the short ways: each value is looked at in Python, one by one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jagcodec.produce.given_rows._columns_of_dicts", lambda *_: None)
-        patch.setattr("jagcodec.produce.cells.joined_quickly", lambda *_: None)
+        patch.setattr("jagcodec.produce.cells.join_quickly", lambda *_: None)
         patch.setattr("jagcodec.wire.write.lowering_objects.written_at_once", lambda *_: None)
         return outcome(make)
 

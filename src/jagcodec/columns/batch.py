@@ -55,8 +55,8 @@ class FieldSchema(NamedTuple):
 
 def sizes_fit(wanted: Sequence[int | None], found: Sequence[int | None]) -> bool:
     """Whether a shape is the wanted one, in which None is any size."""
-    same = [size in (None, other) for size, other in zip(wanted, found, strict=False)]
-    return len(wanted) == len(found) and all(same)
+    fit = [size in (None, other) for size, other in zip(wanted, found, strict=False)]
+    return len(wanted) == len(found) and all(fit)
 
 
 def packed_field(
@@ -106,8 +106,8 @@ class OneObject(NamedTuple):
     def items(self) -> npt.NDArray[Any] | None:
         """The array of the objects of rows; None if all rows have one object."""
         data, sizes = self.data, (self.rows, *self.inner_sizes)
-        of_rows = isinstance(data, np.ndarray) and not is_numeric(data)
-        return data if of_rows and data.shape[: len(sizes)] == sizes else None
+        may_have_rows = isinstance(data, np.ndarray) and not is_numeric(data)
+        return data if may_have_rows and data.shape[: len(sizes)] == sizes else None
 
 
 class As(Enum):
@@ -115,7 +115,7 @@ class As(Enum):
 
     VIEW = "rows whose lengths may differ as a `RaggedView`; else as VALUE"
     VALUE = "tensors; objects in an array; an open batch; a value in memory unchanged"
-    HOST = "without torch: a `RaggedView`, `CellRows`, objects or a `OneObject`; else as VALUE"
+    HOST = "in place on the host, to send or as arrays: `RaggedView`, `CellRows`, `OneObject`, list"
 
 
 class Read:
@@ -128,7 +128,7 @@ class Read:
         self.chosen: ChosenRows | None = batch._chosen
         self.columns: Mapping[str, Column] = columns
         self.form: As = form
-        self.known: dict[Any, Any] = {}  # what was found, by its message or source
+        self.known: dict[Any, Any] = {}  # what a message or a source keeps for this read, by it
         # The module that makes values of cells: tensors, or arrays where torch is not installed.
         self.half: Any = None if form is As.HOST else half(*VALUES)
 
@@ -287,41 +287,42 @@ def chosen_in(batch: Batch) -> ChosenRows | None:
 
 def read_columns(columns: Mapping[str, Column], how: Read) -> dict[str, Any]:
     """Columns by name, with one copy for the rows of all."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     waiting: list[tuple[str, InPlace]] = []
     for name, column in columns.items():
         try:
-            got = column.read(how)
+            value = column.read(how)
         except Exception as error:
             _make_all(waiting, columns)  # the fault of a column before this one comes first
             _raise_fault(column, error)
-        found[name] = got
-        if type(got) is InPlace:
-            waiting.append((name, got))
+        values[name] = value
+        if type(value) is InPlace:
+            waiting.append((name, value))
     if waiting:
-        found |= _make_all(waiting, columns)
-    return found
+        values |= _make_all(waiting, columns)
+    return values
 
 
 def _make_all(
     waiting: Sequence[tuple[str, InPlace]], columns: Mapping[str, Column]
 ) -> dict[str, Any]:
     """The columns that wait for copies of their rows; one call makes all copies."""
-    made = {}
+    values = {}
     copies = gathered_cells([each.view for _, each in waiting])
     for (name, each), cells in zip(waiting, copies, strict=True):
         try:
-            made[name] = each.make(cells)
+            values[name] = each.make(cells)
         except Exception as error:
             _raise_fault(columns[name], error)
-    return made
+    return values
 
 
 def _raise_fault(column: Column, error: Exception) -> NoReturn:
-    found = column.fault(error)
-    if found is error:
+    """Raise what the column makes of an error that its read raised."""
+    fault = column.fault(error)
+    if fault is error:
         raise error
-    raise found from error
+    raise fault from error
 
 
 def lengths_of_column(batch: Batch, name: str) -> IntArray | None:
@@ -334,6 +335,7 @@ def lengths_of_column(batch: Batch, name: str) -> IntArray | None:
 
 
 def _read(batch: Batch, columns: Mapping[str, Column], form: As) -> tuple[dict[str, Any], Read]:
+    """Columns by name in a form, and the read that they are of."""
     how = Read(batch, columns, form)
     batch._source.prepare(how)
     return read_columns(columns, how), how
@@ -345,8 +347,8 @@ def views_of(batch: Batch, form: As = As.VIEW) -> dict[str, Any]:
     A jagged column is a `RaggedView` over the messages, which callers may only read. An object of
     the whole batch stays one. Any other column is what ``batch[name]`` returns.
     """
-    found, _ = _read(batch, batch._columns, form)
-    return batch._source.shared(found, batch._chosen)
+    values, _ = _read(batch, batch._columns, form)
+    return batch._source.shared(values, batch._chosen)
 
 
 def leaves_of(batch: Batch, how: Read | None = None) -> dict[str, Any]:
@@ -378,20 +380,21 @@ def values_of_batch(batch: Batch, names: Sequence[str] | None = None) -> dict[st
 
 def to_send(batch: Batch) -> Any:
     """The chosen columns and rows as input for `encode`; rows of documents are not read."""
-    return sent_inside(batch, Read(batch, batch._columns, As.HOST))
+    return to_send_inside(batch, Read(batch, batch._columns, As.HOST))
 
 
-def sent_inside(batch: Batch, how: Read) -> Any:
+def to_send_inside(batch: Batch, how: Read) -> Any:
     """`to_send` of a batch inside the batch that `how` reads."""
-    columns, known, sent = batch._columns, how.known, dict[str, Any]()
-    how = Read(batch, columns, As.HOST)
-    how.known = known
+    columns, entries = batch._columns, dict[str, Any]()
+    inner = Read(batch, columns, As.HOST)
+    inner.known = how.known
     for name, column in columns.items():
         try:
-            sent[name] = column.to_send(how)
+            entries[name] = column.to_send(inner)
         except Exception as error:
             _raise_fault(column, error)
-    return Columns(len(batch), batch._source.shared(sent, batch._chosen), batch._source.sizes[1:])
+    source = batch._source
+    return Columns(len(batch), source.shared(entries, batch._chosen), source.sizes[1:])
 
 
 def storage_of_batch(batch: Batch) -> Storage:
@@ -415,9 +418,9 @@ def closed(column: Any) -> Any:
 
 def with_closed(columns: dict[str, Any]) -> dict[str, Any]:
     """A dict of columns without open batches among them; the same dict if it has none."""
-    pairs = [(name, column, closed(column)) for name, column in columns.items()]
-    read = {name: found for name, column, found in pairs if found is not column}
-    return {**columns, **read} if read else columns
+    values = {name: closed(column) for name, column in columns.items()}
+    is_same = all(values[name] is column for name, column in columns.items())
+    return columns if is_same else values
 
 
 def closed_batch(batch: Batch, leaves: dict[str, Any]) -> TensorDict:

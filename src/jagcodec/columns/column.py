@@ -3,8 +3,8 @@
 A class is one way to hold N rows in memory. Functions over columns call its methods: they ask a
 column for its rows, its view or its objects, and never for its type. `HeldColumn` has all methods.
 The classes of arrays, objects and dicts follow, then the table, then functions over columns. The
-classes of tensors and of leaves of TensorDicts are in `tensor_columns`, which is imported when there is
-one.
+classes of tensors and of leaves of TensorDicts are in `tensor_columns`, which is imported when
+there is one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class Mover(Protocol):
 
 
 class HeldColumn:
-    """N rows in memory. The methods here answer for a value without rows; subclasses differ."""
+    """N rows in memory, or a value that has no rows.
+
+    The methods here answer for a value without rows; subclasses answer for theirs. They ask about
+    its rows, for its forms, about a batch, and for what joins and moves between devices need.
+    """
 
     __slots__ = ("value",)
     family: ClassVar[Any] = None  # columns of one family can be joined; None if none can
@@ -55,35 +59,43 @@ class HeldColumn:
     is_packed: ClassVar[bool] = False  # whether it is a `PackedColumn`
     is_in_place: ClassVar[bool] = False  # whether its rows are views, or one object
     is_leaf: ClassVar[bool] = False  # whether a TensorDict holds it as it is
-    is_in_dict: ClassVar[bool] = False  # whether a dict may have it, but not a TensorDict
+    needs_leaf_form: ClassVar[bool] = False  # whether a TensorDict holds it only as its `leaf`
 
     def __init__(self, value: Any) -> None:
         self.value: Any = value
 
-    def check(self, path: str) -> None:
-        """Raise an error for a subclass of a tensor or of an array."""
+    # Rows
 
     def row_count(self, path: str) -> int | None:
         """N; None if any N fits."""
         raise not_a_column(self.value, path)
 
     def sizes(self, wanted: list[int]) -> list[int]:
-        """Its sizes now, in the dims of its batch; `wanted` if any sizes fit."""
+        """Its sizes along the batch dims; `wanted` itself if it has no rows of its own."""
         return wanted
+
+    def check(self, path: str) -> None:
+        """Raise an error for a subclass of a tensor or of an array."""
 
     def check_batch(self, path: str) -> None:
         """Refuse a batch without rows, or one whose rows may have different columns."""
-
-    def leaves(self) -> Iterable[tuple[str, Any]] | None:
-        """Its leaves by name if it is a TensorDict, but not a lazy stack; None otherwise."""
-        return None
 
     def field(self, rows: int) -> FieldSchema:
         """Its description, as the header of its message would give it."""
         return FieldSchema("user", None, None)
 
+    # Forms
+
     def view(self, path: str, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
         """Its rows in place if its type lets them differ in length; None for any other type."""
+        return None
+
+    def view_or_copy(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
+        """The `view` with gradients. Rows that are not end to end may be copied for it."""
+        return self.view(path, pool, detach=False)
+
+    def jagged_view(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
+        """Its rows in place if it is a jagged tensor; None for any other column."""
         return None
 
     def is_sent_in_place(self) -> bool:
@@ -91,9 +103,9 @@ class HeldColumn:
         cells = self.cells()
         return cells is not None and cells.is_cpu
 
-    def view_or_copy(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
-        """The `view` with gradients. Rows that are not end to end may be copied for it."""
-        return self.view(path, pool, detach=False)
+    def cells(self) -> torch.Tensor | None:
+        """The tensor with its cells; None if it has no such tensor."""
+        return None
 
     def array(self) -> npt.NDArray[Any] | None:
         """An array over its rows if they have one size and are in order on the host; else None."""
@@ -104,48 +116,30 @@ class HeldColumn:
         return None
 
     def objects(self) -> list[Any] | None:
-        """Its Python objects, one for each row; None if it has no such rows."""
+        """Its Python objects, one for each row; None if its rows are not objects."""
         return None
 
-    def own_objects(self) -> list[Any] | None:
-        """`objects`, if each row has its own and `Columns` may hold them as a list; else None."""
+    def objects_to_send(self) -> list[Any] | None:
+        """`objects` if they are sent as a list, because each row has an object; None otherwise."""
         return None
-
-    def leaf(self, rows: int, path: str) -> Any:
-        """Its form in a TensorDict of these rows."""
-        return self.value
 
     def object_array(self) -> Any:
         """Its objects in an array (N,); any other value unchanged."""
+        return self.value
+
+    def leaf(self, rows: int, path: str) -> Any:
+        """Its form in a TensorDict of these rows."""
         return self.value
 
     def user_value(self, path: str) -> Any:
         """The value that ``batch[name]`` of an open batch returns."""
         return self.leaf(0, path)
 
-    def from_view(self, view: RaggedView, path: str) -> Any:
-        """A column of this form with the rows of a view, whose memory it may alias."""
-        return _tensors().nested_of_view(view)
+    # Batches
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
-        """The rows of another column in this form; None if the form cannot hold them unchanged."""
+    def leaves(self) -> Iterable[tuple[str, Any]] | None:
+        """Its leaves by name if it is a TensorDict, but not a lazy stack; None otherwise."""
         return None
-
-    def as_array(self, *, numbers: bool) -> npt.NDArray[Any] | None:
-        """Its rows as an array, of numbers or else of other items; None if it has no such array."""
-        return None
-
-    def with_columns(self, columns: dict[str, Any], rows: int) -> Any:
-        """A batch of other columns, with the dim names and device, or `meta_info`, of this one."""
-        raise not_a_column(self.value, "batch")
-
-    def jagged_view(self, path: str, pool: RowSplitsPool) -> RaggedView | None:
-        """Its rows in place if it is a jagged tensor; None for any other column."""
-        return None
-
-    def with_shared_offsets(self, path: str, pool: RowSplitsPool) -> Any:
-        """Its value. A jagged tensor gets the offsets that the pool has for its row lengths."""
-        return self.value
 
     def inner_columns(self) -> Iterable[Any] | None:
         """The columns of a batch; None for any other column."""
@@ -155,13 +149,33 @@ class HeldColumn:
         """The fields of a tensorclass that are not columns; None for any other column."""
         return None
 
+    def with_columns(self, columns: dict[str, Any], rows: int) -> Any:
+        """A batch of other columns, with the dim names and device, or `meta_info`, of this one."""
+        raise not_a_column(self.value, "batch")
+
+    # Joining
+
+    def column_from(self, other: HeldColumn, path: str) -> Any:
+        """`other`, converted to this form; None if that would change it."""
+        return None
+
+    def array_for_join(self, *, numbers: bool) -> npt.NDArray[Any] | None:
+        """The array that joins an `Array` of numbers, or of other items; None if it has none."""
+        return None
+
+    def from_view(self, view: RaggedView, path: str) -> Any:
+        """A column of this form with the rows of a view, whose memory it may alias."""
+        return _tensors().nested_of_view(view)
+
+    def with_shared_offsets(self, path: str, pool: RowSplitsPool) -> Any:
+        """Its value. A jagged tensor gets the offsets that the pool has for its row lengths."""
+        return self.value
+
+    # Devices
+
     def moved(self, mover: Mover, key: Name) -> Any:
         """Its value with all tensors on the device of `mover`."""
         return self.value
-
-    def cells(self) -> torch.Tensor | None:
-        """The tensor with its cells; None if it has no such tensor."""
-        return None
 
     def tensors(self) -> Sequence[Any]:
         """The tensors that are copied to the host unchanged."""
@@ -198,7 +212,7 @@ class Array(ShapedColumn):
 
     __slots__ = ()
     family = np.ndarray
-    is_in_dict = True
+    needs_leaf_form = True
 
     def field(self, rows: int) -> FieldSchema:
         return FieldSchema("object" if self.value.dtype == object else "array", None, None)
@@ -219,12 +233,12 @@ class Array(ShapedColumn):
         numbers = is_numeric(self.value)
         return _values().user_value_of_numbers(self.value, path) if numbers else self.value
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
-        found = other.as_array(numbers=is_numeric(self.value))
-        if found is None and self.value.dtype == object and self.value.ndim == 1:
+    def column_from(self, other: HeldColumn, path: str) -> Any:
+        array = other.array_for_join(numbers=is_numeric(self.value))
+        if array is None and self.value.dtype == object and self.value.ndim == 1:
             items = other.objects()
             return None if items is None else object_array(items)
-        return found
+        return array
 
 
 class ObjectList(HeldColumn):
@@ -232,7 +246,7 @@ class ObjectList(HeldColumn):
 
     __slots__ = ()
     family = list
-    is_in_dict = True
+    needs_leaf_form = True
 
     def row_count(self, path: str) -> int | None:
         return list.__len__(self.value)  # a subclass may report another length
@@ -257,15 +271,15 @@ class ObjectList(HeldColumn):
     def user_value(self, path: str) -> Any:
         return self.object_array()
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
+    def column_from(self, other: HeldColumn, path: str) -> Any:
         return other.objects()
 
 
 class ViewColumn(HeldColumn):
-    """A `RaggedView`."""
+    """A `RaggedView`: rows whose lengths may differ, in place."""
 
     __slots__ = ()
-    is_in_dict = True
+    needs_leaf_form = True
     is_in_place = True
 
     def view(self, path: str, pool: RowSplitsPool, *, detach: bool) -> RaggedView | None:
@@ -299,7 +313,7 @@ class CellsColumn(HeldColumn):
     """A `CellRows`: rows of one size in place."""
 
     __slots__ = ()
-    is_in_dict = True
+    needs_leaf_form = True
     is_in_place = True
 
     def sizes(self, wanted: list[int]) -> list[int]:
@@ -316,10 +330,10 @@ class CellsColumn(HeldColumn):
 
 
 class OneObjectColumn(HeldColumn):
-    """A `OneObject`."""
+    """A `OneObject`: one object that all rows share, or an array with an item for each row."""
 
     __slots__ = ()
-    is_in_dict = True
+    needs_leaf_form = True
     is_in_place = True
     family = OneObject
 
@@ -373,7 +387,7 @@ class InnerBatch(HeldColumn):
         values: Iterable[Any] = self.value.values()
         return values
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
+    def column_from(self, other: HeldColumn, path: str) -> Any:
         return other.value if other.is_batch and other.has_columns else None
 
 
@@ -383,7 +397,7 @@ class DictBatch(InnerBatch):
     __slots__ = ()
     family = dict
     has_columns = True
-    is_in_dict = True
+    needs_leaf_form = True
 
     def row_count(self, path: str) -> int | None:
         return row_counts(self.value, path)
@@ -451,21 +465,22 @@ def add_kinds(
 def column_of(value: Any) -> HeldColumn:
     """A value in the class that holds its rows, by its type."""
     kind: Any = _KIND_OF_TYPE.get(type(value)) or _kind_of(value)
-    made: HeldColumn = (kind if isinstance(kind, type) else kind(value))(value)
-    return made
+    column: HeldColumn = (kind if isinstance(kind, type) else kind(value))(value)
+    return column
 
 
 def _kind_of(value: Any) -> HeldKind:
     """The class for a rarer type. The first value that may be of torch adds torch's classes."""
-    found = _listed_kind(value)
-    if found is None and is_of_torch(type(value)):
+    kind = _listed_kind(value)
+    if kind is None and is_of_torch(type(value)):
         _tensors()
-        found = _KIND_OF_TYPE.get(type(value)) or _listed_kind(value)
-    return found or HeldColumn
+        kind = _KIND_OF_TYPE.get(type(value)) or _listed_kind(value)
+    return kind or HeldColumn
 
 
 def _listed_kind(value: Any) -> HeldKind | None:
-    return next((kind for known, kind in _KINDS if isinstance(value, known)), None)
+    """The class for the first type in `_KINDS` that the value has; None if it has none of them."""
+    return next((kind for value_type, kind in _KINDS if isinstance(value, value_type)), None)
 
 
 def _tensors() -> Any:
@@ -492,10 +507,10 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
     if type(columns).items is not dict.items:  # a subclass may return other items
         columns = mapping_of(columns, path, "a dict of columns")
     for name, column in columns.items():
-        found = row_count(column, f"{path}[{name!r}]")
-        rows = found if rows is None else rows
-        if found not in (None, rows):
-            detail = f"expected {rows} rows like the columns before it, found {found}"
+        count = row_count(column, f"{path}[{name!r}]")
+        rows = count if rows is None else rows
+        if count not in (None, rows):
+            detail = f"expected {rows} rows like the columns before it, found {count}"
             raise ArgumentError("row_mismatch", f"{path}[{name!r}]", detail)
     return rows
 

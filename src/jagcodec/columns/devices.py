@@ -57,8 +57,8 @@ class _Move:
     path_of: PathOf
     non_blocking: bool
     copies: HostCopies | None  # of all tensors, if they go to the host
-    # Tensors that were moved, by id, each with its copy.
-    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    # Tensors that were moved, by id: the tensor, so that the id stays its own, and its copy.
+    copies_by_id: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def columns(self, columns: Any, key: Name) -> dict[str, Any]:
         # Use items: iterating over a TensorDict gives its rows.
@@ -84,10 +84,10 @@ class _Move:
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy of one tensor, which columns may share."""
-        known = self.known.get(id(tensor))
-        if known is None:
-            known = self.known[id(tensor)] = tensor, self._copy_tensor(tensor)
-        return known[1]
+        both = self.copies_by_id.get(id(tensor))
+        if both is None:
+            both = self.copies_by_id[id(tensor)] = tensor, self._copy_tensor(tensor)
+        return both[1]
 
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.copies is not None and _is_plain(tensor):

@@ -37,7 +37,7 @@ from jagcodec.errors import (
     ArgumentKeyError,
     ArgumentTypeError,
     brief,
-    naming_column,
+    with_name_in_remedy,
 )
 from jagcodec.memory.arrays import IntArray, array_bytes, object_array
 from jagcodec.memory.extents import check_extent, total_of
@@ -48,12 +48,17 @@ from jagcodec.rows.views import RaggedView, concat_views, end_to_end, in_buffers
 
 def chosen_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """Chosen rows of a column or a batch. A range of a tensor is a slice; all else is copied."""
-    return RowJoiner(chosen, pool, operator.is_, 0).joined([leaf], path)
+    return _row_chooser(chosen, pool).join([leaf], path)
 
 
 def plan_rows(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """What `chosen_leaf` returns; or `InPlace`, so that several columns are copied together."""
-    return RowJoiner(chosen, pool, operator.is_, 0).plan([leaf], path)
+    return _row_chooser(chosen, pool).plan_join([leaf], path)
+
+
+def _row_chooser(chosen: Chosen | None, pool: RowSplitsPool) -> RowJoiner:
+    """A joiner of columns of one batch: a value that belongs to the whole batch is one object."""
+    return RowJoiner(chosen, pool, operator.is_, 0)
 
 
 def join_leaves(
@@ -68,20 +73,20 @@ def join_leaves(
 
     `same` compares values that belong to whole batches.
     """
-    return RowJoiner(chosen, pool, same, model).joined(leaves, path)
+    return RowJoiner(chosen, pool, same, model).join(leaves, path)
 
 
 def join_views(
     views: Sequence[RaggedView], chosen: Chosen | None, pool: RowSplitsPool, path: str
 ) -> RaggedView:
     """`join_leaves` for views over memory that callers must not change, such as a message's."""
-    joiner = RowJoiner(chosen, pool, operator.is_, 0)
+    joiner = _row_chooser(chosen, pool)
     joiner.check_joinable(views, path)
     whole = views[0] if len(views) == 1 else concat_views(views)
     if whole is None:
         whole = joiner.concat(views)
     if chosen is not None:
-        whole = joiner.in_place(whole, path)
+        whole = joiner.chosen_view(whole, path)
     splits, dim = pool.unique(whole.row_splits), whole.ragged_dim
     cells, shape = gathered_cells([whole])[0], whole.values_shape
     return RaggedView(cells, whole.dtype, shape, dim, None, splits)
@@ -95,12 +100,14 @@ def require_same_names(batches: Iterable[tuple[int, Sequence[str]]], where: str)
             first = names
             continue
         # Keep the order of the columns: the hash seed decides the order of a set.
-        known, these = dict.fromkeys(first), dict.fromkeys(names)
-        different = [(name, "missing") for name in known if name not in these]
-        different += [(name, "in addition") for name in these if name not in known]
-        for name, how in different:
-            found = f"found {brief(name)} {how}; select the others"
-            detail = f"expected the columns of batch 0, {found}"
+        expected, present = dict.fromkeys(first), dict.fromkeys(names)
+        differences = [(name, "missing") for name in expected if name not in present]
+        differences += [(name, "in addition") for name in present if name not in expected]
+        for name, difference in differences:
+            detail = (
+                f"expected the columns of batch 0, found {brief(name)} {difference}; "
+                "select the others"
+            )
             raise ArgumentKeyError("no_such_field", f"{where} of batch {i}", detail)
     return first or ()
 
@@ -122,15 +129,15 @@ class RowJoiner:
         self.pool = pool
         self.same = same
         self.model = model
-        # By the id of row splits: themselves, so that the id stays theirs, and the chosen ones.
-        self._picked: dict[int, tuple[RowSplits, RowSplits]] = {}
+        # By the id of row splits: these splits, so that the id stays theirs, and the chosen ones.
+        self._splits: dict[int, tuple[RowSplits, RowSplits]] = {}
         self._cells: tuple[IntArray, RowSplits] | None = None
 
-    def joined(self, leaves: Sequence[Any], path: str) -> Any:
+    def join(self, leaves: Sequence[Any], path: str) -> Any:
         """The rows of all leaves, each a column or a batch, as one."""
-        return make_column(self.plan(leaves, path))
+        return make_column(self.plan_join(leaves, path))
 
-    def plan(self, leaves: Sequence[Any], path: str) -> Any:
+    def plan_join(self, leaves: Sequence[Any], path: str) -> Any:
         """The joined column; or an `InPlace`, if its rows must be copied first."""
         columns = [column_of(leaf) for leaf in leaves]
         family = columns[self.model].family
@@ -138,11 +145,11 @@ class RowJoiner:
             columns = [self._like_model(each, columns, i, path) for i, each in enumerate(columns)]
         if columns[0].family is None:
             raise not_a_column(leaves[0], path)
-        join = _JOIN_OF_KIND.get(type(columns[0]))
-        if join is None:  # of tensors, or of leaves of TensorDicts
+        join_columns = _JOIN_OF_KIND.get(type(columns[0]))
+        if join_columns is None:  # of tensors, or of leaves of TensorDicts
             _tensors()
-            join = _JOIN_OF_KIND[type(columns[0])]
-        return join(self, columns, path)
+            join_columns = _JOIN_OF_KIND[type(columns[0])]
+        return join_columns(self, columns, path)
 
     def _like_model(
         self, column: HeldColumn, columns: Sequence[HeldColumn], i: int, path: str
@@ -154,14 +161,14 @@ class RowJoiner:
         if column.family is None or model.family is None:
             lacks_rows = column if column.family is None else model
             raise not_a_column(lacks_rows.value, f"{path} of batch {i}")
-        found = model.converted(column, path)
-        if found is not None:
-            return column_of(found)
+        made = model.column_from(column, path)
+        if made is not None:
+            return column_of(made)
         other = (columns[0] if i else model).value
         names = f"{type(other).__name__} and {type(column.value).__name__}"
         detail = f"expected one kind of column in all batches, found {names}; convert one of them"
         if any(each.objects() is not None for each in (column, column_of(other))):
-            detail += _AS_OBJECTS
+            detail += _OBJECT_REMEDY
         raise ArgumentTypeError("bad_type", f"{path} of batch {i}", detail)
 
     def is_one_column(self, columns: Sequence[Any]) -> bool:
@@ -175,12 +182,14 @@ class RowJoiner:
 
     # Objects
 
-    def pick_items(self, items: Iterable[Any]) -> list[Any]:
-        listed = list(items)
-        return listed if self.chosen is None else [listed[i] for i in self.chosen]
+    def chosen_items(self, items: Iterable[Any]) -> list[Any]:
+        """The items of the chosen rows."""
+        all_items = list(items)
+        return all_items if self.chosen is None else [all_items[i] for i in self.chosen]
 
     def join_lists(self, columns: Sequence[HeldColumn], path: str) -> list[Any]:
-        return self.pick_items(itertools.chain.from_iterable(list.copy(x.value) for x in columns))
+        """Lists of objects as one list."""
+        return self.chosen_items(itertools.chain.from_iterable(list.copy(x.value) for x in columns))
 
     def join_one_objects(self, columns: Sequence[HeldColumn], path: str) -> Any:
         """One object again if all batches have the same; else an array with an item per row."""
@@ -189,26 +198,27 @@ class RowJoiner:
         if all(array is not None for array in arrays):
             joined = make_column(self.join_arrays([*map(column_of, arrays)], path))
             return first._replace(data=joined, rows=len(joined))
-        one = all(array is None for array in arrays)
-        if one and all(self.same(first.data, other.data) for other in others):
+        none_is_array = all(array is None for array in arrays)
+        if none_is_array and all(self.same(first.data, other.data) for other in others):
             return first._replace(rows=self.total_rows(each, path))
         objects = itertools.chain.from_iterable(column.objects() or () for column in columns)
-        return object_array(self.pick_items(objects))
+        return object_array(self.chosen_items(objects))
 
     def join_arrays(self, columns: Sequence[HeldColumn], path: str) -> Any:
+        """Arrays as one array; or an `InPlace` of their chosen rows."""
         check_columns(columns, path)
         leaves = [column.value for column in columns]
-        whole, one = leaves[0], self.is_one_column(leaves)
-        if not one:
+        whole, is_one_column = leaves[0], self.is_one_column(leaves)
+        if not is_one_column:
             # Arrays of texts may differ in length: the result has the longest.
             kinds = [
                 x.dtype.kind if x.dtype.kind in "US" else x.dtype.newbyteorder("=") for x in leaves
             ]
-            check_equal(kinds, "dtype", path, CONVERT)
+            check_equal(kinds, "dtype", path, CONVERT_REMEDY)
             check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
             whole = max((leaves[self.model], *leaves), key=operator.attrgetter("dtype.itemsize"))
         self.check_extent(sum(map(len, leaves)), whole.shape[1:], whole.itemsize, path)
-        if one:
+        if is_one_column:
             return whole[indexer(self.chosen)]
         if self.chosen is None:
             return np.concatenate(leaves, dtype=whole.dtype)
@@ -242,12 +252,12 @@ class RowJoiner:
     def check_joinable(self, views: Sequence[RaggedView], path: str) -> None:
         """Refuse views whose rows cannot be joined."""
         view = views[0]
-        check_equal([each.dtype for each in views], "dtype", path, CONVERT)
+        check_equal([each.dtype for each in views], "dtype", path, CONVERT_REMEDY)
         check_equal([each.device_name for each in views], "device", path)
-        check_equal([each.ragged_dim for each in views], "ragged dim", path, _RAGGED)
+        check_equal([each.ragged_dim for each in views], "ragged dim", path, _RAGGED_DIM_REMEDY)
         dim = view.ragged_dim
         inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]
-        check_equal(inner, "row shape", path, _RAGGED)
+        check_equal(inner, "row shape", path, _RAGGED_DIM_REMEDY)
         total = sum(each.row_splits.total for each in views)
         check_extent((total, *inner[0]), view.dtype.itemsize, path)
 
@@ -261,24 +271,24 @@ class RowJoiner:
         data = array_bytes(values)
         return RaggedView(data, views[0].dtype, values.shape, dim, None, splits)
 
-    def picked(self, row_splits: RowSplits, view: RaggedView, path: str) -> RowSplits:
+    def chosen_splits(self, row_splits: RowSplits, view: RaggedView, path: str) -> RowSplits:
         """The row splits of the chosen rows of a view, or of views like it."""
-        known = self._picked.get(id(row_splits))
-        dim = view.ragged_dim
-        if known is None:
+        both = self._splits.get(id(row_splits))
+        if both is None:
             lengths = row_splits.lengths[indexer(self.chosen)]
-            shape = (*view.shape[: dim - 1], total_of(lengths), *view.shape[dim:])
-            check_extent(shape, view.dtype.itemsize, path)
-            found = self.pool.unique(RowSplits.from_lengths(lengths))
-            self._picked[id(row_splits)] = row_splits, found
-            return found
-        shape = (*view.shape[: dim - 1], known[1].total, *view.shape[dim:])
-        check_extent(shape, view.dtype.itemsize, path)
-        return known[1]
+            total = total_of(lengths)
+        else:
+            total = both[1].total
+        dim = view.ragged_dim
+        check_extent((*view.shape[: dim - 1], total, *view.shape[dim:]), view.dtype.itemsize, path)
+        if both is None:
+            both = row_splits, self.pool.unique(RowSplits.from_lengths(lengths))
+            self._splits[id(row_splits)] = both
+        return both[1]
 
-    def in_place(self, view: RaggedView, path: str) -> RaggedView:
+    def chosen_view(self, view: RaggedView, path: str) -> RaggedView:
         """The chosen rows of a view in place. A range that can be aliased becomes end to end."""
-        row_splits, chosen = self.picked(view.row_splits, view, path), self.chosen
+        row_splits, chosen = self.chosen_splits(view.row_splits, view, path), self.chosen
         memory: Any = view.memory
         if isinstance(chosen, range) and view.is_end_to_end and view.ragged_dim == 1:
             first = int(view.row_splits.offsets_array[chosen.start])
@@ -294,7 +304,7 @@ class RowJoiner:
         model, rows = columns[self.model], 0
         sizes = [each.inner_sizes(path) for each in columns]
         batches = [dict(column.items()) for column in columns]
-        if not model.is_in_dict:
+        if not model.needs_leaf_form:
             check_equal(sizes, _INNER_SIZES, path)
             rows = self.total_rows([column.value for column in columns], path)
         names = require_same_names(enumerate(map(list, batches)), path)
@@ -302,9 +312,9 @@ class RowJoiner:
         for name in names:
             leaves = [batch[name] for batch in batches]
             try:
-                planned[name] = self.plan(leaves, f"{path}[{name!r}]")
+                planned[name] = self.plan_join(leaves, f"{path}[{name!r}]")
             except (ArgumentError, ArgumentTypeError) as error:
-                raise naming_column(error, name) from error.__cause__
+                raise with_name_in_remedy(error, name) from error.__cause__
         return with_columns(model.value, make_columns(planned), rows)
 
     def total_rows(self, leaves: Sequence[Any], path: str) -> int:
@@ -373,10 +383,14 @@ def indexer(chosen: Any) -> Any:
 _INNER_SIZES = "batch dims after the first"
 
 # What errors of a join advise.
-PACK = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
-_RAGGED = "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} to encode_rows"
-_AS_OBJECTS = ", or pass dtypes={...: object} to encode_rows in every process, for Python objects"
-CONVERT = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
+PACK_REMEDY = "; pack per-token columns first: pack_jagged_fields(columns, lengths=...)"
+_RAGGED_DIM_REMEDY = (
+    "; if tokens are along dim 2 of the column, pass ragged_dims={...: 2} to encode_rows"
+)
+_OBJECT_REMEDY = (
+    ", or pass dtypes={...: object} to encode_rows in every process, for Python objects"
+)
+CONVERT_REMEDY = "; convert the column, or pass its dtype to encode_rows in every process (dtypes=)"
 
 
 def check_columns(columns: Sequence[HeldColumn], path: str) -> None:

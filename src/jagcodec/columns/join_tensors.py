@@ -13,8 +13,8 @@ from tensordict import NonTensorData
 from jagcodec.columns.batch import InPlace
 from jagcodec.columns.column import HeldColumn, column_of
 from jagcodec.columns.join import (
-    CONVERT,
-    PACK,
+    CONVERT_REMEDY,
+    PACK_REMEDY,
     RowJoiner,
     add_joins,
     as_buffers,
@@ -49,6 +49,7 @@ from jagcodec.rows.views import RaggedView, end_to_end, in_buffers
 
 
 def join_unbatched(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    """An `UnbatchedTensor`, which all batches must have."""
     tensors = [non_tensor.unbatched_parts(column.value)[1] for column in columns]
     remedy = "make it a column with a row for each"
     return non_tensor.unbatched_of(
@@ -66,17 +67,22 @@ def join_payloads(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -
     if all(array is not None for array in arrays):
         joined = make_column(joiner.join_arrays([*map(column_of, arrays)], path))
         return NonTensorData(joined, batch_size=[len(joined), *rest[0]])
-    whole = not any(map(non_tensor.is_stack, leaves)) and all(x is None for x in arrays)
-    if whole and (len(leaves) == 1 or all(joiner.same(first.data, x.data) for x in leaves)):
+    none_is_stack = not any(map(non_tensor.is_stack, leaves))
+    none_has_array = all(array is None for array in arrays)
+    is_same = none_is_stack and none_has_array
+    if len(leaves) > 1:
+        is_same = is_same and all(joiner.same(first.data, leaf.data) for leaf in leaves)
+    if is_same:
         return type(first)(first.data, batch_size=[joiner.total_rows(leaves, path), *rest[0]])
     if rest[0]:
         detail = "expected objects of one batch dim, found a stack of several; flatten the batch"
         raise ArgumentError("bad_option", path, detail)
     payloads = (column.objects() or () for column in columns)
-    return non_tensor.leaf_of_rows(joiner.pick_items(itertools.chain.from_iterable(payloads)))
+    return non_tensor.leaf_of_rows(joiner.chosen_items(itertools.chain.from_iterable(payloads)))
 
 
 def join_packed(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    """`PackedColumn`s as one; or an `InPlace` of their rows."""
     views: list[Any] = [column.view(path, joiner.pool, detach=False) for column in columns]
 
     def wrap(values: torch.Tensor, row_splits: RowSplits, dim: int) -> Any:
@@ -86,13 +92,14 @@ def join_packed(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> 
 
 
 def join_tensors(joiner: RowJoiner, columns: Sequence[Any], path: str) -> Any:
+    """Tensors of one layout, dtype, device and row shape as one; or an `InPlace` of their rows."""
     check_columns(columns, path)
     leaves = [column.value for column in columns]
     kind = type(columns[0])
     if len(columns) > 1:
         if kind is Sparse or any(type(column) is not kind for column in columns):
-            check_equal([column.layout_name for column in columns], "layout", path, PACK)
-        check_equal([leaf.dtype for leaf in leaves], "dtype", path, CONVERT)
+            check_equal([column.layout_name for column in columns], "layout", path, PACK_REMEDY)
+        check_equal([leaf.dtype for leaf in leaves], "dtype", path, CONVERT_REMEDY)
         check_equal([leaf.device for leaf in leaves], "device", path)
     if kind is Jagged:
         views = [column.view(path, joiner.pool, detach=False) for column in columns]
@@ -102,7 +109,7 @@ def join_tensors(joiner: RowJoiner, columns: Sequence[Any], path: str) -> Any:
     if len(columns) > 1:
         shapes = [leaf.shape[1:] for leaf in leaves]
         if shapes.count(shapes[0]) < len(shapes):
-            check_equal([*map(tuple, shapes)], "row shape", path, PACK)
+            check_equal([*map(tuple, shapes)], "row shape", path, PACK_REMEDY)
     if kind is Dense:
         return _join_dense(joiner, leaves, path)
     detail = (
@@ -113,6 +120,7 @@ def join_tensors(joiner: RowJoiner, columns: Sequence[Any], path: str) -> Any:
 
 
 def _join_dense(joiner: RowJoiner, leaves: Sequence[torch.Tensor], path: str) -> Any:
+    """Strided tensors as one: a slice, an `InPlace` of rows on the host, or a copy by torch."""
     first, chosen = leaves[0], joiner.chosen
     rows = sum([leaf.shape[0] for leaf in leaves])
     joiner.check_extent(rows, first.shape[1:], first.itemsize, path)
@@ -147,6 +155,7 @@ def _view_of_arrays(joiner: RowJoiner, arrays: Sequence[Any], like: torch.Tensor
 
 
 def _join_strided_nested(joiner: RowJoiner, leaves: Sequence[torch.Tensor], path: str) -> Any:
+    """Nested tensors of torch's older layout as one: the cells of each row are copied as a run."""
     for leaf in leaves:
         check_memory(leaf, path)
     parts = [strided_parts(leaf) for leaf in leaves if leaf.size(0)]
@@ -172,7 +181,7 @@ def _plan_views(
     """The wanted rows of views, end to end, in the column that `wrap` makes."""
     dim = views[0].ragged_dim
     if joiner.is_one_column(views):
-        view = joiner.in_place(views[0], path)
+        view = joiner.chosen_view(views[0], path)
         row_splits = view.row_splits
     else:
         joiner.check_joinable(views, path)
@@ -180,12 +189,12 @@ def _plan_views(
         inner = views[0].cell_bytes > 0 and dim == 1
         if inner and all(view.uses_row_kernel for view in views):
             if joiner.chosen is not None:
-                row_splits = joiner.picked(row_splits, views[0], path)
+                row_splits = joiner.chosen_splits(row_splits, views[0], path)
             view = _in_buffers_of(views, joiner.chosen, row_splits)
         else:
             view = joiner.concat(views)
             if joiner.chosen is not None:
-                view = joiner.in_place(view, path)
+                view = joiner.chosen_view(view, path)
                 row_splits = view.row_splits
     check(row_splits)
     if view.is_end_to_end:
@@ -194,12 +203,13 @@ def _plan_views(
 
 
 def join_tensorclasses(joiner: RowJoiner, columns: Sequence[HeldColumn], path: str) -> Any:
+    """Tensorclasses as one: their columns are joined, their other fields must be the same."""
     leaves = [column.value for column in columns]
     check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
     fields, others = zip(*map(non_tensor.fields_of, leaves), strict=True)
     remedy = "make such fields NonTensorStacks, with a value for each row"
     rest = joiner.require_same(others, f"{brief(others[0])} next to its tensors", remedy, path)
-    return non_tensor.tensorclass_of(type(leaves[0]), joiner.joined(fields, path), rest)
+    return non_tensor.tensorclass_of(type(leaves[0]), joiner.join(fields, path), rest)
 
 
 def concat(views: Sequence[RaggedView], pool: RowSplitsPool) -> RaggedView:
@@ -233,6 +243,7 @@ def _in_buffers_of(
         return in_buffers(together, dtype, inner, runs.starts * cell, runs)
     sizes = (sum(map(len, parts)) for parts in buffers)
     begins = itertools.accumulate(sizes, initial=0)
+    # `begins` has one number more than there are views: the end.
     starts: IntArray = np.concatenate(
         [view.row_starts() * view.unit_bytes + begin for view, begin in zip(views, begins)]  # noqa: B905
     )
@@ -241,6 +252,7 @@ def _in_buffers_of(
 
 
 def _slice_of(tensor: torch.Tensor, chosen: range, path: str) -> torch.Tensor:
+    """The chosen rows of a tensor, which alias it."""
     try:
         return tensor[chosen.start : chosen.stop]
     except RuntimeError:  # rare: the tensor may lack memory

@@ -21,7 +21,7 @@ from jagcodec.columns.batch import (
     Source,
     closed_batch,
     leaves_of,
-    sent_inside,
+    to_send_inside,
 )
 from jagcodec.columns.column import DictBatch, HeldColumn, column_of, not_a_column
 from jagcodec.columns.join import chosen_leaf, plan_rows
@@ -48,7 +48,7 @@ class MemorySource(Source):
         outer: Any = None,
         path: str = "WireBatch",
     ) -> None:
-        """`outer` is the message or source that the columns are from; None if the caller has them.
+        """`outer` is their message or source; None if they are the caller's own objects.
 
         `path` is the place of the batch, for errors.
         """
@@ -72,24 +72,25 @@ class MemorySource(Source):
         return self.pool
 
     def take(self, name: str | None, value: Any) -> Any:
-        """A column for a caller, who may change it; `value` is what a first read found."""
+        """A column for a caller, who may change it; `value` is that of the first read."""
         return value
 
     def reader(self, name: str | None) -> Callable[[], Any] | None:
-        """A function that reads a column again from its message; None if the caller has it."""
+        """Reads a column again from its message; None if it is the caller's own object."""
         return None
 
     def check_rows(self, column: Any, *names: str) -> None:
         """Check that a column, which the caller may have changed, has the rows of the batch."""
         sizes: Any = self.sizes
         holder = column_of(column)
-        found = holder.sizes(sizes) if sizes else sizes
-        if found != sizes or type(holder) is HeldColumn:
+        sizes_now = holder.sizes(sizes) if sizes else sizes
+        if sizes_now != sizes or type(holder) is HeldColumn:
             path = "".join([self.path, *(f"[{name!r}]" for name in names)])
             if type(holder) is HeldColumn:
                 raise not_a_column(column, path)
             remedy = "open the batch again after a change of its columns"
-            detail = f"expected batch size {sizes}, as when it was opened, found {found}; {remedy}"
+            detail = f"expected batch size {sizes}, as when it was opened, found {sizes_now}"
+            detail += f"; {remedy}"
             raise ArgumentError("row_mismatch", path, detail)
         for name, leaf in holder.leaves() or ():
             self.check_rows(leaf, *names, name)
@@ -129,14 +130,14 @@ class DocumentSource(MemorySource):
 
     def _take(self, name: str | None) -> Any:
         """A column by name, or `meta` by None: a new object, which no later call returns."""
-        found = self._untaken.pop(name, _TAKEN)
-        if found is _TAKEN:
+        value = self._untaken.pop(name, _TAKEN)
+        if value is _TAKEN:
             columns, meta = self._read_again()
             # Keep the others: a caller who reads each column in turn unpacks the documents once.
             untaken: dict[Any, Any] = {**columns, None: meta}
-            found = untaken.pop(name)
+            value = untaken.pop(name)
             self._untaken = untaken
-        return found
+        return value
 
 
 _TAKEN = object()
@@ -183,10 +184,13 @@ class MemoryColumn(Column):
         self._check_all(how)
         column, chosen = self.source.take(self.name, self.value), how.chosen
         holder = column_of(column)
+        # A batch is read column by column. Without torch, a TensorDict is, too.
         if isinstance(holder, DictBatch) or (how.form is As.HOST and holder.leaves() is not None):
             return self._nested(column, how)
+        # These forms choose rows without a copy, so they come before forms that need one.
         if holder.is_in_place:
             return chosen_in_place(column, chosen)
+        # A form in place, if the reader asks for one and the column has it.
         if how.form is As.VIEW:
             view = self._view(holder, chosen, detach=False)
             if view is not None:
@@ -195,17 +199,18 @@ class MemoryColumn(Column):
             on_host = holder.on_host(self._path())
             if on_host is not None:
                 return chosen_in_place(on_host, chosen)
+        # Any other column: all rows are the column itself, chosen ones are a copy.
         if chosen is not None:
-            column = plan_rows(column, chosen.index, chosen.pool, self._at(CHOSEN))
-        as_array = how.form is not As.VALUE and type(column) is list
-        return object_array(column) if as_array else column
+            column = plan_rows(column, chosen.index, chosen.pool, self._path_in(CHOSEN))
+        is_object_list = how.form is not As.VALUE and type(column) is list
+        return object_array(column) if is_object_list else column
 
     def to_send(self, how: Read) -> Any:
         self._check_all(how)
         column, chosen = self.source.take(self.name, self.value), how.chosen
         holder = column_of(column)
         if isinstance(holder, DictBatch):
-            return sent_inside(self._nested(column, how), how)
+            return to_send_inside(self._nested(column, how), how)
         if holder.is_in_place:
             return chosen_in_place(column, chosen)
         if holder.is_sent_in_place():
@@ -213,10 +218,10 @@ class MemoryColumn(Column):
             if view is not None:
                 return view
         if chosen is not None:
-            in_place = _chosen_to_send(holder, chosen)
-            if in_place is not None:
-                return in_place
-            column = chosen_leaf(column, chosen.index, chosen.pool, self._at(CHOSEN))
+            entry = _chosen_to_send(holder, chosen)
+            if entry is not None:
+                return entry
+            column = chosen_leaf(column, chosen.index, chosen.pool, self._path_in(CHOSEN))
         return leaf_in_memory(column, self.source, self._path()) if holder.is_packed else column
 
     def leaf(self, value: Any, how: Read) -> Any:
@@ -261,28 +266,29 @@ class MemoryColumn(Column):
 
     def _path(self) -> str:
         """The place of the column, for errors."""
-        return self._at(self.source.path)
+        return self._path_in(self.source.path)
 
-    def _at(self, place: str) -> str:
+    def _path_in(self, place: str) -> str:
+        """The place of the column in a batch that is at this place."""
         return place if self.name is None else f"{place}[{self.name!r}]"
 
 
-def chosen_in_place(found: Any, chosen: ChosenRows | None) -> Any:
+def chosen_in_place(rows: Any, chosen: ChosenRows | None) -> Any:
     """The chosen rows of a `RaggedView`, a `CellRows`, a `OneObject` or an array."""
     if chosen is None:
-        return found
-    if isinstance(found, CellRows):
-        return CellRows(chosen.of_view(found.view))
-    if isinstance(found, OneObject):
-        items = found.items()
-        data = found.data if items is None else items[chosen.at]
-        return found._replace(data=data, rows=len(chosen))
-    return chosen.of_view(found) if isinstance(found, RaggedView) else found[chosen.at]
+        return rows
+    if isinstance(rows, CellRows):
+        return CellRows(chosen.of_view(rows.view))
+    if isinstance(rows, OneObject):
+        items = rows.items()
+        data = rows.data if items is None else items[chosen.at]
+        return rows._replace(data=data, rows=len(chosen))
+    return chosen.of_view(rows) if isinstance(rows, RaggedView) else rows[chosen.at]
 
 
 def _chosen_to_send(holder: HeldColumn, chosen: ChosenRows) -> Any:
     """Chosen rows of one size as a `CellRows`, objects as a list; None for any other column."""
-    objects = holder.own_objects()
+    objects = holder.objects_to_send()
     if objects is not None:
         return [objects[i] for i in chosen.rows]
     if isinstance(chosen.index, range):
@@ -314,7 +320,7 @@ def nested_source(
 def leaf_in_memory(column: Any, source: Source, path: str) -> Any:
     """A column in the form that a TensorDict holds, on the device of its source."""
     holder = column_of(column)
-    return _on_device(holder.leaf(0, path), source) if holder.is_in_dict else column
+    return _on_device(holder.leaf(0, path), source) if holder.needs_leaf_form else column
 
 
 def user_value_in_memory(column: Any, source: Source, path: str, how: Read) -> Any:
@@ -324,8 +330,8 @@ def user_value_in_memory(column: Any, source: Source, path: str, how: Read) -> A
     holder = column_of(column)
     if holder.leaves() is not None:
         return how.batch_type(nested_source(column, [*column.batch_size], source, path))
-    found = holder.user_value(path)
-    return _on_device(found, source) if holder.is_in_dict else found
+    value = holder.user_value(path)
+    return _on_device(value, source) if holder.needs_leaf_form else value
 
 
 def _on_device(leaf: Any, source: Source) -> Any:

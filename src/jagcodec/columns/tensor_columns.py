@@ -54,7 +54,7 @@ from jagcodec.rows.nested import (
     view_of_parts,
     view_of_strided,
 )
-from jagcodec.rows.non_tensor import leaf_of_rows as leaf_of_rows
+from jagcodec.rows.non_tensor import leaf_of_rows as leaf_of_rows  # `column` calls it from here
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.varlen import PackedColumn, check_varlen, varlen_column, view_of_varlen
 from jagcodec.rows.views import RaggedView
@@ -71,7 +71,7 @@ class TensorColumn(ShapedColumn):
     def check(self, path: str) -> None:
         check_column(self.value, path)
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
+    def column_from(self, other: HeldColumn, path: str) -> Any:
         numbers = isinstance(other, Array) and is_numeric(other.value)
         return other.leaf(0, path) if numbers or isinstance(other, Packed) else None
 
@@ -111,7 +111,7 @@ class Dense(TensorColumn):
         splits, shape = RowSplits.of_cells(len(tensor)), tuple(tensor.shape)
         return CellRows(RaggedView(as_bytes(tensor), tensor.dtype, shape, 1, None, splits))
 
-    def as_array(self, *, numbers: bool) -> npt.NDArray[Any] | None:
+    def array_for_join(self, *, numbers: bool) -> npt.NDArray[Any] | None:
         tensor = self.value
         with suppress(TypeError, RuntimeError):  # numpy lacks the dtype
             if numbers and tensor.is_cpu and not tensor.requires_grad:
@@ -199,9 +199,9 @@ class Jagged(TensorColumn):
             return self.value
         parts = parts_of(self.value, detach=False)
         view = mover.view(view_of_parts(parts, mover.path_of(key), mover.pool, mover.copies))
-        made = nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
-        mover.pool.remember(parts_of(made).offsets, view.row_splits)
-        return made
+        copy = nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
+        mover.pool.remember(parts_of(copy).offsets, view.row_splits)
+        return copy
 
     def tensors(self) -> Sequence[Any]:
         values, offsets, lengths, _ = parts_of(self.value, detach=False)
@@ -220,11 +220,11 @@ class Jagged(TensorColumn):
 
 
 class Packed(HeldColumn):
-    """A `PackedColumn`."""
+    """A `PackedColumn`: rows end to end, with `cu_seqlens` and position ids."""
 
     __slots__ = ()
     family = PackedColumn
-    is_in_dict = True
+    needs_leaf_form = True
     is_packed = True
 
     def row_count(self, path: str) -> int | None:
@@ -253,7 +253,7 @@ class Packed(HeldColumn):
     def from_view(self, view: RaggedView, path: str) -> Any:
         return varlen_column(view, path)
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
+    def column_from(self, other: HeldColumn, path: str) -> Any:
         if not isinstance(other, Jagged):
             return None
         return varlen_column(view_of(other.value, path, detach=False), path)
@@ -329,7 +329,7 @@ class Payloads(HeldColumn):
     def sizes(self, wanted: list[int]) -> list[int]:
         return non_tensor.sizes_of_batch(self.value)[: len(wanted)]
 
-    def as_array(self, *, numbers: bool) -> npt.NDArray[Any] | None:
+    def array_for_join(self, *, numbers: bool) -> npt.NDArray[Any] | None:
         return non_tensor.array_of_leaf(self.value)
 
     def field(self, rows: int) -> FieldSchema:
@@ -344,7 +344,7 @@ class Payloads(HeldColumn):
         rows, *inner = self.value.batch_size
         return OneObject(self.value.data, rows, tuple(inner))
 
-    def own_objects(self) -> list[Any] | None:
+    def objects_to_send(self) -> list[Any] | None:
         stack = self.value
         return non_tensor.payloads_of_stack(stack) if non_tensor.is_stack(stack) else None
 
@@ -354,7 +354,7 @@ class Payloads(HeldColumn):
     def user_value(self, path: str) -> Any:
         return self.object_array()
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
+    def column_from(self, other: HeldColumn, path: str) -> Any:
         if isinstance(other, ObjectList):
             return other.leaf(0, path)
         if not isinstance(other, Array) or is_numeric(other.value):
@@ -365,7 +365,7 @@ class Payloads(HeldColumn):
 
 
 class TensorDictBatch(InnerBatch):
-    """A TensorDict."""
+    """A TensorDict: a batch of any number of batch dims, whose first dim has the rows."""
 
     __slots__ = ()
     family = TensorDictBase
@@ -413,13 +413,13 @@ class LazyStack(TensorDictBatch):
     __slots__ = ()
 
     def check_batch(self, path: str) -> None:
-        raise ArgumentTypeError("bad_type", path, _found_lazy_stack(self.value))
+        raise ArgumentTypeError("bad_type", path, _lazy_stack_detail(self.value))
 
     def leaves(self) -> Iterable[tuple[str, Any]] | None:
         return None
 
     def inner_sizes(self, path: str) -> tuple[int, ...]:
-        raise ArgumentError("bad_option", path, _found_lazy_stack(self.value))
+        raise ArgumentError("bad_option", path, _lazy_stack_detail(self.value))
 
     def inner_columns(self) -> Iterable[Any] | None:
         members: Iterable[Any] = self.value.tensordicts
@@ -430,7 +430,7 @@ class LazyStack(TensorDictBatch):
         return LazyStackedTensorDict(*members, stack_dim=self.value.stack_dim)
 
 
-def _found_lazy_stack(stack: LazyStackedTensorDict) -> str:
+def _lazy_stack_detail(stack: LazyStackedTensorDict) -> str:
     """The detail of the error for a lazy stack, with a remedy that works for this one."""
     members = stack.tensordicts
     are_rows = not members[0].batch_dims
@@ -445,8 +445,8 @@ def _found_lazy_stack(stack: LazyStackedTensorDict) -> str:
         remedy = f"call .contiguous() on it, or {remedy}"
     elif most == 1 and are_rows:
         remedy = f"call .densify(layout=torch.jagged) on it, or {remedy}"
-    found = "found a lazy stack, whose rows may differ in keys and shapes"
-    return f"expected a TensorDict, {found}; {remedy}"
+    detail = "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes"
+    return f"{detail}; {remedy}"
 
 
 def _differing_dims(members: Sequence[TensorDictBase]) -> int | None:
@@ -488,16 +488,16 @@ class TensorClass(InnerBatch):
     def other_fields(self) -> dict[str, Any] | None:
         return non_tensor.fields_of(self.value)[1]
 
-    def converted(self, other: HeldColumn, path: str) -> Any:
+    def column_from(self, other: HeldColumn, path: str) -> Any:
         return None
 
     def moved(self, mover: Mover, key: Name) -> Any:
         fields, others = non_tensor.fields_of(self.value)
-        made = column_of(fields).moved(mover, key)
-        return non_tensor.tensorclass_of(type(self.value), made, others)
+        columns = column_of(fields).moved(mover, key)
+        return non_tensor.tensorclass_of(type(self.value), columns, others)
 
 
-# --- made of rows that are held in other ways --------------------------------------------------
+# --- tensors and leaves of rows in other forms -------------------------------------------------
 
 
 def nested_of_view(view: RaggedView) -> torch.Tensor:
@@ -524,7 +524,7 @@ def array_leaf(array: npt.NDArray[Any], path: str) -> Any:
         raise ArgumentTypeError("bad_dtype", path, detail) from error
 
 
-# What ``batch[name]`` returns, as in `columns.user_arrays`.
+# What ``batch[name]`` returns, as in `columns.user_arrays`. `column` calls these through `half`.
 user_value_of_view = leaf_of_view
 user_value_of_rectangle = tensor_of_view
 user_value_of_numbers = array_leaf

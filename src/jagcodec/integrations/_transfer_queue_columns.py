@@ -46,7 +46,7 @@ def columns_to_send(data: Any) -> Columns:
         holder = column_of(leaf)
         if isinstance(holder, Payloads):
             if is_stack(leaf):
-                objects = holder.own_objects()
+                objects = holder.objects_to_send()
                 return leaf if objects is None else objects
             values = _payload_of_each_row(leaf.data, rows)
             return column_of_values(values, [1] * len(values))

@@ -156,13 +156,13 @@ class RowBuilder:
         """
         where = "RowBuilder.append"
         chunks: dict[str, Chunk] = {}
-        for name, given in columns.items():
+        for name, tokens in columns.items():
             path = f"{where}({name!r})"
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
             column = self._columns.get(name) or GrowingColumn(self._dims.get(name, 1) - 1)
-            chunks[name] = _read_chunk(column, given, path, name)
+            chunks[name] = _read_chunk(column, tokens, path, name)
         starts = {} if start is None else _read_starts(start, chunks, f"{where}(start)")
         added: dict[str, int] = {}
         for name, chunk in chunks.items():
@@ -172,7 +172,7 @@ class RowBuilder:
         to_fill = self._tokens_to_fill(added, where) if len(added) < len(chunks) else 0
         for name, chunk in chunks.items():
             if chunk.tokens is None:
-                chunk.cells = chunk.column.filled(chunk.cells, to_fill)
+                chunk.cells = chunk.column.fill(chunk.cells, to_fill)
                 chunk.tokens = added[name] = to_fill
             elif chunk.tokens:
                 chunk.column = chunk.column.in_shape_of(chunk.cells)
@@ -190,16 +190,16 @@ class RowBuilder:
     def _tokens_to_fill(self, added: Mapping[str, int], where: str) -> int:
         """How many tokens one number fills: as many as each chunk that is not a number adds."""
         counted = {name: n for name, n in added.items() if self._counts(name)} or added
-        first, found = next(iter(counted.items()), ("", 1))
+        first, tokens = next(iter(counted.items()), ("", 1))
         for name, other in counted.items():
-            if other != found or other < 0:
-                expected = f"{found} more tokens like {first!r}" if found >= 0 else "more tokens"
+            if other != tokens or other < 0:
+                expected = f"{tokens} more tokens like {first!r}" if tokens >= 0 else "more tokens"
                 detail = (
                     f"expected {expected}, found {other}; "
                     "one number instead of a list fills as many tokens as there are"
                 )
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
-        return found
+        return tokens
 
     def _check_token_counts(
         self, columns: Mapping[str, GrowingColumn], added: Mapping[str, int], where: str
@@ -208,10 +208,11 @@ class RowBuilder:
         any_lengths = self._same is not None and not self._same
         named = [name for name in columns if self._counts(name) and not any_lengths]
         lengths = {name: columns[name].tokens + added.get(name, 0) for name in named}
-        for name, found in lengths.items():
-            if found != lengths[named[0]]:
+        for name, tokens in lengths.items():
+            expected = lengths[named[0]]
+            if tokens != expected:
                 detail = (
-                    f"expected {lengths[named[0]]} tokens in all like {named[0]!r}, found {found}; "
+                    f"expected {expected} tokens in all like {named[0]!r}, found {tokens}; "
                     "append to every column, or name those that must agree in same_length="
                 )
                 raise ArgumentError("bad_length", f"{where}({name!r})", detail)
@@ -312,23 +313,23 @@ class RowBuilder:
             detail = f"expected one row, found {len(batch)} rows; choose it with .rows([i])"
             raise ArgumentError("row_mismatch", f"{where}(message)", detail)
         row, schema = cls(same_length=same_length), batch.schema
-        for name, found in columns_of_row(batch, where).items():
-            if not isinstance(found, RowCells):
-                row._values[name], row._dtypes[name] = found, schema[name]
+        for name, value in columns_of_row(batch, where).items():
+            if not isinstance(value, RowCells):
+                row._values[name], row._dtypes[name] = value, schema[name]
                 continue
-            dim, cells = found.ragged_dim - 1, found.data
-            grown = GrowingColumn(
-                dim, is_flat=False, schema=schema[name], dtype=found.dtype, dtype_is_fixed=True
+            dim, cells = value.ragged_dim - 1, value.data
+            column = GrowingColumn(
+                dim, is_flat=False, schema=schema[name], dtype=value.dtype, dtype_is_fixed=True
             )
-            grown.shape, grown.tokens = grown.shape_of(cells.shape, 0), cells.shape[dim]
-            grown.chunks = [cells] if grown.tokens else []
-            row._columns[name] = grown.copied()
+            column.shape, column.tokens = column.shape_of(cells.shape, 0), cells.shape[dim]
+            column.chunks = [cells] if column.tokens else []
+            row._columns[name] = column.with_copied_cells()
         row._check_token_counts(row._columns, {}, where)
         return row
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: its columns are copied, so later appends do not change them."""
-        columns = {name: column.copied() for name, column in self._columns.items()}
+        columns = {name: column.with_copied_cells() for name, column in self._columns.items()}
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
     def __copy__(self) -> RowBuilder:
@@ -344,7 +345,7 @@ class RowBuilder:
     def __reduce_ex__(self, protocol: Any) -> Any:
         columns = {}
         for name, column in self._columns.items():
-            column.joined()  # pickles one chunk instead of many
+            column.join_chunks()  # pickles one chunk instead of many
             columns[name] = vars(column)
         state = type(self), {**vars(self), "_columns": columns}
         if "torch" not in sys.modules:
@@ -357,11 +358,11 @@ class RowBuilder:
 def _column_of_schema(schema: FieldSchema, dim: int) -> GrowingColumn:
     """A column without tokens, of the dtype and the shape that `dtypes` says."""
     dtype: Any = schema.dtype  # its name
-    grown = GrowingColumn(dim, schema=schema, dtype=dtype, dtype_is_fixed=dtype is not None)
+    column = GrowingColumn(dim, schema=schema, dtype=dtype, dtype_is_fixed=dtype is not None)
     sizes = schema.shape[1:] if schema.shape else ()
     if len(sizes) > sizes.count(None):  # some size is known
-        grown.shape, grown.is_flat = shape_without_cells(schema, dim + 1), False
-    return grown
+        column.shape, column.is_flat = shape_without_cells(schema, dim + 1), False
+    return column
 
 
 def _read_chunk(column: GrowingColumn, chunk: Any, path: str, name: str) -> Chunk:
@@ -374,20 +375,20 @@ def _read_chunk(column: GrowingColumn, chunk: Any, path: str, name: str) -> Chun
         detail = "expected numbers, found None; pass [] for no tokens, or leave the column out"
         raise ArgumentTypeError("bad_type", path, detail)
     try:
-        column, made = _cells_of_chunk(column, chunk)
+        column, cells = _cells_of_chunk(column, chunk)
     except JagcodecError as error:
         raise error_at_column(error, path, name, of_rows=False) from None
-    if not isinstance(made, RowCells):
+    if not isinstance(cells, RowCells):
         detail = (
             "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
             f"found {described(chunk)}"
         )
         raise ArgumentTypeError("bad_type", path, detail)
     try:
-        column.check_chunk(made)
+        column.check_chunk(cells)
     except JagcodecError as error:
         raise error_at_column(error, path, name) from None
-    return Chunk(column, made.data, made.lengths[0] if made.lengths else None)
+    return Chunk(column, cells.data, cells.lengths[0] if cells.lengths else None)
 
 
 _NO_CELLS: CellArray = np.empty(0)
@@ -397,41 +398,40 @@ def _cells_of_chunk(column: GrowingColumn, chunk: Any) -> tuple[GrowingColumn, A
     """The column, whose dtype may be new, and the cells of a chunk as it stores them."""
     dim = column.dim
     if column.dtype_is_fixed:
-        return column, cells_of_rows([chunk], column.dtype, dim=dim)
-    made: Any = None
+        return column, cells_of_rows([chunk], column.dtype, token_dim=dim)
+    cells: Any = None
     if not dim and type(chunk) in (list, tuple):
-        made = cells_of_python([chunk])
-    types = types_of_rows([chunk]) if made is None else {_TYPE_OF_DTYPE[made.dtype]}
+        cells = cells_of_python([chunk])
+    types = types_of_rows([chunk]) if cells is None else {_TYPE_OF_DTYPE[cells.dtype]}
     if not types <= PYTHON_TYPES and kind_of_row(chunk) == OBJECT_ROW:
         return column, None
     column = column.with_types(types, chunk)
-    if column.stored != column.dtype and (made is None or made.dtype != column.dtype):
-        cells_of_rows([chunk], column.dtype, dim=dim)  # refuses what does not fit
-    if made is None or made.dtype != column.stored:
-        made = cells_of_rows([chunk], column.stored, dim=dim)
-    return column, made
+    if column.stored != column.dtype and (cells is None or cells.dtype != column.dtype):
+        cells_of_rows([chunk], column.dtype, token_dim=dim)  # refuses what does not fit
+    if cells is None or cells.dtype != column.stored:
+        cells = cells_of_rows([chunk], column.stored, token_dim=dim)
+    return column, cells
 
 
-_TYPE_OF_DTYPE: dict[str, type] = {dtype: kind for kind, dtype in DEFAULT_DTYPES.items()}
+_TYPE_OF_DTYPE: dict[str, type] = {dtype: number for number, dtype in DEFAULT_DTYPES.items()}
 """The type of Python's numbers that get a dtype; of ints next to floats, that is float."""
 
 
 def _read_starts(start: Any, chunks: Mapping[str, Chunk], path: str) -> dict[str, int]:
     """The indices at which chunks start, by their names."""
-    given = mapping_of(start, path, "a dict of names to the index of a token")
-    check_known(given, chunks, path)
+    indices = mapping_of(start, path, "a dict of names to the index of a token")
+    check_known(indices, chunks, path)
     starts = {}
-    for name, index in given.items():
-        column, tokens = chunks[name].column, chunks[name].tokens
-        at = f"{path}[{name!r}]"
-        whole = whole_number(index, 0, at, f"0 to {column.tokens}")
-        if whole > column.tokens:
-            detail = f"expected at most {column.tokens}, where the column ends, found {whole}"
-            raise ArgumentError("bad_option", at, f"{detail}; append the tokens before it first")
-        if tokens is None:
-            detail = f"expected a list, an array or a tensor from token {whole} on, found"
-            raise ArgumentError("bad_option", at, f"{detail} one number")
-        starts[name] = whole
+    for name, index in indices.items():
+        end, place = chunks[name].column.tokens, f"{path}[{name!r}]"
+        first = whole_number(index, 0, place, f"0 to {end}")
+        if first > end:
+            detail = f"expected at most {end}, where the column ends, found {first}"
+            raise ArgumentError("bad_option", place, f"{detail}; append the tokens before it first")
+        if chunks[name].tokens is None:
+            detail = f"expected a list, an array or a tensor from token {first} on, found"
+            raise ArgumentError("bad_option", place, f"{detail} one number")
+        starts[name] = first
     return starts
 
 
@@ -444,8 +444,8 @@ def _array_or_tensor(cells: RowCells) -> Any:
 
 def _of_state(state: Any) -> RowBuilder:
     """A row made of its type and attributes; each column is a dict of its attributes."""
-    kind, attributes = state
-    row: RowBuilder = object.__new__(kind)
+    row_type, attributes = state
+    row: RowBuilder = object.__new__(row_type)
     columns = {name: GrowingColumn(**fields) for name, fields in attributes["_columns"].items()}
     vars(row).update(attributes, _columns=columns)
     return row

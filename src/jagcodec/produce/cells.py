@@ -1,8 +1,9 @@
 """`cells_of_rows`: the rows of one column as cells, exactly or with an error.
 
 Rows of `encode_rows` and chunks of a `RowBuilder` have this one rule. Most columns have rows of one
-type, which a quick maker reads. The general rule follows: lists of numbers, arrays and tensors,
-lists of arrays, and rows of several kinds.
+type, which a quick maker reads. The general rule follows, for rows of one kind; then lists of
+arrays, which become arrays, and rows of several kinds, which are cast one by one. `cells_of_lists`
+and `cells_of_arrays` make the cells.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from jagcodec.errors import (
     ArgumentError,
     JagcodecError,
-    naming_column,
+    with_name_in_remedy,
 )
 from jagcodec.memory.arrays import tensor_type
 from jagcodec.produce.cells_of_arrays import cast_cells, join_arrays, join_quickly, readable_array
@@ -39,6 +40,7 @@ from jagcodec.produce.row_kinds import (
     OR_OBJECTS,
     SEQUENCE_ROW,
     STORED_DTYPES,
+    RowKind,
     cells_tensors,
     dtype_name,
     first_item,
@@ -58,24 +60,25 @@ _PLAIN_TYPES = KIND_OF_TYPE.keys() | _LIST_OR_TUPLE | _ARRAY_ONLY
 
 
 def cells_of_rows(
-    rows: Sequence[Any], dtype: Any = None, *, copied: bool = True, dim: int = 0
+    rows: Sequence[Any], dtype: Any = None, *, copied: bool = True, token_dim: int = 0
 ) -> RowCells | list[Any]:
     """The cells of N rows (N is 1 or more), or a list of the rows if they are objects.
 
-    With `copied`, the cells do not alias the rows. A row has its tokens along its dim `dim`. With a
-    `dtype`, a row may be a list of arrays, one per token.
+    With `copied`, the cells do not alias the rows. `token_dim` is the dim of a row along which its
+    tokens are: one less than the ragged dim of the column. With a `dtype`, a row may be a list of
+    arrays, one per token.
     """
     if dtype is object:
         return _objects(rows)
     make = _QUICK_MAKERS.get(type(rows[0]))
     if make is not None and (len(rows) == 1 or len(set(map(type, rows))) == 1):
-        made = make(rows, copied, dim)
-        is_wanted = dtype is None or (isinstance(made, RowCells) and made.dtype == dtype)
-        if made is not None and is_wanted:
-            return made
+        column = make(rows, copied, token_dim)
+        is_wanted = dtype is None or (isinstance(column, RowCells) and column.dtype == dtype)
+        if column is not None and is_wanted:
+            return column
     if dtype is None:
-        return _cells_or_objects(rows, None, copied, dim)
-    return _cells_with_arrays(rows, dtype, copied, dim, MOST_LEVELS)
+        return _general_rule(rows, None, copied, token_dim)
+    return _stack_lists_of_arrays(rows, dtype, copied, token_dim, MOST_LEVELS)
 
 
 def _objects(rows: Sequence[Any]) -> list[Any]:
@@ -89,23 +92,23 @@ def _objects(rows: Sequence[Any]) -> list[Any]:
 
 # --- quick makers for rows of one type ---------------------------------------------------------
 
-_Made: TypeAlias = RowCells | list[Any] | None
+_QuickColumn: TypeAlias = RowCells | list[Any] | None
 """What a quick maker returns; None leaves the rows to the general rule."""
 
 
-def _quick_objects(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+def _quick_objects(rows: Sequence[Any], copied: bool, token_dim: int) -> _QuickColumn:
     return list(rows)
 
 
-def _quick_numbers(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    made = cells_of_python((rows,))
-    if made is not None:
-        made.lengths = None  # each number is a row
-    return made
+def _quick_numbers(rows: Sequence[Any], copied: bool, token_dim: int) -> _QuickColumn:
+    cells = cells_of_python((rows,))
+    if cells is not None:
+        cells.lengths = None  # each number is a row
+    return cells
 
 
-def _quick_lists(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    if dim:
+def _quick_lists(rows: Sequence[Any], copied: bool, token_dim: int) -> _QuickColumn:
+    if token_dim:
         return None
     first = rows[0][0] if rows[0] else None
     if type(first) is dict and {type(row[0]) for row in rows if row} == {dict}:
@@ -113,75 +116,78 @@ def _quick_lists(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
     return cells_of_python(rows)
 
 
-def _quick_arrays(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
+def _quick_arrays(rows: Sequence[Any], copied: bool, token_dim: int) -> _QuickColumn:
     if len(rows) > 1:
-        return join_quickly(rows, _ARRAY_ONLY, dim)
+        return join_quickly(rows, _ARRAY_ONLY, token_dim)
     (row,) = rows
     dtype = TORCH_NAME_OF_NUMPY.get(row.dtype)
-    if copied or dtype is None or row.ndim <= dim or not row.flags.c_contiguous:
+    if copied or dtype is None or row.ndim <= token_dim or not row.flags.c_contiguous:
         return None
-    return RowCells(row, (row.shape[dim],), dtype)
+    return RowCells(row, (row.shape[token_dim],), dtype)
 
 
-def _ready_cells(rows: Sequence[Any], copied: bool, dim: int) -> _Made:
-    """The cells of the only row, which are ready: those of a `RowBuilder`."""
+def _quick_cells(rows: Sequence[Any], copied: bool, token_dim: int) -> _QuickColumn:
+    """The cells of the only row: a `RowBuilder` passes them."""
     (cells,) = rows
     return cells  # type: ignore[no-any-return]
 
 
-_QUICK_MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _Made]] = {
+_QUICK_MAKERS: dict[type, Callable[[Sequence[Any], bool, int], _QuickColumn]] = {
     **dict.fromkeys(OBJECT_TYPES, _quick_objects),
     **dict.fromkeys(PYTHON_TYPES, _quick_numbers),
     list: _quick_lists,
     tuple: _quick_lists,
     np.ndarray: _quick_arrays,
-    RowCells: _ready_cells,
+    RowCells: _quick_cells,
 }
 
 
 # --- the general rule --------------------------------------------------------------------------
 
 
-def _cells_or_objects(
-    rows: Sequence[Any], dtype: Any, copied: bool, dim: int
+def _general_rule(
+    rows: Sequence[Any], dtype: Any, copied: bool, token_dim: int
 ) -> RowCells | list[Any]:
     """The general rule of `cells_of_rows`, by which a list of arrays is an object."""
     types: set[Any] = set(map(type, rows))
     if types == {tensor_type()}:
-        joined = join_quickly(rows, types, dim) if dtype is None and len(rows) > 1 else None
-        if joined is not None:
-            return joined
+        if dtype is None and len(rows) > 1:
+            joined = join_quickly(rows, types, token_dim)
+            if joined is not None:
+                return joined
         # Read arrays: each attribute of a tensor costs more than making an array of it.
         arrays = cells_tensors().arrays_of_tensors(rows)
         rows, types = (rows, types) if arrays is None else (arrays, _ARRAY_ONLY)
     if types == _ARRAY_ONLY:
         dtypes = [TORCH_NAME_OF_NUMPY.get(row.dtype, "") for row in rows]
         if "" not in dtypes:
-            return _cells_of_arrays(rows, rows, dtypes, dtype, copied, dim)
+            return _join_and_cast(rows, rows, dtypes, dtype, copied, token_dim)
     kinds = _kinds_of(rows, types)
     if kinds == {NUMBER_ROW}:
-        values, found = cells_of_numbers([rows], (len(rows),), dtype, None)
-        return RowCells(values, None, found)
+        values, cell_dtype = cells_of_numbers([rows], (len(rows),), dtype, None)
+        return RowCells(values, None, cell_dtype)
     if OBJECT_ROW in kinds:
         if dtype is not None or kinds - {OBJECT_ROW, BLANK_ROW}:
             raise mixed_kinds(rows, dtype)
         return _objects(rows)
     if kinds == {ARRAY_ROW}:
         dtypes = list(map(dtype_name, rows))
-        return _cells_of_arrays(rows, list(map(readable_array, rows)), dtypes, dtype, copied, dim)
+        return _join_and_cast(
+            rows, list(map(readable_array, rows)), dtypes, dtype, copied, token_dim
+        )
     kinds.discard(BLANK_ROW)
     if not kinds and dtype is None and any(map(len, rows)) and first_item(chain(*rows)) is None:
         return list(rows)  # rows of None alone are objects
     if kinds <= {SEQUENCE_ROW}:
         # Iterate: a subclass of list may report another length.
         rows = rows if types <= _LIST_OR_TUPLE else [list(iter(row)) for row in rows]
-        if dim:
-            return cells_of_deep_lists(rows, dtype, dim)
+        if token_dim:
+            return cells_of_deep_lists(rows, dtype, token_dim)
         return cells_of_lists(rows, dtype)
-    return _cells_of_mixed_rows(rows, dtype, dim)
+    return _cast_each_row(rows, dtype, token_dim)
 
 
-def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
+def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[RowKind]:
     """The kinds of rows of these types; most columns need no call of `kind_of_row`."""
     if types <= _LIST_OR_TUPLE:
         first = rows[0] or next((row for row in rows if row), (None,))
@@ -190,44 +196,44 @@ def _kinds_of(rows: Sequence[Any], types: Set[type]) -> set[str]:
         if {type(row[0]) for row in rows if row} in _ITEMS_OF_OBJECTS:
             return {OBJECT_ROW}
     if types <= KIND_OF_TYPE.keys():
-        return {KIND_OF_TYPE[kind] for kind in types}
+        return {KIND_OF_TYPE[row_type] for row_type in types}
     return set(map(kind_of_row, rows))
 
 
-def _cells_of_arrays(
+def _join_and_cast(
     rows: Sequence[Any],
     parts: Sequence[Any],  # a `readable_array` of each row
     dtypes: Sequence[str],  # of the rows
     dtype: str | None,
     copied: bool,
-    dim: int,
+    token_dim: int,
 ) -> RowCells:
-    """The cells of arrays and tensors, which are joined and then cast together."""
+    """The cells of arrays and tensors: joined, then cast together if the caller names a dtype."""
     if dtype is not None and len(set(dtypes)) > 1:
-        return _cells_of_mixed_rows(rows, dtype, dim)
-    joined = join_arrays(parts, dtypes, copied, dim)
-    return joined if dtype in (None, joined.dtype) else cast_cells(joined, dtype, dim)
+        return _cast_each_row(rows, dtype, token_dim)
+    joined = join_arrays(parts, dtypes, copied, token_dim)
+    return joined if dtype in (None, joined.dtype) else cast_cells(joined, dtype, token_dim)
 
 
 # --- lists of arrays ---------------------------------------------------------------------------
 
 
-def _cells_with_arrays(
-    rows: Sequence[Any], dtype: str, copied: bool, dim: int, levels: int
+def _stack_lists_of_arrays(
+    rows: Sequence[Any], dtype: str, copied: bool, token_dim: int, levels: int
 ) -> RowCells:
-    """The cells of rows of which some may be lists of arrays, or lists of such lists."""
-    made: Any
+    """The cells of rows, of which lists of arrays, and lists of such lists, become arrays."""
+    cells: Any
     try:
-        made = _cells_or_objects(rows, dtype, copied, dim)
+        cells = _general_rule(rows, dtype, copied, token_dim)
     except JagcodecError:  # look for such lists only here: they are rare
         if not (levels and any(map(_is_list_of_arrays, rows))):
             raise
         stacked = [
-            _stacked(row, i, dtype, levels - 1) if _is_list_of_arrays(row) else row
+            _stack(row, i, dtype, levels - 1) if _is_list_of_arrays(row) else row
             for i, row in enumerate(rows)
         ]
-        made = _cells_or_objects(stacked, dtype, False, dim)
-    return made  # type: ignore[no-any-return]
+        cells = _general_rule(stacked, dtype, False, token_dim)
+    return cells  # type: ignore[no-any-return]
 
 
 def _is_list_of_arrays(row: Any) -> bool:
@@ -242,12 +248,12 @@ def _is_list_of_arrays(row: Any) -> bool:
     return False
 
 
-def _stacked(row: Any, i: int, dtype: str, levels: int) -> Any:
+def _stack(row: Any, i: int, dtype: str, levels: int) -> Any:
     """Row `i`, a list of arrays of one shape, as one array or tensor with these cells."""
     items: Any = items_of_list(row)
     joined = join_quickly(items, set(map(type, items)))
     if joined is not None:
-        return _split_in_tokens(joined, f", row {i}")
+        return _with_token_dim(joined, f", row {i}")
     if not any(is_array(item) or items_of_list(item) is not None for item in items):
         return items  # an array of objects that are numbers
     shapes = [tuple(x.shape) if has_dtype(x) else None for x in items]
@@ -259,17 +265,18 @@ def _stacked(row: Any, i: int, dtype: str, levels: int) -> Any:
         if item is None:  # a cell, not a row, which could be empty
             raise none_among_numbers({dtype}, f", row {i}, cell {j}")
     try:
-        made = _cells_with_arrays(items, dtype, True, 0, levels)
+        cells = _stack_lists_of_arrays(items, dtype, True, 0, levels)
     except JagcodecError as error:
+        # What the error calls a row is a cell of row `i`.
         cell = error.path.partition(", row ")[2].partition(",")[0]
         place = f", row {i}, cell {cell}" if cell else f", row {i}"
         raise type(error)(error.reason, place, error.detail) from None
-    return _split_in_tokens(made, f", row {i}")
+    return _with_token_dim(cells, f", row {i}")
 
 
-def _split_in_tokens(made: RowCells, place: str) -> Any:
+def _with_token_dim(cells: RowCells, place: str) -> Any:
     """The cells of the tokens of a row, which have one length, with a dim of tokens in front."""
-    values, lengths, dtype = made.data, made.lengths, made.dtype
+    values, lengths, dtype = cells.data, cells.lengths, cells.dtype
     if STORED_DTYPES[dtype].name != dtype:  # or its words would be read as numbers
         values = cells_tensors().tensor_of(values, dtype)
     if lengths is None:
@@ -289,35 +296,35 @@ def _split_in_tokens(made: RowCells, place: str) -> Any:
 # --- rows of several kinds or dtypes -----------------------------------------------------------
 
 
-def _cells_of_mixed_rows(rows: Sequence[Any], dtype: str | None, dim: int) -> RowCells:
+def _cast_each_row(rows: Sequence[Any], dtype: str | None, token_dim: int) -> RowCells:
     """Rows of several kinds or dtypes, cast one by one."""
     kinds = list(map(kind_of_row, rows))
     if dtype is None:
         dtype = dtype_of_rows(rows)
-    first = next(i for i, kind in enumerate(kinds) if kind is not BLANK_ROW)
-    model = _cells_of_row(rows[first], first, dtype, dim)
+    first = next(i for i, kind in enumerate(kinds) if kind != BLANK_ROW)
+    model = _cast_row(rows[first], first, dtype, token_dim)
     # A row without tokens, whose other dims fit those of the first row.
-    blank = model.data[(slice(None),) * (dim if model.lengths else 0) + (slice(0),)]
+    blank = model.data[(slice(None),) * (token_dim if model.lengths else 0) + (slice(0),)]
     parts = []
     for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
         values = blank
-        if kind is not BLANK_ROW or len(row):
-            cells = _cells_of_row(row, i, model.dtype, dim)
+        if kind != BLANK_ROW or len(row):
+            cells = _cast_row(row, i, model.dtype, token_dim)
             values = cells.data.reshape(()) if cells.lengths is None else cells.data
         # Lists without numbers do not show the dims after their tokens.
-        is_blank = kind is BLANK_ROW and values.shape == blank.shape[: dim + 1]
+        is_blank = kind == BLANK_ROW and values.shape == blank.shape[: token_dim + 1]
         parts.append(blank if is_blank else values)
-    return join_arrays(parts, [model.dtype] * len(parts), False, dim)
+    return join_arrays(parts, [model.dtype] * len(parts), False, token_dim)
 
 
-def _cells_of_row(row: Any, i: int, dtype: str | None, dim: int) -> RowCells:
+def _cast_row(row: Any, i: int, dtype: str | None, token_dim: int) -> RowCells:
     """The cells of one row, which errors call row `i`."""
     try:
-        made: Any = _cells_or_objects([row], dtype, True, dim)
+        cells: Any = _general_rule([row], dtype, True, token_dim)
     except JagcodecError as error:
         place = f", row {i}{error.path.removeprefix(', row 0')}"
         raise type(error)(error.reason, place, error.detail) from None
-    return made  # type: ignore[no-any-return]
+    return cells  # type: ignore[no-any-return]
 
 
 # --- errors ------------------------------------------------------------------------------------
@@ -330,4 +337,4 @@ def error_at_column(
     place, detail = error.path, error.detail
     if not of_rows:
         place, detail = place.removeprefix(", row 0"), detail.removesuffix(OR_OBJECTS)
-    return naming_column(type(error)(error.reason, path + place, detail), name)
+    return with_name_in_remedy(type(error)(error.reason, path + place, detail), name)

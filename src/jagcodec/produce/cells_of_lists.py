@@ -1,4 +1,8 @@
-"""Lists of numbers as cells, or of lists of equal lengths of numbers."""
+"""Lists of numbers, or of lists of equal lengths of numbers, as cells.
+
+`cells_of_lists` is for lists whose tokens are their items; `cells_of_deep_lists` for lists whose
+tokens are along a later dim. `cells` calls them.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +52,16 @@ def cells_of_lists(rows: Sequence[Any], dtype: str | None) -> RowCells:
     flat = rows
     while isinstance(first, (list, tuple)):
         shape = (*shape, len(first))
-        bad = _first_unequal_item(flat, shape[-1])
-        if bad is not None:
-            raise _unequal_lists(rows, flat, shape, *bad, dtype)
+        place = _first_unequal_item(flat, shape[-1])
+        if place is not None:
+            raise _unequal_lists(rows, flat, shape, *place, dtype)
         flat, first = [list(chain.from_iterable(row)) for row in flat], first_item(first)
     cell = math.prod(shape)
     sizes = tuple(length * cell for length in lengths) if shape else lengths
-    values, found = cells_of_numbers(flat, sizes, dtype, cell)
-    return RowCells(values.reshape(sum(lengths), *shape) if shape else values, lengths, found)
+    values, cell_dtype = cells_of_numbers(flat, sizes, dtype, cell)
+    if shape:
+        values = values.reshape(sum(lengths), *shape)
+    return RowCells(values, lengths, cell_dtype)
 
 
 def cells_of_numbers(
@@ -63,9 +69,9 @@ def cells_of_numbers(
 ) -> tuple[Any, str]:
     """`fill_cells`, and the dtype: that of the numbers if none is given."""
     if dtype is None:
-        made = cells_of_python(rows)
-        if made is not None and made.lengths == sizes:
-            return made.data, made.dtype
+        cells = cells_of_python(rows)
+        if cells is not None and cells.lengths == sizes:
+            return cells.data, cells.dtype
         located = (
             LocatedItem(place_of(i, at, cell), type_of_item(item), item)
             for i, row in enumerate(rows)
@@ -98,7 +104,7 @@ def _unequal_lists(
     index: int,
     dtype: str | None,
 ) -> JagcodecError:
-    """The error for an item that is not a list like the others."""
+    """The error for an item that is not a list like the others; or raises that of a cell before."""
     item, cell = flat[row][index], index // math.prod(shape[:-1])
     before = [*rows[:row], rows[row][:cell]]
     if any(map(len, before)):
@@ -120,46 +126,51 @@ def _length_of_items(row: Sequence[Any]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-# --- lists of numbers, with tokens along a later dim -------------------------------------------
+# --- with tokens along a later dim -------------------------------------------------------------
 
 
-def cells_of_deep_lists(rows: Sequence[Any], dtype: str | None, dim: int) -> RowCells:
-    """The cells of lists whose tokens are along their dim `dim`, which is not 0."""
-    transposed = [_transposed(row, dim, i) for i, row in enumerate(rows)]
+def cells_of_deep_lists(rows: Sequence[Any], dtype: str | None, token_dim: int) -> RowCells:
+    """The cells of lists whose tokens are along their dim `token_dim`, which is not 0."""
+    transposed = [_transposed(row, token_dim, i) for i, row in enumerate(rows)]
     outer: tuple[int, ...] = ()
     for i, row in enumerate(rows):
-        found = _lengths_before_dim(row, dim)
-        if outer and found and found != outer:
+        lengths = _lengths_before_dim(row, token_dim)
+        if outer and lengths and lengths != outer:
             detail = (
                 f"expected shape {ragged_shape_text(outer)} like rows before, found {brief(row)}"
             )
             raise ArgumentError("bad_shape", f", row {i}", detail)
-        outer = found or outer
-    made = cells_of_lists(transposed, dtype)
-    values = made.data
+        outer = lengths or outer
+    cells = cells_of_lists(transposed, dtype)
+    values = cells.data
     if not len(values):
         values = values.reshape(*outer, 0)
     else:
-        values = np.ascontiguousarray(np.moveaxis(values, 0, dim))
-    return RowCells(values, made.lengths, made.dtype)
+        values = np.ascontiguousarray(np.moveaxis(values, 0, token_dim))
+    return RowCells(values, cells.lengths, cells.dtype)
 
 
-def _transposed(row: Any, dim: int, i: int) -> Sequence[Any]:
-    """Row `i`, nested lists, with its dim `dim` moved to the front."""
+def _transposed(row: Any, token_dim: int, i: int) -> Sequence[Any]:
+    """Row `i`, or a list in it, as nested lists with the dim of tokens moved to the front.
+
+    `token_dim` counts from the dim of `row`.
+    """
     if isinstance(row, (list, tuple)):
-        items = [_transposed(item, dim - 1, i) for item in row] if dim else row
-        if not dim or len(set(map(len, items))) < 2:
-            return list(map(list, zip(*items, strict=True))) if dim else row
+        if not token_dim:
+            return row
+        items = [_transposed(item, token_dim - 1, i) for item in row]
+        if len(set(map(len, items))) < 2:
+            return list(map(list, zip(*items, strict=True)))
     detail = f"expected lists of one length, in which the tokens are, found {brief(row)}"
     if row is None:
         raise ArgumentTypeError("bad_type", f", row {i}", detail + OR_OBJECTS)
     raise ArgumentError("bad_shape", f", row {i}", detail)
 
 
-def _lengths_before_dim(row: Any, dim: int) -> tuple[int, ...]:
-    """How many items nested lists have in each dim before `dim`; () for an empty list."""
+def _lengths_before_dim(row: Any, token_dim: int) -> tuple[int, ...]:
+    """How many items nested lists have in each dim before `token_dim`; () for an empty list."""
     sizes = []
-    for _ in range(dim if len(row) else 0):
+    for _ in range(token_dim if len(row) else 0):
         sizes.append(len(row))
         row = row[0] if len(row) else row
     return tuple(sizes)

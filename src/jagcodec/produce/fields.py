@@ -35,7 +35,7 @@ from jagcodec.produce.warnings import (
     FEW_CELLS,
     MISSING_CELL,
     warn_of_leftovers,
-    warn_of_narrow,
+    warn_of_missing_cells,
     warn_of_rectangle,
     warn_of_width,
 )
@@ -184,37 +184,38 @@ def _checked_columns(
     strict: bool,
 ) -> Columns:
     """The columns, which all have N rows. Those that become jagged are views of their rows."""
-    given = {
+    leaves = {
         name: column
         if isinstance(column, torch.Tensor)
         else _as_column(column, f"{where}({name!r})")
         for name, column in named_columns(fields, f"{where}(fields)").items()
     }
     strict = flag_of(strict, f"{where}(strict)")
-    rule = _read_rule(given, lengths, token_aligned_fields, mask, where, strict)
+    rule = _read_rule(leaves, lengths, token_aligned_fields, mask, where, strict)
     row_splits, makes_jagged = rule.row_splits, rule.makes_jagged
     rows = None if row_splits is None else row_splits.rows
     columns: dict[str, Any] = {}
     jagged: dict[str, Any] = {}  # rectangles that become jagged, for the checks of their pads
     has_wide_rectangle = False
-    arrays = plain_arrays(given.values())
-    for (name, column), array in zip(given.items(), arrays, strict=True):
+    arrays = plain_arrays(leaves.values())
+    for (name, column), array in zip(leaves.items(), arrays, strict=True):
         shape: tuple[int, ...] = () if array is None else array.shape
         if not shape or shape[0] != rows:
             rows = _common_row_count(column, rows, f"{where}({name!r})")
             shape = tuple(column.shape) if _is_rectangle(column) else ()
-        columns[name] = cells = column if array is None else array
-        if len(shape) < 2:
-            continue
-        if row_splits is None or not makes_jagged(name, shape[1]):
+        cells = column if array is None else array
+        if len(shape) < 2:  # one value per row
+            columns[name] = cells
+        elif row_splits is None or not makes_jagged(name, shape[1]):
+            columns[name] = cells
             rule.check_left_out(name, shape, where, strict)
-            has_wide_rectangle |= shape[1] > rule.most_width > 0
-            continue
-        # `check_constant_pads` reads tensors, `first_unpadded` is faster with arrays.
-        jagged[name] = column if strict else cells
-        rectangle = column.detach() if array is None else column
-        view = rows_of_rectangle(rectangle, row_splits, where, array)
-        columns[name] = view if rule.mask is None else rule.mask.rows_in(view)
+            has_wide_rectangle |= rule.is_too_wide(shape[1])
+        else:
+            # `check_constant_pads` reads tensors, `first_unpadded` is faster with arrays.
+            jagged[name] = column if strict else cells
+            rectangle = column.detach() if array is None else column
+            view = rows_of_rectangle(rectangle, row_splits, where, array)
+            columns[name] = view if rule.mask is None else rule.mask.rows_in(view)
     if row_splits is not None and jagged:
         if strict:
             check_constant_pads(jagged, row_splits, rule.mask, where)
@@ -246,12 +247,13 @@ def _as_column(column: Any, path: str) -> Any:
         is_unbatched_payload = True
     elif isinstance(holder, (Packed, Unbatched, Open)) or holder.is_batch:
         return leaf_of_column(column, path)
-    found = described(column) + (" without batch dims" if is_unbatched_payload else "")
+    description = described(column) + (" without batch dims" if is_unbatched_payload else "")
     detail = (
         "expected a tensor, an array, a list of strings, bytes, dicts and other objects, a "
-        f"PackedColumn, a batch, or payloads of a TensorDict, found {found}; use torch.tensor or "
-        "stack_or_nest for cells, encode_rows for rows, numpy.empty(N, dtype=object) for objects, "
-        "and meta= of encode_fields for what belongs to the whole batch"
+        f"PackedColumn, a batch, or payloads of a TensorDict, found {description}; use "
+        "torch.tensor or stack_or_nest for cells, encode_rows for rows, "
+        "numpy.empty(N, dtype=object) for objects, and meta= of encode_fields for what "
+        "belongs to the whole batch"
     )
     raise ArgumentTypeError("bad_type", path, detail)
 
@@ -260,7 +262,7 @@ def _holds_only_objects(items: list[Any]) -> bool:
     """Whether a list can only hold objects. Cells are refused: they may be padded, or rows."""
     if any(item is None for item in items):  # arrays next to None cannot be cells
         items = [item for item in items if not isinstance(item, (np.ndarray, torch.Tensor))]
-    has_tensor = any(issubclass(kind, torch.Tensor) for kind in set(map(type, items)))
+    has_tensor = any(issubclass(item_type, torch.Tensor) for item_type in set(map(type, items)))
     return not has_tensor and are_objects(items)
 
 
@@ -270,10 +272,12 @@ def _common_row_count(column: Any, rows: int | None, path: str) -> int | None:
         check_rectangle(column, path)
         if column.dim() == 0:
             raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
-    found = row_count(column, path)
-    if found is None or rows in (None, found):
-        return rows if found is None else found
-    detail = f"expected {rows} rows, as the lengths or the other columns have, found {found}"
+    count = row_count(column, path)
+    if count is None:
+        return rows
+    if rows in (None, count):
+        return count
+    detail = f"expected {rows} rows, as the lengths or the other columns have, found {count}"
     raise ArgumentError("row_mismatch", path, detail)
 
 
@@ -299,12 +303,16 @@ class _JaggedRule(NamedTuple):
         fits_name = self.names is None or name in self.names
         return fits_name and self.least_width <= width <= self.most_width
 
+    def is_too_wide(self, width: int) -> bool:
+        """Whether a rectangle (N, width, ...) is wider than those that become jagged."""
+        return width > self.most_width > 0
+
     def check_left_out(self, name: str, shape: tuple[int, ...], where: str, strict: bool) -> None:
         """Raise or warn if a rectangle that stays one was probably meant to become jagged."""
         path = f"{where}({name!r})"
         if self.names is None:
             if self.least_width - FEW_CELLS <= shape[1] < self.least_width:
-                warn_of_narrow(path)
+                warn_of_missing_cells(path)
         elif name in self.names:
             if strict:
                 raise self._misfit_error(shape, path)
@@ -336,20 +344,20 @@ def _read_rule(
 ) -> _JaggedRule:
     """The rule that the arguments give: by `lengths`, by a `mask`, or by neither."""
     row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
-    found = None
+    row_mask = None
     if mask is not None:
         if row_splits is not None:
             detail = "expected lengths or a mask, found both; pass one"
             raise ArgumentError("conflict", f"{where}(mask)", detail)
-        found = read_mask(mask, fields, where)
+        row_mask = read_mask(mask, fields, where)
     names = None
     if token_aligned_fields is not None:
         names = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
         if strict:
             check_known(names, fields.keys(), f"{where}(token_aligned_fields)")
-    if found is not None:
-        width = found.valid.shape[1]
-        return _JaggedRule(found.row_splits, found, names, width, width)
+    if row_mask is not None:
+        width = row_mask.valid.shape[1]
+        return _JaggedRule(row_mask.row_splits, row_mask, names, width, width)
     if row_splits is None:
         return _JaggedRule(None, None, names, 0, 0)
     # Named columns are packed as by `pack_per_token_field`, others as by `maybe_pack_jagged`.

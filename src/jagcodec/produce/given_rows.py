@@ -49,15 +49,15 @@ class GivenColumns(NamedTuple):
 
     rows: int  # N
     columns: Mapping[str, Sequence[Any]]  # name to N rows; or to a batch of N rows
-    jagged_dims: Mapping[str, int]  # name to the ragged dim, of columns that are jagged tensors
+    dims_of_rows: Mapping[str, int]  # name to the ragged dim, of columns that are jagged tensors
 
 
 def collect_columns(rows: Any, dtypes: Any, where: str) -> GivenColumns:
     """Samples, or rows that are given by column, as columns; `dtypes` names those of no rows."""
     if type(rows) is list:
-        found = _columns_of_dicts(rows, f"{where}(rows), row 0")
-        if found is not None:
-            return GivenColumns(len(rows), found, {})
+        of_dicts = _columns_of_dicts(rows, f"{where}(rows), row 0")
+        if of_dicts is not None:
+            return GivenColumns(len(rows), of_dicts, {})
     if isinstance(rows, Mapping):
         return _read_columns(rows, where)
     if isinstance(rows, np.ndarray):
@@ -94,13 +94,13 @@ def _other_names(
     """The error for a sample that does not have the names of the first one."""
     name = min(first.keys() ^ row.keys(), key=brief)
     lacks = name in first
-    found = f"found a sample {'without' if lacks else 'with'} {brief(name)}"
+    sample = f"a sample {'without' if lacks else 'with'} {brief(name)}"
     value = (first if lacks else row)[name]
     empty = "None" if kind_of_row(value) == OBJECT_ROW else "a number of the same type"
     if has_length(value):
         empty = "[] for an empty row"
     remedy = f"pass it in every sample, in {'this one' if lacks else 'row 0'} as {empty}"
-    detail = f"expected the names of row 0, {found}; {remedy}"
+    detail = f"expected the names of row 0, found {sample}; {remedy}"
     return ArgumentKeyError("no_such_field", f"{where}({brief(name)}), row {i}", detail)
 
 
@@ -122,18 +122,18 @@ def _columns_of_dicts(rows: list[Any], path: str) -> dict[str, tuple[Any, ...]] 
 def _read_columns(rows: Mapping[Any, Any], where: str) -> GivenColumns:
     """`collect_columns` for rows that are given by column."""
     columns: dict[str, Any] = {}
-    jagged_dims: dict[str, int] = {}
+    dims_of_rows: dict[str, int] = {}
     count = 0
     for name, column in named_columns(rows, f"{where}(rows)").items():
         path = f"{where}({name!r})"
-        found, dim = _rows_as_sequence(column, path)
+        column_rows, dim = _rows_as_sequence(column, path)
         if dim is not None:
-            jagged_dims[name] = dim
-        if columns and len(found) != count:
-            detail = f"expected {count} rows like {next(iter(columns))!r}, found {len(found)}"
+            dims_of_rows[name] = dim
+        if columns and len(column_rows) != count:
+            detail = f"expected {count} rows like {next(iter(columns))!r}, found {len(column_rows)}"
             raise ArgumentError("row_mismatch", path, detail)
-        columns[name], count = found, len(found)
-    return GivenColumns(count, columns, jagged_dims)
+        columns[name], count = column_rows, len(column_rows)
+    return GivenColumns(count, columns, dims_of_rows)
 
 
 def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
@@ -145,9 +145,9 @@ def _rows_as_sequence(column: Any, path: str) -> tuple[Any, int | None]:
         if column.ndim:
             return list(column), None
     elif isinstance(column, (dict, tensor_type())) or "tensordict" in sys.modules:
-        found: Any = module_with_torch("produce.rows_tensors", path).rows_of_column(column, path)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        both: Any = module_with_torch("produce.rows_tensors", path).rows_of_column(column, path)
+        if both is not None:
+            return both  # type: ignore[no-any-return]
     if isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
         return items_of(column, path, "a list"), None
     detail = f"expected a list, tuple, array or tensor of N rows, found {describe(column)}{_REMEDY}"
@@ -235,8 +235,8 @@ def check_same_lengths(
             rows = "Python objects" if isinstance(columns[name], list) else "one number per row"
             detail = f"expected columns of sequences, found {rows} in {name!r}"
             raise ArgumentTypeError("bad_type", path, detail)
-        first, found = lengths[named[0]], lengths[name]
-        if found != first:
-            row = next(i for i, length in enumerate(first) if length != found[i])
-            detail = f"expected length {first[row]} like {named[0]!r}, found {found[row]}"
+        first, these = lengths[named[0]], lengths[name]
+        if these != first:
+            row = next(i for i, length in enumerate(first) if length != these[i])
+            detail = f"expected length {first[row]} like {named[0]!r}, found {these[row]}"
             raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)

@@ -1,4 +1,7 @@
-"""`GrowingColumn`: a per-token column of a `RowBuilder`, and `Chunk`, which it takes in."""
+"""`GrowingColumn`: a per-token column of a `RowBuilder`; and `Chunk`, what one `append` adds.
+
+What the column has shown of its dtype comes first, then its tokens, then its shape.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ CellArray = npt.NDArray[Any]
 class GrowingColumn:
     """A per-token column: chunks of cells, and what they have shown of their dtype and shape.
 
-    Methods that change the dtype or the shape return a new column; `cut` and `joined` change this
-    one.
+    Methods that change the dtype or the shape return a new column; `cut` and `join_chunks` change
+    this one. Pickles of a `RowBuilder` name the fields.
     """
 
     dim: int = 0  # the dim of a chunk along which its tokens are
@@ -47,9 +50,8 @@ class GrowingColumn:
     dtype: str | None = None  # None until a number decides it
     dtype_is_fixed: bool = False  # whether `dtypes` or a message decided the dtype
     types: frozenset[Any] = frozenset()  # of the numbers so far, unless the dtype is fixed
-    stored: str | None = (
-        None  # the dtype of the chunks: Python's floats are float64, as one may follow
-    )
+    # The dtype of the chunks. It is float64 for Python's floats, because a float64 may follow.
+    stored: str | None = None
     tokens: int = 0
     chunks: list[CellArray] = field(default_factory=list)  # none of them is empty
 
@@ -58,8 +60,8 @@ class GrowingColumn:
         """The dim of the chunks along which the tokens are."""
         return 0 if self.is_flat else self.dim
 
-    def joined(self) -> CellArray:
-        """All cells as they are stored; joins the chunks into one."""
+    def join_chunks(self) -> CellArray:
+        """Make one chunk of all, and return it: the cells as they are stored."""
         if not self.chunks:
             # Without numbers the dtype is float32, as in torch.tensor([]).
             stored = self.stored or self.dtype or "float32"
@@ -70,32 +72,35 @@ class GrowingColumn:
 
     def whole(self) -> RowCells:
         """A copy of all cells."""
-        joined, dtype = self.joined(), self.dtype or self.stored or "float32"
+        stored, dtype = self.join_chunks(), self.dtype or self.stored or "float32"
         with np.errstate(all="ignore"):  # a NaN may warn
-            cells = joined.astype(STORED_DTYPES[dtype], order="C")
+            cells = stored.astype(STORED_DTYPES[dtype], order="C")
         return RowCells(cells, (self.tokens,), dtype)
 
     def with_types(self, types: Set[Any], chunk: Any) -> GrowingColumn:
         """The column, ready for a chunk of these types: its cells get the common dtype."""
-        if types <= self.types and not (self.dtype in NARROW and float in types):
+        # In a narrow dtype each Python float is checked: it must not be rounded.
+        has_narrow_floats = self.dtype in NARROW and float in types
+        if types <= self.types and not has_narrow_floats:
             return self
-        found = self.types | types
-        before = [LocatedItem("", kind, 0.0) for kind in self.types]
-        dtype = dtype_of_types(found, lambda: [*before, *located_numbers([chunk])])
-        stored = "float64" if float in found and found <= PYTHON_TYPES else dtype
-        column = replace(self, types=found, dtype=dtype, stored=stored)
+        all_types = self.types | types
+        before = [LocatedItem("", number_type, 0.0) for number_type in self.types]
+        dtype = dtype_of_types(all_types, lambda: [*before, *located_numbers([chunk])])
+        stored = "float64" if float in all_types and all_types <= PYTHON_TYPES else dtype
+        column = replace(self, types=all_types, dtype=dtype, stored=stored)
         if not self.chunks or dtype == self.dtype:
             return column
-        joined = self.joined()
-        made: Any = cells_of_rows([joined], dtype, dim=self.axis)
+        chunk_before = self.join_chunks()
+        cells: Any = cells_of_rows([chunk_before], dtype, token_dim=self.axis)
         if float in self.types and dtype in NARROW:
-            check_floats(joined.reshape(-1).astype(np.float64), dtype, lambda _: "")
-        cells = made.data if stored == dtype else joined.astype(STORED_DTYPES[stored])
-        return replace(column, chunks=[cells])
+            check_floats(chunk_before.reshape(-1).astype(np.float64), dtype, lambda _: "")
+        is_stored = stored == dtype
+        new_chunk = cells.data if is_stored else chunk_before.astype(STORED_DTYPES[stored])
+        return replace(column, chunks=[new_chunk])
 
-    def copied(self) -> GrowingColumn:
+    def with_copied_cells(self) -> GrowingColumn:
         """The column with a copy of its cells."""
-        return replace(self, chunks=[self.joined().copy(order="C")] if self.chunks else [])
+        return replace(self, chunks=[self.join_chunks().copy(order="C")] if self.chunks else [])
 
     def in_shape_of(self, cells: CellArray) -> GrowingColumn:
         """The column with tokens of the shape that a chunk shows; each number fills a token."""
@@ -103,7 +108,7 @@ class GrowingColumn:
             return self
         chunks = self.chunks
         if chunks:
-            numbers = self.joined().reshape(-1, *(1,) * (cells.ndim - self.dim - 1))
+            numbers = self.join_chunks().reshape(-1, *(1,) * (cells.ndim - self.dim - 1))
             chunks = [np.broadcast_to(numbers, self.shape_of(cells.shape, self.tokens)).copy()]
         return replace(self, chunks=chunks, is_flat=False)
 
@@ -115,10 +120,10 @@ class GrowingColumn:
                 self.shape = self.shape_of(last.shape, 0)
             self.tokens -= last.shape[self.axis]
             if self.tokens < tokens:
-                kept = last[(slice(None),) * self.axis + (slice(tokens - self.tokens),)]
-                memory: Any = kept.base
+                part = last[(slice(None),) * self.axis + (slice(tokens - self.tokens),)]
+                memory: Any = part.base
                 # Copy a small part, so that the rest of its memory is freed.
-                self.chunks.append(kept.copy() if 2 * kept.nbytes < memory.nbytes else kept)
+                self.chunks.append(part.copy() if 2 * part.nbytes < memory.nbytes else part)
                 self.tokens = tokens
 
     def shape_of(self, like: tuple[int, ...], tokens: int) -> tuple[int, ...]:
@@ -133,7 +138,7 @@ class GrowingColumn:
         """The shape of one token of cells of this shape."""
         return (*shape[: self.dim], *shape[self.dim + 1 :])
 
-    def filled(self, number: CellArray, tokens: int) -> CellArray:
+    def fill(self, number: CellArray, tokens: int) -> CellArray:
         """So many tokens whose cells all hold the number; plain numbers if the column is flat."""
         shape = (tokens,) if self.is_flat else self.shape_of(self.shape_so_far() or (0,), tokens)
         return np.full(shape, number, number.dtype)
@@ -145,20 +150,23 @@ class GrowingColumn:
             remedy = f"one, or pass dtypes={{{name!r}: a FieldSchema}}"
             raise ArgumentError("bad_shape", path, f"{detail} {remedy} to RowBuilder")
 
-    def check_chunk(self, made: RowCells) -> None:
+    def check_chunk(self, chunk: RowCells) -> None:
         """Refuse a chunk, or a number that fills one, that is not like those before."""
         shape = None if self.schema is None else self.schema.shape
         before = self.shape_so_far() if self.chunks or shape is None else None
         before = None if self.is_flat else before
-        if made.lengths and before is not None:
-            expected, found = self.cell_shape(before), self.cell_shape(made.dims)
-            if expected != found:
-                detail = f"expected tokens of shape {expected} like those before, found {found}"
+        if chunk.lengths and before is not None:
+            expected, cell_shape = self.cell_shape(before), self.cell_shape(chunk.dims)
+            if expected != cell_shape:
+                detail = (
+                    f"expected tokens of shape {expected} like those before, found {cell_shape}"
+                )
                 if expected == ():  # such as a prompt that a number filled
                     detail += "; to say their shape first, pass dtypes={...: a FieldSchema}"
                 raise ArgumentError("bad_shape", "", detail)
         if shape is not None:
-            chunk = made if made.lengths else RowCells(self.filled(made.data, 1), (1,), made.dtype)
+            if not chunk.lengths:  # one number
+                chunk = RowCells(self.fill(chunk.data, 1), (1,), chunk.dtype)
             check_row_shape(chunk, shape, self.dim + 1)
 
 

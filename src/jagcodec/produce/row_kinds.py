@@ -1,12 +1,16 @@
-"""What a row may be: its kind, the dtype of its cells, and the errors for a wrong kind."""
+"""What a row may be: its kind, the dtype of its cells, and the errors for a wrong kind.
+
+`kind_of_row` decides the kind. First come the dtypes and the kinds, then what decides a kind, then
+lists of arrays, which are objects unless the caller names a dtype, then the errors.
+"""
 
 from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -46,16 +50,24 @@ TORCH_ARRAY_DTYPES = set(IN_NUMPY.values())
 # The dtypes whose cells can be read as Python numbers.
 NUMBER_DTYPES = FILL_CODES.keys() | {d for d in TORCH_ITEMSIZES if d.startswith("float8_")}
 
-# A blank row is empty or holds only None. It fits any other kind.
-NUMBER_ROW, SEQUENCE_ROW, ARRAY_ROW, OBJECT_ROW = "number", "sequence", "array", "object"
-BLANK_ROW = "blank"
-KIND_OF_TYPE: dict[type, str] = {
+RowKind: TypeAlias = Literal["number", "sequence", "array", "object", "blank"]
+"""What one row is. An enum would be slower: sets of kinds hash each kind."""
+
+NUMBER_ROW: Final = "number"
+SEQUENCE_ROW: Final = "sequence"  # a list of numbers, or of lists of them
+ARRAY_ROW: Final = "array"  # an array or a tensor
+OBJECT_ROW: Final = "object"
+# A row that is empty or holds only None. It does not decide the kind of its column; its None is
+# still refused among numbers.
+BLANK_ROW: Final = "blank"
+
+KIND_OF_TYPE: dict[type, RowKind] = {
     **dict.fromkeys(DEFAULT_DTYPES, NUMBER_ROW),
     **dict.fromkeys((str, bytes, dict, type(None)), OBJECT_ROW),
 }
 """The kinds of rows that their type alone decides."""
 
-OBJECT_TYPES = frozenset(kind for kind, row in KIND_OF_TYPE.items() if row == OBJECT_ROW)
+OBJECT_TYPES = frozenset(type_ for type_, kind in KIND_OF_TYPE.items() if kind == OBJECT_ROW)
 """The types of rows that can only be objects."""
 
 
@@ -68,11 +80,11 @@ OR_OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
 """The remedy that fits every column."""
 
 
-def kind_of_row(row: Any) -> str:
+def kind_of_row(row: Any) -> RowKind:
     """The kind of one row. The first item of a list decides."""
-    known = KIND_OF_TYPE.get(type(row))
-    if known is not None:
-        return known
+    kind = KIND_OF_TYPE.get(type(row))
+    if kind is not None:
+        return kind
     if isinstance(row, (list, tuple, range, array)):
         first = row
         for _ in range(MAX_NDIM):  # a list may contain itself
@@ -83,24 +95,24 @@ def kind_of_row(row: Any) -> str:
                 return _kind_of_list(row, first)
         return OBJECT_ROW
     if isinstance(row, (np.ndarray, np.generic)):
-        plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
-        plain = plain and row.dtype.newbyteorder("=") in TORCH_ARRAY_DTYPES
+        is_plain = type(row) in ARRAY_TYPES or isinstance(row, np.generic)
+        has_cells = is_plain and row.dtype.newbyteorder("=") in TORCH_ARRAY_DTYPES
     elif isinstance(row, tensor_type()):
-        plain = cells_tensors().has_dense_cells(row)
+        has_cells = cells_tensors().has_dense_cells(row)
     else:
         return NUMBER_ROW if isinstance(row, (int, float)) else OBJECT_ROW
-    return ARRAY_ROW if plain else OBJECT_ROW
+    return ARRAY_ROW if has_cells else OBJECT_ROW
 
 
-def are_objects(rows: Iterable[Any]) -> bool:
+def are_objects(rows: Collection[Any]) -> bool:
     """Whether rows can only be Python objects. Without rows, they can."""
-    kinds = {KIND_OF_TYPE.get(kind, kind) for kind in set(map(type, rows))}
-    if not kinds <= {OBJECT_ROW}:  # read the rows
-        kinds = set(map(kind_of_row, rows))
-    return (OBJECT_ROW in kinds and kinds <= {OBJECT_ROW, BLANK_ROW}) or not kinds
+    if OBJECT_TYPES.issuperset(map(type, rows)):  # no need to read them
+        return True
+    kinds = set(map(kind_of_row, rows))
+    return OBJECT_ROW in kinds and kinds <= {OBJECT_ROW, BLANK_ROW}
 
 
-def _kind_of_list(row: Iterable[Any], first: Any) -> str:
+def _kind_of_list(row: Iterable[Any], first: Any) -> RowKind:
     """The kind of a list whose first item, or that of its first lists, is not a list."""
     if plain_number(first) is not None:
         return SEQUENCE_ROW
@@ -110,11 +122,16 @@ def _kind_of_list(row: Iterable[Any], first: Any) -> str:
 
 def _has_number_or_list(items: Sequence[Any]) -> bool:
     """Whether an item is a number or a list; an array with dims is neither."""
-    with_dims = (np.ndarray, tensor_type())
-    kinds = {kind for kind in set(map(type, items)) if not issubclass(kind, with_dims)}
-    samples = [next(item for item in items if type(item) is kind) for kind in kinds]
-    samples += [item for item in items if isinstance(item, with_dims) and not item.ndim]
+    array_types = (np.ndarray, tensor_type())
+    types = {each for each in set(map(type, items)) if not issubclass(each, array_types)}
+    samples = _first_of_each_type(items, types)
+    samples += [item for item in items if isinstance(item, array_types) and not item.ndim]
     return any(isinstance(x, (list, tuple)) or plain_number(x) is not None for x in samples)
+
+
+def _first_of_each_type(items: Sequence[Any], types: Iterable[type]) -> list[Any]:
+    """The first item of each of these types, all of which the items have."""
+    return [next(item for item in items if type(item) is each) for each in types]
 
 
 @cache
@@ -174,18 +191,19 @@ def are_equal_arrays(rows: Sequence[Any]) -> bool:
 
 def _forms(items: Sequence[Any], levels: int) -> set[Any]:
     """The dtypes and shapes of arrays, with the lengths of lists of them; {None} for others."""
-    kinds = set(map(type, items))
-    samples = [next(item for item in items if type(item) is kind) for kind in kinds]
+    types = set(map(type, items))
+    samples = _first_of_each_type(items, types)
     if any(items_of_list(sample) is not None for sample in samples):
         return {_form_of_list(item, levels) for item in items}
     if not all(map(is_array, samples)):
         return {None}
-    if kinds <= {range, array}:
+    if types <= {range, array}:
         return {(getattr(item, "typecode", "range"), len(item)) for item in items}
     return {(getattr(item, "dtype", None), getattr(item, "shape", None)) for item in items}
 
 
 def _form_of_list(item: Any, levels: int) -> Any:
+    """The length of a list, and the form of its items; None if they have no common form."""
     items = items_of_list(item)
     forms = _forms(items, levels - 1) if items and levels else {None}
     return None if len(forms) > 1 or None in forms else (len(items or ()), *forms)
@@ -197,7 +215,7 @@ def plain_number(item: Any) -> Any:
         return item
     try:
         if has_dtype(item):
-            if item.ndim or kind_of_row(item) is OBJECT_ROW:
+            if item.ndim or kind_of_row(item) == OBJECT_ROW:
                 return None
             if isinstance(item, tensor_type()) and dtype_name(item) not in NUMBER_DTYPES:
                 return None

@@ -125,8 +125,8 @@ def pack_rows(
         name: rows_tensors().view_of_cells(column) if type(column) is RowCells else column
         for name, column in columns.columns.items()
     }
-    made: TensorDict = tensordict_of(Columns(columns.rows, leaves), where)
-    return made
+    batch: TensorDict = tensordict_of(Columns(columns.rows, leaves), where)
+    return batch
 
 
 @untraced
@@ -197,49 +197,54 @@ def _checked_columns(
     Without `for_tensordict` they are for a message: cells may alias their rows, and what writes the
     message refuses tensors that cannot be read.
     """
-    count, given, jagged_dims = collect_columns(rows, dtypes, where)
-    options_of: dict[str, _ColumnOptions] = {}
-    if jagged_dims or dtypes is not None or ragged_dims is not None or rectangular is not _NO_NAMES:
-        options_of = _read_options(given, jagged_dims, dtypes, rectangular, ragged_dims, where)
-    lengths: dict[str, tuple[int, ...]] = {}
-    splits: dict[tuple[int, ...], RowSplits] = {}
+    count, rows_by_name, dims_of_rows = collect_columns(rows, dtypes, where)
+    options_by_name: dict[str, _ColumnOptions] = {}
+    has_options = dtypes is not None or ragged_dims is not None or rectangular is not _NO_NAMES
+    if has_options or dims_of_rows:
+        options_by_name = _read_options(
+            rows_by_name, dims_of_rows, dtypes, rectangular, ragged_dims, where
+        )
+    lengths: dict[str, tuple[int, ...]] = {}  # of the rows of columns of sequences
+    splits: dict[tuple[int, ...], RowSplits] = {}  # those of jagged columns, by their row lengths
     columns: dict[str, Any] = {}
-    are_lists = count > 0 and _LISTS.issuperset(map(type, given.values()))
+    are_lists = count > 0 and _LISTS.issuperset(map(type, rows_by_name.values()))
     options = _NO_OPTIONS
-    for name, column in given.items():
-        if options_of:
-            options = options_of.get(name, _NO_OPTIONS)
+    for name, rows_of_column in rows_by_name.items():
+        if options_by_name:
+            options = options_by_name.get(name, _NO_OPTIONS)
         try:
             if are_lists and options is _NO_OPTIONS:  # most columns
-                made: Any = cells_of_rows(column, copied=for_tensordict)
+                column: Any = cells_of_rows(rows_of_column, copied=for_tensordict)
             else:
-                made = _made_column(column, options, count, copied=for_tensordict)
+                column = _make_column(rows_of_column, options, count, copied=for_tensordict)
         except JagcodecError as error:
             raise error_at_column(error, f"{where}({name!r})", name) from None
-        columns[name] = made
-        if type(made) is RowCells:
-            if made.lengths is not None:
-                lengths[name] = made.lengths
+        columns[name] = column
+        if type(column) is RowCells:
+            if column.lengths is not None:
+                lengths[name] = column.lengths
                 if not options.is_rectangular:
-                    made.splits = _shared_splits(made.lengths, splits)
-                    made.ragged_dim = options.ragged_dim
-            if type(made.data) is not np.ndarray:
-                columns[name] = rows_tensors().view_of_cells(made)
-        elif type(made) is list and options.schema.kind != "object":
-            _warn_of_equal_arrays(made, where, name)
+                    _make_jagged(column, options.ragged_dim, splits)
+            if type(column.data) is not np.ndarray:
+                columns[name] = rows_tensors().view_of_cells(column)
+        elif type(column) is list and options.schema.kind != "object":
+            _warn_of_equal_arrays(column, where, name)
             if for_tensordict:
-                rows_tensors().check_tensors(made, f"{where}({name!r})")
+                rows_tensors().check_tensors(column, f"{where}({name!r})")
     if same_length is not _NO_NAMES:
         check_same_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
-def _shared_splits(lengths: tuple[int, ...], splits: dict[tuple[int, ...], RowSplits]) -> RowSplits:
-    """The row splits of these lengths, which columns of equal lengths share."""
-    shared = splits.get(lengths)
-    if shared is None:
-        shared = splits[lengths] = RowSplits.from_counts(lengths)
-    return shared
+def _make_jagged(cells: RowCells, ragged_dim: int, splits: dict[Any, RowSplits]) -> None:
+    """Give cells their ragged dim, and the row splits that columns of equal row lengths share.
+
+    `splits` has those of the columns before, by their row lengths.
+    """
+    cells.ragged_dim = ragged_dim
+    cells.splits = splits.get(cells.lengths)
+    if cells.splits is None:
+        cells.splits = splits[cells.lengths] = RowSplits.from_counts(cells.lengths or ())
 
 
 def _warn_of_equal_arrays(rows: Sequence[Any], where: str, name: str) -> None:
@@ -252,30 +257,32 @@ def _warn_of_equal_arrays(rows: Sequence[Any], where: str, name: str) -> None:
 
 
 def _read_options(
-    given: Mapping[str, Any],
-    jagged_dims: Mapping[str, int],
+    columns: Mapping[str, Any],  # that the caller passes
+    dims_of_rows: Mapping[str, int],  # the ragged dims of columns that are jagged tensors
     dtypes: Any,
     rectangular: Any,
     ragged_dims: Any,
     where: str,
 ) -> dict[str, _ColumnOptions]:
-    """The options of each column that one of them names, or that is given as a jagged one."""
+    """The options of each column that one of them names, or that is a jagged tensor."""
     schema = {} if dtypes is None else read_dtypes(dtypes, f"{where}(dtypes)")
     if schema:
-        check_known(schema, given, f"{where}(dtypes)")
+        check_known(schema, columns, f"{where}(dtypes)")
     rectangles: Set[Any] = name_set(rectangular, f"{where}(rectangular)")
     if rectangles:
-        check_known(rectangles, given, f"{where}(rectangular)")
+        check_known(rectangles, columns, f"{where}(rectangular)")
     rectangles |= {name for name, field in schema.items() if _is_rectangle(field)}
-    named_dims: dict[str, int] = {}
+    dims_of_caller: dict[str, int] = {}
     if ragged_dims is not None:
-        named_dims = _read_named_dims(
-            ragged_dims, given, schema, rectangles, f"{where}(ragged_dims)"
-        )
-    dims = _agreed_dims(named_dims, jagged_dims, schema, rectangles, where)
+        path = f"{where}(ragged_dims)"
+        dims_of_caller = _read_dims(ragged_dims, columns, schema, rectangles, path)
+    dims = _agreed_dims(dims_of_caller, dims_of_rows, schema, rectangles, where)
     return {
         name: _ColumnOptions(
-            schema.get(name, ANY_FIELD), dims.get(name, 1), name in rectangles, name in named_dims
+            schema.get(name, ANY_FIELD),
+            dims.get(name, 1),
+            is_rectangular=name in rectangles,
+            has_named_dim=name in dims_of_caller,
         )
         for name in {**schema, **dims, **dict.fromkeys(rectangles)}
     }
@@ -291,13 +298,13 @@ def read_ragged_dims(
 ) -> dict[str, int]:
     """The ragged dims by name, from `ragged_dims` and a schema, of columns yet to be made."""
     path = f"{where}(ragged_dims)"
-    given = named_columns({} if ragged_dims is None else ragged_dims, path, "dims")
+    dims = named_columns({} if ragged_dims is None else ragged_dims, path, "dims")
     objects = {name for name, field in schema.items() if field.kind == "object"}
-    named_dims = _read_named_dims(given, given, schema, objects, path)
-    return _agreed_dims(named_dims, {}, schema, frozenset(), where)
+    dims_of_caller = _read_dims(dims, dims, schema, objects, path)
+    return _agreed_dims(dims_of_caller, {}, schema, frozenset(), where)
 
 
-def _read_named_dims(
+def _read_dims(
     ragged_dims: Any,
     columns: Mapping[str, Any],
     schema: Mapping[str, FieldSchema],
@@ -305,36 +312,36 @@ def _read_named_dims(
     path: str,
 ) -> dict[str, int]:
     """The dims that the argument `ragged_dims` names, after they are checked."""
-    given = mapping_of(ragged_dims, path, "a dict of names to dims")
-    check_known(given, columns, path)
-    named_dims = {}
-    for name, dim in given.items():
+    dims = mapping_of(ragged_dims, path, "a dict of names to dims")
+    check_known(dims, columns, path)
+    dims_of_caller = {}
+    for name, dim in dims.items():
         place, expected = f"{path}[{brief(name)}]", f"a dim of the column, 1 to {MAX_NDIM}"
-        named_dims[name] = whole_number(dim, 1, place, expected)
-        if named_dims[name] > MAX_NDIM:
+        dims_of_caller[name] = whole_number(dim, 1, place, expected)
+        if dims_of_caller[name] > MAX_NDIM:
             raise ArgumentError("bad_option", place, f"expected {expected}, found {brief(dim)}")
         if name in not_jagged or schema.get(name, ANY_FIELD).kind == "tensor":
             detail = "expected a jagged column, found one that rectangular= or dtypes= says is not"
             raise ArgumentError("conflict", place, detail)
-    return named_dims
+    return dims_of_caller
 
 
 def _agreed_dims(
-    named_dims: Mapping[str, int],
-    jagged_dims: Mapping[str, int],
+    dims_of_caller: Mapping[str, int],
+    dims_of_rows: Mapping[str, int],
     schema: Mapping[str, FieldSchema],
     rectangles: Set[str],
     where: str,
 ) -> dict[str, int]:
     """The ragged dims by name. The caller, the schema and jagged columns must agree on them."""
-    dims = dict(named_dims)
-    found = [
+    dims = dict(dims_of_caller)
+    others = [
         (name, ragged_dim_of(field), "dtypes=")
         for name, field in schema.items()
         if field.kind == "jagged"
     ]
-    found += [(name, dim, "the rows") for name, dim in jagged_dims.items()]
-    for name, dim, whose in found:
+    others += [(name, dim, "the rows") for name, dim in dims_of_rows.items()]
+    for name, dim, whose in others:
         if name not in rectangles and dims.setdefault(name, dim) != dim:
             detail = f"expected one ragged dim, found {dims[name]} and {dim} (by {whose})"
             raise ArgumentError("conflict", f"{where}({name!r})", detail)
@@ -344,7 +351,7 @@ def _agreed_dims(
 # --- one column --------------------------------------------------------------------------------
 
 
-def _made_column(column: Any, options: _ColumnOptions, count: int, *, copied: bool) -> Any:
+def _make_column(column: Any, options: _ColumnOptions, count: int, *, copied: bool) -> Any:
     """The cells of a column or the list of its objects, by its options; a batch unchanged."""
     schema, dim = options.schema, options.ragged_dim
     may_be_batch = type(column) not in _LISTS and "tensordict" in sys.modules
@@ -357,23 +364,23 @@ def _made_column(column: Any, options: _ColumnOptions, count: int, *, copied: bo
         return column
     if count:
         dtype = object if schema.kind == "object" else schema.dtype
-        made: Any = cells_of_rows(column, dtype, copied=copied, dim=dim - 1)
+        cells: Any = cells_of_rows(column, dtype, copied=copied, token_dim=dim - 1)
     else:
-        made = _without_rows(schema, dim)
+        cells = _column_without_rows(schema, dim)
     if options is _NO_OPTIONS:
-        return made
+        return cells
     if count and schema.shape is not None:
-        check_row_shape(made, schema.shape, dim)
-    if type(made) is RowCells and made.lengths is not None:
-        return _shaped(made, options)
+        check_row_shape(cells, schema.shape, dim)
+    if type(cells) is RowCells and cells.lengths is not None:
+        return _shape_tokens(cells, options)
     if options.has_named_dim:
-        found = "one number per row" if type(made) is RowCells else "Python objects"
-        detail = f"expected rows of cells, as ragged_dims= names the column, found {found}"
+        kind = "one number per row" if type(cells) is RowCells else "Python objects"
+        detail = f"expected rows of cells, as ragged_dims= names the column, found {kind}"
         raise ArgumentTypeError("bad_type", "", detail)
-    return made
+    return cells
 
 
-def _without_rows(schema: FieldSchema, dim: int) -> RowCells | list[Any]:
+def _column_without_rows(schema: FieldSchema, dim: int) -> RowCells | list[Any]:
     """A column without rows, made as its `FieldSchema` describes it."""
     if schema.kind == "object":
         return []
@@ -400,29 +407,29 @@ def shape_without_cells(schema: FieldSchema, dim: int) -> tuple[int, ...]:
     return tuple(sizes[min(dim, 1) :])  # type: ignore[arg-type]
 
 
-def check_row_shape(made: Any, shape: Sequence[int | None], dim: int) -> None:
+def check_row_shape(cells: Any, shape: Sequence[int | None], dim: int) -> None:
     """Refuse rows whose shape is not that of a `FieldSchema`; any number of tokens fits.
 
-    `made` is what `cells_of_rows` returned, and the tokens are the column's dim `dim`.
+    `cells` is what `cells_of_rows` returned, and the tokens are the column's dim `dim`.
     """
     wanted = [None if d == dim else size for d, size in enumerate(shape) if d]
     expected = f"expected rows of shape {wanted}, as its FieldSchema says"
-    if type(made) is not RowCells:
+    if type(cells) is not RowCells:
         raise ArgumentError("bad_shape", "", f"{expected}, found Python objects")
-    if made.lengths is None:
+    if cells.lengths is None:
         if wanted:
             raise ArgumentError("bad_shape", "", f"{expected}, found one number per row")
         return
-    found = [None if d == dim else size for d, size in enumerate(made.dims, start=1)]
-    if not sum(made.lengths):  # lists without numbers do not show the shape of their cells
-        wanted = wanted[: len(found)]
-    if not sizes_fit(wanted, found):
-        raise ArgumentError("bad_shape", "", f"{expected}, found {found}")
+    row_shape = [None if d == dim else size for d, size in enumerate(cells.dims, start=1)]
+    if not sum(cells.lengths):  # lists without numbers do not show the shape of their cells
+        wanted = wanted[: len(row_shape)]
+    if not sizes_fit(wanted, row_shape):
+        raise ArgumentError("bad_shape", "", f"{expected}, found {row_shape}")
 
 
-def _shaped(made: RowCells, options: _ColumnOptions) -> RowCells:
+def _shape_tokens(cells: RowCells, options: _ColumnOptions) -> RowCells:
     """The cells of rows of tokens in the shape that the options say."""
-    values, lengths = made.data, made.lengths or ()
+    values, lengths = cells.data, cells.lengths or ()
     schema, dim = options.schema, options.ragged_dim
     if not sum(lengths) and values.ndim < max(dim, len(schema.shape or ()) - 1):
         if schema.shape is None:
@@ -443,4 +450,4 @@ def _shaped(made: RowCells, options: _ColumnOptions) -> RowCells:
                 )
                 raise ArgumentError("bad_length", f", row {i}", detail)
         values = values.reshape(len(lengths), width, *values.shape[1:])
-    return RowCells(values, made.lengths, made.dtype)
+    return RowCells(values, cells.lengths, cells.dtype)

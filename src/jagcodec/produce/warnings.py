@@ -33,7 +33,7 @@ MISSING_CELL = "If it lacks the first token, pad it: torch.nn.functional.pad(x, 
 """What to do with log-probabilities of all tokens but the first."""
 
 
-def warn_of_narrow(path: str) -> None:
+def warn_of_missing_cells(path: str) -> None:
     """Warn of a column without a name that is almost as wide as those that are packed."""
     detail = (
         "stays rectangular, because it is a few cells narrower than the longest row or the mask: "

@@ -97,7 +97,7 @@ _SOURCE = "padding_tax(source)"
 def _is_open(source: Any) -> bool:
     """Whether it is a batch, and neither a message nor the lengths of rows."""
     holder = column_of(source)
-    return holder.has_columns or holder.own_objects() is not None
+    return holder.has_columns or holder.objects_to_send() is not None
 
 
 def _may_be_message(source: Any) -> bool:

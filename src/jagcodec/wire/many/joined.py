@@ -41,8 +41,8 @@ from jagcodec.columns.batch import (
     columns_in,
     combined_storage,
     leaves_of,
-    sent_inside,
     source_in,
+    to_send_inside,
     views_of,
 )
 from jagcodec.columns.column import as_leaf, column_of
@@ -53,7 +53,7 @@ from jagcodec.errors import (
     ArgumentTypeError,
     JagcodecError,
     WireFormatError,
-    naming_column,
+    with_name_in_remedy,
 )
 from jagcodec.memory.arrays import ByteArray, IntArray, object_array
 from jagcodec.memory.extents import check_extent
@@ -327,7 +327,7 @@ class JoinedRows(Source):
                 joined[name] = _joined_column(name, columns_of_parts, wanted.order, pool)
             except (ArgumentError, ArgumentTypeError) as error:
                 renumbered = _with_true_indices(error, [i for i, _ in wanted.rows_by_part])
-                raise naming_column(renumbered, name) from error.__cause__
+                raise with_name_in_remedy(renumbered, name) from error.__cause__
         return joined
 
     def _rows_of_parts(self, chosen: ChosenRows | None) -> _WantedRows:
@@ -465,7 +465,7 @@ class JoinedColumn(Column):
         if isinstance(column, InPlace):  # objects of no rows
             column = column.make(gathered_bytes([column.view])[0])
         if isinstance(column, WireBatch):
-            return sent_inside(column, how)
+            return to_send_inside(column, how)
         are_objects = isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1
         return list(column) if are_objects else column
 

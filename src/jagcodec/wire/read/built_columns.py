@@ -71,7 +71,7 @@ class BuiltColumn(NodeColumn):
         """The column as a `MemoryColumn` if only a dict can hold it; else its chosen rows."""
         message = self.source.message
         column = build(message, self.node, budget_of_read(how, message))
-        in_dict = self.source.node.kind is Kind.MAP and column_of(column).is_in_dict
+        in_dict = self.source.node.kind is Kind.MAP and column_of(column).needs_leaf_form
         return self._in_memory(column) if in_dict else self._rows_of_leaf(column, how)
 
     def _in_memory(self, column: Any) -> MemoryColumn:
@@ -88,7 +88,7 @@ class BuiltColumn(NodeColumn):
         """The chosen rows of a column that a TensorDict can hold; an error for any other."""
         sizes: Any = self.source.sizes
         holder = column_of(column)
-        if type(holder) is HeldColumn or holder.is_in_dict:
+        if type(holder) is HeldColumn or holder.needs_leaf_form:
             name = type(column).__name__
             detail = f"expected a leaf of a TensorDict, found {name}; decode reads such a column"
             raise fail("bad_value", detail)

@@ -22,7 +22,7 @@ from jagcodec.columns.batch import (
     columns_in,
     combined_storage,
     leaves_of,
-    sent_inside,
+    to_send_inside,
 )
 from jagcodec.columns.column import row_counts
 from jagcodec.columns.memory import DocumentSource
@@ -159,7 +159,7 @@ class _BatchColumn(NodeColumn):
         return how.batch_type(MessageSource(message, inner, sizes), None, how.chosen)
 
     def to_send(self, how: Read) -> Any:
-        return sent_inside(self.read(how), how)
+        return to_send_inside(self.read(how), how)
 
     def leaf(self, value: Any, how: Read) -> Any:
         return closed_batch(value, leaves_of(value, how))
