@@ -1,6 +1,6 @@
 """`GrowingColumn`: a per-token column of a `RowBuilder`; and `Chunk`, what one `append` adds.
 
-What the column has shown of its dtype comes first, then its tokens, then its shape.
+Methods that read and change cells come first, then those for shapes.
 """
 
 from __future__ import annotations

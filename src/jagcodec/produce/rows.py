@@ -241,10 +241,11 @@ def _make_jagged(cells: RowCells, ragged_dim: int, splits: dict[Any, RowSplits])
 
     `splits` has those of the columns before, by their row lengths.
     """
-    cells.ragged_dim = ragged_dim
-    cells.splits = splits.get(cells.lengths)
-    if cells.splits is None:
-        cells.splits = splits[cells.lengths] = RowSplits.from_counts(cells.lengths or ())
+    lengths: Any = cells.lengths
+    shared = splits.get(lengths)
+    if shared is None:
+        shared = splits[lengths] = RowSplits.from_counts(lengths)
+    cells.splits, cells.ragged_dim = shared, ragged_dim
 
 
 def _warn_of_equal_arrays(rows: Sequence[Any], where: str, name: str) -> None:
