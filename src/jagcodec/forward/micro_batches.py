@@ -32,8 +32,9 @@ from jagcodec.forward.plan import PackPlan, lengths_and_packer
 from jagcodec.memory.arrays import IntArray
 
 if TYPE_CHECKING:
-    from jagcodec.forward.buffers import ColumnBuffers, Packer
+    from jagcodec.forward.column_buffers import ColumnBuffers
     from jagcodec.forward.layout import Pieces
+    from jagcodec.forward.packer import Packer
     from jagcodec.rows.lengths import Lengths
     from jagcodec.wire.read.opened import AnyBatch
 
@@ -270,7 +271,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
     def _buffers(self, where: str, pieces_of: Callable[[int], Pieces]) -> ColumnBuffers:
         """Buffers for columns of all rows. Their packer knows the offsets of earlier calls."""
         check_torch(where)
-        from jagcodec.forward.buffers import ColumnBuffers, Packer
+        from jagcodec.forward.column_buffers import ColumnBuffers
+        from jagcodec.forward.packer import Packer
 
         if self._packer is None:
             self._packer = Packer.of_lengths(self._lengths)

@@ -29,7 +29,7 @@ from jagcodec.rows.lengths import length_array
 if TYPE_CHECKING:
     import torch
 
-    from jagcodec.forward.buffers import Packer
+    from jagcodec.forward.packer import Packer
     from jagcodec.rows.lengths import Lengths
     from jagcodec.rows.varlen import PackedColumn
     from jagcodec.wire.read.opened import AnyBatch
@@ -96,7 +96,7 @@ def lengths_and_packer(lengths: Any, path: str) -> tuple[IntArray, Packer | None
     """(N,) row lengths; for a tensor also a packer that knows its offsets."""
     if not (hasattr(lengths, "is_nested") or hasattr(lengths, "cu_seqlens")):  # not tensors
         return length_array(lengths, path), None
-    from jagcodec.forward.buffers import Packer, read_plan_lengths
+    from jagcodec.forward.packer import Packer, read_plan_lengths
     from jagcodec.rows.row_splits import RowSplitsPool
 
     pool = RowSplitsPool()
@@ -174,7 +174,7 @@ class PackPlan:
     def _as_tensor(self, numbers: npt.NDArray[Any], where: str) -> torch.Tensor:
         """Numbers as a tensor, on the device of the plan. The call at `where` needs it."""
         check_torch(where)
-        from jagcodec.forward.buffers import tensor_on
+        from jagcodec.forward.packer import tensor_on
 
         return tensor_on(numbers, self._device)
 
@@ -195,7 +195,7 @@ class PackPlan:
     def _tensor_packer(self) -> Packer:
         """The packer, made when the first tensor comes. Callers check that torch is there."""
         if self._packer is None:
-            from jagcodec.forward.buffers import Packer
+            from jagcodec.forward.packer import Packer
 
             self._packer = Packer.of_lengths(self.layout.lengths)
         return self._packer
@@ -293,7 +293,8 @@ class PackPlan:
             WireFormatError: A message is malformed.
         """
         check_torch(_PACK)
-        from jagcodec.forward.buffers import ColumnBuffers, is_column
+        from jagcodec.forward.column_buffers import ColumnBuffers
+        from jagcodec.forward.packer import is_column
 
         rank = self.layout.read_rank(cp_rank, f"{_PACK}(cp_rank)")
         if isinstance(source, np.ndarray) and source.dtype != np.uint8:  # bytes may be a blob

@@ -1,14 +1,12 @@
-"""`Packer`, `ColumnBuffers`: columns into buffers of a packing plan, and values back into rows.
+"""`Packer`: columns into buffers of a packing plan, and values back into rows.
 
 A `Packer` knows the rows of one plan. It finds the rows of a column, fills buffers with them, and
-turns values of cells back into rows. `ColumnBuffers` packs all columns of a batch: it plans a
-buffer for each, and fills all together.
+turns values of cells back into rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,29 +15,16 @@ import torch
 
 from jagcodec._arguments import (
     array_of,
-    check_known,
-    check_laid_out,
-    check_names,
-    check_new_name,
     items_of,
-    mapping_of,
-    name_set,
-    named_item,
 )
-from jagcodec.columns.batch import Key
-from jagcodec.columns.column import Array, ViewColumn, column_of
-from jagcodec.columns.join import chosen_leaf
-from jagcodec.columns.tensor_columns import Dense
+from jagcodec.columns.column import column_of
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentTypeError,
-    brief,
-    column_name,
     describe,
 )
 from jagcodec.forward.copy_pieces import BufferTask, Indices, fill_buffers
 from jagcodec.forward.layout import PackLayout, Pieces
-from jagcodec.memory.arrays import IntArray, torch_name
+from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.plain_types import check_rectangle
 from jagcodec.memory.staging import to_device
 from jagcodec.memory.tensor_bytes import as_bytes, cat_bits, number_array, plain_array
@@ -55,7 +40,6 @@ from jagcodec.rows.of_tensors import rows_of_rectangle
 from jagcodec.rows.pad_values import pad_bits
 from jagcodec.rows.row_splits import RowSplits, RowSplitsPool
 from jagcodec.rows.views import RaggedView, end_to_end, in_buffers
-from jagcodec.wire.read.opened import are_several, each_column, is_batch, opened, row_count_of
 
 
 def is_column(source: Any) -> bool:
@@ -270,214 +254,3 @@ def _pad_cell_bits(pad: Any, view: RaggedView, path: str) -> bytes:
         if isinstance(pad, (list, tuple)) and numbers.size == 1:
             pad = numbers.item()
     return pad_bits(pad, view.dtype, path)
-
-
-# --- all columns of a batch ---------------------------------------------------------------------
-
-
-class ColumnBuffers:
-    """The buffers of one call of `pack` for a batch: planned column by column, filled together."""
-
-    def __init__(self, where: str, packer: Packer, pieces_of: Callable[[int], Pieces]) -> None:
-        self._where: str = where
-        self._packer: Packer = packer
-        self._pieces_of = pieces_of  # takes the shift
-        self._pads: dict[Any, Any] = {}
-        self._out: dict[Any, Any] = {}
-        self._aligned: frozenset[Any] = frozenset()
-        self._kept: frozenset[Any] = frozenset()
-        self._at_end: frozenset[Any] = frozenset()
-        self._buffers: dict[Key, BufferTask] = {}
-        # Columns of equal rows share their pieces, and so their index on a device.
-        self._pieces_at_end: dict[tuple[int, int], tuple[RowSplits, Pieces]] = {}
-
-    def read_options(
-        self, pads: Any, aligned: Any, at_end: Any, kept: Any, out: Any = None
-    ) -> None:
-        """Check the options of `pack`, as callers pass them, and keep them."""
-        self._pads = self._by_name(pads, "pad_value_dict", "pads")
-        self._aligned = name_set(aligned, f"{self._where}(token_aligned_fields)")
-        self._at_end = name_set(at_end, f"{self._where}(align_end)")
-        self._kept = name_set(kept, f"{self._where}(keep_jagged)")
-        self._out = self._by_name(out, "out", "tensors")
-        both = self._at_end & self._kept
-        if both:
-            detail = f"expected other names than in keep_jagged, found {min(map(brief, both))} in "
-            raise ArgumentError("conflict", f"{self._where}(align_end)", detail + "both")
-
-    def _by_name(self, value: Any, name: str, what: str) -> dict[Any, Any]:
-        """An option that is a dict with an entry for each column; empty for None."""
-        expected = f"a dict of column names to {what}"
-        return {} if value is None else mapping_of(value, f"{self._where}({name})", expected)
-
-    def plan_columns(self, source: Any, labels_of: Any) -> dict[str, Any]:
-        """The columns of a batch, with an unfilled buffer in place of each that is packed."""
-        where = f"{self._where}(batch)"
-        if are_several(source):
-            detail = "expected one batch, found a list of them; concat_rows makes one"
-            raise ArgumentTypeError("bad_type", where, detail)
-        if (is_column(source) or isinstance(source, np.ndarray)) and not is_batch(source):
-            detail = f"expected a batch, found {describe(source)}; put the column in a dict"
-            raise ArgumentTypeError("bad_type", where, detail)
-        batch, rows = opened(source, where), self._packer.row_splits.rows
-        found = row_count_of(batch, where)
-        if found != rows and [*batch.keys()]:
-            detail = f"expected the {rows} rows of the plan, found {found}"
-            raise ArgumentError("row_mismatch", where, detail)
-        columns = each_column(batch, self._column, self._column, self._path, self._packer.pool)
-        self._check_named(columns)
-        self._add_labels(columns, labels_of)
-        return columns
-
-    def _path(self, key: Key) -> str:
-        """The place that errors about this column name."""
-        return f"{self._where}({column_name(key)})"
-
-    def _column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
-        """The buffer of a column that is packed; any other column unchanged."""
-        if key in self._kept:
-            return leaf
-        if key in self._at_end:
-            view = self._packer.rows_at_end(leaf, self._path(key))
-        elif isinstance(leaf, RaggedView) or (leaf.is_nested and leaf.dim() > 1):  # ragged
-            view = self._packer.rows_of(leaf, self._path(key), "; or name it in keep_jagged")
-        elif key in self._aligned:
-            view = self._packer.rows_of_rectangle(leaf, self._path(key))
-        else:
-            return leaf
-        return self._buffer(view, key, self._pads.get(key, ...))
-
-    def _buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
-        """A buffer for the rows of a column, which is filled with all others."""
-        pieces, path, out = self._pieces(view, shift), self._path(key), named_item(self._out, key)
-        made = self._buffers[key] = self._packer.buffer(view, pieces, path, pad=pad, out=out)
-        return made
-
-    def _pieces(self, view: RaggedView, shift: int) -> Pieces:
-        """The pieces for a view whose rows are whole, or have only their last tokens."""
-        whole, splits = self._pieces_of(shift), view.row_splits
-        missing = self._packer.row_splits.lengths - splits.lengths
-        if not missing.any():
-            return whole
-        key = id(splits), shift
-        if key not in self._pieces_at_end:
-            # Keep the splits alive, so that no other splits get their id.
-            self._pieces_at_end[key] = splits, whole.of_row_ends(missing)
-        return self._pieces_at_end[key][1]
-
-    def _check_named(self, columns: Mapping[str, Any]) -> None:
-        """Check that each column that the options name was packed."""
-        for name in [name for name in columns if name in self._aligned - self._kept]:
-            if name not in self._buffers:
-                # The column is an array or a list: raise an error, instead of leaving it unpacked.
-                self._packer.rows_of_rectangle(columns[name], self._path(name))
-        unpacked = self._at_end - self._buffers.keys()
-        if unpacked:
-            found: dict[Any, Any] = {}
-            _map_columns(dict(columns), lambda column, key: found.update({key: column}))
-            check_known(unpacked, found, f"{self._where}(align_end)")
-            # The column is an array, a list or a batch, and has no rows of cells.
-            name = min(unpacked, key=brief)
-            self._packer.rows_at_end(found[name], self._path(name))
-
-    def _add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
-        """Add columns of labels, which hold the next tokens of packed columns."""
-        where = f"{self._where}(labels_of)"
-        wanted = {} if labels_of is None else labels_of
-        if isinstance(labels_of, (str, tuple)):
-            wanted = {"labels": labels_of}
-        wanted = mapping_of(wanted, where, "the name of a column, or a dict of names to names")
-        check_names([*wanted, *wanted.values()], where)
-        packed = dict(self._buffers)
-        for name, key in wanted.items():
-            check_laid_out(key, packed, "packed", where)
-            remedy = f"pass labels_of={{'another name': {key!r}}}"
-            check_new_name(name, columns, where, remedy)
-            view = packed[key].view
-            pad = self._pads[name] if name in self._pads else _label_pad(view, name, where)
-            columns[name] = self._buffer(view, name, pad, shift=-1)
-
-    def _fill(self) -> dict[int, torch.Tensor]:
-        """Fill all buffers in one call of the kernel; return their tensors, by the id of each."""
-        buffers = [*self._buffers.values()]
-        return dict(zip(map(id, buffers), self._packer.fill(buffers), strict=True))
-
-    def fill_columns(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns, with a tensor in place of each buffer."""
-        filled = self._fill()
-
-        def finish(column: Any, _: Key) -> Any:
-            if type(column) is RaggedView:
-                return self._packer.jagged_tensor(column)
-            return filled.get(id(column), column)
-
-        return _map_columns(columns, finish)
-
-    def fill_steps(
-        self, columns: dict[str, Any], rows: Sequence[IntArray], cells: Sequence[int]
-    ) -> list[dict[str, Any]]:
-        """The columns of each step, with tensors in place of buffers.
-
-        Step i has ``rows[i]``, and ``cells[i]`` cells of each buffer.
-        """
-        filled, pool = self._fill(), self._packer.pool
-        order = np.concatenate([*rows, np.empty(0, np.int64)])
-        row_ranges = [range(start, end) for start, end in _ranges_of_sizes(map(len, rows))]
-        cell_ranges = [*_ranges_of_sizes(cells)]
-
-        def parts_of(column: Any, key: Key) -> Any:
-            if id(column) in filled:
-                tensor, dim = filled[id(column)], column.view.ragged_dim - 1
-                return [tensor.narrow(dim, start, end - start) for start, end in cell_ranges]
-            holder = column_of(column)
-            if isinstance(holder, ViewColumn):
-                lengths = column.row_splits.lengths
-                views = [column.choose(r, RowSplits.from_lengths(lengths[r])) for r in rows]
-                return [*map(self._packer.jagged_tensor, views)]
-            chosen = chosen_leaf(column, order, pool, self._path(key))
-            if isinstance(column_of(chosen), (Array, Dense)):
-                return [chosen[part.start : part.stop] for part in row_ranges]
-            return [chosen_leaf(chosen, part, pool, self._path(key)) for part in row_ranges]
-
-        parts = _map_columns(columns, parts_of)
-
-        def step(i: int) -> dict[str, Any]:
-            return _map_columns(parts, lambda of_steps, _: of_steps[i])
-
-        return [*map(step, range(len(rows)))]
-
-
-_NO_LABEL = -100
-"""The label that PyTorch's `cross_entropy` ignores."""
-
-
-def _label_pad(view: RaggedView, name: str, where: str) -> Any:
-    """The pad of a column of next tokens that `pad_value_dict` lacks; `...` means bits of 0."""
-    integers = torch_name(view.dtype).startswith(("int", "uint"))
-    if not integers:
-        return ...  # a mask, or floats such as log-probabilities
-    if name == "labels":
-        return _NO_LABEL
-    remedy = f"pass pad_value_dict={{{name!r}: 0}} for a mask, or {_NO_LABEL} for labels"
-    detail = f"expected the pad of {name!r}, whose integers may be either, found none; {remedy}"
-    raise ArgumentError("bad_pad", where, detail)
-
-
-def _map_columns(
-    columns: dict[str, Any], function: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """The result of a function for each column and its key, inner batches included."""
-    made = {}
-    for name, column in columns.items():
-        key = (*above, name) if above else name
-        inner = type(column) is dict
-        if inner:
-            made[name] = _map_columns(column, function, (*above, name))
-        else:
-            made[name] = function(column, key)
-    return made
-
-
-def _ranges_of_sizes(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Where each of several ranges begins and ends, if they are end to end and have these sizes."""
-    return pairwise(accumulate(sizes, initial=0))
