@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from jagcodec import (
+    BatchedDataDict,
     concat_rows,
     encode,
     join_columns,
@@ -836,11 +837,31 @@ def test_columns_that_are_not_of_the_plan_are_errors_that_name_the_row_and_both_
         plan.pack({"x": torch.zeros(3)})
 
 
+@given(st.lists(st.sampled_from("abc"), max_size=3), st.booleans())
+def test_a_token_aligned_name_is_packed_or_an_error_however_deep_it_is(above, is_tensor):
+    """Arrays and lists are not packed."""
+    tokens = torch.tensor([[1, 0], [2, 3]])
+    column = tokens if is_tensor else tokens.numpy()
+    batch: Any = {"x": column, "y": nested([[1], [2, 3]])}
+    for name in above[::-1]:
+        batch = {name: BatchedDataDict(batch)}
+    key = (*above, "x") if above else "x"
+    options: dict[str, Any] = {"token_aligned_fields": [key, ("no", "column"), "none"]}
+    for pack in (planned([1, 2]).pack, plan_micro_batches([1, 2], max_tokens=4).pack):
+        if is_tensor:
+            pack(batch, **options)
+        else:
+            place = re.escape(f"pack('{'.'.join([*above, 'x'])}'): ")
+            with pytest.raises(ArgumentTypeError, match=f"{place}expected .* found ndarray"):
+                pack(batch, **options)
+
+
 def test_options_of_a_column_are_not_those_of_a_batch():
     plan = planned([1, 2])
     batch, column = {"x": nested([[1], [2, 3]])}, torch.zeros(3)
     value: Any
-    for name, value in (("pad", 1), ("shift", 1), ("pad", torch.zeros(1)), ("pad", False)):
+    wrong = [("pad", value) for value in (0, 1, None, (), torch.zeros(1), False)]
+    for name, value in (*wrong, ("shift", 1), ("shift", None), ("shift", ())):
         with pytest.raises(ArgumentError, match=f"expected a column with {name}, found dict"):
             plan.pack(batch, **{name: value})
     of_batch = {"pad_value_dict": {}, "labels_of": "x"}
@@ -848,6 +869,10 @@ def test_options_of_a_column_are_not_those_of_a_batch():
     for name, value in of_batch.items():
         with pytest.raises(ArgumentError, match=f"expected a batch with {name}, found a "):
             plan.pack(column, **{name: value})
+    assert_same(plan.pack(batch, pad=..., shift=0)["x"], torch.tensor([1, 2, 3]))
+    for name in ("token_aligned_fields", "align_end", "keep_jagged"):
+        for nothing in ((), [], set(), frozenset(), {}.keys()):
+            assert_same(plan.pack(column, **{name: nothing}), column)
     for source in (3, None, "text", [1, 2], object()):
         with pytest.raises(ArgumentTypeError):
             plan.pack(source)

@@ -76,15 +76,15 @@ class Rules:
 
     def __post_init__(self) -> None:
         limits = "max_tokens", "rows_per_batch", "count"
-        given = [name for name in limits if getattr(self, name) is not None]
-        for name in ("ranks", "row_multiple", "total_multiple", "count_multiple", *given):
+        set_limits = [name for name in limits if getattr(self, name) is not None]
+        for name in ("ranks", "row_multiple", "total_multiple", "count_multiple", *set_limits):
             number = whole_number(getattr(self, name), 1, f"{self.where}({name})")
             object.__setattr__(self, name, number)
         check_option(self.fill, get_args(Fill), f"{self.where}(fill)")
         if self.ranks > _MOST_RANKS:
             detail = f"expected at most {_MOST_RANKS} ranks, found {brief(self.ranks)}"
             raise ArgumentError("bad_option", f"{self.where}(ranks)", detail)
-        if not given:
+        if not set_limits:
             detail = f"expected at least one of {', '.join(limits)}, found none"
             raise ArgumentError("bad_option", self.where, detail)
         if self.max_tokens is not None and self.max_tokens < self.total_multiple:
@@ -129,34 +129,36 @@ class Rules:
             raise ArgumentError("bad_option", f"{self.where}(count)", detail)
         return self.count
 
-    def exact_rows(self, rows: int, count: int, grouped: bool) -> int | None:
+    def rows_per_step(self, rows: int, count: int, grouped: bool) -> int | None:
         """Rows of every step but the last, if `rows_per_batch` alone decides them; None otherwise.
 
-        If tokens or groups decide, too, if there are more micro-batches than it needs, or if some
-        rank would get no row for its last step, `rows_per_batch` is only the most that a
-        micro-batch may hold.
+        `rows_per_batch` is only a maximum if:
+
+        * tokens or groups decide, too;
+        * there are more micro-batches than it needs; or
+        * some rank would get no row for its last step.
         """
-        exact = self.rows_per_batch
-        if exact is None or self.max_tokens is not None or grouped:
+        rows_per_step = self.rows_per_batch
+        if rows_per_step is None or self.max_tokens is not None or grouped:
             return None
-        fewest = rounded_up(rows, self.ranks * exact) // (self.ranks * exact)
+        fewest = rounded_up(rows, self.ranks * rows_per_step) // (self.ranks * rows_per_step)
         if count == 0 or count != fewest:
             return None
-        enough = rows >= self.fewest_loads(count, exact) or self.fill == "repeat"
-        return exact if enough else None
+        is_enough = rows >= self.loads_needed(count, rows_per_step) or self.fill == "repeat"
+        return rows_per_step if is_enough else None
 
-    def fewest_loads(self, count: int, exact: int | None) -> int:
+    def loads_needed(self, count: int, rows_per_step: int | None) -> int:
         """The fewest rows or groups for which no micro-batch is empty."""
-        return self.ranks * ((exact or 1) * (count - 1) + 1) if count else 0
+        return self.ranks * ((rows_per_step or 1) * (count - 1) + 1) if count else 0
 
     def steps(
-        self, capacity: Capacity, rows: int, count: int, exact: int | None
+        self, capacity: Capacity, rows: int, count: int, rows_per_step: int | None
     ) -> list[list[Capacity]]:
         """The capacity of each step, by rank."""
-        if exact is None:
+        if rows_per_step is None:
             return [[capacity] * count] * self.ranks
-        full = [capacity._replace(rows=exact, fewest_loads=exact)] * (count - 1)
-        each, more = divmod(rows - self.ranks * exact * (count - 1), self.ranks)
+        full = [capacity._replace(rows=rows_per_step, fewest_loads=rows_per_step)] * (count - 1)
+        each, more = divmod(rows - self.ranks * rows_per_step * (count - 1), self.ranks)
         last = [each + (rank < more) for rank in range(self.ranks)]
         return [[*full, capacity._replace(rows=number, fewest_loads=number)] for number in last]
 
@@ -197,13 +199,13 @@ def assign_rows(
     _check_each_fits(loads, capacity, rules, lengths, ids)
     packed = first_fit(loads, range(len(loads.rows)), capacity)
     count = rules.count_for(len(packed))
-    exact = rules.exact_rows(len(lengths), count, ids is not None)
-    missing = rules.fewest_loads(count, exact) - len(loads.rows)
+    rows_per_step = rules.rows_per_step(len(lengths), count, ids is not None)
+    missing = rules.loads_needed(count, rows_per_step) - len(loads.rows)
     if missing > 0:
         _check_may_repeat(len(loads.rows), missing, rules, "row" if ids is None else "group")
         rows = rows.with_copies(int(lengths.argmin()), missing)
         loads = rows.loads(rules)
-    by_rank = spread(loads, packed, rules.steps(capacity, len(rows.number), count, exact))
+    by_rank = spread(loads, packed, rules.steps(capacity, len(rows.number), count, rows_per_step))
     number = _micro_batch_numbers(loads, by_rank, rules)[rows.load]  # of each row
     order = np.lexsort((rows.number, number))
     bounds = np.append(0, np.bincount(number).cumsum())
@@ -232,18 +234,18 @@ def _read_groups(groups: Any, rows: int, path: str) -> tuple[list[Any] | None, I
             groups = groups.data
     with suppress(AttributeError, *FOREIGN_ERRORS):
         groups = groups.tolist()  # an array or a tensor
-    listed = items_of(groups, path, expected)
+    ids = items_of(groups, path, expected)
     numbers: dict[Any, int] = {}
     try:
-        listed = [getattr(x, "data", x) if hasattr(x, "batch_size") else x for x in listed]
+        ids = [getattr(x, "data", x) if hasattr(x, "batch_size") else x for x in ids]
         # Tensors hash by identity: read their numbers, or each would be a group.
-        listed = [each.item() if hasattr(each, "item") else each for each in listed]
-        load_of = [numbers.setdefault(each, len(numbers)) for each in listed]
+        ids = [each.item() if hasattr(each, "item") else each for each in ids]
+        load_of = [numbers.setdefault(each, len(numbers)) for each in ids]
     except FOREIGN_ERRORS as error:
         detail = f"expected {expected}, found {describe(groups)}: {error!s:.200}"
         raise ArgumentTypeError("bad_type", path, detail) from error
-    if len(listed) != rows:
-        detail = f"expected one id for each of {rows} rows, found {len(listed)}"
+    if len(ids) != rows:
+        detail = f"expected one id for each of {rows} rows, found {len(ids)}"
         raise ArgumentError("row_mismatch", path, detail)
     return [*numbers], np.array(load_of, dtype=np.int64)
 
@@ -252,8 +254,8 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
     """(N,) costs of the rows."""
     if callable(cost):
         returned = result_of(cost, [lengths.copy()], path)
-        found = _real_numbers(returned, lengths.shape)
-        if found is None:
+        costs = _real_numbers(returned, lengths.shape)
+        if costs is None:
             detail = f"expected a function that returns ({len(lengths)},) numbers, found "
             with suppress(AttributeError, *FOREIGN_ERRORS):
                 detail += f"{returned.shape} "
@@ -269,13 +271,13 @@ def _costs(cost: Any, lengths: IntArray, path: str) -> FloatArray:
             raise ArgumentError("bad_option", path, detail)
         tokens = lengths.astype(np.float64)
         with np.errstate(over="ignore"):
-            found = pair[0] * tokens + pair[1] * (tokens * tokens)
-    bad = ~((found >= 0) & (found < 2.0**_COST_BITS))
-    if bad.any():
-        row = int(bad.argmax())
-        detail = f"expected a cost of 0 or more, below 2**{_COST_BITS}, found {found[row]}"
+            costs = pair[0] * tokens + pair[1] * (tokens * tokens)
+    is_bad = ~((costs >= 0) & (costs < 2.0**_COST_BITS))
+    if is_bad.any():
+        row = int(is_bad.argmax())
+        detail = f"expected a cost of 0 or more, below 2**{_COST_BITS}, found {costs[row]}"
         raise ArgumentError("bad_option", f"{path}, row {row}", detail)
-    return found
+    return costs
 
 
 _COST_BITS = 960
@@ -285,12 +287,12 @@ _COST_BITS = 960
 def _real_numbers(value: Any, shape: tuple[int, ...]) -> FloatArray | None:
     """Real numbers of this shape; None for any other value."""
     try:
-        found = array_of(value)
+        array = array_of(value)
     except FOREIGN_ERRORS:  # on a device, or lists differ in length
         return None
-    if found.dtype.kind not in "iuf" or found.shape != shape:
+    if array.dtype.kind not in "iuf" or array.shape != shape:
         return None
-    return found.astype(np.float64)
+    return array.astype(np.float64)
 
 
 # --- errors ------------------------------------------------------------------------------------
@@ -319,13 +321,13 @@ def _check_each_fits(
         raise ArgumentError("row_too_long", path, detail)
 
 
-def _check_may_repeat(found: int, missing: int, rules: Rules, what: str) -> None:
+def _check_may_repeat(count: int, missing: int, rules: Rules, what: str) -> None:
     """Refuse too few rows, unless copies may fill micro-batches."""
-    if rules.fill == "repeat" and found:
+    if rules.fill == "repeat" and count:
         return
-    detail = f"expected {found + missing} {what}s or more, because no micro-batch may be empty, "
-    detail += f"found {found}: {missing} missing"
-    detail += "; pass fill='repeat' for copies of the shortest row" if found else ""
+    detail = f"expected {count + missing} {what}s or more, because no micro-batch may be empty, "
+    detail += f"found {count}: {missing} missing"
+    detail += "; pass fill='repeat' for copies of the shortest row" if count else ""
     argument = "lengths" if what == "row" else "groups"
     raise ArgumentError("row_mismatch", f"{rules.where}({argument})", detail)
 

@@ -118,7 +118,7 @@ def _longest_first(loads: Loads, which: Iterable[int], capacities: Sequence[Capa
 
 
 HeapEntry: TypeAlias = tuple[float, int, int]
-"""What orders bins: the cost of a bin, the number of its loads, and its index."""
+"""What orders bins: ``(cost, load_count, index)`` of a bin. A named tuple takes longer to make."""
 
 
 class _CheapestBin:
@@ -144,8 +144,8 @@ class _CheapestBin:
         """
         while True:
             entry = self._cheapest(cells, rows)
-            index = entry[-1]
-            if only_needy and entry[1] >= self._capacities[index].fewest_loads:
+            _, load_count, index = entry
+            if only_needy and load_count >= self._capacities[index].fewest_loads:
                 continue
             if self._cells[index] < cells:
                 self._aside_by_cells.add(self._cells[index], entry)
@@ -186,31 +186,41 @@ class _CheapestOfSize:
         self._heaps: dict[tuple[int, int], list[HeapEntry]] = {}
 
     def add(self, size: int, entry: HeapEntry) -> None:
-        self.entries[entry[-1]] = entry
+        _, _, index = entry
+        self.entries[index] = entry
         for level in self._levels:
             heap = self._heaps.setdefault((level, (size + 1) >> level), [])
             heapq.heappush(heap, entry)
 
     def take(self, entry: HeapEntry) -> HeapEntry:
-        return self.entries.pop(entry[-1])
+        _, _, index = entry
+        return self.entries.pop(index)
 
     def cheapest(self, size: int) -> HeapEntry | None:
         """The cheapest bin of at least this size."""
-        found: HeapEntry | None = None
+        cheapest: HeapEntry | None = None
         block = size + 1
+        # At each level, all sizes from the start of `block` on still count. The parent of an odd
+        # block has smaller sizes, too: search this block alone, and go on at the block after it.
+        # So the searched blocks together hold each size of at least `size` exactly once.
         for level in self._levels:
-            if block & 1:  # the blocks to its right have only larger sizes
+            if block & 1:
                 top = self._top(level, block)
-                found = top if found is None or (top is not None and top < found) else found
+                if cheapest is None or (top is not None and top < cheapest):
+                    cheapest = top
                 block += 1
             block >>= 1
-        return found
+        return cheapest
 
     def _top(self, level: int, block: int) -> HeapEntry | None:
         heap = self._heaps.get((level, block), [])
-        while heap and self.entries.get(heap[0][-1]) is not heap[0]:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+        while heap:
+            top = heap[0]
+            _, _, index = top
+            if self.entries.get(index) is top:
+                return top
+            heapq.heappop(heap)  # the bin was taken
+        return None
 
 
 def first_fit(loads: Loads, which: Iterable[int], capacity: Capacity) -> Bins:
@@ -327,16 +337,16 @@ def _swap_bins(cost: FloatArray, by_rank: IntArray) -> list[list[int]]:
         heavy = int(rank_costs.argmax())
         lightest_first = np.argsort(rank_costs, kind="stable").tolist()
         swaps = (_best_swap(cost, rank_costs, by_rank, heavy, other) for other in lightest_first)
-        found = next(filter(None, swaps), None)
-        if found is None:
+        swap = next(filter(None, swaps), None)
+        if swap is None:
             break
-        mine, theirs = found
+        mine, theirs = swap
         less = cost[by_rank[mine]] - cost[by_rank[theirs]]
         by_rank[mine], by_rank[theirs] = by_rank[theirs], by_rank[mine]
         rank_costs[heavy] -= less
         rank_costs[theirs[0]] += less
-    swapped: list[list[int]] = by_rank.tolist()
-    return swapped
+    bins_by_rank: list[list[int]] = by_rank.tolist()
+    return bins_by_rank
 
 
 def _best_swap(

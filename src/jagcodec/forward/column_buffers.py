@@ -1,4 +1,8 @@
-"""`ColumnBuffers`: the columns of a batch into buffers of a packing plan, all together."""
+"""`ColumnBuffers`: the columns of a batch into buffers of a packing plan, all together.
+
+`plan_columns` plans a buffer for each column that is packed. `fill_columns` or `fill_steps` then
+fills all of them in one call.
+"""
 
 from __future__ import annotations
 
@@ -41,29 +45,29 @@ from jagcodec.wire.read.opened import are_several, each_column, is_batch, opened
 class ColumnBuffers:
     """The buffers of one call of `pack` for a batch: planned column by column, filled together."""
 
-    def __init__(self, where: str, packer: Packer, pieces_of: Callable[[int], Pieces]) -> None:
+    def __init__(self, where: str, packer: Packer, make_pieces: Callable[[int], Pieces]) -> None:
         self._where: str = where
         self._packer: Packer = packer
-        self._pieces_of = pieces_of  # takes the shift
+        self._make_pieces = make_pieces  # takes the shift
         self._pads: dict[Any, Any] = {}
         self._out: dict[Any, Any] = {}
-        self._aligned: frozenset[Any] = frozenset()
-        self._kept: frozenset[Any] = frozenset()
-        self._at_end: frozenset[Any] = frozenset()
+        self._token_aligned: frozenset[Any] = frozenset()
+        self._keep_jagged: frozenset[Any] = frozenset()
+        self._align_end: frozenset[Any] = frozenset()
         self._buffers: dict[Key, BufferTask] = {}
         # Columns of equal rows share their pieces, and so their index on a device.
-        self._pieces_at_end: dict[tuple[int, int], tuple[RowSplits, Pieces]] = {}
+        self._pieces_by_rows: dict[tuple[int, int], tuple[RowSplits, Pieces]] = {}
 
     def read_options(
-        self, pads: Any, aligned: Any, at_end: Any, kept: Any, out: Any = None
+        self, pads: Any, token_aligned: Any, align_end: Any, keep_jagged: Any, out: Any = None
     ) -> None:
         """Check the options of `pack`, as callers pass them, and keep them."""
         self._pads = self._by_name(pads, "pad_value_dict", "pads")
-        self._aligned = name_set(aligned, f"{self._where}(token_aligned_fields)")
-        self._at_end = name_set(at_end, f"{self._where}(align_end)")
-        self._kept = name_set(kept, f"{self._where}(keep_jagged)")
+        self._token_aligned = name_set(token_aligned, f"{self._where}(token_aligned_fields)")
+        self._align_end = name_set(align_end, f"{self._where}(align_end)")
+        self._keep_jagged = name_set(keep_jagged, f"{self._where}(keep_jagged)")
         self._out = self._by_name(out, "out", "tensors")
-        both = self._at_end & self._kept
+        both = self._align_end & self._keep_jagged
         if both:
             detail = f"expected other names than in keep_jagged, found {min(map(brief, both))} in "
             raise ArgumentError("conflict", f"{self._where}(align_end)", detail + "both")
@@ -83,11 +87,13 @@ class ColumnBuffers:
             detail = f"expected a batch, found {describe(source)}; put the column in a dict"
             raise ArgumentTypeError("bad_type", where, detail)
         batch, rows = opened(source, where), self._packer.row_splits.rows
-        found = row_count_of(batch, where)
-        if found != rows and [*batch.keys()]:
-            detail = f"expected the {rows} rows of the plan, found {found}"
+        batch_rows = row_count_of(batch, where)
+        if batch_rows != rows and [*batch.keys()]:
+            detail = f"expected the {rows} rows of the plan, found {batch_rows}"
             raise ArgumentError("row_mismatch", where, detail)
-        columns = each_column(batch, self._column, self._column, self._path, self._packer.pool)
+        columns = each_column(
+            batch, self._plan_column, self._plan_column, self._path, self._packer.pool
+        )
         self._check_named(columns)
         self._add_labels(columns, labels_of)
         return columns
@@ -96,69 +102,72 @@ class ColumnBuffers:
         """The place that errors about this column name."""
         return f"{self._where}({column_name(key)})"
 
-    def _column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
+    def _plan_column(self, leaf: torch.Tensor | RaggedView, key: Key) -> Any:
         """The buffer of a column that is packed; any other column unchanged."""
-        if key in self._kept:
+        if key in self._keep_jagged:
             return leaf
-        if key in self._at_end:
+        if key in self._align_end:
             view = self._packer.rows_at_end(leaf, self._path(key))
         elif isinstance(leaf, RaggedView) or (leaf.is_nested and leaf.dim() > 1):  # ragged
             view = self._packer.rows_of(leaf, self._path(key), "; or name it in keep_jagged")
-        elif key in self._aligned:
+        elif key in self._token_aligned:
             view = self._packer.rows_of_rectangle(leaf, self._path(key))
         else:
             return leaf
-        return self._buffer(view, key, self._pads.get(key, ...))
+        return self._plan_buffer(view, key, self._pads.get(key, ...))
 
-    def _buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
+    def _plan_buffer(self, view: RaggedView, key: Key, pad: Any, shift: int = 0) -> BufferTask:
         """A buffer for the rows of a column, which is filled with all others."""
-        pieces, path, out = self._pieces(view, shift), self._path(key), named_item(self._out, key)
-        made = self._buffers[key] = self._packer.buffer(view, pieces, path, pad=pad, out=out)
-        return made
+        pieces, path = self._pieces_for(view, shift), self._path(key)
+        out = named_item(self._out, key)
+        buffer = self._packer.buffer(view, pieces, path, pad=pad, out=out)
+        self._buffers[key] = buffer
+        return buffer
 
-    def _pieces(self, view: RaggedView, shift: int) -> Pieces:
+    def _pieces_for(self, view: RaggedView, shift: int) -> Pieces:
         """The pieces for a view whose rows are whole, or have only their last tokens."""
-        whole, splits = self._pieces_of(shift), view.row_splits
+        whole, splits = self._make_pieces(shift), view.row_splits
         missing = self._packer.row_splits.lengths - splits.lengths
         if not missing.any():
             return whole
         key = id(splits), shift
-        if key not in self._pieces_at_end:
+        if key not in self._pieces_by_rows:
             # Keep the splits alive, so that no other splits get their id.
-            self._pieces_at_end[key] = splits, whole.of_row_ends(missing)
-        return self._pieces_at_end[key][1]
+            self._pieces_by_rows[key] = splits, whole.of_row_ends(missing)
+        return self._pieces_by_rows[key][1]
 
     def _check_named(self, columns: Mapping[str, Any]) -> None:
-        """Check that each column that the options name was packed."""
-        for name in [name for name in columns if name in self._aligned - self._kept]:
-            if name not in self._buffers:
-                # The column is an array or a list: raise an error, instead of leaving it unpacked.
-                self._packer.rows_of_rectangle(columns[name], self._path(name))
-        unpacked = self._at_end - self._buffers.keys()
-        if unpacked:
-            found: dict[Any, Any] = {}
-            _map_columns(dict(columns), lambda column, key: found.update({key: column}))
-            check_known(unpacked, found, f"{self._where}(align_end)")
-            # The column is an array, a list or a batch, and has no rows of cells.
-            name = min(unpacked, key=brief)
-            self._packer.rows_at_end(found[name], self._path(name))
+        """Raise an error for a column that the options name if it was not packed."""
+        left_out = self._token_aligned - self._keep_jagged - self._buffers.keys()
+        for key, column in _each_key(columns) if left_out else ():
+            if key in left_out:
+                # The column is an array, a list or a batch: raise an error, instead of leaving it
+                # unpacked.
+                self._packer.rows_of_rectangle(column, self._path(key))
+        left_out = self._align_end - self._buffers.keys()
+        if left_out:
+            by_key = {key: each for key, each in _each_key(columns) if type(each) is not dict}
+            check_known(left_out, by_key, f"{self._where}(align_end)")
+            # The column is an array or a list, and has no rows of cells.
+            first = min(left_out, key=brief)
+            self._packer.rows_at_end(by_key[first], self._path(first))
 
     def _add_labels(self, columns: dict[str, Any], labels_of: Any) -> None:
         """Add columns of labels, which hold the next tokens of packed columns."""
         where = f"{self._where}(labels_of)"
-        wanted = {} if labels_of is None else labels_of
+        names = {} if labels_of is None else labels_of
         if isinstance(labels_of, (str, tuple)):
-            wanted = {"labels": labels_of}
-        wanted = mapping_of(wanted, where, "the name of a column, or a dict of names to names")
-        check_names([*wanted, *wanted.values()], where)
+            names = {"labels": labels_of}
+        names = mapping_of(names, where, "the name of a column, or a dict of names to names")
+        check_names([*names, *names.values()], where)
         packed = dict(self._buffers)
-        for name, key in wanted.items():
+        for name, key in names.items():
             check_laid_out(key, packed, "packed", where)
             remedy = f"pass labels_of={{'another name': {key!r}}}"
             check_new_name(name, columns, where, remedy)
             view = packed[key].view
             pad = self._pads[name] if name in self._pads else _label_pad(view, name, where)
-            columns[name] = self._buffer(view, name, pad, shift=-1)
+            columns[name] = self._plan_buffer(view, name, pad, shift=-1)
 
     def _fill(self) -> dict[int, torch.Tensor]:
         """Fill all buffers in one call of the kernel; return their tensors, by the id of each."""
@@ -188,7 +197,7 @@ class ColumnBuffers:
         row_ranges = [range(start, end) for start, end in _ranges_of_sizes(map(len, rows))]
         cell_ranges = [*_ranges_of_sizes(cells)]
 
-        def parts_of(column: Any, key: Key) -> Any:
+        def cut_column(column: Any, key: Key) -> Any:
             if id(column) in filled:
                 tensor, dim = filled[id(column)], column.view.ragged_dim - 1
                 return [tensor.narrow(dim, start, end - start) for start, end in cell_ranges]
@@ -202,12 +211,12 @@ class ColumnBuffers:
                 return [chosen[part.start : part.stop] for part in row_ranges]
             return [chosen_leaf(chosen, part, pool, self._path(key)) for part in row_ranges]
 
-        parts = _map_columns(columns, parts_of)
+        parts = _map_columns(columns, cut_column)
 
-        def step(i: int) -> dict[str, Any]:
+        def columns_of_step(i: int) -> dict[str, Any]:
             return _map_columns(parts, lambda of_steps, _: of_steps[i])
 
-        return [*map(step, range(len(rows)))]
+        return [*map(columns_of_step, range(len(rows)))]
 
 
 _NO_LABEL = -100
@@ -230,15 +239,23 @@ def _map_columns(
     columns: dict[str, Any], function: Callable[[Any, Key], Any], above: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The result of a function for each column and its key, inner batches included."""
-    made = {}
+    results: dict[str, Any] = {}
     for name, column in columns.items():
-        key = (*above, name) if above else name
-        inner = type(column) is dict
-        if inner:
-            made[name] = _map_columns(column, function, (*above, name))
+        path = (*above, name)
+        if type(column) is dict:
+            results[name] = _map_columns(column, function, path)
         else:
-            made[name] = function(column, key)
-    return made
+            results[name] = function(column, path if above else name)
+    return results
+
+
+def _each_key(columns: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[Key, Any]]:
+    """Each column with its key: inner batches, and their columns, too."""
+    for name, column in columns.items():
+        path = (*above, name)
+        yield (path if above else name), column
+        if type(column) is dict:
+            yield from _each_key(column, path)
 
 
 def _ranges_of_sizes(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -58,11 +58,11 @@ def fill_buffers(buffers: Sequence[BufferTask], indices: Indices) -> list[torch.
         largest = here[sizes.index(max(sizes))]
         detail = f"expected buffers that fit in memory, found one of shape {largest.shape}"
         raise ArgumentError("too_large", largest.path, detail) from error
-    made: dict[BufferTask, torch.Tensor] = {}
+    tensors: dict[BufferTask, torch.Tensor] = {}
     targets: list[ByteArray] = []
     for buffer, data in zip(here, blocks, strict=True):
         out = buffer.out
-        made[buffer] = from_bytes(data, buffer.view.dtype, buffer.shape) if out is None else out
+        tensors[buffer] = from_bytes(data, buffer.view.dtype, buffer.shape) if out is None else out
         targets.append(data if out is None else as_bytes(out))
     try:
         copies = _copies(here, targets)
@@ -71,7 +71,7 @@ def fill_buffers(buffers: Sequence[BufferTask], indices: Indices) -> list[torch.
         detail = f"expected pads that fit in memory, found cells of {largest.view.cell_bytes} bytes"
         raise ArgumentError("too_large", largest.path, detail) from error
     copy_all(copies)
-    return [made[b] if b in made else _by_index(b, indices) for b in buffers]
+    return [tensors[b] if b in tensors else _by_index(b, indices) for b in buffers]
 
 
 # --- by the row kernel -------------------------------------------------------------------------
@@ -81,14 +81,14 @@ def _copies(buffers: Sequence[BufferTask], targets: Sequence[ByteArray]) -> list
     """Copies of all pieces. Pads come from a block of pad cells, the last source of each copy."""
     block, pad_starts = _pad_block(buffers)
     # Columns of a join share their many buffers: share the tuple, so the kernel reads it once.
-    known: dict[int, tuple[tuple[ByteArray, ...], int]] = {}
+    sources_by_memory: dict[int, tuple[tuple[ByteArray, ...], int]] = {}
     copies = []
     for buffer, data in zip(buffers, targets, strict=True):
         memory = buffer.view.memory
-        if id(memory) not in known:
+        if id(memory) not in sources_by_memory:
             parts = buffer.view.host_bytes()
-            known[id(memory)] = (*parts, block), sum(map(len, parts))
-        sources, end = known[id(memory)]
+            sources_by_memory[id(memory)] = (*parts, block), sum(map(len, parts))
+        sources, end = sources_by_memory[id(memory)]
         if len(data):
             starts, lengths = _source_runs(buffer, end + pad_starts[buffer.pad])
             copies.append(Copy(data, sources, None, starts, lengths, buffer.view.cell_bytes))
@@ -100,8 +100,8 @@ def _pad_block(buffers: Sequence[BufferTask]) -> tuple[ByteArray, dict[bytes, in
     longest: dict[bytes, int] = {}
     for buffer in buffers:
         sizes = buffer.pieces.length[buffer.pieces.is_pad]
-        wanted = int(sizes.max(initial=0)) * buffer.view.cell_bytes
-        longest[buffer.pad] = max(longest.get(buffer.pad, 0), wanted)
+        run_bytes = int(sizes.max(initial=0)) * buffer.view.cell_bytes
+        longest[buffer.pad] = max(longest.get(buffer.pad, 0), run_bytes)
     pads, pad_starts = bytearray(), dict[bytes, int]()
     for pad, size in longest.items():
         pad_starts[pad] = len(pads)
@@ -127,9 +127,9 @@ def _source_runs(buffer: BufferTask, pad_start: int) -> tuple[IntArray, IntArray
         sizes = np.maximum(high - low, 0)
         sizes[pieces.is_pad] = 0
         sizes[pieces.is_pad, 0] = pieces.length[pieces.is_pad]
-        some = sizes > 0
-        starts, lengths = (firsts + (low - begins) * cell)[some], sizes[some]
-        is_pad = np.broadcast_to(pieces.is_pad[:, None], sizes.shape)[some]
+        has_cells = sizes > 0
+        starts, lengths = (firsts + (low - begins) * cell)[has_cells], sizes[has_cells]
+        is_pad = np.broadcast_to(pieces.is_pad[:, None], sizes.shape)[has_cells]
     if view.ragged_dim > 1:
         outer = math.prod(view.shape[: view.ragged_dim - 1])
         starts = starts + np.arange(outer)[:, None] * (view.shape[view.ragged_dim - 1] * cell)
@@ -159,11 +159,11 @@ def _by_index(buffer: BufferTask, indices: Indices) -> torch.Tensor:
     index, mask = _gather_index(view, buffer.pieces, indices)
     out = None if buffer.out is None else as_words(buffer.out)
     try:
-        found = torch.index_select(cells, dim, index, out=out)
+        filled = torch.index_select(cells, dim, index, out=out)
         if mask is not None:
             pad = _pad_cell(buffer, indices, as_is=follow)
-            mask = mask.view(-1, *[1] * (found.dim() - dim - 1))
-            found = torch.where(mask, found, pad, out=None if follow else found)
+            mask = mask.view(-1, *[1] * (filled.dim() - dim - 1))
+            filled = torch.where(mask, filled, pad, out=None if follow else filled)
     except RuntimeError as error:
         if not lacks_kernel(error):
             raise
@@ -171,7 +171,7 @@ def _by_index(buffer: BufferTask, indices: Indices) -> torch.Tensor:
         raise ArgumentError("bad_dtype", buffer.path, detail) from error
     if buffer.out is not None:
         return buffer.out
-    return found if follow else from_words(found, view.dtype)
+    return filled if follow else from_words(filled, view.dtype)
 
 
 def _gather_index(
@@ -179,14 +179,14 @@ def _gather_index(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The view's cell for each cell of a buffer, and a mask of the cells that are not pads."""
 
-    def made() -> tuple[torch.Tensor, torch.Tensor | None]:
+    def make() -> tuple[torch.Tensor, torch.Tensor | None]:
         begins = pieces.begins(view.row_starts())
         begins[pieces.is_pad] = _NO_CELL
         index = cell_index(begins, pieces.length, device_of(view))
         mask = index >= 0 if pieces.is_pad.any() else None
         return index if mask is None else index.clamp_min(0), mask
 
-    return remembered(indices, (pieces, view.starts, device_of(view)), made)
+    return remembered(indices, (pieces, view.starts, device_of(view)), make)
 
 
 _NO_CELL = -1 << 62
@@ -201,14 +201,14 @@ def _pad_cell(buffer: BufferTask, indices: Indices, *, as_is: bool) -> torch.Ten
     view = buffer.view
     shape = view.shape[view.ragged_dim :]
 
-    def made() -> tuple[torch.Tensor, None]:
+    def make() -> tuple[torch.Tensor, None]:
         pad = np.frombuffer(bytearray(buffer.pad), np.uint8)
         repeats = len(buffer.pad) < view.cell_bytes
         cell = from_bytes(pad, view.dtype, () if repeats else shape)
         return to_device(cell if as_is else as_words(cell), device_of(view)), None
 
     key = "pad", buffer.pad, view.dtype, shape, device_of(view), as_is
-    return remembered(indices, key, made)[0]
+    return remembered(indices, key, make)[0]
 
 
 # --- the caller's memory -----------------------------------------------------------------------

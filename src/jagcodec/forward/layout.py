@@ -17,7 +17,7 @@ does the way back, whose pieces take the buffers of the ranks as rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -99,8 +99,8 @@ class Pieces:
     def begins(self, row_starts: IntArray) -> IntArray:
         """(K,) the cell of a column at which each begins, if rows begin at `row_starts`."""
         # Append a start for row N, to which a separate tail belongs.
-        found: IntArray = np.append(row_starts, 0)[self.row] + self.source
-        return found
+        first_cells: IntArray = np.append(row_starts, 0)[self.row] + self.source
+        return first_cells
 
     def mask(self) -> BoolArray:
         """(total,) whether each cell holds a token."""
@@ -149,13 +149,13 @@ class PaddedRows:
 
         All pieces of this rank are made at once, and then cut into those of each buffer.
         """
-        made = [self.layout(buffer) for buffer in range(len(self.has_tail))]
+        layouts = [self.layout(buffer) for buffer in range(len(self.has_tail))]
         whole = self._padded_row_pieces(rank, 0)
-        sizes = [each.total if rank is None else each.local_total for each in made]
+        sizes = [each.total if rank is None else each.local_total for each in layouts]
         cells = np.cumsum([0, *sizes])  # where the cells of each buffer begin
         # No piece is in two buffers, so each buffer has a range of the pieces.
         bounds = np.searchsorted(whole.destination, cells).tolist()
-        for i, each in enumerate(made):
+        for i, each in enumerate(layouts):
             part = slice(bounds[i], bounds[i + 1])
             each.keep_pieces(
                 rank,
@@ -168,7 +168,7 @@ class PaddedRows:
                     sizes[i],
                 ),
             )
-        return made
+        return layouts
 
     def pieces(self, rank: int | None, shift: int) -> Pieces:
         """The pieces that a rank holds of all buffers, end to end; None means the whole buffers."""
@@ -224,7 +224,21 @@ class PaddedRows:
 class PackLayout:
     """Rows of tokens in one buffer of padded rows, and in the buffers of ranks. Immutable.
 
-    The attributes are those of `PackPlan`, with arrays in the place of tensors.
+    Attributes:
+        rows: N.
+        lengths: (N,) tokens of each row.
+        padded_lengths: (N,) cells of each row: its tokens and pads, and for the last row also the
+            tail if ``tail="last_row"``.
+        cp_size: The number of ranks that share the buffer.
+        cp_layout: How the ranks share it.
+        starts: (N,) where each row begins without pads; (N + 1,) with a separate tail, which is
+            one more row.
+        cu_seqlens: `starts` and the end, as int32.
+        cu_seqlens_padded: The same with pads. The same object if nothing is padded.
+        max_seqlen: The longest row.
+        max_seqlen_padded: The longest padded row; or the tail, if it is separate and longer.
+        total: The cells of the whole buffer.
+        local_total: The cells of a rank: ``total / cp_size``.
     """
 
     rows: int
@@ -273,8 +287,8 @@ class PackLayout:
 
     def read_shift(self, shift: Any, path: str) -> int:
         """A shift that a caller passed, limited to the size of the whole buffer."""
-        known = whole_number(shift, -(1 << 62), path, "an integer")
-        return max(-self.total, min(known, self.total))
+        number = whole_number(shift, -(1 << 62), path, "an integer")
+        return max(-self.total, min(number, self.total))
 
     def pieces(self, rank: int | None = None, shift: int = 0) -> Pieces:
         """The pieces of a rank, or of the whole buffer: cell j of a row has its token j - shift.
@@ -337,18 +351,18 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def remembered(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
-    """The value of a key, which is made if it is not known.
+def remembered(values: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The value of a key, which is made if `values` lacks it.
 
     Only the newest values are kept: thousands of shifts or ranks of one plan would fill the memory.
     """
-    found = known.get(key)
-    if found is None:
-        found = make()
-        while len(known) >= _MOST_REMEMBERED:
-            known.pop(next(iter(known)), None)
-        known[key] = found
-    return found
+    value = values.get(key)
+    if value is None:
+        value = make()
+        while len(values) >= _MOST_REMEMBERED:
+            values.pop(next(iter(values)), None)
+        values[key] = value
+    return value
 
 
 def _starts_and_offsets(lengths: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
@@ -403,51 +417,87 @@ def plan_buffers(
     The caller passed lengths and multiples to the function `made_by`, so errors about them name it;
     None means `where`. With `each`, errors name the buffer: ``{each} {number}``.
     """
-    lengths, number, bounds, column_rows = rows
     made_by = made_by or where
     multiple = whole_number(options.row_multiple, 1, f"{made_by}(row_multiple)")
     cp_size = whole_number(options.cp_size, 1, f"{where}(cp_size)")
-    cp_layout, tail = options.cp_layout, options.tail
+    cp_layout = options.cp_layout
     if cp_size >= 1 << 31:
         detail = f"expected fewer than 2**31 ranks, found {cp_size}"
         raise ArgumentError("bad_option", f"{where}(cp_size)", detail)
     check_option(cp_layout, get_args(CpLayout), f"{where}(cp_layout)")
-    padded = _pad_lengths(lengths, bounds, multiple, made_by)
+    padded = _pad_lengths(rows.lengths, rows.bounds, multiple, made_by)
     totals = _Totals(options, where, made_by)
-    places = [f", {each} {i}" if each else "" for i in range(len(bounds) - 1)]
-    cells = _sums(padded, bounds)
+    places = [f", {each} {i}" if each else "" for i in range(len(rows.bounds) - 1)]
+    cells = _sums(padded, rows.bounds)
     counts = zip(cells.tolist(), places, strict=True)
-    wanted = np.array([totals.of(count, place) for count, place in counts], np.int64)
-    unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
-    without_tail, surplus, ends = padded.copy(), wanted - cells, bounds[1:]
+    surplus = np.array([totals.of(count, place) for count, place in counts], np.int64) - cells
+    padded_rows = _place_tails(
+        PaddedRows(
+            rows.number,
+            rows.lengths,
+            padded,
+            rows.bounds,
+            np.zeros(len(places), dtype=bool),
+            cp_size,
+            cp_layout,
+        ),
+        surplus,
+        options.tail,
+        rows.column_rows,
+        [f"{where}(tail){place}" for place in places],
+    )
+    _check_chunks(padded_rows, multiple, totals, made_by, places)
+    return padded_rows
+
+
+def _place_tails(
+    rows: PaddedRows, surplus: IntArray, tail: Tail | None, tail_number: int, paths: Sequence[str]
+) -> PaddedRows:
+    """The padded rows with a tail of `surplus` (B,) cells in each buffer that needs one.
+
+    `tail_number` is the number of a separate tail. Errors about a buffer have its path.
+    """
+    padded, ends = rows.padded.copy(), rows.bounds[1:]
+    has_tail = surplus > 0
     if tail == "last_row":
-        for i in np.flatnonzero((surplus > 0) & (np.diff(bounds) == 0)).tolist():
-            detail = f"expected 'own_row' for {wanted[i]} cells without rows, found 'last_row'"
-            raise ArgumentError("bad_option", f"{where}(tail){places[i]}", detail)
-        grows = surplus > 0
-        padded[ends[grows] - 1] += surplus[grows]
+        for i in np.flatnonzero(has_tail & (np.diff(rows.bounds) == 0)).tolist():
+            detail = f"expected 'own_row' for {surplus[i]} cells without rows, found 'last_row'"
+            raise ArgumentError("bad_option", paths[i], detail)
+        padded[ends[has_tail] - 1] += surplus[has_tail]
+        return replace(rows, padded=padded)
+    if not has_tail.any():
+        return rows
+    at = ends[has_tail]
+    return replace(
+        rows,
+        number=np.insert(rows.number, at, tail_number),
+        lengths=np.insert(rows.lengths, at, 0),
+        padded=np.insert(padded, at, surplus[has_tail]),
+        bounds=rows.bounds + np.append(0, has_tail.cumsum()),
+        has_tail=has_tail,
+    )
+
+
+def _check_chunks(
+    rows: PaddedRows, multiple: int, totals: _Totals, made_by: str, places: Sequence[str]
+) -> None:
+    """Refuse padded rows, or buffers, that cannot be cut into equal chunks for the ranks."""
+    cp_size, cp_layout = rows.cp_size, rows.cp_layout
+    unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
     if cp_layout == "zigzag":
-        # A row that has uneven chunks only because of the tail is an error of the total, below.
-        for row in np.flatnonzero(padded % unit * (without_tail % unit))[:1].tolist():
-            detail = (
-                f"expected padded rows of {unit} equal chunks, found {padded[row]} cells; pass "
-            )
-            detail += f"row_multiple={math.lcm(multiple, unit)}"
-            path = f"{made_by}(row_multiple), row {number[row]}"
+        for row in np.flatnonzero(rows.padded % unit).tolist():
+            if rounded_up(rows.lengths.item(row), multiple) % unit == 0:
+                continue  # it is uneven only because of the tail: an error of the total, below
+            detail = f"expected padded rows of {unit} equal chunks, found {rows.padded[row]} cells"
+            detail += f"; pass row_multiple={math.lcm(multiple, unit)}"
+            path = f"{made_by}(row_multiple), row {rows.number[row]}"
             raise ArgumentError("bad_option", path, detail)
-    for i in np.flatnonzero(wanted % unit).tolist():
-        path, remedy = totals.divided_by(unit, int(wanted[i]))
+    cells = _sums(rows.padded, rows.bounds)
+    for i in np.flatnonzero(cells % unit).tolist():
+        path, remedy = totals.divided_by(unit, int(cells[i]))
         detail = f"expected a total of {unit} equal chunks for cp_size={cp_size} and "
-        detail += f"cp_layout={cp_layout!r}, found {wanted[i]} cells; pass {remedy}"
+        detail += f"cp_layout={cp_layout!r}, found {cells[i]} cells; pass {remedy}"
         raise ArgumentError("bad_option", path + places[i], detail)
-    has_tail = (surplus > 0) & (tail == "own_row")
-    if has_tail.any():
-        at = ends[has_tail]
-        padded = np.insert(padded, at, surplus[has_tail])
-        lengths = np.insert(lengths, at, 0)
-        number = np.insert(number, at, column_rows)
-        bounds = bounds + np.append(0, has_tail.cumsum())
-    return PaddedRows(number, lengths, padded, bounds, has_tail, cp_size, cp_layout)
 
 
 def _sums(numbers: IntArray, bounds: IntArray) -> IntArray:
@@ -460,11 +510,11 @@ def rank_of(rank: Any, cp_size: int, path: str) -> int | None:
     """A rank of context parallelism that a caller passed; None is the whole buffer."""
     if rank is None:
         return None
-    known = whole_number(rank, 0, path, f"a rank of 0 to {cp_size - 1}, or None")
-    if known >= cp_size:
+    number = whole_number(rank, 0, path, f"a rank of 0 to {cp_size - 1}, or None")
+    if number >= cp_size:
         detail = f"expected a rank of 0 to {cp_size - 1}, or None, found {brief(rank)}"
         raise ArgumentError("bad_option", path, detail)
-    return known
+    return number
 
 
 class _Totals:
@@ -477,33 +527,33 @@ class _Totals:
         self.least = whole_number(options.min_total, 0, f"{where}(min_total)")
         self.exact = None if total is None else whole_number(total, 0, self.path)
         self.tail = tail
-        asked = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}
-        for name in (name for name, given in asked.items() if given and total is not None):
+        is_given = {"total_multiple": self.multiple != 1, "min_total": self.least != 0}
+        for name in (name for name in is_given if is_given[name] and total is not None):
             detail = f"expected total or {name}, found both; leave one out"
             raise ArgumentError("bad_option", self.path, detail)
         if tail is not None:
             check_option(tail, get_args(Tail), f"{where}(tail)")
-        elif total is not None or any(asked.values()):
+        elif total is not None or any(is_given.values()):
             detail = "expected 'last_row' or 'own_row', which decides where the cells go that the "
             detail += "total needs beyond the rows, found None"
             raise ArgumentError("bad_option", f"{where}(tail)", detail)
 
     def of(self, cells: int, place: str) -> int:
         """The total of a buffer whose padded rows have so many cells; errors name its place."""
-        wanted = self.exact
-        if wanted is None:
-            wanted = int(rounded_up(max(cells, self.least), self.multiple))
-        if wanted < cells:
-            detail = f"expected {cells} cells or more, which the padded rows have, found {wanted}; "
-            detail += f"raise it by {cells - wanted}"
+        total = self.exact
+        if total is None:
+            total = int(rounded_up(max(cells, self.least), self.multiple))
+        if total < cells:
+            detail = f"expected {cells} cells or more, which the padded rows have, found {total}; "
+            detail += f"raise it by {cells - total}"
             raise ArgumentError("bad_option", self.path + place, detail)
-        check_size(wanted, self.path + place)
-        return wanted
+        check_size(total, self.path + place)
+        return total
 
-    def divided_by(self, unit: int, wanted: int) -> tuple[str, str]:
+    def divided_by(self, unit: int, total: int) -> tuple[str, str]:
         """The argument that makes the total a multiple of `unit`: its place, and what to pass."""
         if self.exact is not None:
-            return self.path, f"total={rounded_up(wanted, unit)}"
+            return self.path, f"total={rounded_up(total, unit)}"
         and_tail = "" if self.tail else " and a tail"
         return (
             self.multiple_path,

@@ -146,8 +146,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         self.order: IntArray = assignment.order.copy()
         self._count = len(assignment.costs) // rules.ranks  # micro-batches of each rank
         each = [assignment.order[places].copy() for places in self._slices_in_order(0, rules.ranks)]
-        starts = range(0, rules.ranks * max(self._count, 1), max(self._count, 1))
-        self._steps = tuple(tuple(each[start : start + self._count]) for start in starts)
+        n = self._count
+        self._steps = tuple(tuple(each[rank * n : (rank + 1) * n]) for rank in range(rules.ranks))
         self.inverse: IntArray = self._places_by_row(0, rules.ranks)
 
     def __reduce__(self) -> Any:
@@ -176,11 +176,11 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
     def is_repeat(self, rank: int, step: int) -> npt.NDArray[np.bool_]:
         """(rows,) bool: which rows of a micro-batch are copies. Mask their loss."""
         where = "MicroBatches.is_repeat"
-        rank = self._checked_rank(rank, where)
-        known = integer_of(step)
-        if known is None or not 0 <= known < self._count:
+        rank = self._read_rank(rank, where)
+        number = integer_of(step)
+        if number is None or not 0 <= number < self._count:
             raise _outside(where, "step", step, self._count)
-        return self._assignment.is_copy[self._slices_in_order(rank, rank + 1)[known]].copy()
+        return self._assignment.is_copy[self._slices_in_order(rank, rank + 1)[number]].copy()
 
     def pack(
         self,
@@ -240,8 +240,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
             WireFormatError: A message is malformed.
         """
         where = "MicroBatches.pack"
-        known = self._checked_rank(rank, where)
-        slices = self._slices_in_order(known, known + 1)
+        rank = self._read_rank(rank, where)
+        slices = self._slices_in_order(rank, rank + 1)
         steps = [self._assignment.order[places] for places in slices]
         order = np.concatenate([*steps, np.empty(0, np.int64)])
         bounds = np.cumsum([0, *map(len, steps)])
@@ -268,7 +268,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         cells = [plan.total if rank_in_cp is None else plan.local_total for plan in plans]
         return [*zip(plans, buffers.fill_steps(columns, steps, cells), strict=True)]
 
-    def _buffers(self, where: str, pieces_of: Callable[[int], Pieces]) -> ColumnBuffers:
+    def _buffers(self, where: str, make_pieces: Callable[[int], Pieces]) -> ColumnBuffers:
         """Buffers for columns of all rows. Their packer knows the offsets of earlier calls."""
         check_torch(where)
         from jagcodec.forward.column_buffers import ColumnBuffers
@@ -276,7 +276,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
 
         if self._packer is None:
             self._packer = Packer.of_lengths(self._lengths)
-        return ColumnBuffers(where, self._packer.without_indices(), pieces_of)
+        return ColumnBuffers(where, self._packer.without_indices(), make_pieces)
 
     def rows(self, rank: int) -> IntArray:
         """The rows of a rank, rising and without copies: the rows of ``restore(results, rank)``.
@@ -299,7 +299,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         Raises:
             ArgumentIndexError: There is no such rank.
         """
-        rank = self._checked_rank(rank, "MicroBatches.rows")
+        rank = self._read_rank(rank, "MicroBatches.rows")
         first = self._assignment.bounds[rank * self._count]
         rows: IntArray = self._assignment.order[first + self._places_by_row(rank, rank + 1)]
         return rows
@@ -327,7 +327,7 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
             ArgumentTypeError: `order` does not hold integers.
         """
         where = "MicroBatches.in_order"
-        rank = self._checked_rank(rank, where)
+        rank = self._read_rank(rank, where)
         expected = f"each step of 0 to {self._count - 1} once"
         steps = [integer_of(step) for step in items_of(order, f"{where}(order)", expected)]
         if sorted(step for step in steps if step is not None) != [*range(self._count)]:
@@ -336,8 +336,8 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         numbers = np.arange(len(self._assignment.costs))
         first = rank * self._count
         numbers[first : first + self._count] = first + np.array(steps, np.int64)
-        moved = self._assignment.in_order(numbers)
-        return MicroBatches(self._lengths, self._rules, moved, self._packer)
+        assignment = self._assignment.in_order(numbers)
+        return MicroBatches(self._lengths, self._rules, assignment, self._packer)
 
     def restore(
         self, results: Iterable[Any], rank: int | None = None, *, last: Lengths | None = None
@@ -363,8 +363,9 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
                 columns keep these; other columns are returned as without it.
 
         Returns:
-            A batch or a column of the same kind, as from `concat_rows`: rows 0 to N - 1, or those
-            of the rank, rising.
+            A batch or a column of the same kind, as from `concat_rows`: rows 0 to N - 1, or the
+            rows of the rank, rising. Gradients flow to results in memory: torch copies the columns
+            that autograd follows, as `RaggedView.uses_row_kernel` decides.
 
         Raises:
             ArgumentError: There are not as many results as micro-batches, one has another number of
@@ -375,28 +376,28 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
         """
         where = "MicroBatches.restore"
         if rank is not None:
-            rank = self._checked_rank(rank, where)
+            rank = self._read_rank(rank, where)
         first, end = (0, len(self)) if rank is None else (rank, rank + 1)
         sizes = [places.stop - places.start for places in self._slices_in_order(first, end)]
-        listed = items_of(results, f"{where}(results)", "a list of batches or columns")
-        if len(listed) != len(sizes) or not sizes:
-            detail = f"expected {len(sizes)} results, one for each micro-batch, found {len(listed)}"
+        parts = items_of(results, f"{where}(results)", "a list of batches or columns")
+        if len(parts) != len(sizes) or not sizes:
+            detail = f"expected {len(sizes)} results, one for each micro-batch, found {len(parts)}"
             raise ArgumentError("row_mismatch", f"{where}(results)", detail)
-        restored = _put_back(listed, sizes, self._places_by_row(first, end), where)
+        restored = _put_back(parts, sizes, self._places_by_row(first, end), where)
         if last is None:
             return restored
         from jagcodec.forward.row_ends import last_cells
 
-        wanted = self._read_last(last, f"{where}(last)")
-        return last_cells(restored, wanted if rank is None else wanted[self.rows(rank)], where)
+        lengths = self._read_last(last, f"{where}(last)")
+        return last_cells(restored, lengths if rank is None else lengths[self.rows(rank)], where)
 
     def _read_last(self, last: Any, path: str) -> IntArray:
         """The argument `last` of `restore` as (N,) lengths."""
-        found = lengths_and_packer(last, path)[0]
-        if len(found) != len(self._lengths):
+        lengths = lengths_and_packer(last, path)[0]
+        if len(lengths) != len(self._lengths):
             detail = f"expected {len(self._lengths)} lengths, one for each row of the batch, "
-            raise ArgumentError("row_mismatch", path, detail + f"found {len(found)}")
-        return found
+            raise ArgumentError("row_mismatch", path, detail + f"found {len(lengths)}")
+        return lengths
 
     def report(self) -> dict[str, int | float]:
         """The sizes of the plan, and how well it is balanced.
@@ -427,31 +428,31 @@ class MicroBatches(Sequence[tuple[IntArray, ...]]):
             "heaviest_micro_batch": _over_mean(costs.tolist()),
         }
 
-    def _slices_in_order(self, first: int, last: int) -> list[slice]:
-        """Where the micro-batches of these ranks are in `order`."""
-        bounds = self._assignment.bounds[first * self._count : last * self._count + 1]
-        return [slice(start, end) for start, end in pairwise(bounds.tolist())]
+    def _slices_in_order(self, first: int, end: int) -> list[slice]:
+        """Where the micro-batches of ranks `first` to ``end - 1`` are in `order`."""
+        bounds = self._assignment.bounds[first * self._count : end * self._count + 1]
+        return [slice(start, stop) for start, stop in pairwise(bounds.tolist())]
 
-    def _places_by_row(self, first: int, last: int) -> IntArray:
+    def _places_by_row(self, first: int, end: int) -> IntArray:
         """The places of the rows of these ranks, in rising order of the rows; without copies.
 
-        They count from the first place of these ranks.
+        They count from the first place of rank `first`; the last rank is ``end - 1``.
         """
         bounds = self._assignment.bounds
-        places = slice(bounds[first * self._count], bounds[last * self._count])
+        places = slice(bounds[first * self._count], bounds[end * self._count])
         originals = np.flatnonzero(~self._assignment.is_copy[places])
         return originals[np.argsort(self._assignment.order[places][originals], kind="stable")]
 
-    def _checked_rank(self, rank: Any, where: str) -> int:
+    def _read_rank(self, rank: Any, where: str) -> int:
         """A data-parallel rank that a caller passed; an error if no rank has this number."""
-        known = integer_of(rank)
-        if known is None or not 0 <= known < len(self):
+        number = integer_of(rank)
+        if number is None or not 0 <= number < len(self):
             raise _outside(where, "rank", rank, len(self))
-        return known
+        return number
 
 
 def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str) -> Any:
-    """Join batches or columns with so many rows each, and choose the rows of `index`."""
+    """Join batches or columns of ``sizes[i]`` rows each, and choose the rows of `index`."""
     check_torch(where)
     from jagcodec.columns.column import read_offsets, row_count
     from jagcodec.columns.join import join_leaves
@@ -472,9 +473,9 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     for i, (result, size) in enumerate(zip(results, sizes, strict=True)):
         path = f"{where}(results[{i}])"
         parts.append(opened(result, path) if are_batches else result)
-        found = row_count_of(parts[i], path) if are_batches else row_count(result, path) or 0
-        if found != size:
-            detail = f"expected {size} rows, like its micro-batch, found {found}"
+        rows = row_count_of(parts[i], path) if are_batches else row_count(result, path) or 0
+        if rows != size:
+            detail = f"expected {size} rows, like its micro-batch, found {rows}"
             raise ArgumentError("row_mismatch", path, detail)
     if not are_batches:
         read_offsets(parts, pool)
@@ -484,9 +485,9 @@ def _put_back(results: list[Any], sizes: list[int], index: IntArray, where: str)
     return concat_in_memory(parts, where, index)
 
 
-def _outside(where: str, what: str, found: Any, count: int) -> ArgumentIndexError:
+def _outside(where: str, what: str, value: Any, count: int) -> ArgumentIndexError:
     """The error for a number that is not that of a rank or a step."""
-    detail = f"expected a {what} of 0 to {count - 1}, found {brief(found)}"
+    detail = f"expected a {what} of 0 to {count - 1}, found {brief(value)}"
     return ArgumentIndexError("bad_option", f"{where}({what})", detail)
 
 

@@ -49,8 +49,8 @@ def is_column(source: Any) -> bool:
 
 def tensor_on(numbers: npt.NDArray[Any], device: torch.device | None) -> torch.Tensor:
     """A tensor of new numbers on a device; None is the CPU."""
-    made = torch.from_numpy(numbers)
-    return made if device is None else to_device(made, device)
+    tensor = torch.from_numpy(numbers)
+    return tensor if device is None else to_device(tensor, device)
 
 
 def read_plan_lengths(lengths: Any, path: str, pool: RowSplitsPool) -> RowSplits:
@@ -116,7 +116,7 @@ class Packer:
             detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
             raise ArgumentError("bad_shape", path, detail)
         check_row_ends(self._row_lengths_of(view, path), self.row_splits.lengths, path)
-        return view.followed(torch.is_grad_enabled())
+        return view.with_grad(torch.is_grad_enabled())
 
     def rows_of_rectangle(self, column: Any, path: str) -> RaggedView:
         """The rows of a rectangle (N, S, ...)."""
@@ -131,21 +131,21 @@ class Packer:
 
     def _require_plan_lengths(self, view: RaggedView, path: str, remedy: str) -> RaggedView:
         """The view, if it has the row lengths of the plan; an error otherwise."""
-        expected, found = self.row_splits.lengths, self._row_lengths_of(view, path, remedy)
-        if not np.array_equal(expected, found):
-            row = int(np.argmax(expected != found))
-            detail = f"expected the plan's length of {expected[row]}, found {found[row]}"
-            if (found <= expected).all():
+        expected, lengths = self.row_splits.lengths, self._row_lengths_of(view, path, remedy)
+        if not np.array_equal(expected, lengths):
+            row = int(np.argmax(expected != lengths))
+            detail = f"expected the plan's length of {expected[row]}, found {lengths[row]}"
+            if (lengths <= expected).all():
                 detail += "; name it in align_end if it has only the last tokens of each row, "
                 detail += "such as those of a response"
             raise ArgumentError("bad_length", f"{path}, row {row}", detail + remedy)
-        return view.followed(torch.is_grad_enabled())
+        return view.with_grad(torch.is_grad_enabled())
 
     def _row_lengths_of(self, view: RaggedView, path: str, remedy: str = "") -> IntArray:
         """The row lengths of a view with as many rows as the plan; an error for any other."""
-        expected, found = self.row_splits.rows, view.row_splits.rows
-        if expected != found:
-            detail = f"expected the {expected} rows of the plan, found {found}"
+        expected, rows = self.row_splits.rows, view.row_splits.rows
+        if expected != rows:
+            detail = f"expected the {expected} rows of the plan, found {rows}"
             raise ArgumentError("row_mismatch", path, detail + remedy)
         return view.row_splits.lengths
 
@@ -183,18 +183,18 @@ class Packer:
         lengths = None if last is None else splits.lengths
         pieces = layout.inverse(shift, by_rank=by_rank, last=lengths)
         buffer = BufferTask(view, pieces, _pad_cell_bits(pad, view, "PackPlan.unpack(pad)"), path)
-        (unpacked,) = self.fill([buffer])
-        return nested_tensor(unpacked, splits)
+        (token_values,) = self.fill([buffer])
+        return nested_tensor(token_values, splits)
 
     def _read_last(self, last: Any) -> RowSplits:
         """The row splits of the cells that a caller wants at the end of each row."""
         path, rows = "PackPlan.unpack(last)", self.row_splits.rows
-        wanted = read_plan_lengths(last, path, self.pool)
-        if wanted.rows != rows:
-            detail = f"expected {rows} lengths, one for each row, found {wanted.rows}"
+        last_splits = read_plan_lengths(last, path, self.pool)
+        if last_splits.rows != rows:
+            detail = f"expected {rows} lengths, one for each row, found {last_splits.rows}"
             raise ArgumentError("row_mismatch", path, detail)
-        check_row_ends(wanted.lengths, self.row_splits.lengths, path)
-        return self.pool.unique(wanted)
+        check_row_ends(last_splits.lengths, self.row_splits.lengths, path)
+        return self.pool.unique(last_splits)
 
 
 def _detached_if_grad_is_off(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ Torch is imported when a tensor is asked for, so a controller without it can pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -189,8 +189,8 @@ class PackPlan:
         check_torch("PackPlan.to")
         from jagcodec.memory.plain_types import usable_device
 
-        found = usable_device(device, "PackPlan.to(device)")
-        return PackPlan(self.layout, self._tensor_packer(), found)
+        target = usable_device(device, "PackPlan.to(device)")
+        return PackPlan(self.layout, self._tensor_packer(), target)
 
     def _tensor_packer(self) -> Packer:
         """The packer, made when the first tensor comes. Callers check that torch is there."""
@@ -301,23 +301,28 @@ class PackPlan:
             detail = f"expected a tensor or a batch, found an array of {source.dtype}; "
             detail += "torch.from_numpy makes a tensor of it"
             raise ArgumentTypeError("bad_type", f"{_PACK}(source)", detail)
-        if not is_column(source):
-            _check_defaults("column", source, pad=pad, shift=shift)
-            pieces_of = partial(self.layout.pieces, rank)
-            buffers = ColumnBuffers(_PACK, self._tensor_packer(), pieces_of)
-            buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged, out)
-            return buffers.fill_columns(buffers.plan_columns(source, labels_of))
-        _check_defaults(
-            "batch",
-            source,
-            pad_value_dict=pad_value_dict,
-            labels_of=labels_of,
-            token_aligned_fields=token_aligned_fields,
-            align_end=align_end,
-            keep_jagged=keep_jagged,
-        )
+        if is_column(source):
+            options = {
+                "pad_value_dict": pad_value_dict is not None,
+                "labels_of": labels_of is not None,
+                "token_aligned_fields": not _names_nothing(token_aligned_fields),
+                "align_end": not _names_nothing(align_end),
+                "keep_jagged": not _names_nothing(keep_jagged),
+            }
+            _refuse_options_of_other_form("batch", source, options)
+            return self._pack_column(source, rank, pad, shift, out)
+        options = {"pad": pad is not ..., "shift": type(shift) is not int or shift != 0}
+        _refuse_options_of_other_form("column", source, options)
+        buffers = ColumnBuffers(_PACK, self._tensor_packer(), partial(self.layout.pieces, rank))
+        buffers.read_options(pad_value_dict, token_aligned_fields, align_end, keep_jagged, out)
+        return buffers.fill_columns(buffers.plan_columns(source, labels_of))
+
+    def _pack_column(
+        self, column: Any, rank: int | None, pad: Any, shift: Any, out: Any
+    ) -> torch.Tensor:
+        """What `pack` returns for a column."""
         packer = self._tensor_packer()
-        view = packer.rows_of(source, f"{_PACK}(column)")
+        view = packer.rows_of(column, f"{_PACK}(column)")
         shift = self.layout.read_shift(shift, f"{_PACK}(shift)")
         buffer = packer.buffer(view, self.layout.pieces(rank, shift), _PACK, pad=pad, out=out)
         return packer.fill([buffer])[0]
@@ -395,9 +400,16 @@ class PackPlan:
 _PACK = "PackPlan.pack"
 
 
-def _check_defaults(needed: str, source: Any, **options: Any) -> None:
-    """Refuse options that need a "column" or a "batch", as `needed` says, if they are given."""
-    for name, value in options.items():
-        if not (value is None or value is ... or (type(value) in (int, tuple) and not value)):
-            detail = f"expected a {needed} with {name}, found {describe(source)}"
-            raise ArgumentError("bad_option", f"{_PACK}({name})", detail)
+def _names_nothing(value: Any) -> bool:
+    """Whether an option that lists names of columns is left out, or is an empty collection."""
+    return value is None or (isinstance(value, (list, tuple, Set)) and not value)
+
+
+def _refuse_options_of_other_form(form: str, source: Any, options: dict[str, bool]) -> None:
+    """Refuse options that need a "column" or a "batch", as `form` says.
+
+    `options` has whether the caller gave each.
+    """
+    for name in (name for name, is_given in options.items() if is_given):
+        detail = f"expected a {form} with {name}, found {describe(source)}"
+        raise ArgumentError("bad_option", f"{_PACK}({name})", detail)

@@ -22,8 +22,8 @@ def last_cells(restored: Any, last: IntArray, where: str) -> Any:
 class _Trimmer:
     """Takes the wanted cells from the end of each row; the columns of a batch share the offsets."""
 
-    def __init__(self, wanted: RowSplits) -> None:
-        self._wanted = wanted
+    def __init__(self, last: RowSplits) -> None:
+        self._last = last
         self._pool = RowSplitsPool()
 
     def of(self, column: Any, path: str) -> Any:
@@ -35,13 +35,13 @@ class _Trimmer:
             if isinstance(holder, Open):
                 sizes, columns = [*column.batch_size], with_closed(columns)
                 return WireBatch(MemorySource(columns, sizes, column.meta))
-            return with_columns(column, columns, self._wanted.rows)
+            return with_columns(column, columns, self._last.rows)
         if isinstance(holder, TensorColumn) and column.dim() < 2:  # rows without cells
             return column
         whole = holder.view_or_copy(path, self._pool)
         if whole is None:
             return column
-        found, wanted = whole.row_splits.lengths, self._wanted.lengths
-        check_row_ends(wanted, found, path)
-        ends = whole.moved(whole.row_starts() + found - wanted, self._wanted)
+        lengths, last = whole.row_splits.lengths, self._last.lengths
+        check_row_ends(last, lengths, path)
+        ends = whole.at_starts(whole.row_starts() + lengths - last, self._last)
         return holder.from_view(ends, path)

@@ -37,7 +37,7 @@ class Mask(NamedTuple):
         if self.first_cells is None or view.is_end_to_end:  # such a view has no cells here
             return view
         if self.run_lengths is None:
-            return view.moved(view.row_starts() + self.first_cells)
+            return view.at_starts(view.row_starts() + self.first_cells)
         in_runs = view.in_runs(view.row_starts()[:, None] + self.first_cells, self.run_lengths)
         return end_to_end(values_of(in_runs), self.row_splits)
 

@@ -89,7 +89,7 @@ def response_from_nested(
         what = f"the {r} response tokens in a row of {n}"
         raise _without_prompt(what, f"{where}(full), row {row}")
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
-    return nested_tensor(values_of(view.moved(starts, mask.row_splits)), mask.row_splits)
+    return nested_tensor(values_of(view.at_starts(starts, mask.row_splits)), mask.row_splits)
 
 
 def _views_of(
@@ -175,7 +175,7 @@ def _cells_before_true(
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
     rows = np.searchsorted(splits.offsets_array, starts, side="right") - 1
     before = view.row_starts()[rows] + starts - splits.starts[rows] - 1
-    runs = view.moved(before, RowSplits.from_lengths(lengths))
+    runs = view.at_starts(before, RowSplits.from_lengths(lengths))
     counts = np.zeros(splits.rows, dtype=np.int64)
     np.add.at(counts, rows, lengths)
     return nested_tensor(values_of(runs), RowSplits.from_lengths(counts))

@@ -29,7 +29,7 @@ class RaggedView:
     |---|---|---|---|
     | end to end, and fill the M cells | None | one | `end_to_end` |
     | in a rectangle | s: row i starts at cell ``i * s`` | one | `rows_of_rectangle` |
-    | anywhere, in any order | (N,) cells | one | `moved`, `choose` |
+    | anywhere, in any order | (N,) cells | one | `at_starts`, `choose` |
     | anywhere in buffers | (N,) bytes, as if these were end to end | several | `in_buffers` |
     | K runs each, `run_lengths` long | (N, K), of cells or bytes | one or several | `in_runs` |
 
@@ -110,7 +110,7 @@ class RaggedView:
             return np.arange(self.row_splits.rows, dtype=np.int64) * self.starts
         return self.starts
 
-    def moved(self, starts: IntArray, row_splits: RowSplits | None = None) -> RaggedView:
+    def at_starts(self, starts: IntArray, row_splits: RowSplits | None = None) -> RaggedView:
         """A view of rows at other places of the same memory."""
         return replace(self, starts=starts, row_splits=row_splits or self.row_splits)
 
@@ -154,10 +154,10 @@ class RaggedView:
 
         return as_bytes(memory)
 
-    def followed(self, is_wanted: bool) -> RaggedView:
-        """The view itself if gradients are wanted; otherwise one that autograd does not follow."""
+    def with_grad(self, is_enabled: bool) -> RaggedView:
+        """The view itself if gradients are enabled; otherwise one that autograd does not follow."""
         memory: Any = self.memory
-        if is_wanted or not self.is_tensor or not memory.requires_grad:
+        if is_enabled or not self.is_tensor or not memory.requires_grad:
             return self
         return replace(self, memory=memory.detach())
 
@@ -217,7 +217,8 @@ class RaggedView:
         """The rows at an index, a slice or numbers. A slice of rows end to end stays end to end.
 
         `starts` are the cells where the chosen rows begin if the rows of this view are end to end;
-        for a slice, the cell of its first row alone.
+        for a slice, the cell of its first row alone. `pick` is for callers that have them already,
+        as `ChosenRows` finds them once for all columns; `choose` needs only row splits.
         """
         memory: Any = self.memory
         shape, dim, lengths = self.shape, self.ragged_dim, None
