@@ -405,6 +405,16 @@ def test_strided_rows_in_the_other_layouts():
     assert found["attention_mask"].sum(1).tolist() == [1, 3]
 
 
+@given(
+    st.complex_numbers(allow_nan=False) | st.builds(complex, *[st.sampled_from([0.0, -0.0])] * 2)
+)
+def test_complex_pads_keep_the_signs_of_both_parts(pad):
+    rows = [torch.tensor(row, dtype=torch.complex128) for row in ([1j], [2j, 3j])]
+    td = {"x": torch.nested.nested_tensor(rows, layout=torch.jagged)}
+    rectangle = materialize(td, pad_value_dict={"x": pad})["x"]
+    assert rectangle[0, 1].numpy().tobytes() == np.complex128(pad).tobytes()
+
+
 def test_layouts_without_pads_ignore_pad_values():
     """As NeMo-RL's do, whose readers pass one dict with any layout. A wrong name is still found."""
     td, layouts = make_batch(), list[Layout](["jagged", "packed"])
@@ -517,7 +527,10 @@ def test_a_layout_that_nobody_lays_out_falls_into_none():
     """As one would that is new, and accepted."""
     td = TensorDict({"x": nested([[1], [2, 3]])}, [2])
     layouts = (*get_args(Layout), "new")
-    with mock.patch("jagcodec.train.materialize._LAYOUTS", layouts), pytest.raises(AssertionError):
+    with (
+        mock.patch("jagcodec.train.layout_options._LAYOUTS", layouts),
+        pytest.raises(AssertionError),
+    ):
         materialize(td, layout="new")  # type: ignore[arg-type]
 
 
@@ -752,6 +765,24 @@ def test_what_autograd_follows_is_not_written_over_other_memory(kind):
     column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
     with pytest.raises(ArgumentError, match=r"'x'\).*float8_e5m2.*detach"):
         materialize({"x": column})
+
+
+@pytest.mark.parametrize("page_locked", [False, True])
+def test_out_for_page_locked_rectangles_must_be_page_locked(page_locked, monkeypatch):
+    monkeypatch.setattr("jagcodec.train.layout_options._check_accelerator", lambda: None)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: page_locked)
+    td = ids(1, 2)
+    expected = materialize(td)["ids"]
+    out = {"ids": torch.full_like(expected, 7)}
+    buffer = bytearray(expected.nbytes + 128)
+    for memory, place in ((out, r"\(out\)\['ids'\]"), (buffer, r"\(out\)")):
+        if page_locked:
+            assert_same(materialize(td, pin_memory=True, out=memory)["ids"], expected)
+        else:
+            with pytest.raises(ArgumentError, match=f"{place}: expected page-locked mem") as error:
+                materialize(td, pin_memory=True, out=memory)
+            assert error.value.reason == "conflict"
+    assert page_locked or (out["ids"] == 7).all()
 
 
 WIDE = TensorDict({"wide": torch.ones(2, 5), "ids": ids(1, 2)["ids"]}, [2])

@@ -42,6 +42,10 @@ class Copy(NamedTuple):
     lengths: IntArray
     cell_bytes: int
 
+    def sources(self) -> tuple[Any, ...]:
+        """What the kernel reads: memory and arrays of numbers."""
+        return self.src, self.dst_starts, self.src_starts, self.lengths
+
 
 class Pad(NamedTuple):
     """Write every row of a rectangle: left_pad[i] pad cells, its own cells, pad cells to `width`.
@@ -59,6 +63,10 @@ class Pad(NamedTuple):
     width: int
     cell_bytes: int
     pad_bits: bytes
+
+    def sources(self) -> tuple[Any, ...]:
+        """What the kernel reads: memory and arrays of numbers."""
+        return self.src, self.starts, self.lengths, self.left_pad
 
 
 def rows_only(task: Pad) -> Copy:

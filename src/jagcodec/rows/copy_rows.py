@@ -96,15 +96,18 @@ def pad_into(
     pad_bits: bytes,
     indices: CellIndices,
     *,
-    fresh: bool = False,
+    holds_pads: bool = False,
 ) -> torch.Tensor:
-    """Fill a rectangle with torch, for devices and autograd. With `fresh`, `out` holds pads."""
+    """Fill a rectangle with torch, for devices and autograd.
+
+    With `holds_pads`, every element of `out` holds the pad bits already.
+    """
     values, starts, lengths = _cells_and_runs(view, by_row=True)
     if not view.is_end_to_end or view.ragged_dim > 1:
         values = gather_by_torch(values, starts, lengths, indices)
     left_pad = view.for_runs(left_pad)
     flat = out.view(len(lengths), out.shape[view.ragged_dim], *values.shape[1:])
-    padded = pad_by_torch(values, lengths, flat, left_pad, pad_bits, indices, fresh)
+    padded = pad_by_torch(values, lengths, flat, left_pad, pad_bits, indices, holds_pads)
     return padded.view(out.shape)
 
 
@@ -138,14 +141,14 @@ def pad_by_torch(
     left_pad: IntArray | None,
     pad_bits: bytes,
     indices: CellIndices,  # those of other columns
-    fresh: bool,  # whether every element of `out` holds the pad bits
+    holds_pads: bool,  # whether every element of `out` holds the pad bits already
 ) -> torch.Tensor:
     """Fill `out` (R, width, ...) with rows, which are end to end in `values`, and with pads.
 
     If autograd follows, return a new tensor.
     """
     rows, width = out.shape[:2]
-    if not fresh:
+    if not holds_pads:
         refill(out.detach(), pad_bits)
     starts = kernels.numbers(width, rows)
     if left_pad is not None:

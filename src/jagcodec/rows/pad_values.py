@@ -35,9 +35,14 @@ def bits_of(value: Any, dtype: torch.dtype) -> bytes | None:
     number = value if type(value) in (int, float) else _number_in(value)
     if number is None:
         return None
-    if not number and dtype is not _WITHOUT_ZERO and math.copysign(1.0, number.real) > 0:
+    if not number and dtype is not _WITHOUT_ZERO and _is_unsigned(number):
         return bytes(dtype.itemsize)
-    return (_nonzero_bits if isinstance(number, complex) else _kept_bits)(number, dtype)
+    return (_other_bits if isinstance(number, complex) else _kept_bits)(number, dtype)
+
+
+def _is_unsigned(zero: Any) -> bool:
+    """Whether a zero has no minus sign, in its imaginary part neither."""
+    return math.copysign(1.0, zero.real) > 0 and math.copysign(1.0, zero.imag) > 0
 
 
 def _number_in(value: Any) -> Any:
@@ -50,14 +55,14 @@ def _number_in(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, complex)) else None
 
 
-def _nonzero_bits(number: Any, dtype: torch.dtype) -> bytes | None:
-    """The bits of a number other than 0.0; None if the dtype does not hold it."""
+def _other_bits(number: Any, dtype: torch.dtype) -> bytes | None:
+    """The bits of a number that need not be all 0; None if the dtype does not hold it."""
     try:
         if dtype.is_floating_point or dtype.is_complex:
             cell = torch.tensor(number, dtype=dtype)
             rounded = cell.to(torch.complex128).item()
-            given = complex(number)
-            pairs = ((given.real, rounded.real), (given.imag, rounded.imag))
+            exact = complex(number)
+            pairs = ((exact.real, rounded.real), (exact.imag, rounded.imag))
             fits = rounded == number if isinstance(number, int) else _all_round(pairs, dtype)
             return bytes(cell.reshape(1).view(torch.uint8).tolist()) if fits else None
         whole = int(number)
@@ -71,7 +76,7 @@ def _nonzero_bits(number: Any, dtype: torch.dtype) -> bytes | None:
 
 # A training run pads with the same few numbers throughout, and computing the bits of a float takes
 # longer than filling a small rectangle. Equal keys have equal bits: -0.0 is a key, 0.0 never is.
-_kept_bits = lru_cache(maxsize=256, typed=True)(_nonzero_bits)
+_kept_bits = lru_cache(maxsize=256, typed=True)(_other_bits)
 
 
 def _all_round(pairs: Iterable[tuple[float, float]], dtype: torch.dtype) -> bool:
@@ -79,11 +84,11 @@ def _all_round(pairs: Iterable[tuple[float, float]], dtype: torch.dtype) -> bool
     # Dtypes without infinity clamp larger numbers.
     infinity = torch.tensor(math.inf, dtype=dtype).to(torch.complex128).item().real
     limit = math.inf if math.isinf(infinity) else torch.finfo(dtype).max
-    for given, rounded in pairs:
-        if math.isnan(given) or given == 0 or math.isinf(given):
-            fits = rounded == given or (math.isnan(rounded) and math.isnan(given))
+    for exact, rounded in pairs:
+        if math.isnan(exact) or exact == 0 or math.isinf(exact):
+            fits = rounded == exact or (math.isnan(rounded) and math.isnan(exact))
         else:
-            fits = rounded != 0 and (rounded > 0) == (given > 0) and abs(given) <= limit
+            fits = rounded != 0 and (rounded > 0) == (exact > 0) and abs(exact) <= limit
             fits = fits and math.isfinite(rounded)
         if not fits:
             return False

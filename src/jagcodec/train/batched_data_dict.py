@@ -83,7 +83,7 @@ class BatchedDataDict(dict[str, Any]):
         meta_info: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> None:
-        super().__init__(_given("BatchedDataDict(columns)", columns, **named))
+        super().__init__(_columns_by_name("BatchedDataDict(columns)", columns, **named))
         row_counts(self, "BatchedDataDict")
         self.meta_info = {}
         if meta_info is not None:
@@ -112,11 +112,11 @@ class BatchedDataDict(dict[str, Any]):
     def __setitem__(self, name: str, column: Any) -> None:
         check_name(name, "BatchedDataDict[name]")
         column = closed(column)
-        found = row_count(column, f"BatchedDataDict[{name!r}]")
+        count = row_count(column, f"BatchedDataDict[{name!r}]")
         others = (row_count(other, key) for key, other in self.items() if key != name)
-        rows = next((count for count in others if count is not None), None)
-        if found is not None and rows not in (None, found):
-            detail = f"expected {rows} rows like the other columns, found {found}"
+        rows = next((other for other in others if other is not None), None)
+        if count is not None and rows not in (None, count):
+            detail = f"expected {rows} rows like the other columns, found {count}"
             raise ArgumentError("row_mismatch", f"BatchedDataDict[{name!r}]", detail)
         super().__setitem__(name, column)
 
@@ -127,7 +127,7 @@ class BatchedDataDict(dict[str, Any]):
         return self[name]
 
     def update(self, *args: Any, **named: Any) -> None:
-        for name, column in _given("BatchedDataDict.update", *args, **named).items():
+        for name, column in _columns_by_name("BatchedDataDict.update", *args, **named).items():
             self[name] = column
 
     def __ior__(self: Self, other: Any) -> Self:  # type: ignore[override]
@@ -135,7 +135,7 @@ class BatchedDataDict(dict[str, Any]):
         return self
 
     def __or__(self: Self, other: Any) -> Self:  # type: ignore[override]
-        return self.with_columns({**self, **_given("BatchedDataDict | other", other)})
+        return self.with_columns({**self, **_columns_by_name("BatchedDataDict | other", other)})
 
     def copy(self: Self) -> Self:
         """Another dict of the same columns."""
@@ -176,8 +176,8 @@ class BatchedDataDict(dict[str, Any]):
         Raises:
             ArgumentKeyError: A name is not a column.
         """
-        listed = known_names(names, self, "BatchedDataDict.select")
-        return self.with_columns({name: self[name] for name in listed})
+        names = known_names(names, self, "BatchedDataDict.select")
+        return self.with_columns({name: self[name] for name in names})
 
     def union(self: Self, other: Mapping[str, Any]) -> Self:
         """The columns of both, and the `meta_info` of both; aliased.
@@ -203,9 +203,9 @@ class BatchedDataDict(dict[str, Any]):
     def to(self: Self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Every tensor on another device; columns of equal rows still share their offsets.
 
-        Columns that are there already, and those without tensors, are aliased. Whatever goes to
-        the host has arrived when this returns, with `non_blocking`, too. With it, an accelerator
-        may still be reading columns that are in page-locked memory: wait before you change them.
+        Columns that are there already, and columns without tensors, are aliased. Copies to the host
+        are always complete on return, even with `non_blocking`. With it, an accelerator may still
+        be reading columns that are in page-locked memory: wait before you change them.
 
         Raises:
             ArgumentError: There is no such device.
@@ -223,15 +223,15 @@ class BatchedDataDict(dict[str, Any]):
         return self.with_columns(columns)
 
 
-def _given(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
+def _columns_by_name(path: str, *columns: Any, **named: Any) -> dict[str, Any]:
     """Columns by name, from what the constructor of a dict accepts."""
     try:
         pairs = (each if hasattr(each, "keys") else iterator_of(each) for each in columns)
-        found = dict(*pairs, **named)
+        by_name = dict(*pairs, **named)
     except FOREIGN_ERRORS as error:
         detail = f"expected columns by name, or pairs of them, found {describe(columns[0])}"
         raise ArgumentTypeError("bad_type", path, detail) from error
-    return with_closed(named_columns(found, path))
+    return with_closed(named_columns(by_name, path))
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:
@@ -283,7 +283,7 @@ def _of_parts(parts: Any) -> Any:
 
 
 def _state_of_batch(batch: BatchedDataDict) -> list[dict[str, Any]]:
-    """What a message holds of a batch."""
+    """The columns and the `meta_info` of a batch, for a message."""
     rows = row_counts(batch, "BatchedDataDict") or 0  # columns may have changed since they were set
     return [ColumnDict(batch, rows), batch.meta_info]
 

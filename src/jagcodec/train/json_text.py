@@ -139,8 +139,8 @@ def _plain(value: Any, above: _Steps) -> Any:
     """A scalar of numpy as Python's, or an array as lists of them."""
     is_array, dtype = isinstance(value, np.ndarray), value.dtype
     remedy = array_remedy(value) if is_array else ""
-    known = dtype.kind in ("biufUO" if is_array else "biufU")
-    if not known or remedy or (dtype.kind == "f" and dtype.itemsize > 8):
+    is_json = dtype.kind in ("biufUO" if is_array else "biufU")
+    if not is_json or remedy or (dtype.kind == "f" and dtype.itemsize > 8):
         found = f"{describe(value)} of dtype {dtype}" + (f"; {remedy}" if remedy else "")
         raise _NotJsonError("an array or a scalar that JSON has", found, above)
     if not value.size and lists_of(value.shape) > DEFAULT_LIMITS.objects:

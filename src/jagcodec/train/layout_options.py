@@ -1,7 +1,7 @@
 """The options of `materialize`, checked.
 
-`LayoutOptions` has all of them, and refuses those that do not go together. The functions that make
-its fields from the arguments of a caller come after it.
+`LayoutOptions` has all of them, and refuses those that do not go together. `read_options` makes it
+from the arguments of a caller; the functions that read single arguments come after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from jagcodec._arguments import (
     check_known,
     check_names,
     check_option,
+    flag_of,
     mapping_of,
+    name_set,
+    whole_number,
 )
 from jagcodec.columns.batch import Key
 from jagcodec.errors import (
@@ -25,6 +28,7 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.memory.arrays import IntArray
+from jagcodec.memory.plain_types import usable_device
 from jagcodec.rows.lengths import read_lengths
 from jagcodec.train.rectangles import (
     Layout,
@@ -35,6 +39,7 @@ from jagcodec.wire.read.opened import (
     row_count_of,
 )
 
+_LAYOUTS = get_args(Layout)
 _SIDES = get_args(PaddingSide)
 
 
@@ -58,7 +63,8 @@ class LayoutOptions:
     def check(self) -> None:
         """Raise an error for options that need rectangles in another layout, or an accelerator."""
         if self.layout != "padded":
-            for name in (name for name, given in self._rectangle_options().items() if given):
+            is_given = self._rectangle_options()
+            for name in (name for name in is_given if is_given[name]):
                 detail = f"requires layout='padded', found layout={self.layout!r}"
                 raise ArgumentError("bad_option", f"materialize({name})", detail)
         elif self.pin_memory:
@@ -94,48 +100,106 @@ class LayoutOptions:
         check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
 
 
-def read_values_by_column(given: Any, option: str, expected: str) -> dict[Any, Any]:
+def read_options(
+    *,
+    layout: Any,
+    pad_value_dict: Any,
+    pad_to_seqlen: Any,
+    pad_to_multiple: Any,
+    padding_side: Any,
+    align_end: Any,
+    prompt_lengths: Any,
+    prompt_width: Any,
+    token_aligned_fields: Any,
+    keep_jagged: Any,
+    attention_mask_of: Any,
+    device: Any,
+    pin_memory: Any,
+    out: Any,
+    strict: Any,
+) -> LayoutOptions:
+    """The options of `materialize` from its arguments, checked by themselves and together."""
+    check_option(layout, _LAYOUTS, "materialize(layout)")
+    pads: dict[Any, Any] = {}
+    if pad_value_dict is not None:
+        expected = "a dict of column names to pads"
+        pads = _read_values_by_column(pad_value_dict, "pad_value_dict", expected)
+    side, sides = _read_sides(padding_side)
+    if pin_memory is not False or strict is not False:  # most calls need not check either
+        pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
+        strict = flag_of(strict, "materialize(strict)")
+    placement = Placement(
+        whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)"),
+        whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)"),
+        sides,
+        side,
+        whole_number(prompt_width, 0, "materialize(prompt_width)"),
+    )
+    token_aligned: frozenset[Any] | None = None
+    if token_aligned_fields is not None:
+        token_aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
+    options = LayoutOptions(
+        layout,
+        pads,
+        placement,
+        prompt_lengths,
+        token_aligned,
+        name_set(keep_jagged, "materialize(keep_jagged)"),
+        _read_masks(attention_mask_of),
+        _read_align_end(align_end),
+        usable_device(device, "materialize(device)"),
+        pin_memory,
+        out,
+        strict,
+    )
+    options.check()
+    return options
+
+
+def _read_values_by_column(value: Any, option: str, expected: str) -> dict[Any, Any]:
     """An option that maps names of columns to values."""
-    found = mapping_of(given, f"materialize({option})", expected)
-    check_names(found, f"materialize({option})")
-    return found
+    values = mapping_of(value, f"materialize({option})", expected)
+    check_names(values, f"materialize({option})")
+    return values
 
 
-def read_sides(given: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
+def _read_sides(padding_side: Any) -> tuple[PaddingSide, dict[Any, PaddingSide]]:
     """`padding_side` as the side of most columns, and the sides of the others by name."""
-    by_name = type(given) is not str and isinstance(given, Mapping)
-    sides = read_values_by_column(given, "padding_side", "sides by name") if by_name else {}
-    side: Any = "right" if by_name else given
+    sides: dict[Any, PaddingSide] = {}
+    side = padding_side
+    if type(padding_side) is not str and isinstance(padding_side, Mapping):
+        sides = _read_values_by_column(padding_side, "padding_side", "sides by name")
+        side = "right"
     for each in (side, *sides.values()):
         check_option(each, _SIDES, "materialize(padding_side)")
     return side, sides
 
 
-def read_masks(given: Any) -> Mapping[Any, str]:
+def _read_masks(attention_mask_of: Any) -> Mapping[Any, str]:
     """`attention_mask_of` as a dict of names of columns to the names of their masks."""
     where = "materialize(attention_mask_of)"
-    if given is None:
+    if attention_mask_of is None:
         return {}
-    if isinstance(given, str):
-        return {given: "attention_mask"}
+    if isinstance(attention_mask_of, str):
+        return {attention_mask_of: "attention_mask"}
     expected = "the name of a column, or a mapping of names of columns to names of masks"
-    masks = read_values_by_column(given, "attention_mask_of", expected)
+    masks = _read_values_by_column(attention_mask_of, "attention_mask_of", expected)
     for name in masks.values():
         if not isinstance(name, str):
             detail = f"expected {expected}, found {brief(name)} for a mask"
             raise ArgumentTypeError("bad_type", where, detail)
     if len(set(masks.values())) < len(masks):
-        found = f"expected a name for each mask, found {brief(list(masks.values()))}"
-        raise ArgumentError("conflict", where, found)
+        detail = f"expected a name for each mask, found {brief(list(masks.values()))}"
+        raise ArgumentError("conflict", where, detail)
     return masks
 
 
-def read_align_end(given: Any) -> Mapping[Any, Any]:
+def _read_align_end(align_end: Any) -> Mapping[Any, Any]:
     """`align_end` as a dict of names of columns to the columns where their rows end."""
-    if given is None:
+    if align_end is None:
         return {}
     expected = "a dict of names of columns to names of columns that have all tokens"
-    ends = read_values_by_column(given, "align_end", expected)
+    ends = _read_values_by_column(align_end, "align_end", expected)
     check_names(ends.values(), "materialize(align_end)")
     for name in ends.values():
         if name in ends:
@@ -146,17 +210,17 @@ def read_align_end(given: Any) -> Mapping[Any, Any]:
 
 def read_prompts(batch: Any, options: LayoutOptions) -> IntArray | None:
     """(N,) prompt tokens of each row; None if no column needs them."""
-    given, placement = options.prompt_lengths, options.placement
-    if given is None and not placement.prompt_width:
+    prompts, placement = options.prompt_lengths, options.placement
+    if prompts is None and not placement.prompt_width:
         return None
     where = "materialize(prompt_lengths)"
-    if "left_right" not in (placement.side, *placement.sides.values()) or given is None:
+    if "left_right" not in (placement.side, *placement.sides.values()) or prompts is None:
         detail = f"requires padding_side='left_right', found padding_side={placement.side!r}"
         raise ArgumentError("bad_option", where, detail)
-    if isinstance(given, str):
-        check_known([given], batch.keys(), where)
-        given = batch[given]
-    return read_lengths(given, where, rows=row_count_of(batch, where)).lengths
+    if isinstance(prompts, str):
+        check_known([prompts], batch.keys(), where)
+        prompts = batch[prompts]
+    return read_lengths(prompts, where, rows=row_count_of(batch, where)).lengths
 
 
 def _check_accelerator() -> None:

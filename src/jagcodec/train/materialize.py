@@ -7,7 +7,7 @@ becomes; `rectangles.py` gives all rectangles memory, and fills them together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, assert_never, get_args
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 import torch
@@ -17,11 +17,7 @@ from jagcodec._arguments import (
     check_known,
     check_laid_out,
     check_new_name,
-    check_option,
-    flag_of,
-    name_set,
     result_of,
-    whole_number,
 )
 from jagcodec._compiling import untraced
 from jagcodec.columns.batch import Key
@@ -35,7 +31,7 @@ from jagcodec.errors import (
 from jagcodec.memory.arrays import IntArray
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.extents import check_extent
-from jagcodec.memory.plain_types import check_memory, usable_device
+from jagcodec.memory.plain_types import check_memory
 from jagcodec.produce.warnings import warn_of_swapped_dims
 from jagcodec.rows.copy_rows import owned_values
 from jagcodec.rows.lengths import Lengths
@@ -54,16 +50,12 @@ from jagcodec.rows.views import RaggedView, end_to_end
 from jagcodec.train.batched_data_dict import BatchedDataDict
 from jagcodec.train.layout_options import (
     LayoutOptions,
-    read_align_end,
-    read_masks,
+    read_options,
     read_prompts,
-    read_sides,
-    read_values_by_column,
 )
 from jagcodec.train.rectangles import (
     Layout,
     PaddingSide,
-    Placement,
     Rectangle,
     RowPlaces,
     allocate_rectangles,
@@ -87,8 +79,6 @@ from jagcodec.wire.read.opened import (
     row_lengths_of,
 )
 from jagcodec.wire.read.wire_batch import WireBatch, open_whole
-
-_LAYOUTS = get_args(Layout)
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -184,7 +174,9 @@ def materialize(
             accelerator can be `non_blocking`.
         out: Memory for the rectangles, overwritten from step to step: the result of an earlier call
             (names to tensors of the right shape, dtype and device; columns that it lacks are
-            allocated), or one writable CPU buffer that is large enough for all.
+            allocated), or one writable CPU buffer that is large enough for all. Wait until copies
+            out of it, such as `non_blocking` ones, have finished. With `pin_memory`, it must be
+            page-locked.
         strict: Raise an error for a name in `pad_value_dict`, a `padding_side` by name,
             `token_aligned_fields` or `keep_jagged` that is not the name of a column.
         container: A function that makes the result from the dict of columns. It also makes the
@@ -193,7 +185,8 @@ def materialize(
     Returns:
         The columns in their order. Padded columns are new (or in `out`), in one allocation
         that is freed with the last of them; everything else aliases `td`. Gradients flow through
-        the columns. Non-tensor columns become object arrays (N,), items unwrapped by
+        the columns: torch copies those that autograd follows, as `RaggedView.uses_row_kernel`
+        decides. Non-tensor columns become object arrays (N,), items unwrapped by
         `unwrap_wire_stripped_payload`; a payload of the whole batch fills N rows. Warns
         (`JagcodecWarning`) if it pads the first dim of rows (k, n) while other rows have n tokens.
 
@@ -202,9 +195,10 @@ def materialize(
             than `pad_to_seqlen` (ranks with other widths would hang a collective), or a prompt is
             longer than its row; a row of a column in `align_end` is longer than that of the other,
             or has a padding side of its own; a pad does not fit its dtype; `out` does not fit,
-            overlaps the batch or itself, or is given for a column that needs a gradient; there is
-            no accelerator to pin memory for; rows of a strided nested tensor must be packed, but
-            differ in several dims; or `td` has no batch dim.
+            overlaps the batch or itself, is not page-locked with `pin_memory`, or is given for a
+            column that needs a gradient; there is no accelerator to pin memory for; rows of a
+            strided nested tensor must be packed, but differ in several dims; or `td` has no batch
+            dim.
         ArgumentKeyError: `attention_mask_of`, `align_end` or `prompt_lengths` does not name such a
             column, or `strict` rejects a name.
         ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
@@ -212,43 +206,26 @@ def materialize(
     The contract of the first four arguments is that of NeMo-RL's
     ``nemo_rl.data_plane.codec.materialize``.
     """
-    check_option(layout, _LAYOUTS, "materialize(layout)")
-    pads: dict[Any, Any] = {}
-    if pad_value_dict is not None:
-        pads = read_values_by_column(
-            pad_value_dict, "pad_value_dict", "a dict of column names to pads"
-        )
-    side, sides = read_sides(padding_side)
-    if pin_memory is not False or strict is not False or container is not BatchedDataDict:
-        pin_memory = flag_of(pin_memory, "materialize(pin_memory)")
-        strict = flag_of(strict, "materialize(strict)")
+    if container is not BatchedDataDict:
         check_function(container, "materialize(container)", "a function of a dict of columns")
+    options = read_options(
+        layout=layout,
+        pad_value_dict=pad_value_dict,
+        pad_to_seqlen=pad_to_seqlen,
+        pad_to_multiple=pad_to_multiple,
+        padding_side=padding_side,
+        align_end=align_end,
+        prompt_lengths=prompt_lengths,
+        prompt_width=prompt_width,
+        token_aligned_fields=token_aligned_fields,
+        keep_jagged=keep_jagged,
+        attention_mask_of=attention_mask_of,
+        device=device,
+        pin_memory=pin_memory,
+        out=out,
+        strict=strict,
+    )
     batch = td if type(td) is WireBatch else _open_source(td, "materialize(td)")
-    placement = Placement(
-        whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)"),
-        whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)"),
-        sides,
-        side,
-        whole_number(prompt_width, 0, "materialize(prompt_width)"),
-    )
-    token_aligned: frozenset[Any] | None = None
-    if token_aligned_fields is not None:
-        token_aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
-    options = LayoutOptions(
-        layout,
-        pads,
-        placement,
-        prompt_lengths,
-        token_aligned,
-        name_set(keep_jagged, "materialize(keep_jagged)"),
-        read_masks(attention_mask_of),
-        read_align_end(align_end),
-        usable_device(device, "materialize(device)"),
-        pin_memory,
-        out,
-        strict,
-    )
-    options.check()
     columns = _LayoutPlan(options, batch).filled_columns(container)
     result: Any = _make_container(columns, container)
     if type(result) is BatchedDataDict:
@@ -326,9 +303,9 @@ class _LayoutPlan:
         # All padded columns: the ones above, and rectangles that need no more pads.
         self._padded: dict[Key, Rectangle] = {}
         # Columns of `align_end`, which are planned after the columns that have all tokens.
-        self._at_end: dict[Key, RaggedView] = {}
-        others = options.align_end or options.keep_jagged
-        self._pads_all: bool = options.layout == "padded" and not others
+        self._end_views: dict[Key, RaggedView] = {}
+        has_exceptions = options.align_end or options.keep_jagged
+        self._pads_all: bool = options.layout == "padded" and not has_exceptions
         # Places are computed once for all columns with the same row lengths and padding side.
         self._places: dict[tuple[RowSplits, str], RowPlaces] = {}
 
@@ -384,14 +361,14 @@ class _LayoutPlan:
     def _lay_out_view(self, view: RaggedView, key: Key) -> Any:
         """The rows of a column in the layout of the call."""
         options = self.options
-        kept, placement = key in options.keep_jagged, options.placement
-        if key in options.align_end and not kept:
-            self._at_end[key] = view
+        keeps_jagged, placement = key in options.keep_jagged, options.placement
+        if key in options.align_end and not keeps_jagged:
+            self._end_views[key] = view
             return view
-        layout: Layout = "jagged" if kept else options.layout
+        layout: Layout = "jagged" if keeps_jagged else options.layout
         if layout == "padded":
             return self._pad_rows(view, key)
-        if not kept:
+        if not keeps_jagged:
             check_width(view.row_splits, placement.pad_to_seqlen, key)
         row_splits, values = self.pool.unique(view.row_splits), owned_values(view)
         if layout == "jagged":
@@ -481,7 +458,7 @@ class _LayoutPlan:
         for key, whole_key in self.options.align_end.items():
             check_known([key], keys, where)
             check_laid_out(whole_key, self._padded, "padded", where)
-            if key not in self._at_end:
+            if key not in self._end_views:
                 detail = "expected a jagged or packed column in align_end that is not kept jagged; "
                 detail += "if it is a rectangle, pack_jagged_fields makes it jagged"
                 raise ArgumentError("bad_shape", path_of(key), detail)
@@ -489,7 +466,7 @@ class _LayoutPlan:
                 detail = f"expected no padding_side of {brief(key)}, which is that of "
                 detail += brief(whole_key)
                 raise ArgumentError("conflict", where, detail)
-        for key, view in self._at_end.items():
+        for key, view in self._end_views.items():
             whole = self._padded[self.options.align_end[key]]
             places = place_at_end(view.row_splits, whole, key)
             rectangle = self._plan_rectangle(view, places, key)

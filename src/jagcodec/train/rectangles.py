@@ -1,7 +1,7 @@
 """Rectangles: where rows go in them, and how those of a batch get memory and are filled.
 
-`Placement` says where rows go. `allocate_rectangles` and `fill_rectangles` then take all rectangles
-of a call.
+`Placement` decides where rows go. `allocate_rectangles` and `fill_rectangles` then take all
+rectangles of a call. The last section has errors that `materialize` raises, too.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from jagcodec._arguments import named_item
 from jagcodec.columns.batch import Key
 from jagcodec.errors import ArgumentError, column_name
+from jagcodec.forward.layout import rounded_up
 from jagcodec.kernels import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.memory.arrays import IntArray, are_disjoint
 from jagcodec.memory.extents import check_extent
@@ -86,7 +88,7 @@ class Placement(NamedTuple):
         if side == "left_right":
             return self._place_around(prompts, lengths, key)
         check_width(row_splits, width, key)
-        width = self._round_up(width or row_splits.max)
+        width = rounded_up(width or row_splits.max, self.multiple)
         return RowPlaces(width - lengths if side == "left" else None, width)
 
     def _place_around(self, prompts: IntArray | None, lengths: IntArray, key: Key) -> RowPlaces:
@@ -115,17 +117,14 @@ class Placement(NamedTuple):
             raise _too_long(
                 key, row, self.pad_to_seqlen, f"{ends[row]} with its prompt padded to {before}"
             )
-        return RowPlaces(left_pad, self._round_up(self.pad_to_seqlen or needed))
-
-    def _round_up(self, width: int) -> int:
-        return -(-width // self.multiple) * self.multiple
+        return RowPlaces(left_pad, rounded_up(self.pad_to_seqlen or needed, self.multiple))
 
 
 def place_at_end(row_splits: RowSplits, whole: Rectangle, key: Key) -> RowPlaces:
     """Where rows go that hold the last tokens of the rows of `whole`."""
-    lengths, found = whole.view.row_splits.lengths, row_splits.lengths
-    check_row_ends(found, lengths, path_of(key))
-    missing = lengths - found
+    whole_lengths, lengths = whole.view.row_splits.lengths, row_splits.lengths
+    check_row_ends(lengths, whole_lengths, path_of(key))
+    missing = whole_lengths - lengths
     if whole.left_pad is not None:
         missing = whole.left_pad + missing
     return RowPlaces(missing if missing.any() else None, whole.width)
@@ -138,8 +137,8 @@ def check_width(row_splits: RowSplits, width: int, key: Key) -> None:
         raise _too_long(key, row, width, row_splits.lengths[row])
 
 
-def _too_long(key: Key, row: int, width: int, found: Any) -> ArgumentError:
-    detail = f"expected rows of at most pad_to_seqlen={width} tokens, found {found}; raise it"
+def _too_long(key: Key, row: int, width: int, tokens: Any) -> ArgumentError:
+    detail = f"expected rows of at most pad_to_seqlen={width} tokens, found {tokens}; raise it"
     return ArgumentError("row_too_long", f"{path_of(key)}, row {row}", detail)
 
 
@@ -148,54 +147,52 @@ def _too_long(key: Key, row: int, width: int, found: Any) -> ArgumentError:
 
 def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
     """Give each rectangle memory: new memory, or that of `out`, tensors by name or one buffer."""
-    wanted, path = rectangles, "materialize(out)"
+    without_memory, path = rectangles, "materialize(out)"
     if isinstance(out, Mapping):
-        wanted = [rectangle for rectangle in wanted if not _take_memory_of(out, rectangle)]
+        without_memory = [
+            rectangle for rectangle in rectangles if not _take_memory_of(out, rectangle, pin_memory)
+        ]
         out = None
     elif out is not None:
         out = writable_bytes(out, path)
-        for rectangle in wanted:
+        if pin_memory:
+            _check_page_locked(torch.from_numpy(out), path)
+        for rectangle in without_memory:
             _check_reusable(rectangle)
-    for rectangle in wanted:
+    for rectangle in without_memory:
         if 0 in rectangle.shape:  # an allocation of no bytes does not check the other sizes
             check_extent(rectangle.shape, rectangle.dtype.itemsize, path_of(rectangle.key))
     try:
-        allocate(wanted, out, pin_memory, path)
+        allocate(without_memory, out, pin_memory, path)
     except (MemoryError, ValueError, RuntimeError) as error:
         if isinstance(error, ArgumentError):
             raise
-        largest = max(wanted, key=lambda rectangle: math.prod(rectangle.shape))
+        largest = max(without_memory, key=lambda rectangle: math.prod(rectangle.shape))
         raise no_memory(largest.shape, largest.key, error) from error
 
 
-def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentError:
-    """The error for a column that is too large for this machine, or for torch."""
-    detail = (
-        f"expected rectangles that fit in memory, found one of {shape} for {column_name(key)}: "
-        f"{error!s:.200}"
-    )
-    return ArgumentError("too_large", "materialize", detail)
-
-
-def check_unbacked(cells: int, cell_bytes: int, key: Key) -> None:
-    """Refuse to make memory for many cells that a message may claim without bytes for them."""
-    if not cell_bytes and cells > MAX_UNBACKED_ROWS:
-        detail = f"expected at most {MAX_UNBACKED_ROWS} cells without bytes, found {cells}"
-        raise ArgumentError("too_large", path_of(key), detail)
-
-
-def _take_memory_of(out: Any, rectangle: Rectangle) -> bool:
+def _take_memory_of(out: Any, rectangle: Rectangle, pin_memory: bool) -> bool:
     """Give a rectangle the tensor that `out` has for it; return whether there is one."""
-    found = named_item(out, rectangle.key)
-    if found is None:
+    tensor = named_item(out, rectangle.key)
+    if tensor is None:
         return False
     where = f"materialize(out)[{column_name(rectangle.key)}]"
-    check_out(found, rectangle.shape, rectangle.dtype, rectangle.device, where)
+    check_out(tensor, rectangle.shape, rectangle.dtype, rectangle.device, where)
     _check_reusable(rectangle)
-    rectangle.tensor = found
-    rectangle.data = as_bytes(found) if found.is_cpu else None
+    if pin_memory and tensor.is_cpu:
+        _check_page_locked(tensor, where)
+    rectangle.tensor = tensor
+    rectangle.data = as_bytes(tensor) if tensor.is_cpu else None
     rectangle.zeroed = False
     return True
+
+
+def _check_page_locked(out: torch.Tensor, path: str) -> None:
+    """Refuse memory that is not page-locked. An empty tensor has none."""
+    if out.numel() and not out.is_pinned():
+        detail = "expected page-locked memory with pin_memory=True, found other memory; pass what "
+        detail += "materialize(pin_memory=True) returned, or leave out one of the two"
+        raise ArgumentError("conflict", path, detail)
 
 
 def _check_reusable(rectangle: Rectangle) -> None:
@@ -242,10 +239,10 @@ def _holds_pads(rectangle: Rectangle) -> bool:
 def _fill_by_torch(rectangle: Rectangle, indices: CellIndices) -> None:
     """Write a rectangle that is on a device or that autograd follows."""
     view, bits = rectangle.view, rectangle.pad_bits
-    fresh = _holds_pads(rectangle)
+    holds_pads = _holds_pads(rectangle)
     try:
         rectangle.tensor = pad_into(
-            rectangle.tensor, view, rectangle.left_pad, bits, indices, fresh=fresh
+            rectangle.tensor, view, rectangle.left_pad, bits, indices, holds_pads=holds_pads
         )
     except RuntimeError as error:
         if not (lacks_kernel(error) and is_followed(view.memory)):
@@ -258,9 +255,28 @@ def _are_disjoint(
     by_torch: Sequence[Rectangle], tasks: Sequence[Copy | Pad], rest: Sequence[Copy]
 ) -> bool:
     """Whether no target overlaps another buffer; targets of `rest` are among those of `tasks`."""
-    parts = [part for task in (*tasks, *rest) for part in task[1:]]
+    parts = [part for task in (*tasks, *rest) for part in task.sources()]
     read = [part for part in parts if isinstance(part, np.ndarray)]
     read += [buffer for part in parts if isinstance(part, tuple) for buffer in part]
     read += [part for rectangle in by_torch for part in rectangle.view.memories]
     written = [rectangle.tensor for rectangle in by_torch]
     return are_disjoint([*written, *(task.dst for task in tasks)], read)
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def no_memory(shape: tuple[int, ...], key: Key, error: Exception) -> ArgumentError:
+    """The error for a column that is too large for this machine, or for torch."""
+    detail = (
+        f"expected rectangles that fit in memory, found one of {shape} for {column_name(key)}: "
+        f"{error!s:.200}"
+    )
+    return ArgumentError("too_large", "materialize", detail)
+
+
+def check_unbacked(cells: int, cell_bytes: int, key: Key) -> None:
+    """Refuse to make memory for many cells that a message may claim without bytes for them."""
+    if not cell_bytes and cells > MAX_UNBACKED_ROWS:
+        detail = f"expected at most {MAX_UNBACKED_ROWS} cells without bytes, found {cells}"
+        raise ArgumentError("too_large", path_of(key), detail)

@@ -129,9 +129,9 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     source, rows = _open_with_rows(batch, where)
     interleave = flag_of(interleave, f"{where}(interleave)")
     counts = _read_times(times, rows, f"{where}(times)", may_differ=interleave)
-    every = np.arange(rows)
+    all_rows = np.arange(rows)
     try:
-        chosen = np.repeat(every, counts) if interleave else np.tile(every, int(counts))
+        chosen = np.repeat(all_rows, counts) if interleave else np.tile(all_rows, int(counts))
     except (MemoryError, ValueError) as error:
         detail = f"expected rows whose numbers fit in memory, found {brief(times)} times {rows}"
         raise ArgumentError("too_large", f"{where}(times)", detail) from error
@@ -221,8 +221,10 @@ def split_rows(
     """
     where = "split_rows"
     source, rows = _open_with_rows(batch, where)
-    parts_or_tokens = parts if max_tokens is None else max_tokens
-    if (parts_or_tokens is None) == (sizes is None) or (max_tokens is None and lengths is not None):
+    # With `max_tokens`, `parts` is the fewest parts, and not a way to split.
+    ways = (parts if max_tokens is None else None, sizes, max_tokens)
+    way_count = sum(way is not None for way in ways)
+    if way_count != 1 or (max_tokens is None and lengths is not None):
         detail = "expected one of parts, sizes and max_tokens, and lengths only with max_tokens"
         raise _bad_option(where, detail)
     index: Sequence[Chosen]
@@ -230,8 +232,8 @@ def split_rows(
     if max_tokens is not None:
         path = f"{where}(lengths)"
         if lengths is None:
-            known = row_lengths_of(source, f"{where}(batch)", pool)
-            tokens = common_lengths(known, path, "pass lengths")
+            by_column = row_lengths_of(source, f"{where}(batch)", pool)
+            tokens = common_lengths(by_column, path, "pass lengths")
         else:
             tokens = read_rows(lengths, path, rows=rows).lengths
         index = _split_within(tokens, parts, max_tokens, where)
@@ -253,8 +255,9 @@ def _split_within(
     if parts is not None and least > len(tokens):
         detail = f"expected at most {len(tokens)} parts, one per row, found {least}"
         raise _bad_option(f"{where}(parts)", detail)
-    found = assign_rows(tokens, Rules(max_tokens=max_tokens, least=least, where=where))
-    return [found.order[start:end] for start, end in itertools.pairwise(found.bounds)]
+    assignment = assign_rows(tokens, Rules(max_tokens=max_tokens, least=least, where=where))
+    bounds = itertools.pairwise(assignment.bounds)
+    return [assignment.order[start:end] for start, end in bounds]
 
 
 def _equal_sizes(rows: int, parts: int, where: str) -> IntArray:
@@ -343,24 +346,14 @@ def concat_rows(batches: Iterable[Any]) -> Any:
         [[5, 6], [7], [8, 9]]
     """
     where = "concat_rows"
-    listed = require_list(batches, f"{where}(batches)")
-    encoded = all(map(is_encoded, listed))
-    return join_rows(listed, where) if encoded else concat_in_memory(listed, where)
+    parts = require_list(batches, f"{where}(batches)")
+    are_encoded = all(map(is_encoded, parts))
+    return join_rows(parts, where) if are_encoded else concat_in_memory(parts, where)
 
 
 @untraced
 def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
     """Put batches of the same rows side by side, such as a batch and what a worker wrote back.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import encode_fields, join_columns, materialize
-        >>> lengths = torch.tensor([2, 3])
-        >>> rollout = encode_fields({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=lengths)
-        >>> scores = encode_fields({"logprobs": torch.ones(2, 3)}, lengths=lengths)
-        >>> both = join_columns([rollout, scores])
-        >>> both.fields, materialize(both)["logprobs"].tolist()
-        (('ids', 'logprobs'), [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
 
     Args:
         batches: At least one, each as for `select_rows`. Pack padded columns first, by the row
@@ -382,27 +375,37 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
             batches have a column of the same name.
         ArgumentTypeError: `batches` is one batch, or a value in it is not a batch.
         WireFormatError: A message is malformed; the error names it.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields, join_columns, materialize
+        >>> lengths = torch.tensor([2, 3])
+        >>> rollout = encode_fields({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=lengths)
+        >>> scores = encode_fields({"logprobs": torch.ones(2, 3)}, lengths=lengths)
+        >>> both = join_columns([rollout, scores])
+        >>> both.fields, materialize(both)["logprobs"].tolist()
+        (('ids', 'logprobs'), [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
     """
     where = "join_columns"
     replace = flag_of(replace, f"{where}(replace)")
-    open_ones = opened_each(require_list(batches, f"{where}(batches)"), where)
+    sources = opened_each(require_list(batches, f"{where}(batches)"), where)
     pool, columns = RowSplitsPool(), dict[str, Any]()
-    in_memory_ones = [batch for batch in open_ones if not isinstance(batch, WireBatch)]
-    read_offsets(in_memory_ones, pool)
-    _check_side_by_side(open_ones, replace, where, pool)
-    if len(in_memory_ones) < len(open_ones):
+    in_memory = [batch for batch in sources if not isinstance(batch, WireBatch)]
+    read_offsets(in_memory, pool)
+    _check_side_by_side(sources, replace, where, pool)
+    if len(in_memory) < len(sources):
         # Register the offsets of columns in memory, so that columns of messages share them.
-        for name, leaf in itertools.chain.from_iterable(batch.items() for batch in in_memory_ones):
+        for name, leaf in itertools.chain.from_iterable(batch.items() for batch in in_memory):
             view = column_of(leaf).jagged_view(f"{where}[{name!r}]", pool)
             if view is not None:
                 pool.unique(view.row_splits)
-        each = [open_memory(b, f"{where}(batches[{i}])") for i, b in enumerate(open_ones)]
+        each = [open_memory(b, f"{where}(batches[{i}])") for i, b in enumerate(sources)]
         return side_by_side(each, where, pool)
-    model_batch = open_ones[0]
+    model_batch = sources[0]
     rows, is_dict = row_count_of(model_batch, where), isinstance(model_batch, dict)
     if not is_dict:
-        model_batch = _with_common_sizes(model_batch, open_ones)
-    for batch in open_ones:
+        model_batch = _with_common_sizes(model_batch, sources)
+    for batch in sources:
         for name, leaf in batch.items():
             columns[name] = leaf if is_dict else as_leaf(leaf, rows, f"{where}[{name!r}]")
     device = getattr(model_batch, "device", None)
@@ -411,7 +414,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
 
         columns = moved(columns, device, pool, lambda key: f"{where}[{'.'.join(key)!r}]")
     columns = {name: sharing(leaf, pool, f"{where}[{name!r}]") for name, leaf in columns.items()}
-    return with_meta(with_columns(model_batch, columns, rows), open_ones, uncontradicted)
+    return with_meta(with_columns(model_batch, columns, rows), sources, uncontradicted)
 
 
 def _with_common_sizes(td: TensorDictBase, batches: Sequence[Any]) -> TensorDictBase:
@@ -430,21 +433,24 @@ def _check_side_by_side(
 ) -> None:
     """Refuse batches whose rows cannot stand side by side, or that have a name twice."""
     first = batches[0]
-    rows, known = row_count_of(first, where), row_lengths_of(first, f"{where}(batches[0])", pool)
+    rows = row_count_of(first, where)
+    lengths_in_first = row_lengths_of(first, f"{where}(batches[0])", pool)
     names: set[str] = set()
     for i, batch in enumerate(batches):
         path = f"{where}(batches[{i}])"
-        found = row_count_of(batch, path)
-        if found != rows:
-            detail = f"expected {rows} rows, like the first batch, found {found}"
+        batch_rows = row_count_of(batch, path)
+        if batch_rows != rows:
+            detail = f"expected {rows} rows, like the first batch, found {batch_rows}"
             raise ArgumentError("row_mismatch", path, detail)
         for name in [name for name in batch.keys() if name in names and not replace]:  # noqa: SIM118
             detail = "expected a new name, found one of an earlier batch; pass replace=True"
             raise ArgumentError("conflict", f"{path}[{name!r}]", detail)
         names.update(batch.keys())
-        for name, lengths in row_lengths_of(batch, path, pool).items() if i and known else ():
-            if not any(np.array_equal(lengths, other) for other in known.values()):
-                of_first, expected = next(iter(known.items()))
+        if not i or not lengths_in_first:
+            continue
+        for name, lengths in row_lengths_of(batch, path, pool).items():
+            if not any(np.array_equal(lengths, other) for other in lengths_in_first.values()):
+                of_first, expected = next(iter(lengths_in_first.items()))
                 row = int(np.flatnonzero(lengths != expected)[0])
                 detail = f"expected {expected[row]} tokens like {of_first!r} of the first batch, "
                 detail += f"found {lengths[row]}"

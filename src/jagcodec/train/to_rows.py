@@ -79,8 +79,8 @@ def to_rows(
         source = source.select(names) if is_open else {name: source.get(name) for name in names}
     if as_ == "tensor" and has_torch():
         of_tensors = module_with_torch("train.to_tensor_rows", where)
-        made: list[dict[str, Any]] = of_tensors.rows_of_tensors(source, rows, where)
-        return made
+        samples: list[dict[str, Any]] = of_tensors.rows_of_tensors(source, rows, where)
+        return samples
     form = "array" if as_ == "tensor" else as_
     return rows_on_host(open_memory(source, where), form, where)
 
@@ -139,21 +139,22 @@ def _rows_of(column: Any, rows: int, form: str, path: str, budget: ListBudget) -
 def _rows_of_others(column: Any, rows: int, form: str, path: str, budget: ListBudget) -> list[Any]:
     """The rows of a column of torch or tensordict whose cells are not on the host."""
     holder = column_of(column)
-    beside = holder.other_fields()
-    if beside is not None:  # the column is a tensorclass
+    other_fields = holder.other_fields()
+    if other_fields is not None:  # the column is a tensorclass
         (fields,) = holder.inner_columns() or ()
-        found = rows_on_host(open_memory(fields, path), form, path, budget)
-        return [{**row, **beside} for row in found]
+        samples = rows_on_host(open_memory(fields, path), form, path, budget)
+        return [{**row, **other_fields} for row in samples]
     if holder.is_batch:
         holder.check_batch(path)
     of_tensors = module_with_torch("train.to_tensor_rows", path)
-    made: list[Any] = of_tensors.rows_of_others(
+    items: list[Any] = of_tensors.rows_of_others(
         column, rows, path, lambda cells, path: _rows_of(cells, 1, form, path, budget)[0]
     )
-    return made
+    return items
 
 
 def _numbers(cells: npt.NDArray[Any], dtype: Any, path: str) -> npt.NDArray[Any]:
+    """Cells as numbers of numpy; an error for a dtype that has none."""
     try:
         return numbers_of(cells, torch_name(dtype))
     except TypeError as error:
