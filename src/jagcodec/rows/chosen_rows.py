@@ -26,7 +26,7 @@ CHOSEN = "WireBatch.rows(index)"
 class ChosenRows:
     """Rows chosen of a batch, found once among equal rows for all of its columns."""
 
-    __slots__ = ("_cells", "_found", "at", "index", "pool")
+    __slots__ = ("_by_rows", "_cells", "at", "index", "pool")
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
@@ -34,7 +34,7 @@ class ChosenRows:
         self.at: Any = slice(index.start, index.stop) if isinstance(index, range) else index
         self.pool: RowSplitsPool = RowSplitsPool()  # one `RowSplits` for equal chosen rows
         # The splits of all rows are kept, so that their id stays theirs.
-        self._found: dict[int, tuple[RowSplits, IntArray | int, RowSplits]] = {}
+        self._by_rows: dict[int, tuple[RowSplits, IntArray | int, RowSplits]] = {}
         self._cells: tuple[RowSplits, IntArray | int] | None = None  # if each row is one cell
 
     def __len__(self) -> int:
@@ -48,11 +48,11 @@ class ChosenRows:
     def among(self, rows: RowSplits) -> tuple[RowSplits, IntArray | int]:
         """The splits of the chosen rows, and the cell where each begins; of a range, the first."""
         key = id(rows)
-        known = self._found.get(key)
-        if known is None:
+        entry = self._by_rows.get(key)
+        if entry is None:
             # Columns of one batch have the same splits, whichever thread reads them.
-            known = self._found.setdefault(key, (*self._rows_of(rows), rows))
-        return known[:2]
+            entry = self._by_rows.setdefault(key, (*self._rows_of(rows), rows))
+        return entry[:2]
 
     def _rows_of(self, rows: RowSplits) -> tuple[RowSplits, IntArray | int]:
         if rows.one_cell_each:

@@ -30,10 +30,10 @@ def gathered_bytes(views: Sequence[RaggedView]) -> list[ByteArray]:
         places.append((end, end + size))
         end += aligned(size)
     block = new_block(end).data
-    made = [block[start:stop] for start, stop in places]
-    pairs = zip(views, made, strict=True)
+    parts = [block[start:stop] for start, stop in places]
+    pairs = zip(views, parts, strict=True)
     kernels.copy_all([view.copy_task(data) for view, data in pairs if len(data)])
-    return made
+    return parts
 
 
 def bytes_of_cells(view: RaggedView) -> ByteArray:

@@ -51,19 +51,19 @@ def length_array(lengths: Any, path: str, *, rows: int | None = None) -> IntArra
 
     No length is negative, and they add up below 2**63. `read_lengths` reads tensors, too.
     """
-    found = _integer_array(lengths, path)
-    if found.ndim != 1 or (rows is not None and len(found) != rows):
+    numbers = _integer_array(lengths, path)
+    if numbers.ndim != 1 or (rows is not None and len(numbers) != rows):
         expected = "(N,)" if rows is None else f"({rows},)"
-        detail = f"lengths shape {found.shape} != {expected}: expected one length per row"
+        detail = f"lengths shape {numbers.shape} != {expected}: expected one length per row"
         raise ArgumentError("bad_shape", path, detail)
     # Copy, so that lengths that were checked do not change with the caller's. Numbers that int64
     # does not hold become negative.
-    copied = found.astype(np.int64)
+    copied = numbers.astype(np.int64)
     if not len(copied):
         return copied
     if copied.item(copied.argmin()) < 0:
         row = int(np.argmax(copied < 0))
-        detail = f"expected a length of 0 or more, below 2**63, found {found[row]}"
+        detail = f"expected a length of 0 or more, below 2**63, found {numbers[row]}"
         raise ArgumentError("bad_length", f"{path}, row {row}", detail)
     longest = copied.item(copied.argmax())
     if longest * len(copied) > _LARGEST:
@@ -78,23 +78,23 @@ def _integer_array(lengths: Any, path: str) -> npt.NDArray[Any]:
         return np.array([_length(item, f"{path}, row {i}") for i, item in enumerate(lengths)], int)
     if isinstance(lengths, np.ndarray):
         check_array(lengths, path)
-    known = isinstance(lengths, (np.ndarray, array)) or hasattr(lengths, "__array__")
+    is_array = isinstance(lengths, (np.ndarray, array)) or hasattr(lengths, "__array__")
     try:
-        found = np.asarray(lengths) if known else None
+        numbers = np.asarray(lengths) if is_array else None
     except Exception:  # a foreign `__array__` may raise anything
-        found = None
-    if found is None:
+        numbers = None
+    if numbers is None:
         detail = (
             "expected (N,) lengths: a list, a tuple, an array or a strided tensor, "
             f"found {describe(lengths)}"
         )
         raise ArgumentTypeError("bad_type", path, detail)
-    if found.dtype.kind not in "iu" and found.shape != (0,):  # `np.array([])` holds floats
-        first = found.reshape(-1)[:1].tolist()
+    if numbers.dtype.kind not in "iu" and numbers.shape != (0,):  # `np.array([])` holds floats
+        first = numbers.reshape(-1)[:1].tolist()
         where = f", {brief(first[0])} in row 0" if first else ""
-        detail = f"expected integer lengths, found {found.dtype}{where}"
+        detail = f"expected integer lengths, found {numbers.dtype}{where}"
         raise ArgumentTypeError("bad_dtype", path, detail)
-    return found
+    return numbers
 
 
 def _length(item: Any, path: str) -> int:

@@ -1,7 +1,14 @@
 """Nested tensors, made and taken apart: the only import of private torch.
 
 Nested tensors are `torch.jagged` here; the last section handles torch's older layout, strided.
-`view_of` takes a nested tensor apart: its rows become a `RaggedView`. `nested_tensor` makes one.
+`nested_tensor` makes one. These take one apart: its rows become a `RaggedView`.
+
+| function | when |
+|---|---|
+| `view_of` | for any use; `detach` decides whether gradients flow |
+| `view_over_array` | the rows are only read: over an array, which is faster than over a tensor |
+| `view_of_parts` | the caller has the parts, and may have fetched offsets from devices |
+| `view_of_checked_parts` | the same, and `check_memory` has passed the values |
 
 Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds. So the
 functions here read the parts as attributes.
@@ -53,8 +60,10 @@ with private_names("torch", tested="2.15.0"):
         *("_values", "_offsets", "_lengths", "_ragged_idx", "_metadata_cache"),
         *("_size", "_strides"),
     )
-    for _name in ("_coalesced_", "_indices", "_is_zerotensor", "_nested_tensor_size", "_values"):
-        getattr(torch.Tensor, _name)
+    check_attributes(
+        torch._C.TensorBase,
+        *("_coalesced_", "_indices", "_is_zerotensor", "_nested_tensor_size", "_values"),
+    )
     _mark_dynamic: Callable[..., None] = torch._dynamo.mark_dynamic
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
@@ -244,8 +253,8 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
 def _wrapper_of(values: torch.Tensor) -> Any:
     """A nested tensor of these values that still lacks its attributes."""
     # Torch reads only the number of sizes given here, never the sizes: a nested tensor answers with
-    # its `_size` and `_strides`. Its own constructor gives these, which torch reads by a call of
-    # Python: if a signal handler raises an error there, torch replaces it by a TypeError.
+    # its `_size` and `_strides`. NestedTensor's constructor passes SymInts instead. Torch then
+    # calls Python, and turns an error of a signal handler there into a TypeError.
     sizes = (0, *values.shape)
     return _make_subclass(
         NestedTensor,

@@ -46,12 +46,12 @@ with private_names("tensordict", tested=_TESTED):
 
     _new_tensordict: Any = TensorDict._new_unsafe
     # Attributes that are read later.
-    _MEMBER = NonTensorData(None)
-    check_attributes(_MEMBER, "_non_tensordict", "_tensordict")
-    check_attributes(vars(_MEMBER)["_tensordict"], "_tensordict")
-    _LIKE = NonTensorStack(_MEMBER)
-    check_attributes(_LIKE, "_batch_size", "tensordicts")
-    _PROPERTY: Any = _LIKE._td_dim_name
+    _MODEL_MEMBER = NonTensorData(None)
+    check_attributes(_MODEL_MEMBER, "_non_tensordict", "_tensordict")
+    check_attributes(vars(_MODEL_MEMBER)["_tensordict"], "_tensordict")
+    _MODEL_STACK = NonTensorStack(_MODEL_MEMBER)
+    check_attributes(_MODEL_STACK, "_batch_size", "tensordicts")
+    check_attributes(LazyStackedTensorDict, "_td_dim_name")
 
 TENSORDICT_TYPES = (TensorDict, TensorDictParams, PersistentTensorDict, _SubTensorDict)
 """The types that hold leaves by name, with a batch size."""
@@ -192,7 +192,7 @@ def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:
     return stack
 
 
-_STACK = vars(_LIKE)
+_STACK = vars(_MODEL_STACK)
 """The attributes of a flat stack other than its members and its size."""
 
 # The types of payloads that the constructor of NonTensorData stores without inspecting them.
@@ -202,12 +202,12 @@ _PLAIN = frozenset((dict, list, tuple, str, bytes, int, float, bool, type(None))
 def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
     """A ``NonTensorData(payload)`` for each, made in a twentieth of its constructor's time."""
     # Set attributes one by one: asking for `__dict__` makes the object slow to garbage-collect.
-    like = vars(_MEMBER)
-    data, empty = like["_non_tensordict"], vars(like["_tensordict"])
+    model = vars(_MODEL_MEMBER)
+    data, empty = model["_non_tensordict"], vars(model["_tensordict"])
     entries = type(empty["_tensordict"])
     inner_attributes = [(name, value) for name, value in empty.items() if name != "_tensordict"]
     member_attributes = [
-        (name, value) for name, value in like.items() if not name.endswith("_tensordict")
+        (name, value) for name, value in model.items() if not name.endswith("_tensordict")
     ]
     new, put = object.__new__, object.__setattr__
     for payload in payloads:
@@ -224,8 +224,8 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
 
 def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
     """A TensorDict (N,) of leaves of N rows, without the constructor's check of their shapes."""
-    made: TensorDict = _new_tensordict(leaves, batch_size=torch.Size((rows,)), nested=False)
-    return made
+    batch: TensorDict = _new_tensordict(leaves, batch_size=torch.Size((rows,)), nested=False)
+    return batch
 
 
 def tensordict_of_view(view: TensorDictBase) -> TensorDict:

@@ -77,15 +77,15 @@ def lengths_in_tensor(lengths: torch.Tensor, path: str) -> npt.NDArray[Any]:
         detail = f"expected (N,) lengths in a strided tensor, found {describe(lengths)}"
         raise ArgumentTypeError("bad_type", path, detail)
     integers = lengths.dtype in LENGTH_DTYPES
-    found = plain_array(lengths) if integers else None
-    if found is not None:
-        return found
+    array = plain_array(lengths) if integers else None
+    if array is not None:
+        return array
     check_plain(lengths, path)
     if not integers:
         detail = f"expected integer lengths, found {lengths.dtype}"
         raise ArgumentTypeError("bad_dtype", path, detail)
-    array: npt.NDArray[Any] = lengths.detach().cpu().numpy()
-    return array
+    copy: npt.NDArray[Any] = lengths.detach().cpu().numpy()
+    return copy
 
 
 def rows_of_jagged(lengths: Any, path: str, rows: int | None) -> RowSplits | None:

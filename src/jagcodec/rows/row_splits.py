@@ -146,9 +146,9 @@ class RowSplitsPool:
 
     def unique(self, row_splits: RowSplits) -> RowSplits:
         """The one `RowSplits` of these rows: the first of its value."""
-        known = self._by_source.get(id(row_splits))
-        if known is not None:
-            return known[1]
+        entry = self._by_source.get(id(row_splits))
+        if entry is not None:
+            return entry[1]
         one = self._by_value.setdefault(row_splits.offsets_array.tobytes(), row_splits)
         self._by_source[id(row_splits)] = (row_splits, one)
         return one
@@ -156,16 +156,16 @@ class RowSplitsPool:
     def joined(self, parts: Sequence[RowSplits]) -> RowSplits:
         """The rows of all parts, one after the other; columns of the same parts share them."""
         key = tuple(map(id, parts))
-        known = self._joined.get(key)
-        if known is None:
+        entry = self._joined.get(key)
+        if entry is None:
             lengths = np.concatenate([part.lengths for part in parts])
-            known = self._joined[key] = parts, self.unique(RowSplits.from_lengths(lengths))
-        return known[1]
+            entry = self._joined[key] = parts, self.unique(RowSplits.from_lengths(lengths))
+        return entry[1]
 
     def of_source(self, source: object) -> RowSplits | None:
         """The row splits that `remember` was given for an offsets tensor, if any."""
-        known = self._by_source.get(id(source))
-        return None if known is None else known[1]
+        entry = self._by_source.get(id(source))
+        return None if entry is None else entry[1]
 
     def remember(self, source: object, row_splits: RowSplits) -> None:
         """Keep the row splits of an offsets tensor, so that columns that share it read it once."""

@@ -86,8 +86,8 @@ def _offsets_and_positions(
     row_splits: RowSplits, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(N + 1,) int32 `cu_seqlens` and (total,) int64 positions in rows; made once per device."""
-    found: tuple[torch.Tensor, torch.Tensor] | None = row_splits.varlen_parts.get(device)
-    if found is None:
+    parts: tuple[torch.Tensor, torch.Tensor] | None = row_splits.varlen_parts.get(device)
+    if parts is None:
         starts, lengths = row_splits.starts, row_splits.lengths
         if device.type == "cpu":
             positions = torch.from_numpy(np.arange(row_splits.total) - starts.repeat(lengths))
@@ -95,8 +95,8 @@ def _offsets_and_positions(
             positions = cell_index(np.zeros_like(starts), lengths, device)
         cu_seqlens = torch.from_numpy(row_splits.offsets_array.astype(np.int32))
         both = to_device(cu_seqlens, device), positions
-        found = row_splits.varlen_parts.setdefault(device, both)
-    return found
+        parts = row_splits.varlen_parts.setdefault(device, both)
+    return parts
 
 
 def view_of_varlen(
