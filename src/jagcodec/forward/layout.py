@@ -457,16 +457,16 @@ def _place_tails(
 
     `tail_number` is the number of a separate tail. Errors about a buffer have its path.
     """
-    padded, ends = rows.padded.copy(), rows.bounds[1:]
     has_tail = surplus > 0
+    if not has_tail.any():
+        return rows
+    padded, ends = rows.padded.copy(), rows.bounds[1:]
     if tail == "last_row":
         for i in np.flatnonzero(has_tail & (np.diff(rows.bounds) == 0)).tolist():
             detail = f"expected 'own_row' for {surplus[i]} cells without rows, found 'last_row'"
             raise ArgumentError("bad_option", paths[i], detail)
         padded[ends[has_tail] - 1] += surplus[has_tail]
         return replace(rows, padded=padded)
-    if not has_tail.any():
-        return rows
     at = ends[has_tail]
     return replace(
         rows,
@@ -483,7 +483,9 @@ def _check_chunks(
 ) -> None:
     """Refuse padded rows, or buffers, that cannot be cut into equal chunks for the ranks."""
     cp_size, cp_layout = rows.cp_size, rows.cp_layout
-    unit = 1 if cp_size == 1 else cp_size if cp_layout == "contiguous" else 2 * cp_size
+    if cp_size == 1:
+        return
+    unit = cp_size if cp_layout == "contiguous" else 2 * cp_size
     if cp_layout == "zigzag":
         for row in np.flatnonzero(rows.padded % unit).tolist():
             if rounded_up(rows.lengths.item(row), multiple) % unit == 0:
