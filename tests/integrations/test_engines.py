@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jagcodec import ArgumentError
 from jagcodec.integrations import sglang, vllm
@@ -137,6 +139,13 @@ def response(tokens, values, *, finish="stop", prompt_values=(), meta=None, **mo
 
 
 WHOLE = [None, -1.5, -2.5]
+
+
+def prompt_triples(*tokens):
+    """The part of `meta_info` with the logprobs of these tokens of a prompt."""
+    return {"input_token_logprobs": [(*pair, None) for pair in zip(WHOLE, tokens, strict=True)]}
+
+
 PLAIN, WITHOUT = response([7], [-0.5]), response([7], None)
 WAITED = response([], [], finish="abort")  # aborted while it waited: it has no prompt
 del WAITED["meta_info"]["prompt_tokens"]
@@ -170,14 +179,28 @@ REFUSED_OF_SGLANG = [
 ]
 
 
+# The logprobs of a response of SGLang, and the token ids that they belong to.
+TOKENS_OF = [
+    ("input_token_logprobs", "prompt_token_ids"),
+    ("output_token_logprobs", "output_ids"),
+]
+
+
 class TestSglang:
     @pytest.mark.parametrize(
         ("prompt_values", "more", "ids", "logprobs"),
         [
             (WHOLE, {}, [1, 2, 3], [0.0, -1.5, -2.5]),
             ([-0.75, -1.5, -2.5], {}, [1, 2, 3], [-0.75, -1.5, -2.5]),
+            (WHOLE, {"prompt_token_ids": [1, 2, 3]}, [1, 2, 3], [0.0, -1.5, -2.5]),
             # Triples have 0 where the prompt has an image.
-            (WHOLE, {"prompt_token_ids": [1, 90_000, 3]}, [1, 90_000, 3], [0.0, -1.5, -2.5]),
+            (
+                WHOLE,
+                {"prompt_token_ids": [1, 90_000, 3], "meta": prompt_triples(1, 0, 3)},
+                [1, 90_000, 3],
+                [0.0, -1.5, -2.5],
+            ),
+            (WHOLE, {"meta": prompt_triples(1, 0, 3)}, [1, 0, 3], [0.0, -1.5, -2.5]),
             # Older versions return the last token of a prompt, without a logprob.
             ([None], {}, None, None),
             ((), {"prompt_token_ids": [1, 2, 3]}, [1, 2, 3], None),
@@ -187,8 +210,8 @@ class TestSglang:
         responses = [response([7, 8], [-0.5, -2.0], prompt_values=prompt_values, **more)]
         expected = ROW | {"prompt_ids": ids, "prompt_logprobs": logprobs}
         expected = {name: value for name, value in expected.items() if value is not None}
-        for given in (responses, json.loads(json.dumps(responses))):
-            assert sglang.rows_of(given) == [expected]
+        for form in (responses, json.loads(json.dumps(responses))):
+            assert sglang.rows_of(form) == [expected]
 
     def test_one_response_and_batches_of_batches_with_logprobs_and_without(self):
         assert [row["response_ids"] for row in sglang.rows_of(PLAIN)] == [[7]]
@@ -208,6 +231,20 @@ class TestSglang:
         (row,) = sglang.rows_of([response([7, 8], [-0.5, -1.0], meta=meta)])
         assert row["routed_experts"].dtype == sent.dtype
         assert row["routed_experts"].reshape(-1, 3, 2).tolist() == sent.tolist()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.sampled_from(TOKENS_OF), st.data())
+def test_sglang_logprob_of_another_token_is_refused_and_named(ids, names, data):
+    key, ids_key = names
+    wrong, other = data.draw(st.integers(0, len(ids) - 1)), data.draw(st.integers(1, 9))
+    tokens = [*ids[:wrong], other, *ids[wrong + 1 :]]
+    one = response([], [])
+    one[ids_key], one["meta_info"][key] = ids, [(-0.5, token, None) for token in tokens]
+    if tokens == ids:
+        assert sglang.rows_of(one)[0]["logprobs"] == [-0.5] * len(one["output_ids"])
+        return
+    detail = f"expected token {ids[wrong]} like {ids_key}, found {other}"
+    assert_refused(sglang, [PLAIN, one], f"[1].{key}[{wrong}]", detail)
 
 
 @pytest.mark.parametrize(("returned", "path", "detail"), REFUSED_OF_SGLANG)

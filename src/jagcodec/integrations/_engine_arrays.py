@@ -24,35 +24,35 @@ from jagcodec.wire.spec import MAX_NDIM
 MAX_BYTES = 1 << 30
 """Bytes of one array, unless the caller passes another bound."""
 
-_NAMED = {**NUMPY_BY_NAME, **{name: np.dtype(name) for name in ("uint16", "uint32", "uint64")}}
-_DTYPES = {key: dtype for name, dtype in _NAMED.items() for key in (name, dtype.str)}
-_MOST_HEADER = 1024  # bytes; numpy writes 118 for an array of three dims
+_BY_NAME = {**NUMPY_BY_NAME, **{name: np.dtype(name) for name in ("uint16", "uint32", "uint64")}}
+_DTYPES = {key: dtype for name, dtype in _BY_NAME.items() for key in (name, dtype.str)}
+_MAX_HEADER_BYTES = 1024  # numpy writes 118 for an array of three dims
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 
 
-def decoded_base64(text: Any, most: int, path: str) -> bytes:
-    """The bytes that a text in base64 holds; an error if there are more than `most`."""
+def decoded_base64(text: Any, max_bytes: int, path: str) -> bytes:
+    """The bytes that a text in base64 holds; an error if there are more than `max_bytes`."""
     if not isinstance(text, (str, bytes)):
-        found = f"expected base64 in a string, found {brief(text)}"
-        raise ArgumentError("bad_type", path, found)
-    _check_size(len(text) // 4 * 3 - 2, most, path)  # before anything is allocated
+        detail = f"expected base64 in a string, found {brief(text)}"
+        raise ArgumentError("bad_type", path, detail)
+    _check_size(len(text) // 4 * 3 - 2, max_bytes, path)  # before anything is allocated
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
         detail = f"expected base64, found {len(text)} characters that are not: {error!s:.100}"
         remedy = "; was the body cut on its way?"
         raise ArgumentError("bad_value", path, detail + remedy) from error
-    _check_size(len(data), most, path)
+    _check_size(len(data), max_bytes, path)
     return data
 
 
-def _check_size(size: int, most: int, path: str) -> None:
-    """Raise an error for more than `most` bytes."""
-    if size > most:
-        detail = f"expected at most {most} bytes (max_bytes), found {size} in base64"
+def _check_size(size: int, max_bytes: int, path: str) -> None:
+    """Raise an error for more than `max_bytes` bytes."""
+    if size > max_bytes:
+        detail = f"expected at most {max_bytes} bytes (max_bytes), found {size} in base64"
         raise ArgumentError("too_large", path, f"{detail}; if they are honest, raise max_bytes")
 
 
@@ -60,7 +60,7 @@ def dtype_named(name: Any, path: str) -> np.dtype[Any]:
     """The dtype of a name such as "int16" or "<i2"."""
     dtype = _DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
-        expected = f"expected a dtype of numbers, such as {', '.join(map(repr, _NAMED))}"
+        expected = f"expected a dtype of numbers, such as {', '.join(map(repr, _BY_NAME))}"
         raise ArgumentError("bad_dtype", path, f"{expected}; found {brief(name)}")
     return dtype
 
@@ -78,10 +78,10 @@ def array_of_npy(data: bytes, path: str) -> npt.NDArray[Any]:
     file = io.BytesIO(data)
     try:
         read_header = _READ_HEADER[np.lib.format.read_magic(file)]
-        shape, fortran, dtype = read_header(file, max_header_size=_MOST_HEADER)
+        shape, fortran, dtype = read_header(file, max_header_size=_MAX_HEADER_BYTES)
     except Exception as error:  # the header is an expression: its parser raises many types
-        found = f"{len(data)} bytes without its header: {type(error).__name__}: {error!s:.100}"
-        detail = f"expected a .npy file of version 1 or 2, as numpy.save writes it, found {found}"
+        detail = "expected a .npy file of version 1 or 2, as numpy.save writes it, found "
+        detail += f"{len(data)} bytes without its header: {type(error).__name__}: {error!s:.100}"
         raise ArgumentError("bad_value", path, detail) from error
     order: Literal["F", "C"] = "F" if fortran else "C"
     return shaped_array(data, dtype_named(dtype.str, path), shape, path, file.tell(), order)
@@ -100,10 +100,10 @@ def shaped_array(
     if len(sizes) != len(shape) or len(sizes) > MAX_NDIM:
         detail = f"expected a shape of at most {MAX_NDIM} sizes from 0 on, found {brief(shape)}"
         raise ArgumentError("bad_shape", path, detail)
-    expected, found = math.prod(sizes) * dtype.itemsize, len(data) - begin
-    if expected != found:
+    expected, size = math.prod(sizes) * dtype.itemsize, len(data) - begin
+    if expected != size:
         detail = f"expected {expected} bytes of shape {brief(sizes)} and dtype {dtype.name}, found"
-        raise ArgumentError("bad_length", path, f"{detail} {found}; was the body cut on its way?")
+        raise ArgumentError("bad_length", path, f"{detail} {size}; was the body cut on its way?")
     try:
         array: npt.NDArray[Any] = np.ndarray(sizes, dtype, data, begin, order=order)
     except ValueError as error:  # there are no cells, but the other sizes overflow
@@ -119,7 +119,7 @@ def shaped_array(
 _SMALLEST_FIRST = tuple(np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64"))
 
 
-class KnownIds(NamedTuple):
+class ExpertIds(NamedTuple):
     """The ids that may occur: those of all experts of a model, and the pad, if there is one."""
 
     experts: int
@@ -129,9 +129,9 @@ class KnownIds(NamedTuple):
         """The ids in the smallest dtype for all ids that may occur; an error for any other id."""
         pad = 0 if self.pad is None else self.pad
         low, high = min(pad, 0), max(pad, self.experts - 1)
-        found = smallest_of(ids, low, high)
+        smallest = smallest_of(ids, low, high)
         self._check(ids, path)
-        return found
+        return smallest
 
     def _check(self, ids: npt.NDArray[Any], path: str) -> None:
         """Raise an error for an id that is neither of an expert nor the pad."""
@@ -146,20 +146,20 @@ class KnownIds(NamedTuple):
             raise ArgumentError("bad_value", path, detail)
 
 
-def known_ids(experts: Any, pad: Any, where: str) -> KnownIds | None:
+def usable_expert_ids(experts: Any, pad: Any, where: str) -> ExpertIds | None:
     """The number of experts and the pad that a caller passed; None if it passed neither."""
     if experts is None and pad is None:
         return None
     count = whole_number(experts, 1, f"{where}(experts)", "the number of experts")
     if pad is None:
-        return KnownIds(count, None)
+        return ExpertIds(count, None)
     number, path = integer_of(pad), f"{where}(pad)"
     if number is None:
         raise ArgumentError("bad_pad", path, f"expected an integer or None, found {brief(pad)}")
     if 0 <= number < count:
         detail = f"expected a pad that is not the id of an expert (0 to {count - 1})"
         raise ArgumentError("bad_pad", path, f"{detail}, found {number}; pass -1")
-    return KnownIds(count, number)
+    return ExpertIds(count, number)
 
 
 def smallest_of(ids: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:

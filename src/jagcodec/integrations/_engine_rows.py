@@ -21,8 +21,8 @@ def reading_output(path: str, expected: str) -> Iterator[None]:
     except JagcodecError:
         raise
     except (AttributeError, LookupError, *FOREIGN_ERRORS) as error:
-        found = f"expected {expected}, found {type(error).__name__}: {error}"
-        raise ArgumentError("bad_type", path, f"{found}; leave out failed requests") from error
+        detail = f"expected {expected}, found {type(error).__name__}: {error}"
+        raise ArgumentError("bad_type", path, f"{detail}; leave out failed requests") from error
 
 
 def logprob(value: Any, path: str) -> float:
@@ -32,17 +32,17 @@ def logprob(value: Any, path: str) -> float:
     return float(value)
 
 
-def check_count(found: int, expected: int, path: str, like: str) -> None:
+def check_count(count: int, expected: int, path: str, like: str) -> None:
     """Raise an error if there are not as many items as in `like`, which has `expected`."""
-    if found != expected:
-        detail = f"expected {expected} items like {like}, found {found}"
+    if count != expected:
+        detail = f"expected {expected} items like {like}, found {count}"
         raise ArgumentError("bad_length", path, detail)
 
 
 def same_keys(rows: dict[str, Row]) -> list[Row]:
     """The rows, without keys that are None in every row; an error if only some rows have a key.
 
-    `rows` has them by the paths of their samples. Each row gets lists of its own.
+    The keys of `rows` are the paths of the samples. Each row gets its own lists.
     """
     for key in next(iter(rows.values()), {}):
         without = [path for path, row in rows.items() if row[key] is None]

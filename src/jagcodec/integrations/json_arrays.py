@@ -14,9 +14,9 @@ from jagcodec.integrations._engine_arrays import (
     MAX_BYTES,
     decoded_base64,
     dtype_named,
-    known_ids,
     shaped_array,
     smallest_of,
+    usable_expert_ids,
 )
 
 __all__ = ["array_of_envelope", "smallest_ids"]
@@ -47,7 +47,7 @@ def array_of_envelope(envelope: Any, *, max_bytes: int = MAX_BYTES) -> npt.NDArr
         ArgumentTypeError: This is not a dict.
     """
     path = "array_of_envelope(envelope)"
-    most = whole_number(max_bytes, 0, "array_of_envelope(max_bytes)")
+    max_bytes = whole_number(max_bytes, 0, "array_of_envelope(max_bytes)")
     parts = mapping_of(envelope, path, "a dict of data, shape and dtype")
     missing = [name for name in ("data", "shape", "dtype") if name not in parts]
     if missing:
@@ -58,7 +58,7 @@ def array_of_envelope(envelope: Any, *, max_bytes: int = MAX_BYTES) -> npt.NDArr
         detail = f"expected a list of sizes, found {brief(shape)}"
         raise ArgumentError("bad_shape", f"{path}.shape", detail)
     dtype = dtype_named(parts["dtype"], f"{path}.dtype")
-    data = decoded_base64(parts["data"], most, f"{path}.data")
+    data = decoded_base64(parts["data"], max_bytes, f"{path}.data")
     return shaped_array(data, dtype, shape, f"{path}.data")
 
 
@@ -99,7 +99,7 @@ def smallest_ids(
         kind = ids.dtype if isinstance(ids, np.ndarray) else describe(ids)
         raise ArgumentTypeError("bad_type", path, f"expected an array of integers, found {kind}")
     check_array(ids, path)
-    known = known_ids(experts, pad, "smallest_ids")
-    if known is None:
+    expert_ids = usable_expert_ids(experts, pad, "smallest_ids")
+    if expert_ids is None:
         return smallest_of(ids, int(ids.min(initial=0)), int(ids.max(initial=0)))
-    return known.in_smallest(ids, path)
+    return expert_ids.in_smallest(ids, path)

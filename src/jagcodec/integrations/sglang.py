@@ -14,11 +14,11 @@ from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief, describe
 from jagcodec.integrations._engine_arrays import (
     MAX_BYTES,
-    KnownIds,
+    ExpertIds,
     decoded_base64,
     dtype_named,
     flat_array,
-    known_ids,
+    usable_expert_ids,
 )
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 
@@ -75,16 +75,21 @@ def rows_of(
         max_bytes: The most bytes that the expert ids of a response may have.
 
     Returns:
-        A dict per response, in order. `prompt_ids` (`prompt_token_ids`, which you get for
-        ``return_prompt_token_ids=True``, or the tokens of `input_token_logprobs` if these cover
-        the prompt) and `response_ids` are lists of ints. `logprobs` (of the sampled tokens,
-        ``return_logprob=True``) and `prompt_logprobs` (``logprob_start_len=0``; the first one is
-        0.0) are lists of floats. `finish_reason` is the `type` of SGLang's dict.
-        `routed_experts` is an array (tokens, layers, top k) if you pass `layers` and `top_k`, and
-        flat otherwise; it is read-only where it is what SGLang sent. It has no row for the last
-        token, which was not forwarded. If you pass `earlier` and its start is not 0, it has the
-        beginning of `earlier`, and then what was sent. A key that SGLang returned for no sample is
-        in no row. Lists belong to their row.
+        A dict per response, in order. A key that SGLang returned for no sample is in no row. Lists
+        belong to their row. The keys are:
+
+        * `prompt_ids`: a list of ints. They are the `prompt_token_ids`, which you get for
+          ``return_prompt_token_ids=True``. Without these, they are the tokens of
+          `input_token_logprobs`, if these cover the prompt; SGLang sends 0 for those of an image.
+        * `response_ids`: a list of ints.
+        * `logprobs`: a list of floats, of the sampled tokens; for ``return_logprob=True``.
+        * `finish_reason`: the `type` of SGLang's dict.
+        * `prompt_logprobs`: a list of floats, of which the first is 0.0; for
+          ``logprob_start_len=0``.
+        * `routed_experts`: an array (tokens, layers, top k) if you pass `layers` and `top_k`, and
+          flat otherwise. It has no row for the last token, which was not forwarded. If you pass
+          `earlier` and its start is not 0, it has the beginning of `earlier`, and then the ids that
+          SGLang sent. An array of these alone is read-only.
 
     Raises:
         ArgumentError: Only some samples have a key, a response is not one of ``/generate``, or its
@@ -95,20 +100,25 @@ def rows_of(
     where = "sglang.rows_of"
     with reading_output(f"{where}(responses)", "responses of SGLang's /generate"):
         samples = dict(_each_response(responses, f"{where}(responses)"))
-    most = whole_number(max_bytes, 0, f"{where}(max_bytes)")
+    max_bytes = whole_number(max_bytes, 0, f"{where}(max_bytes)")
     shape = _shape_of_token(layers, top_k, where)
-    ids = known_ids(experts, pad, where)
+    expert_ids = usable_expert_ids(experts, pad, where)
     starts = _starts_of(start_len, len(samples), f"{where}(start_len)")
     only_from_start = start_len is not None and earlier is None
-    before: list[Any] = [None] * len(samples)
+    earlier_ids: list[Any] = [None] * len(samples)
     if earlier is not None:
-        before = items_of(earlier, f"{where}(earlier)", "an array or None for each response")
-        check_count(len(before), len(samples), f"{where}(earlier)", "responses")
+        earlier_ids = items_of(earlier, f"{where}(earlier)", "an array or None for each response")
+        check_count(len(earlier_ids), len(samples), f"{where}(earlier)", "responses")
     rows: dict[str, Row] = {}
     for i, (path, response) in enumerate(samples.items()):
-        path_of_earlier = f"{where}(earlier)[{i}]"
         options = _ExpertOptions(
-            shape, ids, starts[i], only_from_start, before[i], path_of_earlier, most
+            shape,
+            expert_ids,
+            starts[i],
+            only_from_start,
+            earlier_ids[i],
+            f"{where}(earlier)[{i}]",
+            max_bytes,
         )
         with reading_output(path, "a response of SGLang's /generate"):
             rows[path] = _row_of_response(response, options, path)
@@ -119,12 +129,12 @@ class _ExpertOptions(NamedTuple):
     """The options of a caller for the expert ids of one response."""
 
     shape: tuple[int, int] | None  # layers and top k
-    ids: KnownIds | None
+    expert_ids: ExpertIds | None
     start: int | None  # the token whose ids come first; None if the response names it
     only_from_start: bool  # whether the row has no ids of tokens before the start
-    earlier: Any  # the ids of tokens before the start
+    earlier_ids: Any  # of tokens before the start; None if the caller passed none
     path_of_earlier: str
-    most: int  # bytes
+    max_bytes: int
 
 
 def _shape_of_token(layers: Any, top_k: Any, where: str) -> tuple[int, int] | None:
@@ -138,15 +148,15 @@ def _shape_of_token(layers: Any, top_k: Any, where: str) -> tuple[int, int] | No
     )
 
 
-def _starts_of(given: Any, count: int, path: str) -> list[int | None]:
+def _starts_of(start_len: Any, count: int, path: str) -> list[int | None]:
     """The start of the expert ids of each response; None if the response names it."""
-    if given is None:
+    if start_len is None:
         return [None] * count
-    if integer_of(given) is not None:
-        return [whole_number(given, 0, path)] * count
-    listed = items_of(given, path, "an integer, or a list of one for each response")
-    check_count(len(listed), count, path, "responses")
-    return [whole_number(start, 0, f"{path}[{i}]") for i, start in enumerate(listed)]
+    if integer_of(start_len) is not None:
+        return [whole_number(start_len, 0, path)] * count
+    starts = items_of(start_len, path, "an integer, or a list of one for each response")
+    check_count(len(starts), count, path, "responses")
+    return [whole_number(start, 0, f"{path}[{i}]") for i, start in enumerate(starts)]
 
 
 def _each_response(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -183,7 +193,7 @@ def _experts_of_response(
         return None
     # Versions that send other dtypes than int32 name them.
     dtype = dtype_named(meta.get("routed_experts_dtype", "int32"), f"{path}_dtype")
-    flat = flat_array(decoded_base64(meta["routed_experts"], options.most, path), dtype, path)
+    flat = flat_array(decoded_base64(meta["routed_experts"], options.max_bytes, path), dtype, path)
     start = options.start
     if start is None:
         start = whole_number(meta.get("routed_experts_start_len") or 0, 0, f"{path}_start_len")
@@ -200,20 +210,22 @@ def _experts_of_response(
         detail = f"expected {expected} tokens x {of_each} = {expected * layers * top_k} ids"
         remedy = "; check layers=, top_k= and start_len="
         raise ArgumentError("bad_length", path, f"{detail}, found {len(flat)}{remedy}")
-    sent = _in_smallest(flat.reshape(count, layers, top_k), options, path)
+    ids = _in_smallest(flat.reshape(count, layers, top_k), options, path)
     if start == 0 or options.only_from_start:
-        return sent
-    return np.concatenate([_ids_before_start(options, start, path), sent])
+        return ids
+    return np.concatenate([_ids_before_start(options, start, path), ids])
 
 
 def _in_smallest(ids: npt.NDArray[Any], options: _ExpertOptions, path: str) -> npt.NDArray[Any]:
     """The ids in the smallest dtype, if the number of experts is known."""
-    return ids if options.ids is None else options.ids.in_smallest(ids, path)
+    if options.expert_ids is None:
+        return ids
+    return options.expert_ids.in_smallest(ids, path)
 
 
 def _ids_before_start(options: _ExpertOptions, start: int, path: str) -> npt.NDArray[Any]:
     """The expert ids of the tokens before `start`, which the caller passed in `earlier`."""
-    earlier = options.earlier
+    earlier = options.earlier_ids
     count = 0 if earlier is None else len(earlier)
     if count < start:
         detail = f"expected expert ids of the first {start} tokens in earlier=, found {count}"
@@ -221,9 +233,10 @@ def _ids_before_start(options: _ExpertOptions, start: int, path: str) -> npt.NDA
         raise ArgumentError("bad_length", path, detail + remedy)
     is_integers = isinstance(earlier, np.ndarray) and earlier.dtype.kind in "iu"
     if not is_integers or earlier.shape[1:] != options.shape or earlier.itemsize > 4:
-        expected = f"expected int32 or smaller integers of shape (tokens, *{brief(options.shape)})"
-        found = f"{earlier.dtype} of shape {earlier.shape}" if is_integers else describe(earlier)
-        raise ArgumentError("bad_shape", options.path_of_earlier, f"{expected}, found {found}")
+        detail = f"expected int32 or smaller integers of shape (tokens, *{brief(options.shape)}), "
+        detail += "found "
+        detail += f"{earlier.dtype} of shape {earlier.shape}" if is_integers else describe(earlier)
+        raise ArgumentError("bad_shape", options.path_of_earlier, detail)
     return _in_smallest(earlier[:start], options, options.path_of_earlier)
 
 
@@ -235,9 +248,14 @@ def _logprobs_of_triples(triples: Any, ids: list[int], path: str) -> list[float]
     check_count(len(triples), len(ids), path, "output_ids")
     for at, (_, token, _) in enumerate(triples):
         if token != ids[at]:
-            found = f"expected token {ids[at]} like output_ids, found {brief(token)}"
-            raise ArgumentError("row_mismatch", f"{path}[{at}]", found)
+            raise _other_token(token, ids[at], "output_ids", f"{path}[{at}]")
     return [logprob(value, f"{path}[{at}]") for at, (value, _, _) in enumerate(triples)]
+
+
+def _other_token(token: Any, expected: int, like: str, path: str) -> ArgumentError:
+    """The error for the logprob of another token than the one that the response has there."""
+    detail = f"expected token {expected} like {like}, found {brief(token)}"
+    return ArgumentError("row_mismatch", path, detail)
 
 
 def _prompt_of_response(
@@ -255,5 +273,10 @@ def _prompt_of_response(
             raise ArgumentError("bad_length", path, expected + remedy)
         return None if prompt is None else [*map(index, prompt)], None
     values[0] = 0.0 if values[0] is None else values[0]
-    ids = [index(token) for token in prompt or [token for _, token, _ in triples]]
+    tokens = [token for _, token, _ in triples]
+    ids = [index(token) for token in prompt or tokens]
+    for at, token in enumerate(tokens):
+        # SGLang sends 0 for the tokens of an image, whose ids the tokenizer does not have.
+        if token not in (ids[at], 0):
+            raise _other_token(token, ids[at], "prompt_token_ids", f"{path}[{at}]")
     return ids, [logprob(value, f"{path}[{at}]") for at, value in enumerate(values)]

@@ -17,15 +17,15 @@ from jagcodec._compiling import untraced
 from jagcodec.errors import ArgumentError, brief
 from jagcodec.integrations._engine_arrays import (
     MAX_BYTES,
-    KnownIds,
+    ExpertIds,
     array_of_npy,
     decoded_base64,
-    known_ids,
+    usable_expert_ids,
 )
 from jagcodec.integrations._engine_rows import Row, check_count, logprob, reading_output, same_keys
 from jagcodec.memory.arrays import AnyArray
 
-_MOST_TOP = 1 << 20
+_LARGEST_TOP = 1 << 20
 """The largest `top`: more tokens than any vocabulary has."""
 
 
@@ -129,17 +129,17 @@ def _logprobs_of_positions(
     if positions is None:
         return None
     check_count(len(positions), len(ids), path, "token ids")
-    found = []
+    logprobs = []
     for at, (token, position) in enumerate(zip(ids, positions, strict=True)):
         if at == 0 and first is not None and not position:
-            found.append(first)
+            logprobs.append(first)
             continue
         if key(token) not in (position or ()):
-            those = "None" if position is None else f"those of {brief(list(position))}"
-            detail = f"expected the logprob of token {token}, found {those}"
+            others = "None" if position is None else f"those of {brief(list(position))}"
+            detail = f"expected the logprob of token {token}, found {others}"
             raise ArgumentError("bad_shape", f"{path}[{at}]", detail)
-        found.append(logprob(value(position[key(token)]), f"{path}[{at}]"))
-    return found
+        logprobs.append(logprob(value(position[key(token)]), f"{path}[{at}]"))
+    return logprobs
 
 
 # --- the most likely tokens --------------------------------------------------------------------
@@ -166,20 +166,20 @@ _Ranked: TypeAlias = dict[Any, tuple[int, Any]]
 def _usable_top_counts(top: int | None, prompt_top: int | None, where: str) -> _TopCounts:
     """The options `top` and `prompt_top`, checked."""
     counts = []
-    for name, asked in (("top", top), ("prompt_top", prompt_top)):
-        path, expected = f"{where}({name})", f"1 to {_MOST_TOP}"
-        count = None if asked is None else whole_number(asked, 1, path, expected)
-        if count is not None and count > _MOST_TOP:
-            raise ArgumentError("bad_option", path, f"expected {expected}, found {brief(asked)}")
+    for name, option in (("top", top), ("prompt_top", prompt_top)):
+        path, expected = f"{where}({name})", f"1 to {_LARGEST_TOP}"
+        count = None if option is None else whole_number(option, 1, path, expected)
+        if count is not None and count > _LARGEST_TOP:
+            raise ArgumentError("bad_option", path, f"expected {expected}, found {brief(option)}")
         counts.append(count)
     return _TopCounts(*counts)
 
 
-def _top_columns(prefix: str, found: _TopTokens | None) -> Row:
+def _top_columns(prefix: str, top: _TopTokens | None) -> Row:
     """The columns of the most likely tokens in a row, which are copies."""
-    if found is None:
+    if top is None:
         return {}
-    return {f"{prefix}top_ids": found.ids.copy(), f"{prefix}top_logprobs": found.logprobs.copy()}
+    return {f"{prefix}top_ids": top.ids.copy(), f"{prefix}top_logprobs": top.logprobs.copy()}
 
 
 def _top_of_sample(positions: Any, k: int | None, path: str) -> _TopTokens | None:
@@ -212,36 +212,34 @@ def _numbered_positions(positions: Any, option: str, path: str) -> Iterable[tupl
     return enumerate(positions)
 
 
-# A later token takes the place of an earlier one: the sampled token is the first, and ties may give
-# it the rank of another token.
-
-
 def _ranked_objects(position: Any) -> _Ranked:
     """The tokens of a position that `LLM.generate` returned."""
+    # A later token replaces an earlier one of its rank. The sampled token is the first, and ties
+    # may give it the rank of another token, which then counts.
     ranked: _Ranked = {}
     for token, one in (position or {}).items():
-        found = index(token), one.logprob
-        ranked[one.rank] = found
+        token_and_logprob = index(token), one.logprob
+        ranked[one.rank] = token_and_logprob
     return ranked
 
 
 def _ranked_maps(position: Any) -> _Ranked:
-    """The tokens of a position in JSON."""
+    """The tokens of a position in JSON, as `_ranked_objects` returns them."""
     ranked: _Ranked = {}
     for token, one in (position or {}).items():
-        found = int(token), one["logprob"]
-        ranked[one.get("rank")] = found
+        token_and_logprob = int(token), one["logprob"]
+        ranked[one.get("rank")] = token_and_logprob
     return ranked
 
 
 def _top_of_ranks(ranked: _Ranked, k: int, path: str, at: int) -> list[tuple[int, float]]:
     """The tokens of ranks 1 to k, and their logprobs."""
-    found = [ranked[rank] for rank in range(1, k + 1) if rank in ranked]
-    if len(found) < k:
-        detail = f"expected the tokens of ranks 1 to {k}, found {len(found)} of them"
+    likely = [ranked[rank] for rank in range(1, k + 1) if rank in ranked]
+    if len(likely) < k:
+        detail = f"expected the tokens of ranks 1 to {k}, found {len(likely)} of them"
         remedy = "ask vLLM for as many logprobs, or pass fewer"
         raise ArgumentError("bad_shape", f"{path}[{at}]", f"{detail}; {remedy}")
-    return [(token, logprob(value, f"{path}[{at}]")) for token, value in found]
+    return [(token, logprob(value, f"{path}[{at}]")) for token, value in likely]
 
 
 def _top_arrays(rows: list[list[tuple[int, float]]], k: int) -> _TopTokens:
@@ -310,33 +308,33 @@ def rows_of_replies(
         ArgumentTypeError: `replies` or `prompts` is not a list.
     """
     where = "vllm.rows_of_replies"
-    known = known_ids(experts, pad, where)
-    most = whole_number(max_bytes, 0, f"{where}(max_bytes)")
+    expert_ids = usable_expert_ids(experts, pad, where)
+    max_bytes = whole_number(max_bytes, 0, f"{where}(max_bytes)")
     tops = _usable_top_counts(top, prompt_top, where)
     if isinstance(replies, Mapping):
         replies = (replies,)
-    listed = items_of(replies, f"{where}(replies)", "a list of replies of vLLM")
-    asked: list[Any] = [None] * len(listed)
+    reply_list = items_of(replies, f"{where}(replies)", "a list of replies of vLLM")
+    prompt_lists: list[Any] = [None] * len(reply_list)
     if prompts is not None:
-        asked = items_of(prompts, f"{where}(prompts)", "a list of token ids for each reply")
-        check_count(len(asked), len(listed), f"{where}(prompts)", "replies")
+        prompt_lists = items_of(prompts, f"{where}(prompts)", "a list of token ids for each reply")
+        check_count(len(prompt_lists), len(reply_list), f"{where}(prompts)", "replies")
     rows: dict[str, Row] = {}
-    for i, (reply, ids) in enumerate(zip(listed, asked, strict=True)):
+    for i, (reply, ids) in enumerate(zip(reply_list, prompt_lists, strict=True)):
         path = f"{where}(replies)[{i}]"
         prompt = None
         if prompts is not None:
             with reading_output(f"{where}(prompts)[{i}]", "a list of token ids"):
                 prompt = [*map(index, iterator_of(ids))]
         with reading_output(path, "a reply of vLLM's /inference/v1/generate"):
-            rows |= _rows_of_reply(reply, prompt, known, most, tops, path)
+            rows |= _rows_of_reply(reply, prompt, expert_ids, max_bytes, tops, path)
     return same_keys(rows)
 
 
 def _rows_of_reply(
     reply: Any,
     prompt: list[int] | None,
-    known: KnownIds | None,
-    most: int,
+    expert_ids: ExpertIds | None,
+    max_bytes: int,
     tops: _TopCounts,
     path: str,
 ) -> dict[str, Row]:
@@ -365,7 +363,9 @@ def _rows_of_reply(
                 "prompt_logprobs": prompt_logprobs,
                 **_top_columns("", _top_of_content(logprobs, tops.response, logprobs_path)),
                 **_top_columns("prompt_", prompt_top),
-                "routed_experts": _experts_of_choice(choice, tokens, known, most, choice_path),
+                "routed_experts": _experts_of_choice(
+                    choice, tokens, expert_ids, max_bytes, choice_path
+                ),
             }
     return rows
 
@@ -378,8 +378,8 @@ def _logprobs_of_content(logprobs: Any, ids: list[int], path: str) -> list[float
     check_count(len(content), len(ids), path, "token_ids")
     for at, (token, one) in enumerate(zip(ids, content, strict=True)):
         if one["token"] != f"token_id:{token}":
-            found = f"expected 'token_id:{token}' like token_ids, found {brief(one['token'])}"
-            raise ArgumentError("row_mismatch", f"{path}.content[{at}]", found)
+            detail = f"expected 'token_id:{token}' like token_ids, found {brief(one['token'])}"
+            raise ArgumentError("row_mismatch", f"{path}.content[{at}]", detail)
     return [logprob(one["logprob"], f"{path}.content[{at}]") for at, one in enumerate(content)]
 
 
@@ -410,19 +410,19 @@ def _largest(entries: Sequence[Any], k: int, path: str) -> list[tuple[int, float
 
 
 def _experts_of_choice(
-    choice: Any, tokens: int | None, known: KnownIds | None, most: int, path: str
+    choice: Any, tokens: int | None, expert_ids: ExpertIds | None, max_bytes: int, path: str
 ) -> AnyArray | None:
     """The expert ids of all tokens but the last; `tokens` is None if the prompt is not known."""
     text, path = choice.get("routed_experts"), f"{path}.routed_experts"
     if text is None:
         return None
-    experts = array_of_npy(decoded_base64(text, most, path), path)
+    experts = array_of_npy(decoded_base64(text, max_bytes, path), path)
     if experts.ndim != 3 or experts.dtype.kind not in "iu":
-        found = f"found {experts.dtype} of shape {brief(experts.shape)}"
-        detail = f"expected integers of shape (tokens, layers, top k), {found}"
+        detail = f"expected integers of shape (tokens, layers, top k), found {experts.dtype} "
+        detail += f"of shape {brief(experts.shape)}"
         raise ArgumentError("bad_shape", path, detail)
     if tokens is not None and len(experts) != max(tokens - 1, 0):
         detail = f"expected {max(tokens - 1, 0)} tokens, all of prompt and response but the last,"
         remedy = "is this the prompt of this reply?"
         raise ArgumentError("bad_length", path, f"{detail} found {len(experts)}; {remedy}")
-    return experts if known is None else known.in_smallest(experts, path)
+    return experts if expert_ids is None else expert_ids.in_smallest(experts, path)
