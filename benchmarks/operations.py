@@ -136,7 +136,7 @@ def put(rows: int, units: int = 1) -> Operation:
     batch = jagcodec.decode(jagcodec.encode_rows(make_real_samples(rows)))
     groups = [list(range(unit, rows, units)) for unit in range(units)]
     return Operation(
-        partial(backend._JagcodecStorageManager._messages, client, batch, groups),
+        partial(backend._JagcodecStorageManager._message_for_each, client, batch, groups),
         lambda messages: list(map(jagcodec.decode, messages)),
     )
 

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,7 +23,8 @@ from jagcodec import WireFormatError, decode, encode, stack_or_nest
 from jagcodec.errors import TransportError
 from jagcodec.memory.arrays import object_array
 from jagcodec.testing import tensors
-from tests.helpers import size
+from tests.device import on_device, watched
+from tests.helpers import nested, size
 from tests.oracle import assert_same
 from tests.wire import forge
 
@@ -36,6 +38,7 @@ from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from jagcodec.integrations import _transfer_queue_messages
 from jagcodec.integrations import transfer_queue as backend
+from jagcodec.integrations._transfer_queue_columns import columns_to_send
 from jagcodec.integrations._transfer_queue_messages import MESSAGE, StorageOptions, body_of
 from jagcodec.integrations._transfer_queue_storage import RowStorage
 from jagcodec.integrations._transfer_queue_version import StockStorageUnit
@@ -127,6 +130,24 @@ def test_what_the_benchmark_of_a_put_sends_is_every_row(name, units):
     batches = operation.seen(operation.call())
     found = sorted(uid for batch in batches for uid in batch["uid"].tolist())
     assert (len(batches), found) == (units, [f"u{i // 8}" for i in range(20)])
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3]], [[0, 2], [3, 1]]], ids=["one", "two"])
+def test_columns_on_a_device_are_the_same_messages_after_two_waits(device, groups):
+    cells = torch.arange(48)
+    columns = {"wide": cells.view(4, 12), "images": cells.view(4, 3, 4), "reward": cells[:4] / 2}
+    columns |= {"turned": cells.view(12, 4).T, "ids": nested([[1, 2], [3], [], [4, 5, 6]])}
+    batch, options = TensorDict(columns, [4]), StorageOptions()
+
+    def messages(data):
+        parts = options.parts(columns_to_send(data), [np.array(group) for group in groups])
+        return [[bytes(frame) for frame in options.encode(part)] for part in parts]
+
+    expected, there = messages(batch), on_device(batch, device)
+    with watched(device) as traffic:
+        assert messages(there) == expected
+    # The offsets of the jagged column decide which cells to fetch.
+    assert traffic.waits <= 1 + len(groups)
 
 
 # --- any rows put in any way -------------------------------------------------------------------

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import decode, encode
-from jagcodec.integrations._trim import padded_batch, trim, trimmed_batch, untrimmed
+from jagcodec.integrations._trim import Trimmed, padded_batch, trim, trimmed_batch, untrimmed
 from jagcodec.memory import blocks
+from tests.device import on_device, watched, with_tensors
 from tests.oracle import assert_same
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int64]
@@ -145,6 +146,31 @@ def test_a_batch_comes_back_in_its_order_and_only_what_pays_is_trimmed():
         found = padded_batch(**decode(encode(state)))
         assert list(found.keys()) == list(batch.keys())
         assert_same(found, batch)
+
+
+def test_a_batch_on_a_device_is_the_same_message_after_one_wait_for_its_rectangles(device):
+    batch = make_batch()
+    expected = decode(encode(trimmed_batch(batch)))
+    there = on_device(batch, device)
+    with watched(device) as traffic:
+        state = trimmed_batch(there)
+    assert traffic.waits == 1
+    assert set(state["trimmed"]) == {"ids", "mask"}
+    state["batch"] = with_tensors(state["batch"], torch.Tensor.cpu)
+    assert_same(decode(encode(state)), expected)
+    trimmed = {name: Trimmed(**parts) for name, parts in state["trimmed"].items()}
+    on_the_device = {
+        name: parts._replace(**{x: getattr(parts, x).to(device) for x in TENSORS})
+        for name, parts in trimmed.items()
+    }
+    with watched(device) as traffic:
+        found = untrimmed(on_the_device)
+    assert traffic.waits <= 1
+    assert {column.device for column in found.values()} == {device}
+    assert_same({name: column.cpu() for name, column in found.items()}, untrimmed(trimmed))
+
+
+TENSORS = ("before", "after", "cells")
 
 
 @pytest.mark.parametrize(

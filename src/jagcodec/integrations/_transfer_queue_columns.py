@@ -1,7 +1,8 @@
-"""Columns as TransferQueue holds them, and as messages hold them.
+"""Columns in the form of TransferQueue, and in that of messages.
 
-A put calls `columns_to_send` and `field_schema`. A get calls `chosen_rows` and `columns_of_rows`,
-or `values_of_rows` and `column_of_values` for a column that cannot stay in one piece.
+A put calls `columns_to_send` and `field_schema`. A get calls `rows_of_messages` and
+`columns_of_rows`, or `values_of_rows` and `column_of_values` for a column that cannot stay in one
+piece.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def columns_to_send(data: Any) -> Columns:
             return _values_of_column(leaf)
         if leaf.dim() == 1:
             return leaf
-        length, cells = leaf.shape[1], contiguous_bits(leaf.detach().cpu()).flatten(0, 1)
+        length, cells = leaf.shape[1], contiguous_bits(leaf.detach()).flatten(0, 1)
         if length not in splits:
             splits[length] = RowSplits.from_lengths(np.full(rows, length))
         return RaggedView(cells, cells.dtype, cells.shape, 1, None, splits[length])
@@ -96,7 +97,7 @@ def field_schema(data: Any) -> dict[str, dict[str, Any]]:
     return schema
 
 
-def chosen_rows(
+def rows_of_messages(
     batches: Sequence[WireBatch], index: Sequence[int], names: Iterable[str]
 ) -> WireBatch:
     """These rows and columns of several messages, as one open batch."""
@@ -130,7 +131,7 @@ def columns_of_rows(
 def values_of_rows(
     batches: Sequence[WireBatch], index: Sequence[int], name: str
 ) -> tuple[list[Any], list[int]]:
-    """Rows of one column as TransferQueue holds them, and for each the ragged dim of its column."""
+    """Rows of one column as TransferQueue has them, and for each the ragged dim of its column."""
     values: list[Any] = []
     ragged_dims: list[int] = []
     for batch in batches:
@@ -142,7 +143,7 @@ def values_of_rows(
 
 
 def _values_of_column(leaf: Any) -> list[Any]:
-    """The rows of a column as TransferQueue holds them: tensors and objects."""
+    """The rows of a column as TransferQueue has them: tensors and objects."""
     holder = column_of(leaf)
     if isinstance(holder, Payloads):
         return rows_of_leaf(leaf, len(leaf))
@@ -159,8 +160,8 @@ def column_of_values(values: list[Any], ragged_dims: Iterable[int]) -> Any:
     """
     if not all(type(value) is torch.Tensor for value in values):
         return values
-    known = set(ragged_dims) - {1}
-    for dim in (*known, None) if len(known) == 1 else (None,):
+    other_dims = set(ragged_dims) - {1}
+    for dim in (*other_dims, None) if len(other_dims) == 1 else (None,):
         with suppress(ArgumentError, ArgumentTypeError):  # their dtypes or shapes do not fit
             return stack_or_nest(values, always_nest=values[0].dim() > 0, ragged_dim=dim)
     return values

@@ -1,7 +1,9 @@
 """Messages between clients and storage units of TransferQueue: options, and bodies of requests.
 
 `StorageOptions` makes and opens messages, and `storage_options` reads them from a configuration.
-`body_of` and `content_of` put a message into the body of a request or a reply, and take it out.
+An option that the configuration leaves out comes from the environment variable ``JAGCODEC_ENCODE``,
+which `options_of_environment` in `jagcodec.integrations` reads. `body_of` and `content_of` put a
+message into the body of a request or a reply, and take it out.
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ class StorageOptions:
         except WireFormatError as error:
             raise WireFormatError(error.reason, f"{where}: {error.path}", error.detail) from error
         if batch.batch_size != (rows,):
-            found = " x ".join(map(str, batch.batch_size))
-            raise WireFormatError("bad_rows", where, f"expected {rows} rows, found {found}")
+            sizes = " x ".join(map(str, batch.batch_size))
+            raise WireFormatError("bad_rows", where, f"expected {rows} rows, found {sizes}")
         return batch
 
 
@@ -101,17 +103,17 @@ _OPTIONS = {"allow_pickle": bool, "elide": bool, "narrow": bool, "limits": Mappi
 
 
 def storage_options(config: Mapping[str, Any]) -> StorageOptions:
-    """The options of a configuration; the environment decides those that it leaves out."""
-    where, given = f"backend.{NAME}.jagcodec", config.get("jagcodec")
-    _check_type(given, Mapping, where)
-    given = {} if given is None else given
-    check_options(given, _OPTIONS, where)
-    for name, value in given.items():
+    """The options of a configuration; `JAGCODEC_ENCODE` decides those that it leaves out."""
+    where, options = f"backend.{NAME}.jagcodec", config.get("jagcodec")
+    _check_type(options, Mapping, where)
+    options = {} if options is None else options
+    check_options(options, _OPTIONS, where)
+    for name, value in options.items():
         _check_type(value, _OPTIONS[name], f"{where}.{name}")
-    limits = given.get("limits") or {}
+    limits = options.get("limits") or {}
     check_options(limits, [field.name for field in fields(Limits)], f"{where}.limits")
-    chosen = {**options_of_environment(), **given, "limits": Limits(**limits)}
-    return StorageOptions(**chosen)
+    every_option = {**options_of_environment(), **options, "limits": Limits(**limits)}
+    return StorageOptions(**every_option)
 
 
 def _check_type(value: Any, kind: Any, path: str) -> None:
@@ -131,8 +133,8 @@ def content_of(body: Any, where: str) -> Any:
     names = list(body) if isinstance(body, Mapping) else []
     if names == [MESSAGE]:
         return body[MESSAGE]
-    ours = [name for name in names if str(name).startswith("jagcodec ")]
-    found = ours[0] if ours else "TransferQueue's own format"
-    detail = f"expected a message of {MESSAGE}, found {found}; install this version everywhere, "
+    versions = [name for name in names if str(name).startswith("jagcodec ")]
+    sender = versions[0] if versions else "TransferQueue's own format"
+    detail = f"expected a message of {MESSAGE}, found {sender}; install this version everywhere, "
     detail += "and import jagcodec.integrations.transfer_queue before transfer_queue.init"
     raise TransportError("peer_failed", where, detail)

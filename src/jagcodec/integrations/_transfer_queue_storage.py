@@ -1,8 +1,12 @@
 """The rows that a storage unit of TransferQueue keeps, each in the message that it came in.
 
-`RowStorage` takes the place of TransferQueue's own storage: it answers puts and gets, and converts
-its rows to TransferQueue's form and back for checkpoints. The form of values in a checkpoint is
-last.
+`RowStorage` replaces TransferQueue's own storage: it answers puts and gets, and converts its rows
+to TransferQueue's form and back for checkpoints. The form of values in a checkpoint is last.
+
+Rows are kept per column: `field_data` maps the name of a column and the global index of a row to a
+`_StoredRow`. A put of some columns of a row leaves its other columns in their messages, and a
+second put of a column overwrites the row there. TransferQueue's own `put_data` and `get_data`,
+which are called through ``super()``, write and read `field_data`.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ from jagcodec.columns.batch import (
     to_send,
 )
 from jagcodec.integrations._transfer_queue_columns import (
-    chosen_rows,
     column_of_values,
     columns_of_rows,
+    rows_of_messages,
     values_of_rows,
 )
 from jagcodec.integrations._transfer_queue_messages import (
@@ -44,7 +48,10 @@ _FEWEST_ROWS_PER_MESSAGE = 4
 
 
 class _StoredRow(NamedTuple):
-    """A row of the queue: a row of a message. The message is freed with the last of its rows."""
+    """One column's row: the message, and the row in it, that it was last written from.
+
+    The message is freed with the last of its rows.
+    """
 
     batch: WireBatch
     row: int
@@ -52,7 +59,7 @@ class _StoredRow(NamedTuple):
 
 def _messages_and_places(rows: Sequence[_StoredRow]) -> tuple[list[WireBatch], list[int]]:
     """The messages that hold some rows, and the place of each row if these messages are joined."""
-    firsts: dict[WireBatch, int] = {}
+    firsts: dict[WireBatch, int] = {}  # the place of the first row of each message
     end = 0
     for batch, _ in rows:
         if batch not in firsts:
@@ -69,7 +76,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         self.options = options
 
     def put_data(self, field_data: Any, global_indexes: list[int]) -> None:
-        """Keep a message."""
+        """Keep a message; its rows overwrite earlier ones with their global indexes."""
         self._keep(self.options.open_sent(field_data, len(global_indexes), "put"), global_indexes)
 
     def store(self, global_indexes: list[int], field_data: Any, data_parser: None) -> None:
@@ -77,21 +84,22 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         self.put_data(field_data, global_indexes)
 
     def _keep(self, batch: WireBatch, global_indexes: list[int]) -> None:
+        """Keep a row of the message at each global index, in each column of the message."""
         rows = [_StoredRow(batch, row) for row in range(len(batch))]
         super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
 
     def get_data(self, fields: Any, global_indexes: list[int]) -> dict[str, Any]:
         """A message with these columns of these rows."""
-        found = super().get_data(content_of(fields, "get"), global_indexes)
+        stored = super().get_data(content_of(fields, "get"), global_indexes)
         groups: dict[tuple[int, ...], list[str]] = {}  # columns whose rows are in the same messages
-        for name, rows in found.items():
+        for name, rows in stored.items():
             groups.setdefault(tuple(map(id, rows)), []).append(name)
         columns: dict[str, Any] = {}
         scattered: list[str] = []
         how = PLAIN_STORAGE
         for names in groups.values():
-            batches, index = _messages_and_places(found[names[0]])
-            whole = chosen_rows(batches, index, names)
+            batches, index = _messages_and_places(stored[names[0]])
+            whole = rows_of_messages(batches, index, names)
             in_one_piece, others = columns_of_rows(
                 batches, index, whole, lambda batch: to_send(batch).columns.items()
             )
@@ -100,7 +108,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
             if len(batches) > max(1, len(index) // _FEWEST_ROWS_PER_MESSAGE):
                 scattered += list(in_one_piece)
         with_tensors = [name for name, column in columns.items() if _holds_tensors(column)]
-        batch = Columns(len(global_indexes), {name: columns[name] for name in found})
+        batch = Columns(len(global_indexes), {name: columns[name] for name in stored})
         meta = {WITH_TENSORS: with_tensors} if with_tensors else None
         frames = self.options.encode_again(batch, how, meta)
         joined = {name: columns[name] for name in scattered if name not in with_tensors}
@@ -127,8 +135,8 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         self, global_indexes: list[int], joined: Iterable[str], frames: list[Any]
     ) -> None:
         """Keep one message in place of the messages that had these rows: the next get is faster."""
-        kept = self.options.open(frames, NO_LIMITS)
-        rows = [_StoredRow(kept, row) for row in range(len(kept))]
+        batch = self.options.open(frames, NO_LIMITS)
+        rows = [_StoredRow(batch, row) for row in range(len(batch))]
         for name in joined:
             self.field_data[name].update(zip(global_indexes, rows, strict=True))
 
@@ -161,7 +169,9 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         """One of TransferQueue's own storage units with the same rows, for a checkpoint."""
         data = self.without_values()
         for name, rows in self.field_data.items():
-            values = map(_saved, *values_of_rows(*_messages_and_places(list(rows.values())), name))
+            values = map(
+                _checkpoint_value, *values_of_rows(*_messages_and_places(list(rows.values())), name)
+            )
             data.field_data[name] = dict(zip(rows, values, strict=True))
         return data
 
@@ -169,11 +179,11 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
 RAGGED_DIM = "jagcodec_ragged_dim"  # an attribute of a saved tensor, which TransferQueue ignores
 
 
-def _saved(value: Any, ragged_dim: int) -> Any:
+def _checkpoint_value(value: Any, ragged_dim: int) -> Any:
     """A value in the form that a checkpoint can hold."""
     if not isinstance(value, torch.Tensor):
         return value
-    if value.layout is torch.strided and value.dtype not in _PICKLED:
+    if value.layout is torch.strided and value.dtype not in _DTYPES_THAT_PICKLE:
         return _SavedTensor(value)
     value = value.clone()  # a pickled view brings all of its storage
     if ragged_dim > 1:
@@ -181,7 +191,7 @@ def _saved(value: Any, ragged_dim: int) -> Any:
     return value
 
 
-_PICKLED = {*NUMPY_DTYPES, torch.bfloat16, torch.complex64, torch.complex128}
+_DTYPES_THAT_PICKLE = {*NUMPY_DTYPES, torch.bfloat16, torch.complex64, torch.complex128}
 
 
 class _SavedTensor:

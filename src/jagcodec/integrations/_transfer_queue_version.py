@@ -23,7 +23,7 @@ with needed(
     import transfer_queue
 
 
-def _changed(difference: str) -> ImportError:
+def _version_error(difference: str) -> ImportError:
     """The error for a version of TransferQueue that lacks something which the backend uses."""
     version = getattr(transfer_queue, "__version__", "unknown")
     return ImportError(
@@ -34,12 +34,12 @@ def _changed(difference: str) -> ImportError:
 
 def _part(owner: Any, path: str) -> Any:
     """The attribute of a module or class of TransferQueue at a dotted path."""
-    found = owner
+    part = owner
     for name in path.split("."):
-        if not hasattr(found, name):
-            raise _changed(f"{_name_of(owner)}.{path}")
-        found = getattr(found, name)
-    return found
+        if not hasattr(part, name):
+            raise _version_error(f"{_name_of(owner)}.{path}")
+        part = getattr(part, name)
+    return part
 
 
 def _name_of(owner: Any) -> str:
@@ -68,7 +68,7 @@ try:
             import_module("transfer_queue.storage.payload_transfer.base"), "PayloadTransfer"
         )
 except ImportError as _error:
-    raise _changed(f"all modules and names of 0.1.11 ({_error})") from _error
+    raise _version_error(f"all modules and names of 0.1.11 ({_error})") from _error
 
 __all__ = [
     "AsyncSimpleStorageManager",
@@ -130,10 +130,12 @@ def _check_attributes() -> None:
     names = ((owner, name) for owner, names in _NAMES_USED.items() for name in names.split())
     missing = [f"{_name_of(owner)}.{name}" for owner, name in names if not _has(owner, name)]
     if missing:
-        raise _changed(", ".join(missing))
+        raise _version_error(", ".join(missing))
     code = getattr(start_stock_units, "__code__", None)
     if code is None or "SimpleStorageUnit" not in code.co_names or code.co_freevars:
-        raise _changed("initialize_simple_storage, a function that starts each SimpleStorageUnit")
+        raise _version_error(
+            "initialize_simple_storage, a function that starts each SimpleStorageUnit"
+        )
 
 
 _check_attributes()

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 from jagcodec import kernels
 from jagcodec.memory.arrays import IntArray, array_bytes
-from jagcodec.memory.staging import to_device
+from jagcodec.memory.staging import HostCopies, to_device
 from jagcodec.memory.tensor_blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import as_bytes, as_words, contiguous_bits, from_words
 from jagcodec.rows.copy_rows import values_of
@@ -38,11 +38,13 @@ _FEWEST_BYTES = 4096  # of a column that is trimmed
 
 def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
     """The state of a batch to encode; its rectangles are trimmed where that saves an eighth."""
+    rectangles = {name: leaf.detach() for name, leaf in batch.items() if _is_trimmable(leaf)}
+    copies = HostCopies()  # so that a device is waited for once
+    copies.fetch(rectangles.values())
     trimmed = {
         name: column
-        for name, leaf in batch.items()
-        if _is_trimmable(leaf)
-        and (column := trim(leaf.detach().cpu())).nbytes <= leaf.nbytes * _WORTHWHILE
+        for name, rectangle in rectangles.items()
+        if (column := trim(copies.of(rectangle))).nbytes <= rectangle.nbytes * _WORTHWHILE
     }
     return {
         "batch": batch.exclude(*trimmed) if trimmed else batch,
@@ -87,8 +89,11 @@ class Trimmed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.before, self.after, self.cells)
-        return self.starts.nbytes + self.lengths.nbytes + sum(t.nbytes for t in tensors)
+        return self.starts.nbytes + self.lengths.nbytes + sum(t.nbytes for t in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.before, self.after, self.cells
 
 
 # --- trim --------------------------------------------------------------------------------------
@@ -96,38 +101,58 @@ class Trimmed(NamedTuple):
 
 def trim(column: torch.Tensor) -> Trimmed:
     """Trim a strided rectangle on the CPU along its widest dim after the first."""
-    # By bits: -0.0 differs from 0.0, and a NaN equals itself.
     dim = 1 + int(np.argmax(column.shape[1:]))
     width = column.shape[dim]
+    # Three forms of the same cells, as integers, because bits are compared: -0.0 differs from 0.0,
+    # and a NaN equals itself. `words` has all dims, (R, W, ..., k). `cells` is the memory from the
+    # first row to the end of the last, in which a row starts `stride` cells after the one before.
+    # `grid` is an array (R, W, n).
     words = as_words(column)
     if dim > 1 or not words[0].is_contiguous():
         words = contiguous_bits(words).flatten(0, dim - 1)
     cells, stride = rows_in_place(words)
     grid = words.flatten(2).numpy()
-    cell_bytes = cells.shape[1:].numel() * cells.itemsize
-    starts, lengths = kernels.ends(as_bytes(cells), stride, width, cell_bytes, len(grid))
-    firsts = np.arange(len(grid)) * stride
-    kept = _cell_of_each_row(cells, firsts + starts, lengths)
-    constant = kept is not None
-    if kept is None:
-        # Pads of a single cell stay cells, which costs less than a pad for each row.
-        ends = starts + lengths
-        ends[(ends == width - 1) & (lengths > 0)] = width
-        starts = np.where((starts == 1) & (lengths > 0), 0, starts)
-        lengths = ends - starts
-        kept = _rows_as_words(cells, firsts + starts, lengths)
-    parts = _pads(grid[:, 0], starts > 0), _pads(grid[:, -1], starts + lengths < width), kept
-    before, after, values = (_cells_of_words(part, words.shape[2:], column.dtype) for part in parts)
+    rows, cell_shape = len(grid), words.shape[2:]
+    starts, lengths = kernels.ends(
+        as_bytes(cells), stride, width, cell_shape.numel() * cells.itemsize, rows
+    )
+    firsts = np.arange(rows) * stride
+    values = _cell_of_each_row(cells, firsts + starts, lengths)
+    constant = values is not None
+    if values is None:
+        starts, lengths = _keep_single_pads(starts, lengths, width)
+        values = _rows_as_words(cells, firsts + starts, lengths)
+    left_pads = _pads(grid[:, 0], starts > 0)
+    right_pads = _pads(grid[:, -1], starts + lengths < width)
     integer = np.int32 if width < 2**31 else np.int64
-    starts, lengths = starts.astype(integer), lengths.astype(integer)
-    return Trimmed(tuple(column.shape), dim, starts, lengths, before, after, values, constant)
+    return Trimmed(
+        tuple(column.shape),
+        dim,
+        starts.astype(integer),
+        lengths.astype(integer),
+        before=_cells_of_words(left_pads, cell_shape, column.dtype),
+        after=_cells_of_words(right_pads, cell_shape, column.dtype),
+        cells=_cells_of_words(values, cell_shape, column.dtype),
+        constant=constant,
+    )
 
 
-def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
+def _keep_single_pads(starts: IntArray, lengths: IntArray, width: int) -> tuple[IntArray, IntArray]:
+    """Starts and lengths of rows that keep pads of a single cell as cells.
+
+    That costs less than a pad for each row.
+    """
+    ends = starts + lengths
+    ends[(ends == width - 1) & (lengths > 0)] = width
+    starts = np.where((starts == 1) & (lengths > 0), 0, starts)
+    return starts, ends - starts
+
+
+def _pads(pads: Words, is_padded: npt.NDArray[np.bool_]) -> Words:
     """The pad of each row, one pad if all padded rows share it, or none if no row is padded."""
-    wanted = pads[padded]
-    all_equal = not len(wanted) or bool((wanted == wanted[0]).all())
-    return np.ascontiguousarray(wanted[:1] if all_equal else pads)
+    pads_in_use = pads[is_padded]
+    all_equal = not len(pads_in_use) or bool((pads_in_use == pads_in_use[0]).all())
+    return np.ascontiguousarray(pads_in_use[:1] if all_equal else pads)
 
 
 def _rows_as_words(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:
@@ -147,13 +172,13 @@ def _cell_of_each_row(cells: torch.Tensor, starts: IntArray, lengths: IntArray) 
         return None
     for rows in (_FEW_ROWS, len(lengths)):  # a few rows first, because they rule out most columns
         counts = lengths[:rows]
-        kept = _rows_as_words(cells, starts[:rows], counts)
-        if not len(kept):
+        words = _rows_as_words(cells, starts[:rows], counts)
+        if not len(words):
             continue
-        one_each: Words = kept[np.minimum(np.cumsum(counts) - counts, len(kept) - 1)]
-        if not (kept == np.repeat(one_each, counts, axis=0)).all():
+        first_of_each: Words = words[np.minimum(np.cumsum(counts) - counts, len(words) - 1)]
+        if not (words == np.repeat(first_of_each, counts, axis=0)).all():
             return None
-    return one_each
+    return first_of_each
 
 
 def _cells_of_words(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -170,14 +195,20 @@ def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     """Rebuild the rectangles that were trimmed, bit for bit, in one allocation."""
     for name, trimmed in columns.items():
         _check_trimmed(trimmed, name)
+    copies = HostCopies()  # so that a device is waited for once
+    copies.fetch(tensor for trimmed in columns.values() for tensor in trimmed.tensors)
     cpu = torch.device("cpu")
-    rectangles = [Wanted(one.shape, one.cells.dtype, cpu) for one in columns.values()]
-    allocate(rectangles)
-    for rectangle, trimmed in zip(rectangles, columns.values(), strict=True):
+    rectangles = {
+        name: Wanted(trimmed.shape, trimmed.cells.dtype, cpu) for name, trimmed in columns.items()
+    }
+    allocate(rectangles.values())
+    for name, rectangle in rectangles.items():
         if rectangle.tensor.numel():
-            _fill(rectangle, trimmed)
-    tensors = zip(columns.items(), rectangles, strict=True)
-    return {name: to_device(one.tensor, trimmed.cells.device) for (name, trimmed), one in tensors}
+            _fill(rectangle, columns[name], copies)
+    return {
+        name: to_device(rectangle.tensor, columns[name].cells.device)
+        for name, rectangle in rectangles.items()
+    }
 
 
 class _PadSide(NamedTuple):
@@ -188,13 +219,11 @@ class _PadSide(NamedTuple):
     starts: IntArray  # (R,) the first of these cells, in cells of the rectangle
 
 
-def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
+def _fill(rectangle: Wanted, trimmed: Trimmed, copies: HostCopies) -> None:
     """Write the cells, with one pad everywhere else, and then the pads that differ from it."""
     rows, width = math.prod(trimmed.shape[: trimmed.dim]), trimmed.shape[trimmed.dim]
     starts, lengths = trimmed.starts.astype(np.int64), trimmed.lengths.astype(np.int64)
-    before, after, cells = (
-        as_words(part.cpu()).numpy() for part in (trimmed.before, trimmed.after, trimmed.cells)
-    )
+    before, after, cells = (as_words(copies.of(tensor)).numpy() for tensor in trimmed.tensors)
     if trimmed.constant:
         cells = _repeated(cells, lengths)
     size = math.prod(cells.shape[1:]) * cells.itemsize
@@ -203,11 +232,11 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
         _PadSide(before, starts, row_starts),
         _PadSide(after, width - ends, row_starts + ends),
     ]
-    pad, most = np.zeros((1, cells.shape[-1]), cells.dtype), 0
+    pad, cells_of_pad = np.zeros((1, cells.shape[-1]), cells.dtype), 0
     for side in sides:
         # Of the pads that all rows share, choose the pad of most cells.
-        if len(side.pads) == 1 and side.counts.sum() > most:
-            pad, most = side.pads.reshape(-1, cells.shape[-1])[:1], side.counts.sum()
+        if len(side.pads) == 1 and side.counts.sum() > cells_of_pad:
+            pad, cells_of_pad = side.pads.reshape(-1, cells.shape[-1])[:1], side.counts.sum()
     out, bits = as_bytes(rectangle.tensor), pad.tobytes()
     firsts, source = np.cumsum(lengths) - lengths, array_bytes(np.ascontiguousarray(cells))
     task = kernels.Pad(out, source, firsts, lengths, starts, width, size, bits)

@@ -37,11 +37,11 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.integrations._transfer_queue_columns import (
-    chosen_rows,
     column_of_values,
     columns_of_rows,
     columns_to_send,
     field_schema,
+    rows_of_messages,
     values_of_rows,
 )
 from jagcodec.integrations._transfer_queue_messages import (
@@ -118,8 +118,9 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         if metadata.size == 0:
             return
         schema = field_schema(data)
-        groups = self._groups(metadata)
-        messages = self._messages(data, [group.batch_positions for group in groups.values()])
+        groups = self._rows_by_unit(metadata)
+        positions = [group.batch_positions for group in groups.values()]
+        messages = self._message_for_each(data, positions)
         request = self._put_to_single_storage_unit
         await self._ask_units("put", groups, request, map(body_of, messages))
         await self.notify_data_update(metadata.partition_ids[0], metadata.global_indexes, schema)
@@ -129,36 +130,36 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         if metadata.size == 0:
             return TensorDict({}, batch_size=0)
         names = list(metadata.field_names)
-        groups = self._groups(metadata)
+        groups = self._rows_by_unit(metadata)
         request = self._get_from_single_storage_unit
         replies = await self._ask_units("get", groups, request, [{MESSAGE: names}] * len(groups))
         batches = [
-            self._answer(unit, group, names, body)
+            self._checked_reply(unit, group, names, body)
             for (unit, group), (_, body) in zip(groups.items(), replies, strict=True)
         ]
-        # The rows of all storage units as one batch, in the order that was asked for.
+        # The rows of all storage units as one batch, in the order of the request.
         places = np.concatenate([group.batch_positions for group in groups.values()])
         index = np.argsort(places).tolist()
         with_tensors = {name for batch in batches for name in batch.meta.get(WITH_TENSORS, ())}
         joinable = [name for name in names if name not in with_tensors]
-        whole = chosen_rows(batches, index, joinable)
+        whole = rows_of_messages(batches, index, joinable)
         leaves, others = columns_of_rows(
             batches, index, whole, lambda batch: batch.to_tensordict().items()
         )
         others |= {
             name: column_of_values(*values_of_rows(batches, index, name)) for name in with_tensors
         }
-        leaves |= {name: self._packed(column) for name, column in others.items()}
+        leaves |= {name: self._in_stock_form(column) for name, column in others.items()}
         return batch_of({name: leaves[name] for name in names}, metadata.size)
 
-    def _answer(self, unit: str, group: Any, names: Sequence[str], body: Any) -> WireBatch:
-        """What a storage unit sent: the rows and columns that it was asked for, and no others."""
+    def _checked_reply(self, unit: str, group: Any, names: Sequence[str], body: Any) -> WireBatch:
+        """The batch in a unit's reply; an error if it has other rows or columns than requested."""
         where = f"get from storage unit {unit}"
         batch = self._options.open_sent(body, len(group.global_indexes), where)
-        different = [f"{brief(name)} missing" for name in names if name not in batch.fields]
-        different += [f"{brief(name)} in addition" for name in batch.fields if name not in names]
-        if different:
-            detail = f"expected the columns that were asked for, found {different[0]}"
+        differences = [f"{brief(name)} missing" for name in names if name not in batch.fields]
+        differences += [f"{brief(name)} in addition" for name in batch.fields if name not in names]
+        if differences:
+            detail = f"expected the columns that were asked for, found {differences[0]}"
             raise WireFormatError("bad_value", where, detail)
         with_tensors = batch.meta.get(WITH_TENSORS, [])
         if type(with_tensors) is not list or any(name not in names for name in with_tensors):
@@ -166,7 +167,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
             raise WireFormatError("bad_value", where, detail)
         return batch
 
-    def _packed(self, column: Any) -> Any:
+    def _in_stock_form(self, column: Any) -> Any:
         """A column that `column_of_values` made, in the form that TransferQueue returns."""
         if type(column) is not list:
             return column
@@ -175,8 +176,8 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         one_kind = tensors and len({(row.dtype, row.dim(), row.layout) for row in column}) == 1
         return self._pack_field_values(column) if one_kind else NonTensorStack(*column)
 
-    def _groups(self, metadata: BatchMeta) -> dict[str, Any]:
-        """The rows of each storage unit. A unit of another backend is an error."""
+    def _rows_by_unit(self, metadata: BatchMeta) -> dict[str, Any]:
+        """A `RoutingGroup` of rows for each storage unit. A unit of another backend is an error."""
         for info in self.storage_unit_infos.values():
             if not isinstance(info, _StorageUnitInfo):
                 content_of({}, f"storage unit {info.id} at {info.ip}")
@@ -186,7 +187,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     async def _ask_units(
         self, operation: str, groups: dict[str, Any], request: Any, bodies: Iterable[Any]
     ) -> Sequence[Any]:
-        """The answers of the storage units. Versions that repeat a request repeat these too."""
+        """The replies of the storage units. Versions that repeat a request repeat these too."""
         calls = []
         for (unit, group), body in zip(groups.items(), bodies, strict=True):
             rows = group.global_indexes
@@ -197,13 +198,13 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
             calls.append(call())
         return await asyncio.gather(*calls)
 
-    def _messages(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
-        """The rows of each group of positions as a message."""
+    def _message_for_each(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
+        """The message for each group, which is the positions of its rows in `data`."""
         columns, options = columns_to_send(data), self._options
         if len(groups) == 1:
             return [options.encode(columns)]
-        chosen = [np.array(rows, dtype=np.int64) for rows in groups]
-        return [options.encode(part) for part in options.parts(columns, chosen)]
+        positions = [np.array(group, dtype=np.int64) for group in groups]
+        return [options.encode(part) for part in options.parts(columns, positions)]
 
 
 # --- the storage unit --------------------------------------------------------------------------
@@ -227,42 +228,42 @@ class _JagcodecStorageUnit(StockStorageUnit):  # type: ignore[misc]
         return _StorageUnitInfo(info.role, info.id, info.ip, info.ports)
 
     def _handle_put(self, request: Any) -> Any:
-        return self._reply_to(request) or super()._handle_put(request)
+        return self._reply_or_none(request) or super()._handle_put(request)
 
     def _handle_get(self, request: Any) -> Any:
-        return self._reply_to(request) or super()._handle_get(request)
+        return self._reply_or_none(request) or super()._handle_get(request)
 
-    def _reply_to(self, request: Any) -> Any:
+    def _reply_or_none(self, request: Any) -> Any:
         storage = self.storage_data
         return _reply_to(request, self.storage_unit_id, storage.get_data, storage.store)
 
     # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
 
     def _handle_save_checkpoint(self, request: Any) -> Any:
-        kept = self.storage_data
+        storage = self.storage_data
         try:
-            self.storage_data = kept.as_stock()
+            self.storage_data = storage.as_stock()
             return super()._handle_save_checkpoint(request)
         except Exception as error:
-            return self._failed(ZMQRequestType.SAVE_STORAGE_CHECKPOINT_RESPONSE, error)
+            return self._failure_reply(ZMQRequestType.SAVE_STORAGE_CHECKPOINT_RESPONSE, error)
         finally:
-            self.storage_data = kept
+            self.storage_data = storage
 
     def _handle_load_checkpoint(self, request: Any) -> Any:
-        kept = self.storage_data
+        storage = self.storage_data
         try:
-            self.storage_data = kept.without_values()
+            self.storage_data = storage.without_values()
             response = super()._handle_load_checkpoint(request)
             if response.body["success"]:
-                kept = RowStorage.from_stock(self.storage_data, kept.options)
+                storage = RowStorage.from_stock(self.storage_data, storage.options)
             return response
         except Exception as error:
-            return self._failed(ZMQRequestType.LOAD_STORAGE_CHECKPOINT_RESPONSE, error)
+            return self._failure_reply(ZMQRequestType.LOAD_STORAGE_CHECKPOINT_RESPONSE, error)
         finally:
-            self.storage_data = kept
+            self.storage_data = storage
 
-    def _failed(self, kind: Any, error: Exception) -> Any:
-        """The answer in which TransferQueue's own handlers report a failure."""
+    def _failure_reply(self, kind: Any, error: Exception) -> Any:
+        """The reply in which TransferQueue's own handlers report a failure."""
         message = str(error) if isinstance(error, JagcodecError) else f"{error!r}"
         _logger.error(f"[{self.storage_unit_id}]: {message}")
         return ZMQMessage.create(kind, self.storage_unit_id, {"success": False, "message": message})
@@ -273,10 +274,15 @@ class _StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
 
 
 def _handle_request(
-    theirs: Callable[..., Any], request: Any, *, storage_id: str, load_data: Any, store_data: Any
+    stock_handler: Callable[..., Any],
+    request: Any,
+    *,
+    storage_id: str,
+    load_data: Any,
+    store_data: Any,
 ) -> Any:
     """The reply of a `PayloadTransfer`: ours, or the reply of its own `handle_request`."""
-    return _reply_to(request, storage_id, load_data, store_data) or theirs(
+    return _reply_to(request, storage_id, load_data, store_data) or stock_handler(
         request, storage_id=storage_id, load_data=load_data, store_data=store_data
     )
 
@@ -313,10 +319,10 @@ def start_units(conf: Any) -> dict[str, Any]:
     # would change it for other callers, too. `_check_attributes` has checked that the code uses the
     # name, and has no closure.
     unit = partial(_unit_actor, storage_options(config))
-    theirs = start_stock_units
-    names = {**theirs.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
-    start = types.FunctionType(theirs.__code__, names, None, theirs.__defaults__)
-    start.__kwdefaults__ = theirs.__kwdefaults__
+    stock = start_stock_units
+    names = {**stock.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
+    start = types.FunctionType(stock.__code__, names, None, stock.__defaults__)
+    start.__kwdefaults__ = stock.__kwdefaults__
     try:
         controller = _controller()
         content_of({ray.get(controller.__ray_call__.remote(_version_here)): None}, "the controller")
@@ -337,10 +343,11 @@ def _controller() -> Any:
         raise TransportError("peer_failed", name, detail) from error
 
 
-def _unit_actor(options: StorageOptions, **given: Any) -> Any:
+def _unit_actor(options: StorageOptions, **actor_options: Any) -> Any:
     """Stands for ``SimpleStorageUnit.options(...)``: the same options, but our class starts."""
-    chosen = simple_storage.SimpleStorageUnit.options(**given).bind().get_options()
-    actor = ray.remote(_JagcodecStorageUnit).options(**chosen)
+    # The options of the decorator of TransferQueue's class, and those of this call.
+    every_option = simple_storage.SimpleStorageUnit.options(**actor_options).bind().get_options()
+    actor = ray.remote(_JagcodecStorageUnit).options(**every_option)
     return types.SimpleNamespace(remote=partial(actor.remote, options=options))
 
 
