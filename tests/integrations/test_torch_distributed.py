@@ -659,12 +659,12 @@ def test_a_forged_message_is_an_error_that_names_its_sender(world, name):
 def do_forge_numbers(place, number, rank, *call):
     """Rank 1 announces another number, where ranks agree on what is to come."""
 
-    def forged(self, row, gather=td_module._Exchange._gather_reports):
+    def forged(self, row, gather=td_module._Exchange._gather_records):
         start = 8 * place
         forged = row[:start] + Q.pack(number) + row[start + 8 :]
         return gather(self, forged if rank == 1 else row)
 
-    with patch.object(td_module._Exchange, "_gather_reports", forged):
+    with patch.object(td_module._Exchange, "_gather_records", forged):
         return do_call(rank, *call)
 
 

@@ -1,7 +1,8 @@
 """`to_arrow`: batches as Arrow tables, for pandas, polars and duckdb.
 
 `_arrow_of_column` finds in `_MAKERS`, at the end, the function for a kind of column. Functions for
-numbers come first, then those for objects.
+numbers come first, then functions for objects. The argument `pa` of all of them is pyarrow, which
+`to_arrow` imports; `path` names the column in errors.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def _arrow_of_columns(pa: Any, columns: dict[str, Any], rows: int, above: str) -
     for name, column in columns.items():
         path = f"{above}[{brief(name)}]" if above else f"column {brief(name)}"
         if _SURROGATE.search(name):
-            expected = "expected a name that UTF-8 has, found a lone surrogate"
-            raise ArgumentError("bad_type", path, f"{expected}; {_AS_JSON_LINES}")
+            detail = "expected a name that UTF-8 has, found a lone surrogate"
+            raise ArgumentError("bad_type", path, f"{detail}; {_AS_JSON_LINES}")
         parts[name] = _arrow_of_column(pa, column, rows, path)
     if not parts:  # without parts, from_arrays does not know the number of rows
         return pa.array([{}] * rows, pa.struct([]))
@@ -127,14 +128,13 @@ def _arrow_of_column(pa: Any, column: Any, rows: int, path: str) -> Any:
 
 def _arrow_of_nested(pa: Any, column: torch.Tensor, path: str) -> Any:
     """Rows that may differ in several dims, as lists in lists."""
-    dims = column.dim() - 1
+    dims = column.dim() - 1  # of a row
     rows = [_numbers_of_tensor(row, path) for row in column.unbind()]
     shapes = np.array([row.shape for row in rows], dtype=np.int64).reshape(len(rows), dims)
     # Without rows, an empty array gives the dtype.
     empty = _numbers_of_tensor(torch.empty(0, dtype=column.dtype), path)
-    array = _array_of_elements(
-        pa, np.concatenate([empty, *(row.reshape(-1) for row in rows)]), path
-    )
+    elements = np.concatenate([empty, *(row.reshape(-1) for row in rows)])
+    array = _array_of_elements(pa, elements, path)
     for dim in reversed(range(dims)):
         array = _array_of_lists(pa, array, np.repeat(shapes[:, dim], shapes[:, :dim].prod(axis=1)))
     return array
@@ -150,9 +150,9 @@ def _arrow_of_dense(pa: Any, column: torch.Tensor, path: str) -> Any:
 def _arrow_of_view(pa: Any, view: RaggedView, path: str) -> Any:
     """Rows of tokens; with ragged dim 2, rows of A lists of tokens each."""
     if view.ragged_dim == 2:
-        lists, filled = (view.shape[0] * n for n in (view.row_splits.rows, view.row_splits.total))
-        if lists - filled > DEFAULT_LIMITS.objects:  # most of them are empty
-            raise _no_arrow_form(path, f"{lists} lists of {filled} cells in all")
+        lists, tokens = (view.shape[0] * n for n in (view.row_splits.rows, view.row_splits.total))
+        if lists - tokens > DEFAULT_LIMITS.objects:  # most of them are empty
+            raise _no_arrow_form(path, f"{lists} lists of {tokens} cells in all")
     # Copy, because the memory of a message may be read-only, or begin at any address.
     values = _numbers_of_tensor(gathered([view])[0], path)
     lengths = view.row_splits.lengths
@@ -186,10 +186,10 @@ def _array_of_cells(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
 def _array_of_elements(pa: Any, cells: npt.NDArray[Any], path: str) -> Any:
     """The elements of cells, end to end."""
     kind, dtype = cells.dtype.kind, cells.dtype.newbyteorder("=")
-    if kind in "US":
+    if kind in "US":  # text or bytes
         arrow_type = pa.large_string() if kind == "U" else pa.large_binary()
-        elements = math.prod(cells.shape[1:])
-        return _array_of_items(pa, cells.reshape(-1).tolist(), arrow_type, path, elements)
+        items_per_row = math.prod(cells.shape[1:])
+        return _array_of_items(pa, cells.reshape(-1).tolist(), arrow_type, path, items_per_row)
     if not _is_arrow_dtype(dtype):
         raise _no_arrow_form(path, f"an array of dtype {dtype}")
     flat = np.ascontiguousarray(cells, dtype).reshape(-1)
@@ -290,5 +290,5 @@ _MAKERS: dict[type[HeldColumn], Callable[[Any, Any, str], Any]] = {
 
 def _no_arrow_form(path: str, found: str) -> ArgumentError:
     """The error for a column that Arrow cannot hold."""
-    expected = f"expected a column that an Arrow table can hold, found {found}"
-    return ArgumentError("bad_type", path, f"{expected}; {_LEAVE_OUT_OR_CONVERT}")
+    detail = f"expected a column that an Arrow table can hold, found {found}"
+    return ArgumentError("bad_type", path, f"{detail}; {_LEAVE_OUT_OR_CONVERT}")

@@ -46,8 +46,9 @@ def register_images() -> None:
 
 
 def _file_types(base: type) -> list[type]:
-    below: list[type] = base.__subclasses__()
-    return below + [cls for each in below for cls in _file_types(each)]
+    """All subclasses of a class, at any depth."""
+    subclasses: list[type] = base.__subclasses__()
+    return subclasses + [cls for each in subclasses for cls in _file_types(each)]
 
 
 def _image_state(image: Image.Image) -> dict[str, Any]:

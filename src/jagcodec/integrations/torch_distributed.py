@@ -166,7 +166,7 @@ _NAMES = ("broadcast", "all_gather_rows")
 class _Report(NamedTuple):
     """What a rank tells the others: its call, its message, and its failure if it failed.
 
-    `_REPORT` packs the fields in this order; texts that are too long are cut.
+    `_REPORT` makes bytes of the fields, in this order; texts that are too long are cut.
     """
 
     function: int
@@ -189,7 +189,12 @@ _REPORT = struct.Struct("<qqq1000sqq32s800s")
 
 
 class _Exchange:
-    """One call of `broadcast` or `all_gather_rows` by this rank, with the ranks of a group."""
+    """One call of `broadcast` or `all_gather_rows` by this rank, with the ranks of a group.
+
+    A *place* is the number of a rank in the group, from 0 on: lists with an item for each rank are
+    in this order. A *rank* is its global number, which callers pass and errors name; ``ranks`` has
+    the rank at each place.
+    """
 
     def __init__(
         self, where: str, group: Any, device: Any, allow_pickle: bool, limits: Limits | None
@@ -203,7 +208,7 @@ class _Exchange:
             detail = f"expected a process group of this job, or None, found {brief(group)}"
             raise ArgumentTypeError("bad_type", f"{where}(group)", detail)
         try:
-            self.place = dist.get_rank(group)  # this rank's number in the group
+            self.place = dist.get_rank(group)  # of this rank
             if self.place < 0:
                 raise ValueError(f"this one is without rank {dist.get_rank()}")
             # Device type to backend, out of "cpu:gloo,cuda:nccl".
@@ -214,7 +219,7 @@ class _Exchange:
         except ValueError as error:
             detail = f"expected a process group of this job: {error}"
             raise ArgumentError("bad_option", f"{where}(group)", detail) from error
-        # The global ranks. Older versions of torch do not accept None, for all ranks, here.
+        # Older versions of torch do not accept None, for all ranks, here.
         self.ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
         self.carrier = torch.device("cpu")  # holds the bytes that the backend transfers
         if "cpu" not in backends:
@@ -239,21 +244,21 @@ class _Exchange:
             usable_device(self.device, f"{self.where}(device)")
             usable_limits(self.limits, f"{self.where}(limits)")
             self.allow_pickle = flag_of(self.allow_pickle, f"{self.where}(allow_pickle)")
-            found = prepare()
-            self.size = 0 if found is None else len(found)
-            return found
+            blob = prepare()
+            self.size = 0 if blob is None else len(blob)
+            return blob
 
-        encoded, reports = self._agree(src, check_and_prepare)
+        own_blob, reports = self._agree(src, check_and_prepare)
         self.is_open = [bool(report.is_open) for report in reports]
         sizes = [report.size for report in reports]
         places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
         blobs, _ = self._agree(
-            src, lambda: [(i, self._allocate(i, sizes[i], encoded)) for i in places]
+            src, lambda: [(i, self._allocate(i, sizes[i], own_blob)) for i in places]
         )
-        arrived = self._broadcast(blobs)
+        blobs_on_host = self._broadcast(blobs)
 
         def open_and_finish() -> Any:
-            return finish([*map(self._open, places, arrived)])
+            return finish([*map(self._open, places, blobs_on_host)])
 
         return self._agree(src, open_and_finish)[0]
 
@@ -265,13 +270,13 @@ class _Exchange:
             how = Reading(self.limits, None, device, self.allow_pickle, by_range)
             return place, open_message(blob.numpy(), "message", how)
 
-    def _allocate(self, place: int, size: int, encoded: torch.Tensor | None) -> torch.Tensor:
+    def _allocate(self, place: int, size: int, own_blob: torch.Tensor | None) -> torch.Tensor:
         """Memory on the carrier for a message to receive; for this rank's own, its memory."""
-        most = self.limits.bytes
-        if size > most:  # check this rank's own too: all ranks name the same message
-            raise exceeded("bytes", most, size, "bytes", f"{self._origin(place)}: header")
-        if encoded is not None and place == self.place:
-            return encoded
+        limit = self.limits.bytes
+        if size > limit:  # check this rank's own too: all ranks name the same message
+            raise exceeded("bytes", limit, size, "bytes", f"{self._origin(place)}: header")
+        if own_blob is not None and place == self.place:
+            return own_blob
         try:
             if self.carrier.type != "cpu":
                 return torch.empty(size, dtype=torch.uint8, device=self.carrier)
@@ -294,8 +299,8 @@ class _Exchange:
             result = step()
         except Exception as error:
             failure = error
-        packed = self._gather_reports(_REPORT.pack(*self._report(src, failure)))
-        reports = [_Report(*_REPORT.unpack(row)) for row in packed]
+        records = self._gather_records(_REPORT.pack(*self._report(src, failure)))
+        reports = [_Report(*_REPORT.unpack(record)) for record in records]
         for place, report in enumerate(reports):
             numbers = report.function, report.size, report.is_open
             is_known = 0 <= report.function < len(_NAMES)
@@ -306,10 +311,10 @@ class _Exchange:
                 self._raise_failure(place, report, failure)
         calls = [report.call() for report in reports]
         if any(call != calls[0] for call in calls):
-            found = ", ".join(
+            each_call = ", ".join(
                 f"{call} on rank {rank}" for call, rank in zip(calls, self.ranks, strict=True)
             )
-            detail = f"expected the same call on every rank, found {found}"
+            detail = f"expected the same call on every rank, found {each_call}"
             raise ArgumentError("conflict", self.where, detail)
         return result, reports
 
@@ -340,32 +345,32 @@ class _Exchange:
             raise WireFormatError(kind, path, detail) from failure
         raise failure or self._peer_failed(place, f"expected it to take part, found {detail}")
 
-    def _gather_reports(self, packed: bytes) -> list[bytes]:
-        """The packed reports of all ranks, of which this is the report of this rank."""
-        mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.carrier)
-        reports = [torch.empty_like(mine) for _ in self.ranks]
+    def _gather_records(self, record: bytes) -> list[bytes]:
+        """The reports of all ranks as bytes, of which `record` is the report of this rank."""
+        mine = torch.frombuffer(bytearray(record), dtype=torch.uint8).to(self.carrier)
+        records = [torch.empty_like(mine) for _ in self.ranks]
         with self._backend_errors():
-            dist.all_gather(reports, mine, group=self.group)
-        return [report.cpu().numpy().tobytes() for report in reports]
+            dist.all_gather(records, mine, group=self.group)
+        return [each.cpu().numpy().tobytes() for each in records]
 
-    def _broadcast(self, sent: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
-        """Send the bytes of each place's rank to every rank, and return them on the host.
+    def _broadcast(self, blobs: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
+        """Send the blob of each place to every rank, and return all of them on the host.
 
         On other ranks, the tensor of a place is memory of the same size, which is overwritten.
         """
-        moving = [(self.ranks[place], to_device(data, self.carrier)) for place, data in sent]
+        on_carrier = [(self.ranks[place], to_device(blob, self.carrier)) for place, blob in blobs]
         with self._backend_errors():
             works = [
-                dist.broadcast(data, rank, self.group, async_op=True)
-                for rank, data in moving
-                if data.numel()
+                dist.broadcast(blob, rank, self.group, async_op=True)
+                for rank, blob in on_carrier
+                if blob.numel()
             ]
             for work in works:
                 work.wait()
-        arrived = [data for _, data in sent]  # this rank's own is on the host already
+        targets = [blob for _, blob in blobs]  # this rank's own is on the host already
         copies = HostCopies(kept=True)
-        copies.fetch(arrived)
-        return [copies.of(data) for data in arrived]
+        copies.fetch(targets)
+        return [copies.of(blob) for blob in targets]
 
     # Steps of `broadcast` and `all_gather_rows`
 
@@ -373,12 +378,12 @@ class _Exchange:
         """Whether this rank is the one that sends."""
         this_rank = self.ranks[self.place]
         if not self._is_rank(src):
-            found = f"expected a global rank of the group, one of {self.ranks}, found {brief(src)}"
-            raise ArgumentError("bad_option", f"{self.where}(src)", found)
+            detail = f"expected a global rank of the group, one of {self.ranks}, found {brief(src)}"
+            raise ArgumentError("bad_option", f"{self.where}(src)", detail)
         if src != this_rank and batch is not None:
-            found = f"{type(batch).__name__} on rank {this_rank}"
-            expected = f"expected None on every rank but src={src}, found {found}"
-            raise ArgumentError("conflict", f"{self.where}(batch)", expected)
+            detail = f"expected None on every rank but src={src}, found {type(batch).__name__} "
+            detail += f"on rank {this_rank}"
+            raise ArgumentError("conflict", f"{self.where}(batch)", detail)
         return bool(src == this_rank)
 
     def _is_rank(self, src: Any) -> bool:
@@ -393,6 +398,7 @@ class _Exchange:
             blobs.append(new_block(size).data)
             return blobs[0]
 
+        self.is_open[self.place] = isinstance(batch, WireBatch) or is_message(batch)
         with self._naming_sender(self.place):
             frames = self._frames(batch)
             if frames is None:
@@ -403,13 +409,14 @@ class _Exchange:
         return torch.from_numpy(blobs[0])
 
     def _frames(self, batch: Any) -> Sequence[Any] | None:
-        """The frames of a message, or of a whole `WireBatch`; None if the batch must be encoded."""
-        is_batch = isinstance(batch, WireBatch)
-        self.is_open[self.place] = is_batch or is_message(batch)
-        if is_batch:
-            return source_in(batch).frames(batch)
+        """The frames of a message, or of a `WireBatch` that is all of a message.
+
+        None for any other batch, which must be encoded.
+        """
         if not self.is_open[self.place]:
             return None
+        if isinstance(batch, WireBatch):
+            return source_in(batch).frames(batch)
         # Check the frames before they become one blob, in which a frame that was cut would end
         # with zeros.
         how = Reading(self.limits, allow_pickle=self.allow_pickle, by_range=True, verify=False)
@@ -465,9 +472,9 @@ class _Exchange:
         except JagcodecError as error:
             path = error.path
             for form in (r"message (\d+): (.*)", r"(?=.* of batch (\d+)$)(.*) of batch \d+"):
-                found = re.fullmatch(form, path)
-                if found:
-                    path = f"{self._origin(int(found[1]))}: {found[2]}"
+                match = re.fullmatch(form, path)
+                if match:
+                    path = f"{self._origin(int(match[1]))}: {match[2]}"
             first = rf"\1 rank {self.ranks[0]}"
             detail = re.sub(r"\b(of|like|in) batch 0\b", first, error.detail)
             raise type(error)(error.reason, path, detail) from error
@@ -480,8 +487,8 @@ class _Exchange:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            late = any(word in str(error).lower() for word in ("timed out", "timeout"))
-            kind = TransportTimeoutError if late else TransportError
-            found = f"{error!s:.400}. Messages may be lost"
-            detail = f"expected every rank to take part, found {found}: make the group anew"
-            raise kind("timed_out" if late else "no_peer", self.where, detail) from error
+            is_timeout = any(word in str(error).lower() for word in ("timed out", "timeout"))
+            kind = TransportTimeoutError if is_timeout else TransportError
+            detail = f"expected every rank to take part, found {error!s:.400}. Messages may be "
+            detail += "lost: make the group anew"
+            raise kind("timed_out" if is_timeout else "no_peer", self.where, detail) from error

@@ -1,7 +1,8 @@
 """Messages over ZeroMQ: one multipart message each, without copying large tensors.
 
 Send what `encode`, `encode_fields` or `encode_rows` returned, and give what arrives to `decode`,
-`open_wire` or `materialize`. Functions for sync and for asyncio sockets share `_send` and `_recv`.
+`open_wire` or `materialize`. Functions for sync and for asyncio sockets share `_send` and `_recv`,
+whose helpers follow in the order of use.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ async def async_recv_frames(
 # A message may have `MOST_SMALL_FRAMES` frames, and one more for every `BYTES_PER_FRAME` bytes.
 MOST_SMALL_FRAMES, BYTES_PER_FRAME = 1024, 64
 
-_LONGEST = (2**31 - 1) // 1000  # seconds: libzmq counts milliseconds in an int
+_LONGEST_TIMEOUT = (2**31 - 1) // 1000  # seconds: libzmq counts milliseconds in an int
 
 T = TypeVar("T")
 
@@ -193,8 +194,8 @@ async def _send(
     expected, path = "bytes, or a list of them", f"{where}(envelope)"
     leading = [envelope] if isinstance(envelope, bytes) else items_of(envelope, path, expected)
     if not all(isinstance(part, bytes) for part in leading):
-        found = f"expected {expected}, found {brief(envelope)}"
-        raise ArgumentTypeError("bad_type", path, found)
+        detail = f"expected {expected}, found {brief(envelope)}"
+        raise ArgumentTypeError("bad_type", path, detail)
     if socket.type == zmq.ROUTER:
         if not leading:
             detail = "expected a peer's identity for this ROUTER, found none; pass its envelope"
@@ -203,8 +204,8 @@ async def _send(
     # Make the frames here, because send_multipart tracks the last frame only. With copy=None,
     # pyzmq copies frames below its threshold: tracking such a frame costs more than copying it.
     parts = [zmq.Frame(memoryview(frame), track=True, copy=None) for frame in frames]
-    full = "the high-water mark reached, or no peer connected; nothing was sent"
-    with _peer_errors(where, timeout, "room for a message", full):
+    no_room = "the high-water mark reached, or no peer connected; nothing was sent"
+    with _peer_errors(where, timeout, "room for a message", no_room):
         # pyzmq's asyncio reads the time-out when the call is made, and then runs its own timer.
         with _timeout_set(socket, zmq.SNDTIMEO, timeout):
             sending = socket.send_multipart([*leading, *parts], copy=False)
@@ -215,11 +216,11 @@ async def _send(
 
 async def _recv(socket: Any, timeout: float | None, where: str) -> Received:
     _check_socket(socket, timeout, where)
-    socket_limit = socket.getsockopt(zmq.RCVTIMEO)
-    limit = timeout
-    if limit is None:
-        limit = socket_limit / 1000 if socket_limit >= 0 else math.inf
-    end = time.monotonic() + limit
+    own_timeout = socket.getsockopt(zmq.RCVTIMEO)  # in milliseconds; -1 waits without end
+    seconds = timeout
+    if seconds is None:
+        seconds = own_timeout / 1000 if own_timeout >= 0 else math.inf
+    end = time.monotonic() + seconds
     with _peer_errors(where, timeout, "a message", "none"):
         parts = _parts_if_any(socket)
         while parts is None:
@@ -240,14 +241,14 @@ def _parts_if_any(socket: Any) -> list[zmq.Frame] | None:
         return None
 
 
-async def _wait_to_read(socket: Any, left: float) -> None:
-    """Wait until there may be a message, for `left` seconds at most; zmq.Again if none are left."""
-    if left <= 0:
+async def _wait_to_read(socket: Any, seconds: float) -> None:
+    """Wait until there may be a message, for so many seconds at most; zmq.Again without any."""
+    if seconds <= 0:
         raise zmq.Again
     # Switch off the socket's own time-out: pyzmq's asyncio would make it the error of an inner
     # future, which no code reads if the caller is cancelled in the same moment. A poll ends alone.
     with _timeout_set(socket, zmq.RCVTIMEO, math.inf):
-        ready = socket.poll(None if left == math.inf else math.ceil(1000 * left))
+        ready = socket.poll(None if seconds == math.inf else math.ceil(1000 * seconds))
     if isawaitable(ready):
         await ready
 
@@ -270,9 +271,9 @@ def _receive_parts(socket: Any) -> list[zmq.Frame]:
         else:
             parts.append(part)
     if too_many:
-        most = f"{MOST_SMALL_FRAMES} frames, and one more for every {BYTES_PER_FRAME} bytes"
-        found = f"expected at most {most}, found {count} with {size} bytes"
-        raise WireFormatError("frame_count", "frames", found)
+        limit = f"{MOST_SMALL_FRAMES} frames, and one more for every {BYTES_PER_FRAME} bytes"
+        detail = f"expected at most {limit}, found {count} with {size} bytes"
+        raise WireFormatError("frame_count", "frames", detail)
     return parts
 
 
@@ -311,13 +312,13 @@ def _timeout_set(socket: Any, option: int, timeout: float | None) -> Iterator[No
     if timeout is None:
         yield
         return
-    before = socket.getsockopt(option)
+    own_timeout = socket.getsockopt(option)
     socket.setsockopt(option, -1 if timeout == math.inf else math.ceil(1000 * timeout))
     try:
         yield
     finally:
         if not socket.closed:
-            socket.setsockopt(option, before)
+            socket.setsockopt(option, own_timeout)
 
 
 def _check_socket(socket: Any, timeout: Any, where: str) -> None:
@@ -328,6 +329,6 @@ def _check_socket(socket: Any, timeout: Any, where: str) -> None:
         detail += f"zmq.Context, and async_{name} with zmq.asyncio.Context"
         raise ArgumentTypeError("bad_type", f"{where}(socket)", detail)
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and 0 <= timeout <= _LONGEST):
-        expected = f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}"
-        raise ArgumentError("bad_option", f"{where}(timeout)", expected)
+    if timeout is not None and not (is_number and 0 <= timeout <= _LONGEST_TIMEOUT):
+        detail = f"expected seconds from 0 to {_LONGEST_TIMEOUT}, or None, found {timeout!r:.80}"
+        raise ArgumentError("bad_option", f"{where}(timeout)", detail)
