@@ -63,7 +63,7 @@ _WORDS = ("elide", "narrow")  # options that are on or off, and that readers nee
 
 
 def options_of_environment() -> dict[str, bool]:
-    """The options of `encode` that the variable names, for Ray's hook and for TransferQueue."""
+    """The options of `encode` that ``JAGCODEC_ENCODE`` names, for Ray's hook and TransferQueue."""
     text = os.environ.get(VARIABLE, "")
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     for word in words:
@@ -92,22 +92,23 @@ class _ReducersByName(dict[type, Reducer]):
     """The reducers of `ray`, or of `verl` if verl is imported, loaded with the first such value."""
 
     # Options of `encode`. Those of `register` take precedence over those of the environment.
-    of_environment: Mapping[str, Any] = {}
-    registered: Mapping[str, Any] = {}
+    environment_options: Mapping[str, Any] = {}
+    registered_options: Mapping[str, Any] = {}
 
     def __missing__(self, cls: type) -> Reducer:
         package = str(cls.__module__).partition(".")[0]
         if (package, cls.__name__) not in _NAMES:
             raise KeyError(cls)
-        theirs = "verl" if sys.modules.get("verl.protocol") is not None else "ray"
+        integration = "verl" if sys.modules.get("verl.protocol") is not None else "ray"
         try:
-            ours = import_module(f"jagcodec.integrations.{theirs}")
+            module = import_module(f"jagcodec.integrations.{integration}")
         except Exception as error:
             version = getattr(sys.modules[package], "__version__", "unknown")
             detail = f"expected to write a {cls.__name__} of {package}, found a version ({version})"
             detail += f" where this fails: {type(error).__name__}: {error}; install another one"
             raise ArgumentError("bad_option", "jagcodec.integrations.setup", detail) from error
-        reducer: Reducer = ours.reducers(**{**self.of_environment, **self.registered})[cls]
+        options = {**self.environment_options, **self.registered_options}
+        reducer: Reducer = module.reducers(**options)[cls]
         return reducer
 
 
@@ -123,12 +124,12 @@ def _reducer_maps() -> list[MutableMapping[type, Reducer]]:
 
 def add_reducers(options: Mapping[str, Any] | None = None) -> None:
     """Make Ray use our reducers for types for which it has none; None keeps the options."""
-    _reducers_by_name.of_environment = options_of_environment()
+    _reducers_by_name.environment_options = options_of_environment()
     maps = _reducer_maps()
     if not any(each is _reducers_by_name for each in maps):
         maps.insert(1, _reducers_by_name)
     if options is not None:
-        _reducers_by_name.registered = options
+        _reducers_by_name.registered_options = options
 
 
 def restore_reducers() -> None:
@@ -136,4 +137,4 @@ def restore_reducers() -> None:
     if "ray.cloudpickle" in sys.modules:
         maps = _reducer_maps()
         maps[:] = [each for each in maps if each is not _reducers_by_name]
-    _reducers_by_name.registered = {}
+    _reducers_by_name.registered_options = {}

@@ -1,4 +1,12 @@
-"""Batches in Ray's object store as messages."""
+"""Batches in Ray's object store as messages.
+
+`put` makes one message of samples or of a dict of lists. `register` adds the hook, which makes a
+message of each batch and jagged tensor that Ray writes. A bare dict is not a type of the hook: Ray
+pickles it, and only the batches and jagged tensors in it become messages.
+
+`options_of_environment` (`jagcodec.integrations`) reads the variable ``JAGCODEC_ENCODE`` for the
+hook; `put` does not use it. `reduced` writes values, and `read` and `_batch` read them again.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Once this module is imported, `encode` and `decode` accept a DataProto, alone or anywhere inside
 other values, over every transport; and members of any `Enum`, such as verl's `DatasetPadMode`, if
 the receiver has imported its module. What arrives has the same shapes, bits and order, and may be
-written to. For Ray, call `jagcodec.integrations.setup`.
+written to. For Ray, call `jagcodec.integrations.setup`, which reads the variable
+``JAGCODEC_ENCODE`` (`options_of_environment`).
 """
 
 from __future__ import annotations
