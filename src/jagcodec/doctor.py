@@ -53,11 +53,12 @@ def doctor() -> dict[str, Any]:
         for name in FOR_TENSORS:
             if report[name] is not None:
                 importlib.import_module(name)
-        kernel, missing = _kernels()
+        kernels, lacks_extension = _kernels()
     except Exception as error:  # torch and what it loads raise errors of every kind
         problem = f"{type(error).__name__}: {error}"
         advice.append(f"jagcodec cannot be imported: {problem}")
-        kernel, missing = dict.fromkeys(("row kernel", "cells", "threads"), "unknown"), False
+        kernels = dict.fromkeys(("row kernel", "cells", "threads"), "unknown")
+        lacks_extension = False
     absent = [name for name in REQUIRED if report[name] is None]
     if absent and set(absent) <= set(FOR_TENSORS):
         advice.append(
@@ -66,16 +67,16 @@ def doctor() -> dict[str, Any]:
         )
     elif absent:
         advice.append(f"not installed: {', '.join(absent)}; install jagcodec again with pip")
-    if missing and os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
+    if lacks_extension and os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
         advice.append(
             "the C extensions are not in use, so batches take longer; install a C compiler, and "
             "install jagcodec again with JAGCODEC_REQUIRE_COMPILED=1, which fails without one"
         )
-    found = {name: _version(name) for name in OPTIONAL}
+    optional = {name: _version(name) for name in OPTIONAL}
     return {
         **report,
-        **kernel,
-        **{name: version for name, version in found.items() if version is not None},
+        **kernels,
+        **{name: version for name, version in optional.items() if version is not None},
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
         "problem": problem,
         "advice": advice,
@@ -94,15 +95,15 @@ def _kernels() -> tuple[dict[str, str], bool]:
     """The part of the report on the kernels, and whether a compiled extension is missing."""
     from jagcodec import kernels
 
-    backend, without = kernels.backend(), kernels.missing_cells()
+    backend, reason = kernels.backend(), kernels.missing_cells()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     torch_note = " of torch" if "torch" in sys.modules else ""
     rows = {
         "row kernel": backend.name + (f" ({backend.missing})" if backend.missing else ""),
-        "cells": f"python ({without})" if without else "compiled",
+        "cells": f"python ({reason})" if reason else "compiled",
         "threads": f"{kernels.thread_count()}{torch_note}, on {cpus} processors",
     }
-    return rows, bool(backend.missing or without)
+    return rows, bool(backend.missing or reason)
 
 
 def _version(name: str) -> str | None:

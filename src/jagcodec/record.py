@@ -3,7 +3,7 @@
 One `RecordWriter` writes it, and any number of `RecordReader`s read it:
 
     step-0000000042.jag    the batch of step 42, as `dump` writes it and `load` and `open_wire` read
-    lock                   held by the writer; the system releases it when the writer dies
+    lock                   locked by the writer; the system releases it when the writer dies
     .….part                a step that is being written, or that a killed writer did not finish
 """
 
@@ -71,9 +71,9 @@ class RecordWriter:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # No other writer lives, because it would hold the lock: delete what killed ones left.
             for file in os.listdir(name):
-                left = os.path.join(name, file)
-                if _PART.fullmatch(file) and os.path.isfile(left):
-                    os.unlink(left)
+                path = os.path.join(name, file)
+                if _PART.fullmatch(file) and os.path.isfile(path):
+                    os.unlink(path)
         except BaseException as error:
             self._lock.close()
             if not isinstance(error, BlockingIOError):
@@ -137,12 +137,13 @@ class RecordWriter:
     def _steps(self, where: str) -> list[int]:
         """The steps of the record; an error if this writer may not write."""
         if self._lock.closed or self._process != os.getpid():
-            found = "a closed one" if self._lock.closed else "one of the process it was forked from"
-            detail = f"expected an open writer of this process, found {found}"
+            other = "a closed one" if self._lock.closed else "one of the process it was forked from"
+            detail = f"expected an open writer of this process, found {other}"
             raise ArgumentError("busy", where, detail)
         return _steps_in(self._directory)
 
     def _delete(self, steps: list[int]) -> None:
+        """Delete the files of steps, in this order."""
         for step in steps:
             with suppress(FileNotFoundError):
                 os.unlink(_file_of(self._directory, step))
@@ -219,5 +220,5 @@ def _file_of(directory: str, step: int) -> str:
 def _steps_in(directory: str) -> list[int]:
     """The numbers of the steps in a directory, sorted."""
     with os.scandir(directory) as entries:
-        found = [_STEP.fullmatch(entry.name) for entry in entries if not entry.is_dir()]
-    return sorted(int(match[1]) for match in found if match)
+        matches = [_STEP.fullmatch(entry.name) for entry in entries if not entry.is_dir()]
+    return sorted(int(match[1]) for match in matches if match)

@@ -49,31 +49,33 @@ def check_schema(
     check_known(may_be_absent, schema, f"{where}(optional)")
     from jagcodec.wire.read.opened import schema_of  # it imports much more than a schema needs
 
-    found = schema_of(batch, f"{where}(batch)")
-    new = [name for name in found if name not in schema]
-    if new:
-        expected, remedy = "no such column", "one; add it to the schema, or drop it"
-        raise _field_error(new[0], "new_field", expected, remedy)
+    schema_in_batch = schema_of(batch, f"{where}(batch)")
+    new_names = [name for name in schema_in_batch if name not in schema]
+    if new_names:
+        remedy = "add it to the schema, or drop it"
+        raise _field_error(new_names[0], "new_field", "no such column", f"one; {remedy}")
     for name, field in schema.items():
-        if name in found:
-            _check_field(name, field, found[name])
+        if name in schema_in_batch:
+            _check_field(name, field, schema_in_batch[name])
         elif name not in may_be_absent:
             raise _field_error(name, "no_such_field", "it", "none")
 
 
-def _check_field(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
+def _check_field(name: str, expected: FieldSchema, actual: FieldSchema) -> None:
     """Raise an error if a column has another kind, dtype or shape than the schema."""
-    if found.kind != wanted.kind:
-        raise _field_error(name, "bad_type", f"a column of kind {wanted.kind!r}", repr(found.kind))
-    if wanted.dtype not in (None, found.dtype):
-        raise _field_error(name, "bad_dtype", f"dtype {wanted.dtype}", str(found.dtype))
-    if wanted.shape is None:
+    if actual.kind != expected.kind:
+        kind = f"a column of kind {expected.kind!r}"
+        raise _field_error(name, "bad_type", kind, repr(actual.kind))
+    if expected.dtype not in (None, actual.dtype):
+        raise _field_error(name, "bad_dtype", f"dtype {expected.dtype}", str(actual.dtype))
+    if expected.shape is None:
         return
-    dims, others = wanted.shape[1:], (found.shape or ())[1:]
-    if not sizes_fit(dims, others):
-        raise _field_error(name, "bad_shape", f"rows of shape {list(dims)}", str(list(others)))
+    dims, actual_dims = expected.shape[1:], (actual.shape or ())[1:]
+    if not sizes_fit(dims, actual_dims):
+        raise _field_error(name, "bad_shape", f"rows of shape {list(dims)}", str(list(actual_dims)))
 
 
 def _field_error(name: str, reason: Reason, expected: str, found: str) -> ArgumentError:
+    """The error for a column that differs from the schema."""
     path = f"check_schema: column {brief(name)}"
     return ArgumentError(reason, path, f"expected {expected}, found {found}")

@@ -1,4 +1,7 @@
-"""`register_stdlib_types`: types of the standard library that `encode` then accepts."""
+"""`register_stdlib_types`: types of the standard library that `encode` then accepts.
+
+`_TYPES`, at the end, has each of them with the functions that write and read it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,8 @@ def register_stdlib_types() -> None:
 _FACTORIES = {cls.__name__: cls for cls in (list, dict, set, tuple, str, bytes, int, float, bool)}
 
 
-def _factory_of(value: defaultdict[Any, Any]) -> Any:
+def _defaultdict_state(value: defaultdict[Any, Any]) -> Any:
+    """The name of the factory, empty for None, and the items."""
     factory: Any = value.default_factory
     name = getattr(factory, "__name__", None)
     if factory is not None and _FACTORIES.get(str(name)) is not factory:
@@ -72,8 +76,8 @@ def _deque_items(value: deque[Any]) -> list[Any]:
 
 def _datetime_text(value: datetime) -> str:
     zone, offset = value.tzinfo, value.utcoffset()
-    plain = zone is None if offset is None else repr(zone) == repr(timezone(offset))
-    if value.fold or not plain:
+    is_plain = zone is None if offset is None else repr(zone) == repr(timezone(offset))
+    if value.fold or not is_plain:
         expected = "expected no fold, and an offset for a time zone, found fold"
         raise ValueError(f"{expected} {value.fold} and {zone!r}; call x.astimezone(datetime.UTC)")
     return value.isoformat()
@@ -83,7 +87,10 @@ _PARTS = attrgetter("days", "seconds", "microseconds")
 
 _TYPES: tuple[NamedType, ...] = (
     NamedType(
-        defaultdict, "collections.defaultdict", _factory_of, of_fields(_defaultdict, str, dict)
+        defaultdict,
+        "collections.defaultdict",
+        _defaultdict_state,
+        of_fields(_defaultdict, str, dict),
     ),
     NamedType(deque, "collections.deque", _deque_items, of_one(deque, list)),
     NamedType(bytearray, "bytearray", bytes, of_one(bytearray, bytes)),

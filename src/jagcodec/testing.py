@@ -44,9 +44,9 @@ def assert_same(actual: Any, expected: Any) -> None:
     Parameters and memory-mapped tensors count as plain tensors. A jagged tensor with holes equals
     one with the same rows and no holes.
     """
-    found = first_difference(actual, expected)
-    if found is not None:
-        raise AssertionError(str(found))
+    difference = first_difference(actual, expected)
+    if difference is not None:
+        raise AssertionError(str(difference))
 
 
 @untraced
@@ -95,6 +95,7 @@ def tensors(shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = No
 
 
 def _strategies() -> Any:
+    """The module of hypothesis, which is imported on first use."""
     try:
         from hypothesis import strategies
     except ModuleNotFoundError as error:
@@ -108,8 +109,8 @@ def _jagged_batch(draw: Any, max_rows: int, max_width: int) -> JaggedBatch:
     rows, width = draw(st.integers(0, max_rows)), draw(st.integers(0, max_width))
     lengths = draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
     inner = st.lists(st.integers(0, 3), max_size=2)
-    named = [f"token_{i}" for i in range(draw(st.integers(0, 3)))]
-    fields: dict[str, Any] = {name: draw(tensors((rows, width, *draw(inner)))) for name in named}
+    names = [f"token_{i}" for i in range(draw(st.integers(0, 3)))]
+    fields: dict[str, Any] = {name: draw(tensors((rows, width, *draw(inner)))) for name in names}
     for i in range(draw(st.integers(0, 2))):
         fields[f"row_{i}"] = draw(tensors((rows, *draw(inner))))
     if draw(st.booleans()):
@@ -118,7 +119,7 @@ def _jagged_batch(draw: Any, max_rows: int, max_width: int) -> JaggedBatch:
         for i in range(rows):
             messages[i] = draw(scalars | st.complex_numbers() | st.binary(max_size=8))
         fields["message"] = messages
-    return JaggedBatch(fields, torch.tensor(lengths, dtype=torch.int64), frozenset(named), width)
+    return JaggedBatch(fields, torch.tensor(lengths, dtype=torch.int64), frozenset(names), width)
 
 
 def _jagged_tensor(draw: Any, rows: int | None) -> torch.Tensor:
@@ -128,15 +129,17 @@ def _jagged_tensor(draw: Any, rows: int | None) -> torch.Tensor:
     outer = draw(st.lists(st.integers(1, 3), max_size=1))
     inner = draw(st.lists(st.integers(0, 3), max_size=1))
     values = draw(tensors((*outer, sum(lengths), *inner)))
-    width = draw(st.sampled_from([torch.int32, torch.int64]))
-    offsets = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=width)
-    holes, known = None, {}
+    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    offsets = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=dtype)
+    # With holes, a row is shorter than the cells between its offsets. Without, torch may be told
+    # the shortest and the longest row.
+    lengths_with_holes, bounds = None, {}
     if rows and draw(st.booleans()):
-        holes = torch.tensor([draw(st.integers(0, n)) for n in lengths], dtype=width)
+        lengths_with_holes = torch.tensor([draw(st.integers(0, n)) for n in lengths], dtype=dtype)
     elif draw(st.booleans()):
-        known = {"min_seqlen": min(lengths, default=0), "max_seqlen": max(lengths, default=0)}
+        bounds = {"min_seqlen": min(lengths, default=0), "max_seqlen": max(lengths, default=0)}
     return torch.nested.nested_tensor_from_jagged(
-        values, offsets, lengths=holes, jagged_dim=len(outer) + 1, **known
+        values, offsets, lengths=lengths_with_holes, jagged_dim=len(outer) + 1, **bounds
     )
 
 

@@ -213,13 +213,13 @@ def test_ctrl_c_while_a_block_is_returned_does_not_leak_it(monkeypatch):
 
     swallowed = []
     monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
-    returned = blocks._returned
-    monkeypatch.setattr(blocks, "_returned", interrupted)
+    returned = blocks._return_block
+    monkeypatch.setattr(blocks, "_return_block", interrupted)
     block = new_block(40 * MB)
     place = address(block.data)
     del block
     assert len(swallowed) == 1
-    monkeypatch.setattr(blocks, "_returned", returned)
+    monkeypatch.setattr(blocks, "_return_block", returned)
     assert address(new_block(40 * MB).data) == place
     assert not blocks._loans
 
@@ -233,4 +233,4 @@ def test_ctrl_c_while_a_block_is_returned_does_not_leak_it(monkeypatch):
     del block
     assert len(swallowed) == 2
     assert not blocks._loans
-    assert not any(blocks._kept.values())
+    assert not any(blocks._spares.values())

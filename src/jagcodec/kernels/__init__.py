@@ -1,5 +1,8 @@
 """The hot loops: one copies ragged rows, the other turns Python numbers into cells and back.
 
+Callers make tasks (`Copy`, `Pad`) and pass those of all columns to `copy_all` or `pad_all`. The
+loop over numbers is `fill`, `narrow_list` and `is_native`, at the end.
+
 Each is written in C and in Python. The environment variable ``JAGCODEC_ROWCOPY`` chooses one:
 ``compiled`` or ``numpy``. Without it, the C is used if it was built.
 
@@ -147,8 +150,8 @@ LIST_DTYPES = {
 
 def list_of_narrow(dtype: str, data: bytes) -> list[Any] | None:
     """The list that `narrow_list` was given, or None if these are not such bytes."""
-    known = LIST_DTYPES[dtype]
-    if len(data) % known.itemsize or (dtype == "bool" and data.translate(None, b"\0\1")):
+    numpy_dtype = LIST_DTYPES[dtype]
+    if len(data) % numpy_dtype.itemsize or (dtype == "bool" and data.translate(None, b"\0\1")):
         return None
-    found: list[Any] = np.frombuffer(data, known).tolist()
-    return found
+    numbers_in_list: list[Any] = np.frombuffer(data, numpy_dtype).tolist()
+    return numbers_in_list

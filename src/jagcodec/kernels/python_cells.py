@@ -30,11 +30,11 @@ def fill(
     an item of another type, or None; without `convert`, only Python's own int, float and bool are
     numbers, and a subclass is not. ValueError: a row changes its length while it is read.
     """
-    kept = tuple(rows)
-    for i, row in enumerate(kept):
+    own_rows = tuple(rows)
+    for i, row in enumerate(own_rows):
         if not isinstance(row, (list, tuple)):
             raise TypeError(f"row {i}: expected a list or a tuple")
-    items = [tuple(row) for row in kept]
+    items = [tuple(row) for row in own_rows]
     lengths = tuple(map(len, items))
     code = codes
     if len(codes) == len(_OWN):
@@ -61,16 +61,16 @@ def _cells_of_rows(
     convert: Callable[[Any], Any] | None,
 ) -> tuple[bytearray, tuple[int, int] | None]:
     """The cells of all rows, and the place of the first item that cannot be one."""
-    made = bytearray()
+    data = bytearray()
     for i, items in enumerate(rows):
         cells = _at_once(items, code)
         if cells is None:
             cells = _one_by_one(items, code, precision, convert)
-        made += memoryview(cells).cast("B")
+        data += memoryview(cells).cast("B")
         if len(cells) < len(items):
-            room = sum(map(len, rows)) * cells.itemsize
-            return made + bytes(room - len(made)), (i, len(cells))
-    return made, None
+            size = sum(map(len, rows)) * cells.itemsize
+            return data + bytes(size - len(data)), (i, len(cells))
+    return data, None
 
 
 _TYPES = {"f": float, "d": float, "?": bool}

@@ -25,8 +25,8 @@ def lists_of(shape: Sequence[int]) -> int:
 def check_extent(shape: Sequence[int], itemsize: int, path: str) -> None:
     """Refuse a tensor whose sizes and strides int64 cannot hold, though it may have no cells."""
     if extent_of(shape) * itemsize > INT64_MAX:
-        found = f"found {brief(list(shape))} with {itemsize} bytes per cell"
-        detail = f"expected dims other than 0 of fewer than 2**63 bytes, {found}; take fewer rows"
+        detail = f"expected dims other than 0 of fewer than 2**63 bytes, found {brief(list(shape))}"
+        detail += f" with {itemsize} bytes per cell; take fewer rows"
         raise ArgumentError("too_large", path, detail)
 
 

@@ -49,15 +49,15 @@ def remedy_for(value: Any) -> str:
             return ""
     except (RuntimeError, NotImplementedError):  # the tensor has no storage
         return "it has no memory of its own, as inside torch.vmap and torch.func; leave that first"
-    found = "its storage was made smaller than its cells, as FSDP frees parameters"
-    return f"{found}; gather it, or pass what is left as a slice"
+    reason = "its storage was made smaller than its cells, as FSDP frees parameters"
+    return f"{reason}; gather it, or pass what is left as a slice"
 
 
 def with_remedy(value: Any) -> str:
     """The description of an unreadable tensor or array, and its remedy; empty if it can be read."""
     remedy = remedy_for(value)
-    found = describe(value) if type(value) in TENSOR_TYPES else f"a {type(value).__name__}"
-    return f"{found}; {remedy}" if remedy else ""
+    name = describe(value) if type(value) in TENSOR_TYPES else f"a {type(value).__name__}"
+    return f"{name}; {remedy}" if remedy else ""
 
 
 def check_plain(value: Any, path: str) -> None:
@@ -135,14 +135,14 @@ def usable_device(device: Any, path: str) -> torch.device | None:
     if device is None:
         return None
     # Torch accepts other types, too, and crashes the process if one reports a wrong length.
-    known = isinstance(device, (str, torch.device))
-    known_as = device if known else integer_of(device)
-    expected = f"expected a device of this machine, found {brief(device)}"
-    if known_as is None:
-        raise ArgumentError("bad_option", path, expected)
+    has_name = isinstance(device, (str, torch.device))
+    name_or_number = device if has_name else integer_of(device)
+    detail = f"expected a device of this machine, found {brief(device)}"
+    if name_or_number is None:
+        raise ArgumentError("bad_option", path, detail)
     try:
-        if str(known_as) == "meta":
+        if str(name_or_number) == "meta":
             return torch.device("meta")
-        return torch.empty(0, device=known_as).device
+        return torch.empty(0, device=name_or_number).device
     except (*FOREIGN_ERRORS, AssertionError) as error:
-        raise ArgumentError("bad_option", path, f"{expected}: {error}") from error
+        raise ArgumentError("bad_option", path, f"{detail}: {error}") from error

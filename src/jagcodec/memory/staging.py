@@ -1,6 +1,7 @@
 """Copies between the host and devices: tensors reach the host together, with one wait.
 
-Large ones reach a CUDA device through page-locked memory, without a wait for its earlier work.
+`HostCopies` copies tensors to the host. `to_device` copies one tensor to any device: a large one
+goes to a CUDA device through page-locked memory, without a wait for its earlier work.
 
 `Tensor.cpu` waits for everything that the device was asked to do before, once for each tensor. A
 `non_blocking` copy may be read before it has arrived, so only this file makes such copies.
@@ -36,23 +37,23 @@ def to_device(
     """
     if tensor.device == device:
         return tensor
-    special = tensor.is_nested or tensor.is_quantized or tensor.requires_grad
-    has_cells = tensor.layout is torch.strided and not special and device.type != "meta"
-    if has_cells:
+    needs_torch = tensor.is_nested or tensor.is_quantized or tensor.requires_grad
+    is_plain = tensor.layout is torch.strided and not needs_torch and device.type != "meta"
+    if is_plain:
         tensor = contiguous_bits(tensor)
         if tensor.dtype not in NUMPY_DTYPES:  # torch cannot move each of these to each device
             words = to_device(as_words(tensor), device, non_blocking=non_blocking)
             return from_words(words, tensor.dtype)
     read_at_once = _is_read_at_once(tensor, device)
-    if read_at_once and has_cells and tensor.nbytes >= _STAGED:
+    if read_at_once and is_plain and tensor.nbytes >= _MIN_STAGED_BYTES:
         with suppress(RuntimeError):  # the system has no more page-locked memory
             tensor = tensor.pin_memory()
     non_blocking = (non_blocking or read_at_once) and device.type != "cpu"
     return tensor.to(device, non_blocking=non_blocking)
 
 
-_STAGED = 1 << 20
-"""Bytes of a tensor from which a copy through page-locked memory takes less time.
+_MIN_STAGED_BYTES = 1 << 20
+"""A copy of a tensor of so many bytes or more is faster through page-locked memory.
 
 CUDA copies other memory piece by piece, and waits for the device before the last ones.
 """
@@ -75,15 +76,15 @@ class HostCopies:
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy each tensor that is not on the CPU once, and wait once for all."""
-        wanted: dict[tuple[Any, ...], torch.Tensor] = {}
+        sources: dict[tuple[Any, ...], torch.Tensor] = {}  # without those that were copied before
         for tensor in tensors:
             if not tensor.is_cpu:
                 place = _place(tensor)
                 if place not in self._copies:
-                    wanted[place] = tensor
-        if wanted:
-            copies = _on_host(list(wanted.values()), self._kept)
-            for (place, tensor), copy in zip(wanted.items(), copies, strict=True):
+                    sources[place] = tensor
+        if sources:
+            copies = _on_host(list(sources.values()), self._kept)
+            for (place, tensor), copy in zip(sources.items(), copies, strict=True):
                 self._copies[place] = (tensor, copy)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -92,6 +93,7 @@ class HostCopies:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A key of the cells of a tensor: equal for two objects that are the same cells."""
     kind = tensor.device, tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.requires_grad
     return (*kind, tensor.data_ptr(), tensor.shape, tensor.stride())
 
@@ -110,10 +112,10 @@ def _on_host(tensors: Sequence[torch.Tensor], kept: bool) -> list[torch.Tensor]:
     block = torch.empty(total, dtype=torch.uint8, **options)
     sources, copies = [], []
     for tensor in tensors:
-        followed = kept and tensor.requires_grad and torch.is_grad_enabled()
-        if followed or not tensor.numel():
+        is_followed = kept and tensor.requires_grad and torch.is_grad_enabled()
+        if is_followed or not tensor.numel():
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, **options)
-            copies.append(copy.copy_(tensor, non_blocking=True) if followed else copy)
+            copies.append(copy.copy_(tensor, non_blocking=True) if is_followed else copy)
             continue
         source = flat_bytes(tensor)
         sources.append(source)  # it may be a copy: keep it until the device has read it

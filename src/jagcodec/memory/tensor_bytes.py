@@ -1,6 +1,8 @@
 """Any tensor as bytes, and bytes as a tensor, whatever the dtype.
 
-The layers above copy rows by their width in bytes and never ask what the bits mean.
+The layers above copy rows by their width in bytes and never ask what the bits mean. First come
+tensors as they are in memory and their bits as integers (*words*), then tensors as arrays, and last
+bytes as tensors.
 """
 
 from __future__ import annotations
@@ -149,9 +151,9 @@ def array_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """An array of numbers as a tensor, aliased if possible; TypeError if torch lacks the dtype."""
     # Torch warns about memory that is not writable, and supports neither foreign byte orders nor
     # negative strides.
-    plain = array.flags.writeable and all(step >= 0 for step in array.strides)
+    can_alias = array.flags.writeable and all(step >= 0 for step in array.strides)
     native = array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.require(array, native, None if plain else ("C", "O", "W")))
+    return torch.from_numpy(np.require(array, native, None if can_alias else ("C", "O", "W")))
 
 
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
@@ -171,9 +173,9 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     if data.nbytes == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
     # from_numpy makes a storage of just these bytes, so pickling one column leaves out the others.
-    known = NUMPY_DTYPES.get(dtype)
-    if known is not None and len(shape) <= MOST_ARRAY_DIMS:
-        return torch.from_numpy(np.ndarray(shape, known, data))
+    numpy_dtype = NUMPY_DTYPES.get(dtype)
+    if numpy_dtype is not None and len(shape) <= MOST_ARRAY_DIMS:
+        return torch.from_numpy(np.ndarray(shape, numpy_dtype, data))
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
