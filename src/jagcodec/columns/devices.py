@@ -38,7 +38,7 @@ def moved(
     """
     copies = None
     if device.type == "cpu":
-        copies = HostCopies(kept=True)
+        copies = HostCopies(independent=True)
         each = (part for leaf in each_leaf(columns.values()) for part in leaf.tensors())
         copies.fetch(part for part in each if _is_plain(part))
     else:  # jagged columns are made again from their row lengths, which another device may have

@@ -59,14 +59,19 @@ def to_arrow(batch: Any) -> pyarrow.Table:
             blob.
 
     Returns:
-        A table of N rows with the columns of the batch in their order, without its `meta`. Jagged
-        columns (ragged in dim 1 or 2) become lists. Columns (N,) of numbers, bools, text, bytes or
-        times keep their type. Columns (N, ...) become fixed-size lists, and a batch within the
-        batch a struct. bfloat16 and float8 become float32, which holds them exactly. Rows of
-        objects become text, binary, dates or times if all of them are, null if all are None, and
-        otherwise Arrow's JSON (``arrow.json``); the page on the command line has the table. The
-        cells of the table are copies, or the memory of rectangles; do not write to these while the
-        table is in use.
+        A table of N rows with the columns of the batch in their order, without its `meta`:
+
+        * Jagged columns (ragged in dim 1 or 2) become lists.
+        * Columns (N,) of numbers, bools, text, bytes or times keep their type.
+        * Columns (N, ...) become fixed-size lists.
+        * A batch within the batch becomes a struct.
+        * bfloat16 and float8 become float32, which holds them exactly.
+        * Rows of objects become text, binary, dates or times if all of them are, null if all are
+          None, and otherwise Arrow's JSON (``arrow.json``). The page on the command line has the
+          table.
+
+        The cells of the table are copies, or the memory of rectangles; do not write to these while
+        the table is in use.
 
     Raises:
         ArgumentError: Arrow does not have the dtype, the layout or the name of a column, text is

@@ -89,7 +89,7 @@ def rows_of(
         * `routed_experts`: an array (tokens, layers, top k) if you pass `layers` and `top_k`, and
           flat otherwise. It has no row for the last token, which was not forwarded. If you pass
           `earlier` and its start is not 0, it has the beginning of `earlier`, and then the ids that
-          SGLang sent. An array of these alone is read-only.
+          SGLang sent. It is read-only if it is just these ids, in the dtype that SGLang sent.
 
     Raises:
         ArgumentError: Only some samples have a key, a response is not one of ``/generate``, or its

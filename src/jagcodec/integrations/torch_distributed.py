@@ -368,7 +368,7 @@ class _Exchange:
             for work in works:
                 work.wait()
         targets = [blob for _, blob in blobs]  # this rank's own is on the host already
-        copies = HostCopies(kept=True)
+        copies = HostCopies(independent=True)
         copies.fetch(targets)
         return [copies.of(blob) for blob in targets]
 

@@ -59,17 +59,22 @@ def rows_of(
         prompt_top: The same of the prompt: ``SamplingParams(prompt_logprobs=k)``.
 
     Returns:
-        A dict per `CompletionOutput`, in order. `prompt_ids` and `response_ids` are lists of ints,
-        `logprobs` (of the sampled tokens) and `prompt_logprobs` (the first one is 0.0) lists of
-        floats, `finish_reason` is a string, and `routed_experts` vLLM's own array (tokens, layers,
-        top k). With `top`, `top_ids` (int64) and `top_logprobs` (float32) are arrays (tokens, k),
-        the most likely token first; with `prompt_top`, `prompt_top_ids` and `prompt_top_logprobs`,
-        in which the first token, which was not predicted, has zeros. A key that vLLM returned for
-        no sample is in no row. Lists and these arrays belong to their row.
+        A dict per `CompletionOutput`, in order. A key that vLLM returned for no sample is in no
+        row. All lists, and the arrays of likely tokens, belong to their row. The keys are:
 
-        vLLM's dict of a position has the sampled token, then those of ranks 1 to k
-        (`append_logprobs_for_next_position` in vllm/logprobs.py): k tokens or k + 1. A row has
-        those of the ranks 1 to `top`, whichever was sampled.
+        * `prompt_ids`, `response_ids`: lists of ints.
+        * `logprobs`, of the sampled tokens, and `prompt_logprobs`, of which the first is 0.0: lists
+          of floats.
+        * `finish_reason`: a string.
+        * `routed_experts`: vLLM's own array (tokens, layers, top k).
+        * With `top`, `top_ids` (int64) and `top_logprobs` (float32): arrays (tokens, k), the most
+          likely token first.
+        * With `prompt_top`, `prompt_top_ids` and `prompt_top_logprobs`: the same of the prompt. The
+          first token, which was not predicted, has zeros.
+
+        vLLM's dict of a position has the sampled token, then the tokens of ranks 1 to k
+        (`append_logprobs_for_next_position` in vllm/logprobs.py): k tokens or k + 1. A row has the
+        tokens of ranks 1 to `top`, whichever was sampled.
 
     Raises:
         ArgumentError: Only some samples have a key, an output is not a `RequestOutput`, it has no
@@ -296,9 +301,10 @@ def rows_of_replies(
         dtype; it has no row for the last token, which was not forwarded. vLLM sends -9999.0 for
         smaller logprobs, and for one that it lacks.
 
-        Of the sampled token and those of ranks 1 to n, vLLM sends the first n, and no ranks
-        (`_create_tokens_logprobs` in vllm/entrypoints/serve/disagg/serving.py). So one of the top n
-        is missing if the sampled token is not among them, and `top` must be smaller than n.
+        For ``"logprobs": n``, vLLM lists the sampled token and then the tokens of ranks 1 to n, and
+        sends the first n of this list, without ranks (`_create_tokens_logprobs` in
+        vllm/entrypoints/serve/disagg/serving.py). So one of the top n is missing if the sampled
+        token is not among them, and `top` must be smaller than n.
 
     Raises:
         ArgumentError: Only some samples have a key, a reply is not one of this endpoint, the

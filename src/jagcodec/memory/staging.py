@@ -67,9 +67,13 @@ def _is_read_at_once(tensor: torch.Tensor, device: torch.device) -> bool:
 class HostCopies:
     """Host copies of device tensors."""
 
-    def __init__(self, *, kept: bool = False) -> None:
-        """Callers only read the copies; or, if `kept`, each is its own, and autograd follows it."""
-        self._kept = kept
+    def __init__(self, *, independent: bool = False) -> None:
+        """Make no copies yet.
+
+        Callers only read the copies. If they are `independent`, each has its own memory, which
+        callers may write to and pass on, and autograd follows it.
+        """
+        self._independent = independent
         # Keys are addresses and layouts, because each access to a part of a jagged or sparse tensor
         # makes a new object. The tensor is kept, so that its address is not reused.
         self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -83,7 +87,7 @@ class HostCopies:
                 if place not in self._copies:
                     sources[place] = tensor
         if sources:
-            copies = _on_host(list(sources.values()), self._kept)
+            copies = _on_host(list(sources.values()), self._independent)
             for (place, tensor), copy in zip(sources.items(), copies, strict=True):
                 self._copies[place] = (tensor, copy)
 
@@ -98,28 +102,30 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (*kind, tensor.data_ptr(), tensor.shape, tensor.stride())
 
 
-def _on_host(tensors: Sequence[torch.Tensor], kept: bool) -> list[torch.Tensor]:
-    """Contiguous copies, complete when this returns; they share one block unless they are kept.
+def _on_host(tensors: Sequence[torch.Tensor], independent: bool) -> list[torch.Tensor]:
+    """Contiguous copies, complete when this returns; they share one block or are independent.
 
-    Torch allocates each kept copy separately. So each is pickled without the others, and torch does
-    not reuse its memory while a copy to a device reads it.
+    Torch allocates each independent copy separately. So each is pickled without the others, and
+    torch does not reuse its memory while a copy to a device reads it.
     """
     devices = {tensor.device for tensor in tensors if tensor.numel()}
     # A CUDA device can write to page-locked memory without the CPU.
     pinned = any(device.type == "cuda" for device in devices)
     options: dict[str, Any] = {"device": "cpu", "pin_memory": pinned}
-    total = 0 if kept else sum(aligned(tensor.numel() * tensor.itemsize) for tensor in tensors)
+    total = (
+        0 if independent else sum(aligned(tensor.numel() * tensor.itemsize) for tensor in tensors)
+    )
     block = torch.empty(total, dtype=torch.uint8, **options)
     sources, copies = [], []
     for tensor in tensors:
-        is_followed = kept and tensor.requires_grad and torch.is_grad_enabled()
+        is_followed = independent and tensor.requires_grad and torch.is_grad_enabled()
         if is_followed or not tensor.numel():
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, **options)
             copies.append(copy.copy_(tensor, non_blocking=True) if is_followed else copy)
             continue
         source = flat_bytes(tensor)
         sources.append(source)  # it may be a copy: keep it until the device has read it
-        if kept:
+        if independent:
             cells = torch.empty(source.numel(), dtype=torch.uint8, **options)
         else:
             cells, block = block[: source.numel()], block[aligned(source.numel()) :]
