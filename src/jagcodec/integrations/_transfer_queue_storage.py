@@ -84,7 +84,10 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         self.put_data(field_data, global_indexes)
 
     def _keep(self, batch: WireBatch, global_indexes: list[int]) -> None:
-        """Keep a row of the message at each global index, in each column of the message."""
+        """Keep a row of the message at each global index, in each column of the message.
+
+        The method of TransferQueue overwrites the row that a column had there.
+        """
         rows = [_StoredRow(batch, row) for row in range(len(batch))]
         super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
 

@@ -172,9 +172,10 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         if type(column) is not list:
             return column
         # TransferQueue would convert rows of several dtypes to the dtype of the first row.
-        tensors = all(isinstance(row, torch.Tensor) for row in column)
-        one_kind = tensors and len({(row.dtype, row.dim(), row.layout) for row in column}) == 1
-        return self._pack_field_values(column) if one_kind else NonTensorStack(*column)
+        has_one_kind = all(isinstance(row, torch.Tensor) for row in column) and (
+            len({(row.dtype, row.dim(), row.layout) for row in column}) == 1
+        )
+        return self._pack_field_values(column) if has_one_kind else NonTensorStack(*column)
 
     def _rows_by_unit(self, metadata: BatchMeta) -> dict[str, Any]:
         """A `RoutingGroup` of rows for each storage unit. A unit of another backend is an error."""

@@ -1,9 +1,9 @@
 """The hot loops: one copies ragged rows, the other turns Python numbers into cells and back.
 
-Callers make tasks (`Copy`, `Pad`) and pass those of all columns to `copy_all` or `pad_all`. The
-loop over numbers is `fill`, `narrow_list` and `is_native`, at the end.
+Callers make a task for each column (`Copy`, `Pad`), and `copy_all` or `pad_all` runs all of them.
+The loop over numbers is `fill`, `narrow_list` and `is_native`, at the end.
 
-Each is written in C and in Python. The environment variable ``JAGCODEC_ROWCOPY`` chooses one:
+Each loop is written in C and in Python. The environment variable ``JAGCODEC_ROWCOPY`` chooses one:
 ``compiled`` or ``numpy``. Without it, the C is used if it was built.
 
 A *row* is a run of cells, and a *cell* is everything under one index of dim 0. The loop over rows
