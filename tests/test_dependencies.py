@@ -110,3 +110,15 @@ def test_so_is_an_attribute():
         private_names("torch", tested="1"),
     ):
         _ = torch.gone  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("version", "is_stored"),
+    [
+        *(("0.9.1", True), ("0.14rc1", True), ("0.14.0+abc", True), ("0.15.0", False)),
+        *(("0.16rc1", False), ("1.0a0", False), ("2026.1", False), ("main", False)),
+    ],
+)
+def test_a_candidate_or_a_build_of_tensordict_can_be_imported(monkeypatch, version, is_stored):
+    monkeypatch.setattr(tensordict, "__version__", version)
+    assert runpy.run_path(str(non_tensor.__file__))["_NONE_IS_STORED"] is is_stored

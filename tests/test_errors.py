@@ -2,14 +2,33 @@
 
 import pickle
 import traceback
+from collections import UserDict
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jagcodec import ArgumentError, JagcodecError, WireFormatError, decode, encode_fields, open_wire
-from jagcodec.errors import LONGEST_DETAIL, LONGEST_PATH, TransportTimeoutError
+from jagcodec import (
+    ArgumentError,
+    JagcodecError,
+    WireFormatError,
+    decode,
+    encode,
+    encode_fields,
+    open_wire,
+)
+from jagcodec._arguments import unknown_name
+from jagcodec.errors import (
+    LONGEST_DETAIL,
+    LONGEST_PATH,
+    ArgumentTypeError,
+    TransportTimeoutError,
+    brief,
+)
 from tests.wire import forge
 from tests.wire.forge import map_of, message, node, record, tensor, tensordict, user
 
@@ -113,3 +132,39 @@ def test_paths_of_deep_nesting_values_of_callers_and_names_of_columns_are_bounde
             assert caught.value.path.startswith("$[1]['x\\n")
             # On the way up each level adds to what was shortened before: one gap, not ninety.
             assert caught.value.path.count("...") <= 3
+
+
+@given(
+    st.permutations(
+        ["input_ids", "reward", *(f"{i}" * 5 for i in range(9)), "attention_mask", ("inner", "ids")]
+    )
+)
+def test_the_error_for_an_unknown_name_names_the_nearest_columns_first(columns):
+    for name, nearest in (
+        *(("inputids", "'input_ids'"), ("atention_mask", "'attention_mask'")),
+        *((("input", "ids"), "'input_ids'"), (("inner", "id"), "['inner', 'ids']")),
+    ):
+        detail = unknown_name(name, columns, "select").detail
+        assert detail.startswith(f"expected one of {nearest}, ")
+        assert " and 5 more, found " in detail
+        assert detail.count(nearest) == 1
+    others: list[Any] = ["?", 3, None, ("?",), ()]
+    for other in others:
+        detail = unknown_name(other, columns, "select").detail
+        assert detail.startswith(f"expected one of {brief(columns[0])}, {brief(columns[1])}, ")
+
+
+def test_a_few_columns_are_named_in_their_order():
+    detail = unknown_name("id", ["reward", "ids"], "select").detail
+    assert detail == "expected one of 'reward', 'ids', found 'id'"
+
+
+def test_a_mapping_without_items_is_named_as_what_was_found():
+    class Numbers(UserDict):
+        def items(self):
+            return [1, 2]
+
+    with pytest.raises(
+        ArgumentTypeError, match="names to values, found Numbers whose items are not pairs"
+    ):
+        encode(1, meta=Numbers({"a": 1}))

@@ -24,6 +24,8 @@ from jagcodec.errors import (
 _STRING = frozenset((str,))
 _NO_NAMES: frozenset[Any] = frozenset()
 _MOST_NAMED = 8
+_MOST_COMPARED = 1000  # names, to find those that are like an unknown one
+_LONGEST_COMPARED = 60  # characters of such a name
 _MOST_SEARCHED = 4  # levels of lists
 _LARGEST = (1 << 63) - 1
 
@@ -38,7 +40,7 @@ def mapping_of(value: Any, path: str, expected: str) -> dict[Any, Any]:
     """A caller's mapping as a plain dict; a plain dict is returned itself."""
     if type(value) is dict:
         return value
-    found = describe(value)
+    found = f"found {describe(value)}"
     if isinstance(value, Mapping):
         try:
             # Ask for items, because a TensorDict iterates over its rows.
@@ -46,7 +48,7 @@ def mapping_of(value: Any, path: str, expected: str) -> dict[Any, Any]:
         except (TypeError, ValueError) as error:
             found += " whose items are not pairs"
             raise ArgumentTypeError("bad_type", path, f"expected {expected}, {found}") from error
-    raise ArgumentTypeError("bad_type", path, f"expected {expected}, found {found}")
+    raise ArgumentTypeError("bad_type", path, f"expected {expected}, {found}")
 
 
 def named_columns(fields: Any, path: str, what: str = "columns") -> dict[str, Any]:
@@ -165,10 +167,30 @@ def check_known(names: Iterable[Any], columns: Iterable[Any], path: str) -> None
 def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyError:
     """The error for a name that no column has. A stranger may have named the columns."""
     listed = list(columns)
+    if len(listed) > _MOST_NAMED:
+        listed = [*dict.fromkeys([*_nearest_names(name, listed), *listed])]
     more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
     named = ", ".join(map(brief, listed[:_MOST_NAMED])) or "no column"
     detail = f"expected one of {named}{more}, found {brief(name)}"
     return ArgumentKeyError("no_such_field", f"{path}({brief(name)})", detail)
+
+
+def _nearest_names(name: Any, columns: Sequence[Any]) -> list[Any]:
+    """The columns whose names look most like this one, the nearest first; there may be none."""
+    from difflib import get_close_matches  # imported here, because only errors need it
+
+    # Compare only so many short names, because a stranger may have chosen them.
+    names: dict[str, Any] = {}
+    for column in columns[:_MOST_COMPARED]:
+        names.setdefault(_text_of_name(column), column)
+    return [names[near] for near in get_close_matches(_text_of_name(name), names)]
+
+
+def _text_of_name(name: Any) -> str:
+    """The start of a name as one text: in a nested batch, its parts are joined with dots."""
+    parts = name if type(name) is tuple else (name,)
+    texts = (part[:_LONGEST_COMPARED] for part in parts if isinstance(part, str))
+    return ".".join(texts)[:_LONGEST_COMPARED]
 
 
 def check_laid_out(

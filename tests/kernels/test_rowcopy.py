@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -427,6 +428,25 @@ spec.loader.exec_module(kernel)
 
 
 @needs_compiled
+@pytest.mark.parametrize(
+    ("threads", "expected"),
+    [
+        *(("3", 3), ("4,2", 4), (" 2 , 1", 2), ("12,", 12)),
+        *((value, None) for value in ("", "0", "0,4", ",4", "-1", "x", "4.5")),
+    ],
+)
+def test_threads_are_those_of_the_environment_or_the_cpus_of_the_process(
+    monkeypatch, threads, expected
+):
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7, 8, 9}, raising=False)
+    assert kernels.thread_count() == (expected or 5)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert kernels.thread_count() == (expected or 1)
+
+
 def test_other_threads_run_during_a_large_copy():
     """With a switch interval of an hour, another thread runs only where the GIL is let go."""
     code = """

@@ -29,6 +29,7 @@ from jagcodec import (
     split_rows,
     to_nested_by_length,
 )
+from jagcodec.errors import UnsupportedTypeError
 from jagcodec.memory import staging
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.rows.copy_rows import gather_by_torch
@@ -303,6 +304,19 @@ def test_rows_with_holes_are_compacted_on_their_device(device):
     if device == DEVICE:
         assert traffic.fetched == [24, 16, 20]  # offsets, lengths, and the rows alone
     assert rows_of(decode(frames)["a"]) == [bits(torch.arange(2.0)), bits(torch.arange(500.0, 503))]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5])
+def test_rows_of_a_batch_are_not_mistaken_for_tokens(device, rows):
+    for there in (nested([[1, 2], [3, 4]]), on_device(nested([[1, 2], [3, 4]]), device)):
+        td = TensorDict({"a": torch.arange(rows)}, [rows])
+        td._tensordict["x"] = there  # as if the caller had changed it
+        if rows == 2:
+            assert_same(decode(encode(td))["x"], nested([[1, 2], [3, 4]]))
+            continue
+        with pytest.raises(UnsupportedTypeError, match=r"in 'x' too, found \[2\]") as error:
+            encode(td)
+        assert error.value.reason == "row_mismatch"
 
 
 def test_tensors_that_are_made_anew_whenever_they_are_read(device):

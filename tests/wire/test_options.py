@@ -190,6 +190,39 @@ def test_names_that_are_not_columns_are_refused():
             call(narrow=["x"])
 
 
+TENSOR = torch.arange(9)
+
+
+@pytest.mark.parametrize("name", ["ids", "idz", ("inner", "ids")])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(TENSOR, {"ids": TENSOR}, {"a": [1, {"ids": TENSOR.numpy()}]}, [(b"x" * 999, TENSOR)]),
+        *({1: TENSOR.float()}, [TENSOR[:3], TENSOR[3:]], TENSOR.to_sparse_coo()),
+        *(np.array(["x", None]), slice(TENSOR, None), NonTensorData(TENSOR)),
+        {"many": {f"column {i}": TENSOR for i in range(32)}},
+    ],
+    ids=str,
+)
+def test_names_for_tensors_outside_of_a_batch_are_refused(value, name):
+    with pytest.raises(ArgumentKeyError, match=r"and no batch; pass narrow=True") as raised:
+        encode(value, narrow=[name])
+    assert raised.value.reason == "no_such_field"
+    assert_same(decode(encode(value, narrow=[])), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, {"stop": True}, [b"x" * 999], {"weights": b"x" * 999, 1: (2, {3})}),
+        *(TensorDict({}, [3]), [*range(99)], {"a": ("TENSOR", 48)}),
+    ],
+    ids=str,
+)
+def test_names_are_accepted_for_values_with_nothing_to_store_narrow(value):
+    assert_same(decode(encode(value, narrow=["ids"])), value)
+
+
 @pytest.mark.parametrize("compress", [None, "zstd"])
 def test_damage_is_named(compress):
     noise = torch.rand(5000)

@@ -93,8 +93,16 @@ def thread_count() -> int:
     of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if of_torch is not None:
         return int(of_torch())
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1
+    # OpenMP also allows a list: one number for each level of nested parallel regions.
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(outermost) if outermost.isdecimal() and int(outermost) else _usable_cpus()
+
+
+def _usable_cpus() -> int:
+    """How many CPUs this process may use, which a container or `taskset` may restrict."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 _active, _backend = _backend_named(os.environ.get("JAGCODEC_ROWCOPY", ""))

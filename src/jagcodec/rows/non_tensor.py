@@ -11,6 +11,7 @@ come the stack of payloads, which these use, and tensorclasses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -277,8 +278,14 @@ def tensorclass_of(cls: Any, fields: TensorDictBase, others: Mapping[str, Any]) 
     return value
 
 
+def _is_before(version: str, major: int, minor: int) -> bool:
+    """Whether a version, which may be one of a candidate ("0.15rc1"), comes before another."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and tuple(map(int, numbers.groups())) < (major, minor)
+
+
 # Since 0.15, tensordict stores a field that is None in neither of the two.
-_NONE_IS_STORED = tuple(map(int, str(tensordict.__version__).split(".")[:2])) < (0, 15)
+_NONE_IS_STORED = _is_before(str(tensordict.__version__), 0, 15)
 
 
 def source_of(value: Any) -> TensorDictBase:

@@ -26,11 +26,19 @@ from jagcodec._arguments import (
 )
 from jagcodec._compiling import untraced
 from jagcodec.columns.batch import Batch, Columns, Name, source_in, storage_of_batch, to_send
-from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
+from jagcodec.errors import (
+    ArgumentKeyError,
+    ArgumentTypeError,
+    UnsupportedTypeError,
+    brief,
+    describe,
+)
 from jagcodec.memory.buffers import Target
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
 from jagcodec.wire.header import is_accepted, with_checksums
+from jagcodec.wire.items import Tree
+from jagcodec.wire.spec import Code
 from jagcodec.wire.write.items_to_message import message_of
 from jagcodec.wire.write.lowering import Lowering
 
@@ -145,7 +153,8 @@ def encode(
     Raises:
         ArgumentError: `compress` is something else, or its library is not installed; or `out` is
             too small, or overlaps a tensor. Nothing was written.
-        ArgumentKeyError: `narrow` names a column that `obj` does not have.
+        ArgumentKeyError: `narrow` names a column that `obj` does not have, or `obj` has tensors or
+            arrays, but no batch with columns.
         ArgumentTypeError: `narrow` or `meta` is of another type; or `out` is not a buffer, is
             read-only, or has gaps.
         UnsupportedTypeError: An object outside this set, named with its path:
@@ -203,8 +212,8 @@ def pending(
     values = [] if meta is None else [_document_of_meta(meta, allow_pickle, default)]
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
-    if isinstance(narrow, frozenset) and lowering.columns:
-        check_known(_names_as_given(narrow), _names_as_given(lowering.columns), "narrow")
+    if narrow and isinstance(narrow, frozenset):
+        _check_narrow_names(narrow, lowering.columns, tree)
     message = message_of(lowering.finish(tree, values), narrows=bool(narrow), elides=elide)
     if level is not None:
         message = compressed(message, level, is_accepted)
@@ -231,6 +240,40 @@ def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
             raise ArgumentTypeError("bad_type", "narrow", detail)
         names.add(path)
     return frozenset(names)
+
+
+def _check_narrow_names(narrow: Iterable[Name], columns: Collection[Name], tree: Tree) -> None:
+    """Refuse names in `narrow` that no column of a lowered value has.
+
+    A value without columns, tensors and arrays has nothing to store narrow, so any names are
+    accepted: one encoder may send batches, and commands between them.
+    """
+    names = _names_as_given(narrow)
+    if columns:
+        check_known(names, _names_as_given(columns), "narrow")
+    elif _has_arrays(tree):
+        name = min(names, key=brief)
+        detail = (
+            "expected names of columns of a TensorDict or another batch, "
+            f"found {brief(name)}, and no batch; pass narrow=True, or make a batch of the value"
+        )
+        raise ArgumentKeyError("no_such_field", f"narrow({brief(name)})", detail)
+
+
+def _has_arrays(tree: Tree) -> bool:
+    """Whether a tree has a node of a tensor or an array."""
+    if type(tree) is not tuple or not tree:  # a node may also contain a tuple of names
+        return False
+    return tree[0] in _ARRAYS or any(map(_has_arrays, tree))
+
+
+_ARRAYS = frozenset(
+    (
+        *(Code.ARRAY, Code.OBJECT_ARRAY, Code.ARRAY_ROWS, Code.TENSOR, Code.JAGGED),
+        *(Code.STRIDED_NESTED, Code.SPARSE_COO, Code.TENSOR_VIEWS),
+    )
+)
+"""The nodes of tensors and arrays."""
 
 
 def _names_as_given(names: Iterable[Name]) -> list[Any]:

@@ -78,6 +78,8 @@ def _has_rows(item: Any, rows: int | None) -> bool:
         return False
     if item.splits is not None:
         return item.splits.rows == rows
+    if item.data is None:  # on a device: the first dim may be that of tokens
+        return False
     return item.dtype is not None and len(item.dims) > 0 and item.dims[0] == rows
 
 
